@@ -1,11 +1,13 @@
-"""Distillation in seconds: a student that sees what a teacher thinks of each token learns more of the same text.
+"""Distillation in seconds: a student that sees what a teacher thinks of each token learns more of
+the same text.
 
     python examples/distill_tiny.py --folder /tmp/distill --steps 300
 
-The language is a chain of 64 symbols. The teacher has counted the pairs of 200,000 of them; the student gets 2,000,
-once with labels alone and once with the teacher's eight likeliest symbols and their log probabilities at each token.
-These lie in the cache as columns beside the tokens, `headrace build` takes them from the records, and batches bring
-them along. Both students are then asked for text that neither has seen.
+The language is a chain of 64 symbols. The teacher has counted the pairs of 200,000 of them; the
+student gets 2,000, once with labels alone and once with the teacher's eight likeliest symbols and
+their log probabilities at each token. These lie in the cache as columns beside the tokens,
+`headrace build` takes them from the records, and batches bring them along. Both students are then
+asked for text that neither has seen.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def write_text(language: np.ndarray, length: int, rng: np.random.Generator) -> n
 
 
 def teach(text: np.ndarray) -> np.ndarray:
-    """The teacher: log probabilities ``[SYMBOLS, SYMBOLS]`` of what follows each symbol, by counting pairs."""
+    """The teacher: log probabilities ``[SYMBOLS, SYMBOLS]`` of what follows each symbol, by
+    counting pairs.
+    """
     counts = np.full((SYMBOLS, SYMBOLS), 0.1)
     np.add.at(counts, (text[:-1], text[1:]), 1)
     return np.log(counts / counts.sum(axis=1, keepdims=True))

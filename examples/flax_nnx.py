@@ -42,7 +42,9 @@ def train_step(model: Model, optimizer: nnx.Optimizer, batch: PackedBatch) -> ja
 
 
 def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
-    """Trains up to ``steps`` steps, going on from the latest checkpoint; the losses of the steps it did."""
+    """Trains up to ``steps`` steps, going on from the latest checkpoint; the losses of the steps it
+    did.
+    """
     loader = config.loader()
     losses = []
     manifest = RunManifest.of(loader)

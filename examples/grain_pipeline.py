@@ -1,4 +1,5 @@
-"""A Grain pipeline over headrace's mixture: its batches, in its order, resumed by Grain's own iterator state.
+"""A Grain pipeline over headrace's mixture: its batches, in its order, resumed by Grain's own
+iterator state.
 
 python examples/grain_pipeline.py run.yaml --steps 20
 """

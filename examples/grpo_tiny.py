@@ -4,20 +4,22 @@
     python examples/grpo_tiny.py --folder /tmp/grpo2 --steps 30 --processes 2
     python examples/grpo_tiny.py --folder /tmp/gspo --steps 30 --loss gspo --updates 2
 
-A prompt is a symbol; an answer is two symbols, sampled from the model; its reward is the share of them that equal the
-prompt's. Groups of answers come from ``RLDataset``, with their advantages as token weights and the log probabilities
-that they were sampled with, through a ``DataLoader``, as global batches over all devices; ``policy_loss`` takes both
-from the batch. With more than one update a batch, the policy leaves the one that sampled, and the ratio between them is
-clipped as the loss says (docs/losses.md).
+A prompt is a symbol; an answer is two symbols, sampled from the model; its reward is the share of
+them that equal the prompt's. Groups of answers come from ``RLDataset``, with their advantages as
+token weights and the log probabilities that they were sampled with, through a ``DataLoader``, as
+global batches over all devices; ``policy_loss`` takes both from the batch. With more than one
+update a batch, the policy leaves the one that sampled, and the ratio between them is clipped as the
+loss says (docs/losses.md).
 
-With ``--processes 2`` the model is trained data-parallel by two processes that ``jax.distributed`` brings together. The
-first samples and makes the steps; the other follows its log. ``--max-staleness 1`` samples beside training, with a
-policy that may be one update behind.
+With ``--processes 2`` the model is trained data-parallel by two processes that ``jax.distributed``
+brings together. The first samples and makes the steps; the other follows its log. ``--max-staleness
+1`` samples beside training, with a policy that may be one update behind.
 
-Everything that the run needs to go on lies in the folder: rollouts and steps (``rollouts/``), and the trainer's
-checkpoint, written atomically after each step. Kill it at any moment and start it again, on as many processes as you
-like: it goes on as if nothing had been, and trains on each prompt exactly once. The checkpoint keeps which prompts each
-step was made of, and a checksum of its batch, so that this can be checked. ``headrace report FOLDER`` has its figures.
+Everything that the run needs to go on lies in the folder: rollouts and steps (``rollouts/``), and
+the trainer's checkpoint, written atomically after each step. Kill it at any moment and start it
+again, on as many processes as you like: it goes on as if nothing had been, and trains on each
+prompt exactly once. The checkpoint keeps which prompts each step was made of, and a checksum of its
+batch, so that this can be checked. ``headrace report FOLDER`` has its figures.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ PROMPTS = [np.array([BEGIN, symbol]) for symbol in range(SYMBOLS)]
 
 
 def settings(seed: int, max_staleness: int) -> RLSettings:
-    """Steps of 64 answers; sampled within the step, or, if they may be of an older policy, in the background."""
+    """Steps of 64 answers; sampled within the step, or, if they may be of an older policy, in the
+    background.
+    """
     beside = {"in_flight": 4, "stragglers": "keep"} if max_staleness else {}
     return RLSettings(
         seq_len=32,
@@ -80,7 +84,9 @@ def settings(seed: int, max_staleness: int) -> RLSettings:
 
 @eqx.filter_jit
 def sample(model: Transformer, prompt: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Answers to one prompt: ids ``[GROUP, PROMPT + ANSWER]`` and log probabilities ``[GROUP, ANSWER]``."""
+    """Answers to one prompt: ids ``[GROUP, PROMPT + ANSWER]`` and log probabilities ``[GROUP,
+    ANSWER]``.
+    """
     tokens = jnp.zeros((GROUP, PROMPT + ANSWER), jnp.int32).at[:, :PROMPT].set(prompt)
     positions = jnp.arange(PROMPT + ANSWER)
     segments = jnp.zeros(PROMPT + ANSWER, jnp.int32)
@@ -104,7 +110,9 @@ class ModelSampler:
         )  # and its version, in one assignment: threads sample meanwhile
 
     def sample_and_score(self, prompt: Prompt) -> ScoredGroup:
-        """A group of answers. Its random numbers follow from the prompt's position: nothing has to be saved."""
+        """A group of answers. Its random numbers follow from the prompt's position: nothing has to
+        be saved.
+        """
         key = jax.random.fold_in(jax.random.key(self.seed + 1), prompt.position)
         model, version = self.current
         tokens, log_probs = (np.asarray(x) for x in sample(model, jnp.asarray(prompt.tokens), key))
@@ -198,7 +206,9 @@ def run(
     keep_rollouts: bool = False,
     quiet: bool = False,
 ) -> list[dict]:
-    """Trains to ``steps`` steps, going on from where the folder says; what each step was made of, and its reward."""
+    """Trains to ``steps`` steps, going on from where the folder says; what each step was made of,
+    and its reward.
+    """
     leads = jax.process_index() == 0
     mesh = Mesh(np.array(jax.devices()), ("data",))
     model, opt_state, history = restore(folder, seed)
@@ -249,7 +259,9 @@ def run(
 
 
 def start_processes(count: int) -> int:
-    """Starts this program so many times, to train together; if one dies, all end. An exit status."""
+    """Starts this program so many times, to train together; if one dies, all end.
+    An exit status.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"

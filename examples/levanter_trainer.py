@@ -1,4 +1,5 @@
-"""Levanter's trainer with headrace's own loader: ``Trainer.train`` gets whole batches, at the loader's speed.
+"""Levanter's trainer with headrace's own loader: ``Trainer.train`` gets whole batches, at the
+loader's speed.
 
     python examples/levanter_trainer.py run.yaml --folder runs --steps 200
 
@@ -27,12 +28,16 @@ from headrace_levanter import LmLoader
 def loss_of(
     model: LmHeadModel, example: LmExample, *, key: jax.Array | None = None
 ) -> hax.NamedArray:
-    """Levanter's own loss: the example's weights, and its mask that keeps attention within documents."""
+    """Levanter's own loss: the example's weights, and its mask that keeps attention within
+    documents.
+    """
     return model.compute_next_token_loss(example, key=key)
 
 
 def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
-    """Trains up to ``steps`` steps, going on from the latest checkpoint; the losses of the steps it did."""
+    """Trains up to ``steps`` steps, going on from the latest checkpoint; the losses of the steps it
+    did.
+    """
     settings = TrainerConfig(
         id="run",
         tracker=NoopConfig(),

@@ -1,9 +1,11 @@
-"""MaxText-style meshes: rows over (data, fsdp), sequences over ``sequence``, weights over (fsdp, tensor).
+"""MaxText-style meshes: rows over (data, fsdp), sequences over ``sequence``, weights over (fsdp,
+tensor).
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python examples/maxtext_mesh.py run.yaml
 
-A host reads only the rows, and of sequences only the columns, that its devices hold. Labels, weights and positions need
-the neighbours of a column; they are derived inside the step, so XLA moves what is needed.
+A host reads only the rows, and of sequences only the columns, that its devices hold. Labels,
+weights and positions need the neighbours of a column; they are derived inside the step, so XLA
+moves what is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def make_mesh(axes: dict[str, int]) -> Mesh:
 
 
 def run(config: LmDataConfig, steps: int, axes: dict[str, int] | None = None) -> list[float]:
-    """Trains a two-layer model; the losses, which do not depend on the mesh (but for the order of sums)."""
+    """Trains a two-layer model; the losses, which do not depend on the mesh (but for the order of
+    sums).
+    """
     mesh = make_mesh(axes or AXES)
     batch_sharding = NamedSharding(mesh, P(("data", "fsdp"), "sequence"))
     loader = DataLoader(config.dataset(), sharding=batch_sharding)

@@ -1,10 +1,12 @@
-"""MaxText's own training loop on headrace's batches: the model, loss and checkpoints of the ``maxtext`` package.
+"""MaxText's own training loop on headrace's batches: the model, loss and checkpoints of the
+``maxtext`` package.
 
     python examples/maxtext_train.py run.yaml --folder out --steps 20 base_emb_dim=512
 
-MaxText needs Python 3.12 and brings its dependencies as extras (``maxtext[tpu]``, ``maxtext[cuda12]``). For a CPU
-docs/coming_from.md lists them. What stands behind the options goes to MaxText's config. Started again with more steps,
-the run goes on from its last checkpoint, which has the iterator's state beside the model's.
+MaxText needs Python 3.12 and brings its dependencies as extras (``maxtext[tpu]``,
+``maxtext[cuda12]``). For a CPU docs/coming_from.md lists them. What stands behind the options goes
+to MaxText's config. Started again with more steps, the run goes on from its last checkpoint, which
+has the iterator's state beside the model's.
 """
 
 # maxtext is no dependency of headrace, so its types may not be there
@@ -41,7 +43,9 @@ TINY = {
 def maxtext_arguments(
     config: LmDataConfig, folder: Path, steps: int, overrides: list[str]
 ) -> list[str]:
-    """MaxText's command line for a run on this data: what both must know is taken from headrace's config."""
+    """MaxText's command line for a run on this data: what both must know is taken from headrace's
+    config.
+    """
     import jax
     import maxtext
 

@@ -1,4 +1,5 @@
-"""Plain JAX: a bigram model in twenty lines, from a headrace config; stop it at any step and start it again.
+"""Plain JAX: a bigram model in twenty lines, from a headrace config; stop it at any step and start
+it again.
 
     headrace build texts/ --output caches/code --tokenizer bytes
     python examples/plain_jax.py run.yaml --folder runs/1 --steps 200
@@ -23,13 +24,17 @@ from headrace.run import LoaderState
 
 @jax.jit
 def train_step(table: jax.Array, batch: PackedBatch) -> tuple[jax.Array, jax.Array]:
-    """One step of gradient descent. Labels, weights and segments are derived in here, on the devices."""
+    """One step of gradient descent. Labels, weights and segments are derived in here, on the
+    devices.
+    """
     loss, gradient = jax.value_and_grad(lambda t: unified_loss(t[batch.tokens], batch))(table)
     return table - 10.0 * gradient, loss
 
 
 def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
-    """Trains up to ``steps`` steps, going on from the folder's checkpoint; the losses of the steps it did."""
+    """Trains up to ``steps`` steps, going on from the folder's checkpoint; the losses of the steps
+    it did.
+    """
     checkpoint = folder / "checkpoint.npz"
     vocab_size = config.vocab_size  # of the caches: it has room for special tokens
     table = jnp.zeros((vocab_size, vocab_size))

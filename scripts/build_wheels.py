@@ -1,10 +1,12 @@
-"""Build a wheel of headrace for each supported platform, and open each: is what is inside what its name says?
+"""Build a wheel of headrace for each supported platform, and open each: is what is inside what its
+name says?
 
     uv run --with ziglang python scripts/build_wheels.py dist           build and check all
     uv run python scripts/build_wheels.py dist --check                  only check those in a folder
 
-ziglang compiles the C files for all platforms on any of them. Checked are the wheel's tag, the format and the processor
-of the library, that it has every function that Python calls, and that it needs no newer glibc than the tag promises.
+ziglang compiles the C files for all platforms on any of them. Checked are the wheel's tag, the
+format and the processor of the library, that it has every function that Python calls, and that it
+needs no newer glibc than the tag promises.
 """
 
 from __future__ import annotations

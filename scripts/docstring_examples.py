@@ -1,4 +1,6 @@
-"""For mkdocs: the section ``Example:`` of a docstring is code, as griffe knows it of ``Examples:``."""
+"""For mkdocs: the section ``Example:`` of a docstring is code, as griffe knows it
+of ``Examples:``.
+"""
 
 import re
 from typing import Any

@@ -21,7 +21,9 @@ SHOWN = (("next_fit", "in order"), ("windowed", "neighbours"), ("bfd", "best fit
 
 
 def drawing() -> str:
-    """The picture as SVG: a bar is a pack, a box a document, its colour the stored block that it begins in."""
+    """The picture as SVG: a bar is a pack, a box a document, its colour the stored block that it
+    begins in.
+    """
     drawn = np.exp(np.random.default_rng(3).standard_normal(60)) * 600
     lengths = np.clip(np.rint(drawn), 60, CAPACITY).astype(np.int64)
     block = (np.cumsum(lengths) - lengths) // BLOCK

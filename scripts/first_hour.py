@@ -1,10 +1,12 @@
-"""The README alone: from a clone to a run on a folder of texts that is killed, resumed and reported.
+"""The README alone: from a clone to a run on a folder of texts that is killed, resumed and
+reported.
 
     python3 scripts/first_hour.py FOLDER     a new folder, for the clone and the texts
 
-Runs the commands of the README's section "Use it" in a fresh clone, with a folder of texts beside it; kills training
-with SIGKILL after its first checkpoint, runs the same command again, and looks for the report. Prints the seconds of
-each command. Exit status 1 if these are more than ten commands or ten minutes. Needs a package index.
+Runs the commands of the README's section "Use it" in a fresh clone, with a folder of texts beside
+it; kills training with SIGKILL after its first checkpoint, runs the same command again, and looks
+for the report. Prints the seconds of each command. Exit status 1 if these are more than ten
+commands or ten minutes. Needs a package index.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def write_texts(folder: Path) -> None:
 
 
 def readme_commands(readme: str) -> list[str]:
-    """The shell commands of the README's section "Use it", one a line; ``&&`` joins several, which count each."""
+    """The shell commands of the README's section "Use it", one a line; ``&&`` joins several, which
+    count each.
+    """
     section = readme.partition("## Use it")[2].partition("\n## ")[0]
     blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     return [line for block in blocks for line in block.strip().splitlines()]
@@ -49,7 +53,9 @@ def readme_commands(readme: str) -> list[str]:
 def run(
     command: str, environment: dict[str, str], kill_after: str | None = None
 ) -> tuple[float, int, str]:
-    """Seconds, status and output of a command; with ``kill_after`` its process group is killed at that line."""
+    """Seconds, status and output of a command; with ``kill_after`` its process group is killed at
+    that line.
+    """
     began = time.monotonic()
     lines: list[str] = []
     with subprocess.Popen(

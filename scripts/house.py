@@ -1,14 +1,16 @@
-"""Measure how the code is built: its size in tokens, its density, its imports, its names, what a call passes through.
+"""Measure how the code is built: its size in tokens, its density, its imports, its names, what a
+call passes through.
 
     uv run scripts/house.py                    every measure, with what stands above its bar
     uv run scripts/house.py --only walks       one of them
     uv run scripts/house.py --check            exit status 1 where a bar is missed
     uv run scripts/house.py --json FILE        write bars and lists to FILE
 
-All of it is found in the sources, whatever module they lie in: packages by their folder under ``lib/``, classes by
-what they inherit, commands by their options, and what is run by the public names of ``headrace``. What each measure
-counts is said by its function. Size is counted in tokens, not in lines, because density does not help there. A bar
-that binds asks what is wrong with the design; it is never moved in the change that needs it.
+All of it is found in the sources, whatever module they lie in: packages by their folder under
+``lib/``, classes by what they inherit, commands by their options, and what is run by the public
+names of ``headrace``. What each measure counts is said by its function. Size is counted in tokens,
+not in lines, because density does not help there. A bar that binds asks what is wrong with the
+design; it is never moved in the change that needs it.
 """
 
 from __future__ import annotations
@@ -50,18 +52,21 @@ ROOTS = (
         "Policy",
     ),  # mixing policies, and what some of them can do
 )
-"""Classes that nobody should ask an object about. They count with all that inherit from them or, where one is a
-Protocol, that have its members. Names that no class has are passed over."""
+"""Classes that nobody should ask an object about. They count with all that inherit from them or,
+where one is a Protocol, that have its members. Names that no class has are passed over.
+"""
 CONFIG_ROOTS = ("BraidShuffleConfig", "BlockShuffleConfig", "PackingConfig", "StageConfig")
 """Settings of those classes, which are counted by themselves."""
 VAGUE = """found held said told given taken kept wanted known begun seen asked left made shown counted done gone brought
     whole own mine ours theirs here place places before after behind within""".split()  # noqa: SIM905 - thirty lines
-"""Participles, adverbs and the like, which alone do not say what a name holds. Underscores around them do not help."""
+"""Participles, adverbs and the like, which alone do not say what a name holds. Underscores around
+them do not help.
+"""
 
 TOKENS: dict[str, int | None] = {"headrace": None, "all": None}
 """Most tokens that a package, and all of them together, may have; None: only reported."""
-LONG_LINES = None
-TEST_IMPORTS = None
+LONG_LINES = 0
+TEST_IMPORTS = 50
 PUBLIC_FILES = ("errors", "metrics")
 """Files that users import from by their name."""
 
@@ -113,12 +118,13 @@ class FileSize:
     """What one file holds, comments and docstrings left out.
 
     Attributes:
-        tokens: Its tokens, without line ends and indents. The parts of an f-string count as its tokens do, whatever
-            Python reads the file.
+        tokens: Its tokens, without line ends and indents. The parts of an f-string count as its
+            tokens do, whatever Python reads the file.
         lines: Lines that hold a token.
         characters: Characters of these lines without their indent.
         long_lines: Lines of the file, comments included, of more than 100 characters.
-        function_tokens: Tokens of each function by its name and line, with those of the functions in it.
+        function_tokens: Tokens of each function by its name and line, with those of the functions
+            in it.
     """
 
     tokens: int
@@ -146,7 +152,9 @@ def list_documented(tree: ast.AST) -> set[tuple[int, int]]:
 
 
 def count_parts(node: ast.JoinedStr) -> int:
-    """Tokens of an f-string: its two ends, each text, each expression with its braces and format."""
+    """Tokens of an f-string: its two ends, each text, each expression with its
+    braces and format.
+    """
     tokens = 2
     for part in node.values:
         if isinstance(part, ast.FormattedValue):
@@ -215,7 +223,9 @@ def measure_file(path: Path) -> FileSize:
 
 
 def measure_tokens() -> Measure:
-    """Tokens of each package, of the median function and of the largest ones; how wide the lines are."""
+    """Tokens of each package, of the median function and of the largest ones; how wide the lines
+    are.
+    """
     sizes: dict[str, FileSize] = {}
     bars: list[Bar] = []
     rooms = collections.Counter[str]()
@@ -296,7 +306,9 @@ def measure_statements() -> Measure:
 
 
 def measure_surface() -> Measure:
-    """What a user has to choose from: public names, fields of configs, commands and their options."""
+    """What a user has to choose from: public names, fields of configs, commands and
+    their options.
+    """
     import typer
 
     from headrace.cli.application import application
@@ -341,7 +353,9 @@ def measure_surface() -> Measure:
 
 
 def list_test_imports() -> Iterator[tuple[str, bool]]:
-    """Each import of headrace in the tests, with whether it is from an inner module: a file, not a package."""
+    """Each import of headrace in the tests, with whether it is from an inner module: a file, not a
+    package.
+    """
     folders = {folder.name: folder for folder in find_packages().values()}
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -370,7 +384,9 @@ def measure_tests() -> Measure:
 
 
 def measure_cycles() -> Measure:
-    """Groups of modules that import each other, at any level of their code; imports for type checkers do not count."""
+    """Groups of modules that import each other, at any level of their code; imports for type
+    checkers do not count.
+    """
     import grimp
 
     graph = grimp.build_graph("headrace", cache_dir=None, exclude_type_checking_imports=True)
@@ -398,7 +414,9 @@ def name_of(node: ast.expr) -> str:
 
 
 def list_members(node: ast.ClassDef) -> set[str]:
-    """Methods, properties and annotated fields of a class, and what its methods assign to ``self``."""
+    """Methods, properties and annotated fields of a class, and what its methods
+    assign to ``self``.
+    """
     names = {
         n.name for n in node.body if isinstance(n, FunctionNode) and not n.name.startswith("__")
     }
@@ -410,7 +428,9 @@ def list_members(node: ast.ClassDef) -> set[str]:
 
 
 def find_family(roots: Sequence[str]) -> dict[str, set[str]]:
-    """The classes of ``roots`` and all that derive from them or have a Protocol's members: files by class name."""
+    """The classes of ``roots`` and all that derive from them or have a Protocol's members: files by
+    class name.
+    """
     classes = [(path, node) for path, node in walk_nodes() if isinstance(node, ast.ClassDef)]
     bases = {node.name: {name_of(base) for base in node.bases} for _, node in classes}
     members = {node.name: list_members(node) for _, node in classes}
@@ -469,7 +489,9 @@ def find_class_tests(roots: Sequence[str]) -> list[str]:
 
 
 def measure_isinstance() -> Measure:
-    """Lines that ask for the class of a dataset, an order or a policy in a module that does not define that class."""
+    """Lines that ask for the class of a dataset, an order or a policy in a module that does not
+    define that class.
+    """
     if not find_family(ROOTS):
         raise SystemExit(
             f"the library has none of {', '.join(ROOTS)}: name its roots in {Path(__file__).name}"
@@ -490,8 +512,8 @@ def measure_isinstance() -> Measure:
 
 
 def measure_names() -> Measure:
-    """Per cent of assignments to names (loops and comprehensions included, parameters and attributes not) and of
-    functions whose name is a word of ``VAGUE``.
+    """Per cent of assignments to names (loops and comprehensions included, parameters and
+    attributes not) and of functions whose name is a word of ``VAGUE``.
     """
     assigned = [
         n.id.strip("_")
@@ -560,9 +582,9 @@ def prepare_walks(folder: Path) -> None:
 def prepare_call(name: str, folder: Path) -> Callable[[], object]:
     """What comes before a walk, and the call that is followed.
 
-    ``dataset`` and ``build`` are the first of their process. ``batch_at`` is followed in a loader that exists and has
-    given one batch: what the order counts out for the first and keeps is not on the way of any other. The walk of
-    that first batch is ``first_batch_at``.
+    ``dataset`` and ``build`` are the first of their process. ``batch_at`` is followed in a loader
+    that exists and has given one batch: what the order counts out for the first and keeps is not on
+    the way of any other. The walk of that first batch is ``first_batch_at``.
     """
     from headrace import DataLoader, build_cache, load_config
 
@@ -580,8 +602,9 @@ def prepare_call(name: str, folder: Path) -> Callable[[], object]:
 
 
 def record_walk(name: str, folder: Path) -> tuple[dict[str, str], int]:
-    """The files of which a call enters a function, in any thread, with the first function of each, and how often the
-    calls move from one file to another. What runs because a module is imported does not count.
+    """The files of which a call enters a function, in any thread, with the first function of each,
+    and how often the calls move from one file to another. What runs because a module is imported
+    does not count.
     """
     entered: dict[str, str] = {}
     moves = 0
@@ -618,8 +641,8 @@ def record_walk(name: str, folder: Path) -> tuple[dict[str, str], int]:
 
 
 def measure_walks() -> Measure:
-    """Files that three calls pass through, each in an interpreter of its own: a batch of three braided components, the
-    dataset of their config, the build of one document.
+    """Files that three calls pass through, each in an interpreter of its own: a batch of three
+    braided components, the dataset of their config, the build of one document.
     """
     bars: list[Bar] = []
     lists: dict[str, list[str]] = {}
@@ -636,8 +659,8 @@ def measure_walks() -> Measure:
 
 
 def measure_load() -> Measure:
-    """CPU seconds of loading a config of 200 components, right and with one value wrong; the median of five, after one
-    that is not counted.
+    """CPU seconds of loading a config of 200 components, right and with one value wrong; the median
+    of five, after one that is not counted.
     """
     from headrace import HeadraceError, load_config
 
@@ -651,7 +674,8 @@ def measure_load() -> Measure:
         seconds = time.process_time() - began
         if refused != wrong:
             raise SystemExit(
-                f"measure_load: the config was {'refused' if refused else 'taken'}, which it must not be"
+                f"measure_load: the config was {'refused' if refused else 'taken'}, which it must"
+                " not be"
             )
         return seconds
 
@@ -681,7 +705,9 @@ STARTUP = {
 
 
 def measure_startup() -> Measure:
-    """CPU seconds until the command line, or an import, has answered; the least of five processes each."""
+    """CPU seconds until the command line, or an import, has answered; the least of five processes
+    each.
+    """
     bars: list[Bar] = []
     for what, limit in STARTUP.items():
         words = what.split()

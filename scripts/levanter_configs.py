@@ -1,11 +1,12 @@
-"""How many configs of Levanter's and Marin's ``headrace config from-levanter`` translates, and why it refuses others.
+"""How many configs of Levanter's and Marin's ``headrace config from-levanter`` translates, and why
+it refuses others.
 
     python scripts/levanter_configs.py CHECKOUT [CHECKOUT ...]
 
-Every YAML file below each checkout that is a mapping with data of Levanter's is translated, and what comes out is read
-as a config of headrace. Prints a table in Markdown. Files that name no data (models, optimizers, exports, workflows)
-are counted apart. Ends with status 1 if less than nine in ten translate, or one fails with an error that is not
-headrace's own. Reads nothing but these files.
+Every YAML file below each checkout that is a mapping with data of Levanter's is translated, and
+what comes out is read as a config of headrace. Prints a table in Markdown. Files that name no data
+(models, optimizers, exports, workflows) are counted apart. Ends with status 1 if less than nine in
+ten translate, or one fails with an error that is not headrace's own. Reads nothing but these files.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def outcome(path: Path) -> tuple[str, str]:
 
 
 def has_data(path: Path) -> bool:
-    """Whether a file says what to train on: under ``data``, in a supervised trainer's way, or by itself."""
+    """Whether a file says what to train on: under ``data``, in a supervised trainer's way, or by
+    itself.
+    """
     try:
         root = yaml.compose(path.read_text())
     except yaml.YAMLError:
@@ -84,7 +87,8 @@ def main() -> int:
     total = counts["translated"] + counts["refused"] + counts["failed"]
     share = counts["translated"] / max(total, 1)
     print(
-        f"{counts['translated']} of {total} configs with data translate ({share:.1%}), each within {slowest:.2f} s;"
+        f"{counts['translated']} of {total} configs with data translate ({share:.1%}), each within"
+        f" {slowest:.2f} s;"
     )
     print(f"{counts['no data']} other YAML files have no data of Levanter's.\n")
     print("| file | | why |\n|---|---|---|")

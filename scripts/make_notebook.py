@@ -1,4 +1,5 @@
-"""Write ``docs/quickstart.ipynb``, the quickstart as a notebook: the page's text, its code and its commands as cells.
+"""Write ``docs/quickstart.ipynb``, the quickstart as a notebook: the page's text, its code and its
+commands as cells.
 
 uv run scripts/make_notebook.py           write it
 uv run scripts/make_notebook.py --check   exit 1 if the page has changed since
@@ -23,7 +24,8 @@ _FENCE = re.compile(
 
 
 def notebook_of(page: str) -> nbformat.NotebookNode:
-    """The notebook of a page: blocks of Python and of shell commands run; a YAML file is written under its title.
+    """The notebook of a page: blocks of Python and of shell commands run; a YAML file is written
+    under its title.
 
     Args:
         page: Markdown.

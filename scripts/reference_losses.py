@@ -1,12 +1,14 @@
-r"""Write tests/golden/losses.json: losses and gradients as ``trl`` and ``tinker-cookbook`` compute them.
+r"""Write tests/golden/losses.json: losses and gradients as ``trl`` and ``tinker-cookbook`` compute
+them.
 
-Their own functions run, on random sequences, with stand-ins for models and for what collects from ranks; sums are in
-float64. Nothing of the library is used, and it needs none of these packages: they go into an environment of their own.
+Their own functions run, on random sequences, with stand-ins for models and for what collects from
+ranks; sums are in float64. Nothing of the library is used, and it needs none of these packages:
+they go into an environment of their own.
 
     uv venv /tmp/reference && uv pip install --python /tmp/reference/bin/python \
         trl==1.16.0 transformers accelerate datasets "torch==2.13.0+cpu"
-    uv pip install --python /tmp/reference/bin/python --no-deps tinker-cookbook==0.6.1 tinker==0.38.0
-    /tmp/reference/bin/python scripts/reference_losses.py
+    uv pip install --python /tmp/reference/bin/python --no-deps tinker-cookbook==0.6.1
+    tinker==0.38.0 /tmp/reference/bin/python scripts/reference_losses.py
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ def make_rollouts() -> dict[str, torch.Tensor]:
 
 
 def fragment(function, begin: str, end: str, scope: dict) -> None:
-    """Runs the lines of a function from the one that begins so to the last before the one that begins with ``end``."""
+    """Runs the lines of a function from the one that begins so to the last before the one that
+    begins with ``end``.
+    """
     lines = inspect.getsource(function).splitlines()
     first = next(i for i, line in enumerate(lines) if line.strip().startswith(begin))
     last = next(i for i, line in enumerate(lines[first:], first) if line.strip().startswith(end))
@@ -88,7 +92,9 @@ def fragment(function, begin: str, end: str, scope: dict) -> None:
 
 
 def grpo_loss(rollouts, *, correction=None, token_level=False, **settings):
-    """Trl's loss of rollouts, with gradients for log probabilities and entropies, and what it logs."""
+    """Trl's loss of rollouts, with gradients for log probabilities and entropies,
+    and what it logs.
+    """
     log_probs = rollouts["log_probs"].clone().requires_grad_()
     entropy = rollouts["entropy"].clone().requires_grad_()
     args = SimpleNamespace(
@@ -411,7 +417,9 @@ def preference_cases(rollouts) -> list[dict]:
 
 
 class _Doubles:
-    """A trainer as it is; float() of float64 rounds to float32, which the gradient then shows to 1e-7."""
+    """A trainer as it is; float() of float64 rounds to float32, which the gradient then shows to
+    1e-7.
+    """
 
     def __init__(self, trainer) -> None:
         self.beta = trainer.beta
@@ -485,7 +493,9 @@ def distillation_cases() -> dict:
 
 
 def cookbook(module: str, *names: str, **scope):
-    """Functions of tinker-cookbook by themselves: what their modules import besides is not needed."""
+    """Functions of tinker-cookbook by themselves: what their modules import besides
+    is not needed.
+    """
     package = Path(find_spec("tinker_cookbook").submodule_search_locations[0])
     tree = ast.parse((package / module).read_text())
     functions = [
@@ -518,7 +528,9 @@ class _Values:
 
 
 def tinker_cases(rollouts) -> dict:
-    """What the cookbook computes, and the losses that the service documents (tinker-docs, "Loss functions")."""
+    """What the cookbook computes, and the losses that the service documents (tinker-docs, "Loss
+    functions").
+    """
     mask, sampler, reference = (rollouts[name] for name in ("mask", "sampler", "reference"))
     advantages = rollouts["token_advantages"] * mask
 
@@ -588,7 +600,8 @@ def tinker_cases(rollouts) -> dict:
         penalize, _ = cookbook(
             "rl/metrics.py", "incorporate_kl_penalty", "discounted_future_sum_vectorized", **scope
         )
-        # the cookbook makes float32 of the reference's; the first position, which it leaves out, is no label
+        # the cookbook makes float32 of the reference's; the first position, which it leaves out, is
+        # no label
         before = [d.loss_fn_inputs["advantages"] for d in data]
         scores = [SimpleNamespace(loss_fn_inputs=dict(d.loss_fn_inputs)) for d in data]
         asyncio.run(penalize(scores, None, 0.3, discount))

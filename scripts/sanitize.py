@@ -1,10 +1,12 @@
-"""Run the tests of the C code with the compiler's sanitizers: address, undefined behaviour, threads.
+"""Run the tests of the C code with the compiler's sanitizers: address, undefined behaviour,
+threads.
 
     uv run python scripts/sanitize.py                       all; needs gcc, or clang as $CC
     uv run python scripts/sanitize.py thread --examples 50  one, with a budget for the property tests
 
-The library is compiled into a folder of its own and loaded in place of the usual one. Python itself is not compiled
-with sanitizers: their run-time library is loaded before it, and of threads only what the C files do is reported.
+The library is compiled into a folder of its own and loaded in place of the usual one. Python itself
+is not compiled with sanitizers: their run-time library is loaded before it, and of threads only
+what the C files do is reported.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def run(name: str, examples: int, tests: list[str]) -> int:
         environment = {
             **os.environ,
             **SETTINGS[name],
-            # The sanitizer asks for libstdc++'s functions when it begins, before Python loads what uses them
+            # The sanitizer asks for libstdc++'s functions when it begins, before Python loads what
+            # uses them
             "LD_PRELOAD": f"{runtime} {_found(compiler, 'libstdc++.so.6')}",
             "HEADRACE_NATIVE_LIBRARY": str(library),
             "HEADRACE_HYPOTHESIS": "fuzz",

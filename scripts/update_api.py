@@ -1,4 +1,5 @@
-"""Write docs/api.md from the public names: one section a package, one entry a name of its ``__all__``.
+"""Write docs/api.md from the public names: one section a package, one entry a name of its
+``__all__``.
 
 uv run scripts/update_api.py           write the page
 uv run scripts/update_api.py --check   exit 1 when the page is not what would be written

@@ -1,8 +1,10 @@
-"""Write the pins: one list of exact versions, for uv (``pyproject.toml``) and for pip (``constraints.txt``).
+"""Write the pins: one list of exact versions, for uv (``pyproject.toml``) and for pip
+(``constraints.txt``).
 
-``uv.lock`` is not committed: it names download addresses, which belong to the machine that made it. What is committed
-is the list of exact versions, twice, because uv reads ``[tool.uv] constraint-dependencies`` and pip reads
-``-c constraints.txt``. The two are always the same list; tests/test_repository.py holds them equal.
+``uv.lock`` is not committed: it names download addresses, which belong to the machine that made it.
+What is committed is the list of exact versions, twice, because uv reads ``[tool.uv]
+constraint-dependencies`` and pip reads ``-c constraints.txt``. The two are always the same list;
+tests/test_repository.py holds them equal.
 
     uv run scripts/update_constraints.py           resolve afresh, newest versions, write both lists (10 seconds)
     uv run scripts/update_constraints.py --keep    after `uv sync`: versions stay, dependencies come and go
@@ -26,7 +28,10 @@ from pathlib import Path
 from packaging.markers import Marker
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = "# Exact versions: pip install -c constraints.txt ... Written by scripts/update_constraints.py.\n"
+HEADER = (
+    "# Exact versions: pip install -c constraints.txt ... Written by"
+    " scripts/update_constraints.py.\n"
+)
 PLATFORMS = ["linux", "darwin"]  # as in [tool.uv] environments
 MINORS = ["3.11", "3.12", "3.13", "3.14"]  # the last stands for itself and everything after it
 _BLOCK = re.compile(r"^constraint-dependencies = \[.*?\]$", re.MULTILINE | re.DOTALL)
@@ -39,7 +44,8 @@ def pins_of_lock(lock: dict[str, object]) -> list[str]:
         lock: The parsed lock file.
 
     Returns:
-        Requirements such as ``"numpy==2.4.6 ; python_full_version < '3.12'"``; no marker where one version serves all.
+        Requirements such as ``"numpy==2.4.6 ; python_full_version < '3.12'"``; no marker where one
+        version serves all.
     """
     packages = lock.get("package")
     if not isinstance(packages, list):
@@ -55,10 +61,11 @@ def pins_of_lock(lock: dict[str, object]) -> list[str]:
 
 
 def join_markers(markers: Iterable[str]) -> str:
-    """One short marker that is true where any of ``markers`` is, within ``MINORS`` and ``PLATFORMS``.
+    """One short marker that is true where any of ``markers`` is, within ``MINORS`` and
+    ``PLATFORMS``.
 
-    The lock repeats itself for each platform and each Python version; where only the Python version matters and the
-    versions are neighbours, one range says the same.
+    The lock repeats itself for each platform and each Python version; where only the Python version
+    matters and the versions are neighbours, one range says the same.
     """
     parsed = [Marker(marker) for marker in markers]
     where = {
@@ -152,7 +159,8 @@ def main() -> int:
         pyproject.write_text(with_pins(pyproject.read_text(), pins))
         (ROOT / "constraints.txt").write_text(HEADER + "\n".join(pins) + "\n")
         print(
-            f"{len(pins)} pins written to pyproject.toml and constraints.txt; run `uv sync` to use them"
+            f"{len(pins)} pins written to pyproject.toml and constraints.txt; run `uv sync` to use"
+            " them"
         )
     found = problems()
     for problem in found:

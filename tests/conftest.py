@@ -1,7 +1,8 @@
-"""Settings of all tests: hypothesis budgets, the level of logs, and no test may leave a thread behind.
+"""Settings of all tests: hypothesis budgets, the level of logs, and no test may leave a thread
+behind.
 
-``HEADRACE_HYPOTHESIS`` chooses the budget: ``dev`` (default), the same examples every time; ``fuzz``, many, drawn anew
-each time (``HEADRACE_FUZZ_EXAMPLES`` says how many).
+``HEADRACE_HYPOTHESIS`` chooses the budget: ``dev`` (default), the same examples every time;
+``fuzz``, many, drawn anew each time (``HEADRACE_FUZZ_EXAMPLES`` says how many).
 """
 
 import gc
@@ -51,14 +52,18 @@ THREAD_GRACE_S = 60.0  # only one that does not end at all takes so long, on a b
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: the collections that tests ask for, and Python's own, need not look at it again."""
+    """What was imported stays: the collections that tests ask for, and Python's own, need not look
+    at it again.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def no_thread_left_behind() -> Iterator[None]:
-    """Fails a test that leaves a non-daemon thread running: such a thread would keep a user's process from ending."""
+    """Fails a test that leaves a non-daemon thread running: such a thread would keep a user's
+    process from ending.
+    """
     before = set(threading.enumerate())
     yield
     deadline = time.monotonic() + THREAD_GRACE_S
@@ -70,13 +75,17 @@ def no_thread_left_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def usual_log_level() -> None:
-    """Libraries set the root logger's level while a test runs; the next test has the usual one all the same."""
+    """Libraries set the root logger's level while a test runs; the next test has the usual one all
+    the same.
+    """
     logging.root.setLevel(logging.WARNING)
 
 
 @pytest.fixture(autouse=True)
 def usual_retry_policy() -> Iterator[None]:
-    """A command that a test runs in this process may set the policy of all reads; the next test has the usual one."""
+    """A command that a test runs in this process may set the policy of all reads; the next test has
+    the usual one.
+    """
     before = retry.policy()
     yield
     retry.use_policy(before)

@@ -1,8 +1,10 @@
-"""What a file system may leave of a program's writes when the power fails: recorded by strace, made again as folders.
+"""What a file system may leave of a program's writes when the power fails: recorded by strace, made
+again as folders.
 
-After ALICE (Pillai et al., "All file systems are not created equal", OSDI 2014). The model owes a program only what it
-synced: bytes of a file by ``fsync`` of it, names by ``fsync`` of their folder. Of the rest any part may be there: a
-file's writes up to any point (its last one half, or as zeros), creations, renames and deletions each by itself.
+After ALICE (Pillai et al., "All file systems are not created equal", OSDI 2014). The model owes a
+program only what it synced: bytes of a file by ``fsync`` of it, names by ``fsync`` of their folder.
+Of the rest any part may be there: a file's writes up to any point (its last one half, or as zeros),
+creations, renames and deletions each by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _MARK = b"MARK "
 
 @dataclass(frozen=True)
 class Op:
-    """One change. ``file``: which file or folder (a number); ``folder``, ``name``: where its name is."""
+    """One change. ``file``: which file or folder (a number); ``folder``, ``name``: where its name
+    is.
+    """
 
     kind: str  # create, write, cut, rename, remove, sync, mark
     file: int = -1
@@ -203,8 +207,8 @@ def owed(ops: list[Op]) -> set[int]:
 
 
 def tree(ops: list[Op], present: set[int], halves: dict[int, str]) -> dict[str, bytes | None]:
-    """Files and folders (None) by path, if just these operations came to the disk. ``halves``: how a write of them
-    came: ``half`` or ``zeros``.
+    """Files and folders (None) by path, if just these operations came to the disk. ``halves``: how
+    a write of them came: ``half`` or ``zeros``.
     """
     names: dict[int, dict[str, int]] = {0: {}}
     contents: dict[int, bytearray] = {}
@@ -244,10 +248,11 @@ def tree(ops: list[Op], present: set[int], halves: dict[int, str]) -> dict[str, 
 def crash_states(
     ops: list[Op], *, tries: int, seed: int = 0
 ) -> Iterator[tuple[int, dict[str, bytes | None]]]:
-    """After each operation, what the disk may hold: (operations that were done, tree); no tree twice in a row of them.
+    """After each operation, what the disk may hold: (operations that were done, tree); no tree
+    twice in a row of them.
 
-    All that was done, only what is owed, all but one of the others, one of the others, and so many drawn at random; the
-    last write of a file whole, half and as zeros.
+    All that was done, only what is owed, all but one of the others, one of the others, and so many
+    drawn at random; the last write of a file whole, half and as zeros.
     """
     pick = random.Random(seed)
     seen: set[tuple[int, int]] = set()
@@ -283,7 +288,9 @@ def crash_states(
 
 
 def _prefixes(ops: list[Op], loose: list[int], chosen: set[int]) -> set[int]:
-    """The chosen ones, but that of each file's writes only those before the first that is missing are there."""
+    """The chosen ones, but that of each file's writes only those before the first that is missing
+    are there.
+    """
     ended: set[int] = set()
     kept: set[int] = set()
     for number in loose:

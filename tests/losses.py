@@ -1,4 +1,6 @@
-"""What tests of losses share, as the fixture ``losses``: sequences laid out as batches, what was computed elsewhere."""
+"""What tests of losses share, as the fixture ``losses``: sequences laid out as batches, what was
+computed elsewhere.
+"""
 
 import json
 from pathlib import Path
@@ -6,7 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from headrace.batch.examples import Example, pack_examples
+from headrace.batch import Example, pack_examples
 
 GOLDEN = json.loads((Path(__file__).parents[0] / "golden" / "losses.json").read_text())
 LAYOUTS = {"packed": (20, 4), "one a row": (8, 8)}  # tokens of a row, and rows

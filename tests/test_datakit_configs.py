@@ -1,4 +1,6 @@
-"""The datakit launch plans as its README says, without a cache or a network, and is what Levanter's says."""
+"""The datakit launch plans as its README says, without a cache or a network, and is what Levanter's
+says.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import yaml
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
 from headrace.analysis.check.sizes import planned_caches
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import LmDataConfig, load_config
 from headrace.config.parsing import decode
 from headrace.data.mixture import mixture_of
 from headrace_levanter.translation.translate import translate

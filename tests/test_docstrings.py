@@ -1,4 +1,6 @@
-"""Docstrings say each argument on a line of its own, so that ``help()`` and the API pages show them as a list."""
+"""Docstrings say each argument on a line of its own, so that ``help()`` and the API pages show them
+as a list.
+"""
 
 import ast
 import re
@@ -20,12 +22,16 @@ _CONSTRUCTORS = ("__init__", "__new__")
 _VALUES = ("None", "True", "False")
 """What begins like an entry, but says what a value of the argument above means."""
 _ANY = "**"
-"""Stands among the names of what takes further ones: by keyword, or as the class that it inherits from does."""
+"""Stands among the names of what takes further ones: by keyword, or as the class that it inherits
+from does.
+"""
 _Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _names(node: _Documented) -> set[str]:
-    """The arguments of a function, or the fields of a class and the arguments of its constructor."""
+    """The arguments of a function, or the fields of a class and the arguments of
+    its constructor.
+    """
     if not isinstance(node, ast.ClassDef):
         given = node.args
         every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
@@ -42,7 +48,9 @@ def _names(node: _Documented) -> set[str]:
 
 
 def _faults(docstring: str, names: set[str]) -> Iterator[str]:
-    """Lines that hold a title and its text, more than one entry, or an entry where its neighbours' text goes."""
+    """Lines that hold a title and its text, more than one entry, or an entry where its neighbours'
+    text goes.
+    """
     section = ""
     for line in docstring.splitlines():
         if title := _TITLE.match(line):

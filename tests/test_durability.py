@@ -1,8 +1,10 @@
-"""A power cut at any moment of a build, a shuffle, a run, a plan, rollouts: what is left is the state before or after.
+"""A power cut at any moment of a build, a shuffle, a run, a plan, rollouts: what is left is the
+state before or after.
 
-Programs run under strace; :mod:`crash_states` makes what a file system may leave of their writes. Each such folder
-is opened: it is unfinished, or what was asked for, never a third; nothing but headrace's errors comes out; and what a
-program said is done is there. Going on from what is left gives what an undisturbed program gives.
+Programs run under strace; :mod:`crash_states` makes what a file system may leave of their writes.
+Each such folder is opened: it is unfinished, or what was asked for, never a third; nothing but
+headrace's errors comes out; and what a program said is done is there. Going on from what is left
+gives what an undisturbed program gives.
 """
 
 import contextlib
@@ -18,21 +20,16 @@ import pytest
 
 import headrace
 from headrace.errors import CacheMissingError, CacheUnfinishedError
-from headrace.ingest.build import build_cache
-from headrace.ingest.reshuffle import ReshuffleConfig, reshuffle
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, reshuffle
+from headrace.ingest.reshuffle import ReshuffleConfig
 from headrace.pack.plan_file import PlanRequest, read_plan
 from headrace.pack.spec import PackSpec
 from headrace.report.run_records import read_records
-from headrace.run.manifest import RunManifest, open_run
-from headrace.store.cache import TokenCache
-from headrace.store.consolidate import consolidate
-from headrace.store.verify import verify
+from headrace.run import RunManifest, open_run
+from headrace.store import TokenCache, consolidate, verify
 from headrace.testing import tiny_cache
-from headrace_posttrain.rollouts.dataset import RLDataset, RLSettings
-from headrace_posttrain.rollouts.groups import ScoredGroup
-from headrace_posttrain.rollouts.store import RolloutStore
+from headrace_posttrain import RLDataset, RolloutStore, ScoredGroup
+from headrace_posttrain.rollouts.dataset import RLSettings
 
 traced = pytest.mark.skipif(shutil.which("strace") is None, reason="apt-get install strace")
 IMPORTS = """
@@ -102,7 +99,9 @@ def texts(tmp_path_factory):
 
 
 def cache_of(folder: str, said: list[str], expected: str) -> None:
-    """A finished cache is sound and the right one; an unfinished one says so, and nobody was told otherwise."""
+    """A finished cache is sound and the right one; an unfinished one says so, and nobody was told
+    otherwise.
+    """
     try:
         cache = TokenCache.open(f"{folder}/cache")
     except (CacheMissingError, CacheUnfinishedError):

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import errors
+from headrace import HeadraceError, errors
 from headrace.errors import (
     ConfigError,
-    HeadraceError,
     IndexOutOfRangeError,
     ReadError,
     check_at_least,

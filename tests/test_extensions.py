@@ -1,4 +1,6 @@
-"""What packages of other people bring by entry points: installed as pip leaves them, used from configs and commands."""
+"""What packages of other people bring by entry points: installed as pip leaves them, used from
+configs and commands.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every file that is read back, changed at random: it is read, or an error of headrace's comes out, nothing else."""
+"""Every file that is read back, changed at random: it is read, or an error of headrace's comes out,
+nothing else.
+"""
 
 import contextlib
 import hashlib
@@ -12,25 +14,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.config.lm_data import load_config
+from headrace import HeadraceError
+from headrace.config import load_config
+from headrace.data import TokenSeqDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.token_seq import TokenSeqDataset
-from headrace.errors import ConfigError, HeadraceError
-from headrace.feed.loader import DataLoader
+from headrace.errors import ConfigError
+from headrace.feed import DataLoader
 from headrace.ingest.tokenize import recorded_tokenizer
 from headrace.order.intervals import Intervals
 from headrace.pack.plan_file import PlanRequest, read_plan, write_plan
 from headrace.pack.spec import PackSpec
-from headrace.run.manifest import RunManifest, open_run
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
+from headrace.run import RunManifest, open_run
+from headrace.store import CacheLayout, TokenCache, verify
 from headrace.store.ledger import read_ledger
 from headrace.store.tombstones import remove_documents, tombstones_of
-from headrace.store.verify import verify
 from headrace.testing import random_documents, write_cache
-from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_posttrain import RolloutStore, ScoredGroup
 from headrace_posttrain.rollouts.rollout_records import BatchRecord
-from headrace_posttrain.rollouts.store import RolloutStore
 
 HOSTILE = [
     None,
@@ -103,7 +103,9 @@ def changed_bytes(raw: bytes, pick: np.random.Generator) -> bytes:
 
 
 def changed_table(raw: bytes, pick: np.random.Generator) -> bytes:
-    """A ledger in columns whose head, or one of its columns, says something else, with digests that fit."""
+    """A ledger in columns whose head, or one of its columns, says something else, with digests that
+    fit.
+    """
     end = 48 + int.from_bytes(raw[8:16], "little")
     head = json.loads(raw[48:end])
     columns = raw[end:]
@@ -142,7 +144,9 @@ def changed(raw: bytes, seed: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A cache without digests in ledger.json and arrays, read from them alone: all that is read is looked at."""
+    """A cache without digests in ledger.json and arrays, read from them alone: all that is read is
+    looked at.
+    """
     root = tmp_path_factory.mktemp("fuzz")
     write_cache(
         root, [random_documents(30, seed=k) for k in range(2)], layout=CacheLayout("uint8", 32, 2)
@@ -266,7 +270,9 @@ READERS = {
 
 
 SMALL = int(os.environ.get("HEADRACE_FUZZ_EXAMPLES", "0")) <= 300
-"""A small budget draws the same each time, so that what it finds is the change's; a larger one draws anew."""
+"""A small budget draws the same each time, so that what it finds is the change's; a larger one
+draws anew.
+"""
 
 
 @pytest.mark.fuzz

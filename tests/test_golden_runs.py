@@ -1,20 +1,24 @@
-"""Runs as the release wrote them down that tests/golden/make_runs.py was run on: whoever moves a module, or rebuilds an
-object, changes no batch.
+"""Runs as the release wrote them down that tests/golden/make_runs.py was run on: whoever moves a
+module, or rebuilds an object, changes no batch.
 
-``tests/golden/runs/runs.json`` holds random configs, each with the fingerprint of its run and digests of its batches;
-``files.tar.gz`` the caches and lists that they name, and what a run leaves on disk: pack plans, manifests, anchors, a
-log, rollouts. What is read here is read by the public names of headrace alone, so that moves do not break the check.
+``tests/golden/runs/runs.json`` holds random configs, each with the fingerprint of its run and
+digests of its batches; ``files.tar.gz`` the caches and lists that they name, and what a run leaves
+on disk: pack plans, manifests, anchors, a log, rollouts. What is read here is read by the public
+names of headrace alone, so that moves do not break the check.
 
-The corpus is of the release whose only braid is version 1, and its configs name none. A config that names no version
-starts a run with version 2, and goes on with the version that the run's manifest holds. So runs are described here with
-version 1 given (``as_begun``), under which fingerprints, batches and answers are those of the corpus: a manifest says
-nothing of version 1, which is what all manifests from before mean. Runs that were begun are resumed with their configs
-as they are, silent: that they go on under version 1 is part of the check.
+The corpus is of the release whose only braid is version 1, and its configs name none. A config that
+names no version starts a run with version 2, and goes on with the version that the run's manifest
+holds. So runs are described here with version 1 given (``as_begun``), under which fingerprints,
+batches and answers are those of the corpus: a manifest says nothing of version 1, which is what all
+manifests from before mean. Runs that were begun are resumed with their configs as they are, silent:
+that they go on under version 1 is part of the check.
 
-``new_runs.json`` has the same configs as runs that begin with version 2, written on the commit that it names.
+``new_runs.json`` has the same configs as runs that begin with version 2, written on the commit that
+it names.
 
-The corpus is also of a release that had no ``last_batch``: where limits end a mixture, it left out the rows that fill
-no batch, and everywhere else it padded. Its runs are described with what they had, which is a setting now.
+The corpus is also of a release that had no ``last_batch``: where limits end a mixture, it left out
+the rows that fill no batch, and everywhere else it padded. Its runs are described with what they
+had, which is a setting now.
 """
 
 import contextlib
@@ -67,7 +71,9 @@ DERIVED = (
 )
 """What follows from it."""
 CALLS_SAVED = 5
-"""A run that goes on from its anchor makes so many times fewer calls than one that counts up to the step, at least."""
+"""A run that goes on from its anchor makes so many times fewer calls than one that counts up to the
+step, at least.
+"""
 
 
 def read_golden(name: str) -> Any:
@@ -82,8 +88,8 @@ def unpack_files(folder: Path) -> None:
 
 
 def digest_batch(batch: Any) -> str:
-    """The SHA-256 of every array of a batch, those that it holds and those that it derives: names, dtypes, shapes and
-    bytes.
+    """The SHA-256 of every array of a batch, those that it holds and those that it derives: names,
+    dtypes, shapes and bytes.
     """
     host = jax.tree.map(np.asarray, batch)
     digest = hashlib.sha256(f"eos {host.eos_id} pairs {host.pairs}".encode())
@@ -129,7 +135,9 @@ def write_config(folder: Path, text: str) -> headrace.LmDataConfig:
 
 
 def as_begun(config: headrace.LmDataConfig) -> headrace.LmDataConfig:
-    """The config with version 1 of the braid, which was the only one, and the rest of limited mixtures left out."""
+    """The config with version 1 of the braid, which was the only one, and the rest of limited
+    mixtures left out.
+    """
     drops = config.stop_strategy == "restart" and config.policy == "quota"
     return dataclasses.replace(config.of_braid_version(1), last_batch="drop" if drops else "pad")
 
@@ -220,8 +228,8 @@ def was_packing(packing: dict[str, Any]) -> dict[str, Any]:
 
 
 def try_config(bases: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
-    """Loads a config, resolves its stages and, of small ones, opens what it names: what is said where it is refused, or
-    a digest of the whole config.
+    """Loads a config, resolves its stages and, of small ones, opens what it names: what is said
+    where it is refused, or a digest of the whole config.
     """
     path = case.get("file", "tried.yaml")
     text = case.get("text")
@@ -243,7 +251,8 @@ def try_config(bases: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
     except headrace.HeadraceError as error:
         named = {"field": error.field, "value": repr(error.value), "cure": error.cure}
         return {"error": type(error).__name__, "stage": stage, "message": str(error), **named}
-    except Exception as error:  # noqa: BLE001  (what no one foresaw is no promise: that it fails is kept)
+    except Exception as error:  # noqa: BLE001
+        # what no one foresaw is no promise: that it fails is kept
         return {"unforeseen": type(error).__name__, "stage": stage}
     fields = yaml.safe_load(whole)
     assert fields.pop("last_batch") == "pad"  # what the library came to have since
@@ -318,9 +327,9 @@ SEEN_ONCE = {
     },
     "phases": {"batch": "473be759ae5ce32cbeb5c490bde33e1ea169f52f0124da9f44639fe48c21b982"},
 }
-"""Batches that differ from the corpus, all after a change of ``seq_len``. Its release skipped what a change left of
-touched blocks, and went on with the next epoch; now the epoch is finished first. (Where a second change then meets
-another epoch, the fingerprint tells.)
+"""Batches that differ from the corpus, all after a change of ``seq_len``. Its release skipped what
+a change left of touched blocks, and went on with the next epoch; now the epoch is finished first.
+(Where a second change then meets another epoch, the fingerprint tells.)
 """
 
 
@@ -344,7 +353,9 @@ def test_a_run_loads_the_same_batches(name: str, tmp_path: Path):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_new_run_loads_the_same_batches(name: str, tmp_path: Path):
-    """As it begins today: with the newest braid, and the rest of limited mixtures in their last batch."""
+    """As it begins today: with the newest braid, and the rest of limited mixtures in their last
+    batch.
+    """
     run = NEW_RUNS[name]
     config = write_config(tmp_path, RUNS[name]["config"])
     assert describe_run(config, [int(step) for step in run["batches"]]) == run
@@ -379,7 +390,9 @@ def test_a_saved_plan_of_another_format_is_made_anew_and_then_used(name: str, tm
 
 @pytest.mark.parametrize("name", ARTIFACTS.get("resumed", {}))
 def test_a_run_that_was_begun_is_resumed(name: str, tmp_path: Path):
-    """Its manifest is the run's, its anchor gives the counts, and the batches are those that it had."""
+    """Its manifest is the run's, its anchor gives the counts, and the batches are those that it
+    had.
+    """
     expected = ARTIFACTS["resumed"][name]
     config = write_config(tmp_path, expected["config"])
     files = list_files(Path("run_folders", name))
@@ -400,10 +413,11 @@ COUNTED_ANEW = {
     "twice": "8469f5e5174a5b7b633d82f4a54dd7eb6a0f059dd24f3a94063be2dd43920a74",
     "amended": "666f67a24eb6767a67a7b3f0fb258afaccac89d46f60cae374e84e18bd577537",
 }
-"""Batches that differ from the corpus. Its release took the weights of a stage that an amendment ends inside a ramp for
-constant: a process that opened an amended run counted other rows before the amendment than the job had drawn (133,162
-of ``a`` in place of 595,137), drew them again, and a process without an anchor counted otherwise than one with it. Now
-all count what the job drew. A run that such a release amended goes on, by its anchors, with the counts that it had.
+"""Batches that differ from the corpus. Its release took the weights of a stage that an amendment
+ends inside a ramp for constant: a process that opened an amended run counted other rows before the
+amendment than the job had drawn (133,162 of ``a`` in place of 595,137), drew them again, and a
+process without an anchor counted otherwise than one with it. Now all count what the job drew. A run
+that such a release amended goes on, by its anchors, with the counts that it had.
 """
 
 
@@ -533,7 +547,9 @@ ADDED = (
     "last_batch",
     "capacity",
 )
-"""Names that configs have gained since: errors that list all names have them, and ``config show`` prints fields."""
+"""Names that configs have gained since: errors that list all names have them, and ``config show``
+prints fields.
+"""
 
 
 def name_case(case: dict[str, Any]) -> str:
@@ -556,9 +572,13 @@ WIDER = {
     ("components", "c"): ("1e9\n...\n",),
     ("components", "mask"): ("text\n...\n",),
 }
-"""Wrong values that are not refused since, or with more that could be given, or whose cure was none."""
+"""Wrong values that are not refused since, or with more that could be given, or whose cure was
+none.
+"""
 AMENDED = "knows no stages"
-"""What ``least_consumed`` was refused for with amendments, which it takes since: unequal weights are said there now."""
+"""What ``least_consumed`` was refused for with amendments, which it takes since: unequal weights
+are said there now.
+"""
 PACKED = "Keep one seq_len, or leave packing out"
 """What packed components were told whose ``seq_len`` changes, as it may since."""
 REFUSED = [
@@ -574,7 +594,9 @@ REFUSED = [
 
 @pytest.mark.parametrize("case", REFUSED, ids=name_case)
 def test_a_wrong_config_is_refused_at_the_same_place(case: dict[str, Any]):
-    """The error's class, field and value; for words see config/errors_table.json and wrong_inputs.json."""
+    """The error's class, field and value; for words see config/errors_table.json and
+    wrong_inputs.json.
+    """
     made = try_config(ERRORS["bases"], case)
     before = case["outcome"]
     assert made.get("cure") or not before.get("cure")
@@ -597,8 +619,10 @@ def test_a_wrong_config_is_refused_at_the_same_place(case: dict[str, Any]):
 
 CLI = read_golden("cli.json")
 LEFT_OUT_OF_FORECASTS = ("open_blocks", "open_bytes", "refused", "variance_ratio")
-"""Fields of what ``config check`` and ``simulate`` print that are not as they were, at any depth: what orders keep open
-has one answer since, and ratios compare an order with rows drawn at random from the same sources."""
+"""Fields of what ``config check`` and ``simulate`` print that are not as they were, at any depth:
+what orders keep open has one answer since, and ratios compare an order with rows drawn at random
+from the same sources.
+"""
 LATER = (
     *("row_exchange", "exchange", "noise", "row_documents", "row_fill"),
     *(
@@ -618,8 +642,9 @@ OTHER_FINDINGS = (
     *("untrained_rows", "cut_conversations", "left_out_conversations", "unseen_rows"),
     *("skipped_tokens", "no_bos"),
 )
-"""Findings of ``config check`` that are left out of both answers: hosts that exchange rows share no blocks any more; of
-padding that counts nothing was said; pairs are never parted unawares; of fine-tuning nothing was said.
+"""Findings of ``config check`` that are left out of both answers: hosts that exchange rows share no
+blocks any more; of padding that counts nothing was said; pairs are never parted unawares; of
+fine-tuning nothing was said.
 """
 REWORDED = "random_reads"
 """A finding whose cure has other words since: it promised more of the braid than was measured."""

@@ -1,5 +1,5 @@
-"""The reference vectors of other systems: each file of tests/golden is read by a test, each group in it is named there,
-and what is not repeated is said here, with the reason.
+"""The reference vectors of other systems: each file of tests/golden is read by a test, each group
+in it is named there, and what is not repeated is said here, with the reason.
 """
 
 import json
@@ -11,13 +11,20 @@ TESTS = Path(__file__).resolve().parent
 OWN = {"caches", "losses", "mixture_order", "mixture_order_2"}
 """What headrace gave itself, for orders and caches that must not change."""
 NOT_REPEATED = {
-    "energon_sharder": "slices of shards for ranks and workers: the order knows neither (docs/coming_from.md)",
-    "energon_size_deficit": "a random draw with a state; exact shares in tokens take its place (docs/coming_from.md)",
-    "megatron_samplers/cyclic": "torch's randperm, whose order is torch's own (docs/coming_from/megatron.md)",
-    "megatron_gpt_index/drop_last_partial": "the order of a validation split that keeps its partial last sample",
-    "coordexp_static_plan/probe_indices": "which lengths it looks at twice: here lengths are those of a cache",
-    "coordexp_static_plan/fingerprint_digest": "the name of its cache folder: plans have a fingerprint of their own",
-    "nanomoe_rl/lpt": "packs of rollouts that may exceed a row: here none does (docs/coming_from/nanomoe.md)",
+    "energon_sharder": "slices of shards for ranks and workers: the order knows neither"
+    " (docs/coming_from.md)",
+    "energon_size_deficit": "a random draw with a state; exact shares in tokens take its place"
+    " (docs/coming_from.md)",
+    "megatron_samplers/cyclic": "torch's randperm, whose order is torch's own"
+    " (docs/coming_from/megatron.md)",
+    "megatron_gpt_index/drop_last_partial": "the order of a validation split that keeps its"
+    " partial last sample",
+    "coordexp_static_plan/probe_indices": "which lengths it looks at twice: here lengths are those"
+    " of a cache",
+    "coordexp_static_plan/fingerprint_digest": "the name of its cache folder: plans have a"
+    " fingerprint of their own",
+    "nanomoe_rl/lpt": "packs of rollouts that may exceed a row: here none does"
+    " (docs/coming_from/nanomoe.md)",
 }
 FILES = sorted(path.stem for path in (TESTS / "golden").glob("*.json") if path.stem not in OWN)
 CODE = {

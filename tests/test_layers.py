@@ -31,7 +31,10 @@ WITHOUT_JAX = (
 
 def loaded_by(*modules: str) -> set[str]:
     """Top-level packages in a fresh interpreter after importing ``modules``."""
-    code = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    code = (
+        f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in"
+        " sys.modules})"
+    )
     return set(
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -84,7 +87,9 @@ def test_stores_ingestion_and_command_line_load_no_jax():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_import_from_where_a_name_is_defined(name):
-    """Not from a package: its public names are loaded lazily, which hides a cycle and what is imported."""
+    """Not from a package: its public names are loaded lazily, which hides a cycle and what is
+    imported.
+    """
     if name == "headrace.demo.train":
         return  # a user's program, which `headrace init` copies: it has public names alone
     through_packages = []

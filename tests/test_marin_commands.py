@@ -1,5 +1,5 @@
-"""The command lines that marin's plan of block shuffles prints (2026-02-20): they run with their options, and give its
-metrics and read counts.
+"""The command lines that marin's plan of block shuffles prints (2026-02-20): they run with their
+options, and give its metrics and read counts.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Counters and timers, each held against something known: numbers made up by hand, a known delay."""
+"""Counters and timers, each held against something known: numbers made up by hand,
+a known delay.
+"""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""The compiled part: its checksums, and what is said where it is missing, stale or for another machine."""
+"""The compiled part: its checksums, and what is said where it is missing, stale or for another
+machine.
+"""
 
 import re
 import shutil

@@ -1,4 +1,6 @@
-"""The Nemotron configs plan as their README says, without a cache or a network, and are what Levanter's says."""
+"""The Nemotron configs plan as their README says, without a cache or a network, and are what
+Levanter's says.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ import yaml
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
 from headrace.analysis.check.sizes import planned_caches
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import LmDataConfig, load_config
 from headrace.config.parsing import decode
-from headrace.data.mixture import MixtureDataset
+from headrace.data import MixtureDataset
 from headrace.data.phased import PhasedDataset
 from headrace_levanter.translation.translate import translate
 

@@ -1,4 +1,6 @@
-"""The public names: those of the stubs, which load lazily, have docstrings, and are all that pages and examples use."""
+"""The public names: those of the stubs, which load lazily, have docstrings, and are all that pages
+and examples use.
+"""
 
 import ast
 import doctest
@@ -56,7 +58,8 @@ _FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def load(package: str, name: str) -> object:
-    """The object of a public name; skips the test where the package that it adapts is not installed.
+    """The object of a public name; skips the test where the package that it adapts is not
+    installed.
 
     Levanter warns while it is imported; tests/levanter has the names of ``headrace_levanter``.
     """
@@ -162,7 +165,10 @@ def test_pages_and_examples_import_only_public_names(path):
 
 
 def test_private_imports_are_noticed():
-    code = "import headrace.mix, headrace.order.seeds\nfrom headrace.order.order import Order\nfrom headrace import run"
+    code = (
+        "import headrace.mix, headrace.order.seeds\nfrom headrace.order.order import Order\nfrom"
+        " headrace import run"
+    )
     assert private_imports(code) == [
         "headrace.order.seeds",
         "headrace.order.order.Order",

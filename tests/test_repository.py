@@ -17,7 +17,8 @@ import headrace
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "lib" / "headrace"
 COMMANDS = [
-    "python3 -m pip install -qU --target .uv uv && PYTHONPATH=.uv python3 -m uv run --no-dev headrace demo",
+    "python3 -m pip install -qU --target .uv uv && PYTHONPATH=.uv python3 -m uv run --no-dev"
+    " headrace demo",
     "python3 -m pip install -qU --target .uv uv && PYTHONPATH=.uv python3 -m uv run pytest",
 ]
 
@@ -98,7 +99,10 @@ def test_the_tables_of_the_pages_are_those_of_the_records(tmp_path):
         "notes": ["* is a star"],
     }
     (tmp_path / "r.json").write_text(json.dumps(record))
-    old = "<!-- bars r -->\nold\n<!-- end -->\nwords\n<!-- table r 0 --><!-- end -->\n<!-- notes r -->\n<!-- end -->"
+    old = (
+        "<!-- bars r -->\nold\n<!-- end -->\nwords\n<!-- table r 0 --><!-- end -->\n<!-- notes r"
+        " -->\n<!-- end -->"
+    )
     assert (
         "| a | 0.25 | at least 0.5 | **missed** |\n| b | 12,346 | 1 +- 0.02 | met |"
         in update_page.update(old, tmp_path)

@@ -1,8 +1,9 @@
-"""Every function of the library has a road to a user: the command line, a page of the docs, an example, an experiment,
-or something that one of these reaches. What is reached from tests alone is listed by name, and the list is empty.
+"""Every function of the library has a road to a user: the command line, a page of the docs, an
+example, an experiment, or something that one of these reaches. What is reached from tests alone is
+listed by name, and the list is empty.
 
-A name counts as used where code that is itself reached names it; its own docstring and the stubs do not count. Methods
-are matched by their name alone, on whatever object.
+A name counts as used where code that is itself reached names it; its own docstring and the stubs do
+not count. Methods are matched by their name alone, on whatever object.
 """
 
 import ast
@@ -28,7 +29,9 @@ HOMES = {
 FOR_TESTS = "headrace.testing"
 """Test doubles for users' own tests: their road is a test, by definition."""
 CALLED_BY_OTHERS = ("headrace_levanter.config.HeadraceDataConfig",)
-"""Classes that stand in for another library's without inheriting from it: Levanter's trainer calls their methods."""
+"""Classes that stand in for another library's without inheriting from it: Levanter's trainer calls
+their methods.
+"""
 _FENCE = re.compile(r"^```python.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PROGRAM = re.compile(r"from (headrace[\w.]*) import (\w+)")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -37,7 +40,9 @@ _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 
 @dataclass
 class Definition:
-    """A function, class or method: the code that runs where it is used, and the names that its module imports."""
+    """A function, class or method: the code that runs where it is used, and the names that its
+    module imports.
+    """
 
     module: str
     node: ast.AST
@@ -145,7 +150,9 @@ class Roads:
                 )
 
     def _use_text(self, text: str) -> None:
-        """Programs in strings, modules that are imported by their name, methods that ``getattr`` takes."""
+        """Programs in strings, modules that are imported by their name, methods that ``getattr``
+        takes.
+        """
         for package, name in _PROGRAM.findall(text):
             self.reach(f"{package}.{name}")
         if text in self.imports:
@@ -254,8 +261,10 @@ def test_every_function_has_a_road_to_a_user():
 def test_a_function_without_a_road_is_found():
     modules = {
         "headrace.a": ast.parse(
-            "from headrace.b import helped\n\ndef asked():\n    return helped()\n\ndef alone():\n    return dead()\n\n"
-            "def dead():\n    return C().used()\n\nclass C:\n    def used(self): ...\n    def other(self): ..."
+            "from headrace.b import helped\n\ndef asked():\n    return helped()\n\ndef alone():\n "
+            "   return dead()\n\n"
+            "def dead():\n    return C().used()\n\nclass C:\n    def used(self): ...\n    def"
+            " other(self): ..."
         ),
         "headrace.b": ast.parse("def helped():\n    '''>>> unhelped()'''\n\ndef unhelped(): ..."),
     }

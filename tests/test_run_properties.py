@@ -1,6 +1,6 @@
-"""All that a config can say about a run, drawn at random and together: schedules, nested blends, batch sizes, budgets,
-stages, amendments, phases, hold-out, documents left out, shuffles, policies. Every token is a number of its own, so
-that what comes twice, or is lost, shows.
+"""All that a config can say about a run, drawn at random and together: schedules, nested blends,
+batch sizes, budgets, stages, amendments, phases, hold-out, documents left out, shuffles, policies.
+Every token is a number of its own, so that what comes twice, or is lost, shows.
 """
 
 import dataclasses
@@ -13,19 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.data.dataset import PlannedDataset, ReorderedDataset
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset, PlannedDataset
+from headrace.data.dataset import ReorderedDataset
 from headrace.data.erased import ErasedDataset
-from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.errors import ConfigError
+from headrace.mix import AmendmentConfig, StageConfig
 from headrace.mix.amendments import sources_of
 from headrace.mix.policies.registry import POLICIES
-from headrace.mix.stage_config import AmendmentConfig, StageConfig
-from headrace.order.holdout import ValidationConfig
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
-from headrace.store.cache import TokenCache
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
+from headrace.store import TokenCache
 from headrace.testing import write_cache
 
 STEPS = 60
@@ -44,7 +42,9 @@ LEFT_OUT = {"few": 0.02, "many": 0.3}
 
 @dataclasses.dataclass
 class World:
-    """Caches by name; file and tokens of each list of documents to leave out, by component and name of the list."""
+    """Caches by name; file and tokens of each list of documents to leave out, by component and name
+    of the list.
+    """
 
     caches: dict[str, TokenCache]
     lists: dict[tuple[str, str], tuple[str, np.ndarray]]
@@ -226,7 +226,9 @@ def other_policies(draw: st.DrawFn) -> LmDataConfig:
 def opened(
     run: LmDataConfig, caches: dict[str, TokenCache]
 ) -> MixtureDataset | PhasedDataset | None:
-    """The run's dataset; None where it cannot be: a budget that cannot be met, or a group that lost all its weight."""
+    """The run's dataset; None where it cannot be: a budget that cannot be met, or a group that lost
+    all its weight.
+    """
     try:
         dataset = run.dataset({name: caches[name] for name in run.components})
         assert not isinstance(dataset, ErasedDataset)  # these caches have no tombstones
@@ -380,7 +382,9 @@ def check_accounts(
 def check_prefix(
     run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, caches: dict[str, TokenCache]
 ) -> None:
-    """An amendment leaves the steps before it as they were, to the bit; a later stage leaves the draws."""
+    """An amendment leaves the steps before it as they were, to the bit; a later stage leaves the
+    draws.
+    """
     stages = run.resolved_stages()
     if run.amendments:
         first = run.amendments[0].step
@@ -409,7 +413,9 @@ def check_prefix(
 
 
 def check_late(run: LmDataConfig, dataset: MixtureDataset | PhasedDataset, world: World) -> None:
-    """A step far out, reached without those before it: full, of the right data, and as the shares ask."""
+    """A step far out, reached without those before it: full, of the right data, and as the shares
+    ask.
+    """
     if dataset.length is not None:
         return
     _, mixture = phases_of(dataset)[-1]

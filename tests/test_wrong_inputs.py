@@ -1,10 +1,11 @@
-"""What people get wrong, in configs, on the command line and in Python, and what they then read: a table beside this
-file, one row an input, with the message and with what it says to write instead, which is then tried.
+"""What people get wrong, in configs, on the command line and in Python, and what they then read: a
+table beside this file, one row an input, with the message and with what it says to write instead,
+which is then tried.
 
-``[wrong, message, cured]``: of ``configs`` lines of YAML that replace those of :data:`RUN` (after ``RAW`` the whole
-file), checked by ``headrace config check``; of ``commands`` what follows ``headrace``; of ``calls`` Python over
-:func:`names`. A row without a cure (null) has one that cannot be tried here. ``said`` are inputs that are taken, and
-what is said of them.
+``[wrong, message, cured]``: of ``configs`` lines of YAML that replace those of :data:`RUN` (after
+``RAW`` the whole file), checked by ``headrace config check``; of ``commands`` what follows
+``headrace``; of ``calls`` Python over :func:`names`. A row without a cure (null) has one that
+cannot be tried here. ``said`` are inputs that are taken, and what is said of them.
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ import msgspec
 import pytest
 
 import headrace as public
+from headrace import HeadraceError
 from headrace.cli import main
 from headrace.data.documents import DocumentFilter
-from headrace.errors import HeadraceError
-from headrace.ingest.records import LeafConfig
+from headrace.ingest import LeafConfig
 from headrace.run import LoaderState, where
 from headrace.store.ledger import read_ledger, write_ledger
 
 TABLE: dict[str, list[list[Any]]] = json.loads(
     Path(__file__).with_name("wrong_inputs.json").read_text()
 )
-RUN = "seq_len: 32\nbatch_size: 8\nnum_steps: 40\nseed: 0\ncomponents: {code: caches/code, docs: caches/docs}\n"
+RUN = (
+    "seq_len: 32\nbatch_size: 8\nnum_steps: 40\nseed: 0\ncomponents: {code: caches/code, docs:"
+    " caches/docs}\n"
+)
 NOT_FOR_USERS = (
     "Traceback",
     "NoneType",
@@ -116,7 +120,9 @@ def fresh(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def check_message(text: str) -> None:
-    """What every message has: a line with what it is about, what is wrong and what to do; no word of Python's."""
+    """What every message has: a line with what it is about, what is wrong and what to do; no word
+    of Python's.
+    """
     assert len(text.splitlines()) == 1
     assert re.search(r"\S+: .+[.?)] [A-Z`\d]|See: headrace", text), "no cure"
     for word in NOT_FOR_USERS:

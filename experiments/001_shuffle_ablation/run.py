@@ -4,8 +4,9 @@
     python experiments/001_shuffle_ablation/run.py --seeds 9  # more seeds
     python experiments/001_shuffle_ablation/run.py --quick    # the same on a toy, in seconds
 
-Everything but the order is equal in all arms: documents, those held out, initial weights of a seed, number of steps,
-memory for blocks. An interrupted run is continued by the same command. README.md says what came out.
+Everything but the order is equal in all arms: documents, those held out, initial weights of a seed,
+number of steps, memory for blocks. An interrupted run is continued by the same command. README.md
+says what came out.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ FAR = ("era", "none")
 CLOSE = (REFERENCE, "braid", SHUFFLED)
 """Arms that take twice as many seeds as the others."""
 MOST_UNSURE = 0.01
-"""Of the reference's loss: what two standard errors of an arm's excess loss may be, or nothing is decided."""
+"""Of the reference's loss: what two standard errors of an arm's excess loss may be, or nothing is
+decided.
+"""
 
 
 def config_of(corpus: Corpus, sizes: Sizes, arm: str, seed: int) -> LmDataConfig:
@@ -80,7 +83,9 @@ def config_of(corpus: Corpus, sizes: Sizes, arm: str, seed: int) -> LmDataConfig
 
 
 def measured_shares(model: Transformer, config: LmDataConfig) -> dict[str, float]:
-    """Share of the variance of a model's losses by rows of a neighbourhood, of the rows that are trained on."""
+    """Share of the variance of a model's losses by rows of a neighbourhood, of the rows that are
+    trained on.
+    """
     (dataset,) = config.train_datasets().values()
     losses = row_losses(model, read_rows(dataset, np.arange(len(dataset))))
     shares = nested_shares(losses, neighbourhoods(len(dataset), ROWS_PER_BLOCK))
@@ -151,7 +156,8 @@ def conclude(records: Mapping[str, list[Record]], forecasts: Mapping[str, float]
         "figures": figures,
         "table": {"columns": columns, "rows": rows},
         "conclusion": [
-            "Gate: at least 2 x fewer reads than full, and excess loss over full within two standard errors of 0, which"
+            "Gate: at least 2 x fewer reads than full, and excess loss over full within two"
+            " standard errors of 0, which"
             f" are at most {MOST_UNSURE:.0%} of full's loss.",
             f"Passed: {', '.join(passed) or 'none'}. Not passed: {', '.join(failed) or 'none'}.",
         ],

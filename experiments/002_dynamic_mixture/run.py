@@ -1,10 +1,12 @@
-"""Does it matter when a source comes? Ramped against constant weights, with equal tokens of each source in total.
+"""Does it matter when a source comes? Ramped against constant weights, with equal tokens of each
+source in total.
 
     python experiments/002_dynamic_mixture/run.py            # results.json, results.png and the README's table
     python experiments/002_dynamic_mixture/run.py --quick    # the same on a toy, in seconds
 
-Two sources, Python code and prose. In all arms each gives half of all rows (counted, not assumed), in the default
-order; only the share of a step differs. An interrupted run is continued by the same command.
+Two sources, Python code and prose. In all arms each gives half of all rows (counted, not assumed),
+in the default order; only the share of a step differs. An interrupted run is continued by the same
+command.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""How much of the loss lies between blocks, before and after shuffling, and does a probe without a model see it?
+"""How much of the loss lies between blocks, before and after shuffling, and does a probe without a
+model see it?
 
     python experiments/003_icc_probe/run.py            # results.json, results.png and the README's table
     python experiments/003_icc_probe/run.py --quick    # the same on a toy, in seconds
 
-On your own cache, with no training: ``headrace icc CACHE``. Here the losses of each row of 001's sorted corpus are
-taken from a model that was trained on a full shuffle, and from ``headrace icc``'s token frequencies; and the share
-between neighbours is estimated in stored order (before) and in the order that each arm of 001 sees (after).
+On your own cache, with no training: ``headrace icc CACHE``. Here the losses of each row of 001's
+sorted corpus are taken from a model that was trained on a full shuffle, and from ``headrace icc``'s
+token frequencies; and the share between neighbours is estimated in stored order (before) and in the
+order that each arm of 001 sees (after).
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ GROUP = ROWS_PER_BLOCK
 
 
 def losses_of_rows(corpus: Corpus, sizes: Sizes, seed: int) -> dict[str, np.ndarray]:
-    """Loss of each training row in stored order: by a model trained on a full shuffle, and by token frequencies."""
+    """Loss of each training row in stored order: by a model trained on a full shuffle, and by token
+    frequencies.
+    """
     config = data_config(corpus, sizes, arms()[REFERENCE], seed)
     evaluation = evaluation_rows(corpus, config, sizes.seq_len)
     steps = config.run_steps or 0
@@ -62,7 +66,9 @@ def losses_of_rows(corpus: Corpus, sizes: Sizes, seed: int) -> dict[str, np.ndar
 
 
 def order_seen(corpus: Corpus, sizes: Sizes, arm: str, seed: int) -> np.ndarray:
-    """Rows of the train side, numbered as they are stored, in the order in which an arm sees them."""
+    """Rows of the train side, numbered as they are stored, in the order in which an
+    arm sees them.
+    """
     config = data_config(corpus, sizes, arms()[arm], seed)
     stored = config.train_datasets()[SORTED]
     numbers = np.arange(len(stored))
@@ -72,7 +78,9 @@ def order_seen(corpus: Corpus, sizes: Sizes, arm: str, seed: int) -> np.ndarray:
 
 
 def measured_noise(values: np.ndarray, batch: int) -> float:
-    """Variance of the means of batches of values, in the order seen, relative to sampling without return."""
+    """Variance of the means of batches of values, in the order seen, relative to sampling without
+    return.
+    """
     n = values.size
     batches = values.size // batch
     means = values[: batches * batch].reshape(batches, batch).mean(axis=1)
@@ -129,7 +137,8 @@ def conclude(found: Record) -> Record:
     return {
         "table": {"columns": columns, "rows": rows},
         "conclusion": [
-            f"Between blocks of {GROUP} rows lie {found[name]['before']['icc']:.1%} of the variance of the loss"
+            f"Between blocks of {GROUP} rows lie {found[name]['before']['icc']:.1%} of the"
+            " variance of the loss"
             f" ({name}); in the default braid's order {found[name]['after']['braid']['icc']:.1%}."
             for name in VALUES
         ],

@@ -1,12 +1,13 @@
-"""Can one run draw from 168 sources in two phases, as Marin's datakit launches do, and what does that cost?
+"""Can one run draw from 168 sources in two phases, as Marin's datakit launches do, and what does
+that cost?
 
     python experiments/004_datakit/run.py            # writes launch.yaml, levanter.yaml, results.json
     python experiments/004_datakit/run.py --quick    # the same on caches of one chunk each, results to --json alone
 
-The shape is that of the launch: a store of 40 clusters in 5 qualities, of which 167 buckets are components and the 33
-smallest one more (``tail``); two phases of weights, the second from four fifths of the run on; batches of 512; every
-source cut to the share that the run is of the store (simulated epochs). Sizes and weights are drawn: log-normal, of
-10.4 trillion tokens in all.
+The shape is that of the launch: a store of 40 clusters in 5 qualities, of which 167 buckets are
+components and the 33 smallest one more (``tail``); two phases of weights, the second from four
+fifths of the run on; batches of 512; every source cut to the share that the run is of the store
+(simulated epochs). Sizes and weights are drawn: log-normal, of 10.4 trillion tokens in all.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def without_defaults(config: dict[str, Any], defaults: dict[str, Any]) -> dict[s
 
 
 def write_store(folder: Path, *, quick: bool) -> None:
-    """The 200 caches on a disk, of one to eight chunks each: what opening costs does not follow from their sizes."""
+    """The 200 caches on a disk, of one to eight chunks each: what opening costs does not follow
+    from their sizes.
+    """
     rng = np.random.default_rng(3)
     for name in BUCKETS:
         chunks = 1 if quick else int(rng.integers(1, 9))
@@ -169,7 +172,10 @@ print(time.process_time() - started)
 
 def cpu_seconds(*command: str) -> float:
     """CPU time of a command in a process of its own, imports included."""
-    code = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
+    code = (
+        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True,"
+        " stdout=subprocess.DEVNULL);"
+    )
     code += (
         "used = resource.getrusage(resource.RUSAGE_CHILDREN); print(used.ru_utime + used.ru_stime)"
     )
@@ -180,7 +186,9 @@ def cpu_seconds(*command: str) -> float:
 
 
 def exactness(config: LmDataConfig) -> dict[str, Any]:
-    """How far the rows of components are from their weights' share: headrace's batches, and Levanter's blocks."""
+    """How far the rows of components are from their weights' share: headrace's batches, and
+    Levanter's blocks.
+    """
     mixture: Any = config.dataset()
     shares = mixture.weights_at(np.array([0, PHASE]))
     rows = np.asarray([mixture.draws.starts_at(step) for step in (PHASE, STEPS)])
@@ -211,7 +219,10 @@ def main() -> None:
     args = parser.parse_args()
     planned = launch(sizes=sizes_of_buckets())
     if not args.quick:
-        head = "# Written by run.py: a launch of 168 sources in two phases; sizes and weights are drawn.\n"
+        head = (
+            "# Written by run.py: a launch of 168 sources in two phases; sizes and weights are"
+            " drawn.\n"
+        )
         whole = without_defaults(
             yaml.safe_load(planned.to_yaml()), yaml.safe_load(LmDataConfig().to_yaml())
         )

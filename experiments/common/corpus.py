@@ -1,15 +1,18 @@
-"""A corpus of six clearly different sources, taken from what is installed, as caches sorted by source.
+"""A corpus of six clearly different sources, taken from what is installed, as caches sorted by
+source.
 
-Nothing is downloaded: Python's modules, their docstrings, their tests, C headers, the readmes of installed packages and
-tables of characters. ``sorted`` is one cache in which the sources stand one behind the other, each sorted by name: the
-hard case for an order, since a source is a stretch of thousands of neighbouring rows. Each source is a cache of its
-own as well, for mixtures.
+Nothing is downloaded: Python's modules, their docstrings, their tests, C headers, the readmes of
+installed packages and tables of characters. ``sorted`` is one cache in which the sources stand one
+behind the other, each sorted by name: the hard case for an order, since a source is a stretch of
+thousands of neighbouring rows. Each source is a cache of its own as well, for mixtures.
 
-Invariant: the text follows from the Python installation, its packages (``readmes``) and :class:`CorpusSpec`. Files are
-ranked by a hash of their names and taken up to a cap. ``Corpus.fingerprint`` names the tokens, and stands in every
-record: with other packages it is another corpus, of the same kind.
+Invariant: the text follows from the Python installation, its packages (``readmes``) and
+:class:`CorpusSpec`. Files are ranked by a hash of their names and taken up to a cap.
+``Corpus.fingerprint`` names the tokens, and stands in every record: with other packages it is
+another corpus, of the same kind.
 
-Price: 3 s on one core for six sources of 700,000 characters each; nothing where it is there already.
+Price: 3 s on one core for six sources of 700,000 characters each; nothing where it is there
+already.
 """
 
 from __future__ import annotations
@@ -191,7 +194,9 @@ def _python_files(root: Path) -> list[Path]:
 
 
 def _taken(texts: Iterator[Text], most: int) -> list[Document]:
-    """Documents of at most ``most`` characters in all, ranked by a hash of their names, then sorted by name."""
+    """Documents of at most ``most`` characters in all, ranked by a hash of their names, then sorted
+    by name.
+    """
     taken: dict[str, Document] = {}
     for name, text_of in sorted(texts, key=lambda t: hashlib.sha256(t[0].encode()).digest()):
         text = text_of()[: min(_LONGEST, most)]

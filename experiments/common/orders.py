@@ -1,8 +1,10 @@
-"""The orders that 001 trains with and 003 looks at: one pass over the sorted corpus, in several ways.
+"""The orders that 001 trains with and 003 looks at: one pass over the sorted corpus, in several
+ways.
 
-All of seed 004's sizes at an eighth: there the batch is 128, a block 128 rows, a window 8 or 32 blocks, an era 1,024.
-Rows of 64 tokens and batches of 16 are small, so that 001's 22 runs fit into seven minutes of one core; what an order
-does to a batch depends on the ratios of batch, block and window, and these are kept (the corpus is much smaller).
+All of seed 004's sizes at an eighth: there the batch is 128, a block 128 rows, a window 8 or 32
+blocks, an era 1,024. Rows of 64 tokens and batches of 16 are small, so that 001's 22 runs fit into
+seven minutes of one core; what an order does to a batch depends on the ratios of batch, block and
+window, and these are kept (the corpus is much smaller).
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ QUICK = Sizes(
 def arms() -> dict[str, ShuffleConfig]:
     """The orders, by name.
 
-    ``braid`` is the default of headrace: 8 x the batch in open blocks. ``braid_k32`` may hold no more than
-    ``block_k32``: 32 blocks.
+    ``braid`` is the default of headrace: 8 x the batch in open blocks. ``braid_k32`` may hold no
+    more than ``block_k32``: 32 blocks.
     """
 
     def block(window: int) -> BlockShuffleConfig:
@@ -86,7 +88,9 @@ def described_arms() -> dict[str, Any]:
 
 
 def data_config(corpus: Corpus, sizes: Sizes, shuffle: ShuffleConfig, seed: int) -> LmDataConfig:
-    """One pass over the sorted corpus. The budget holds the default braid's open blocks and a quarter more."""
+    """One pass over the sorted corpus. The budget holds the default braid's open blocks and a
+    quarter more.
+    """
     open_bytes = 8 * sizes.batch_size * ROWS_PER_BLOCK * sizes.seq_len * 2
     config = LmDataConfig(
         components={SORTED: ComponentConfig(corpus.path())},

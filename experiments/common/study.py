@@ -1,11 +1,13 @@
-"""A study: arms x seeds, each run kept when it is done, and the figures that compare arms with one of them.
+"""A study: arms x seeds, each run kept when it is done, and the figures that compare arms with one
+of them.
 
-Runs go seed by seed, so that an interrupted study has whole seeds. A finished run is one JSON file in the work folder,
-under the digest of everything that determines it (:attr:`Study.settings`): a study that is started again does what is
-left, and one with other settings shares nothing with it.
+Runs go seed by seed, so that an interrupted study has whole seeds. A finished run is one JSON file
+in the work folder, under the digest of everything that determines it (:attr:`Study.settings`): a
+study that is started again does what is left, and one with other settings shares nothing with it.
 
-Comparison: runs of one seed share their initial weights, so arms are compared by paired differences. ``seed_sd`` is the
-standard deviation of the reference arm over its seeds: how much the loss differs for no reason at all.
+Comparison: runs of one seed share their initial weights, so arms are compared by paired
+differences. ``seed_sd`` is the standard deviation of the reference arm over its seeds: how much the
+loss differs for no reason at all.
 """
 
 from __future__ import annotations
@@ -163,7 +165,9 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def parse(
     description: str | None, argv: Sequence[str] | None, *, seeds: int | None = None
 ) -> argparse.Namespace:
-    """The flags that every experiment has; ``--seeds`` where a number of them is usual (two with ``--quick``)."""
+    """The flags that every experiment has; ``--seeds`` where a number of them is usual (two with
+    ``--quick``).
+    """
     parser = argparse.ArgumentParser(
         description=(description or "").strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -191,7 +195,8 @@ def parse(
 def finish(
     args: argparse.Namespace, home: Path, record: Record, draw: Callable[[Path], None]
 ) -> None:
-    """Prints the table, writes record and picture, and puts the table of a full run into the README.
+    """Prints the table, writes record and picture, and puts the table of a full run into the
+    README.
 
     Args:
         args: Of :func:`parse`.

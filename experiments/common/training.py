@@ -1,8 +1,9 @@
 """One training run of an experiment: a config in, losses and counters out.
 
-The model is the demo's small transformer, the optimizer its AdamW with a cosine decay; both follow from the seed, the
-order from ``LmDataConfig``. Blocks are read through TensorStore and not from mapped files (``memory_map=False``), so
-that reads are counted as they would be issued to an object store, and the loader may hold only ``prefetch_bytes``.
+The model is the demo's small transformer, the optimizer its AdamW with a cosine decay; both follow
+from the seed, the order from ``LmDataConfig``. Blocks are read through TensorStore and not from
+mapped files (``memory_map=False``), so that reads are counted as they would be issued to an object
+store, and the loader may hold only ``prefetch_bytes``.
 
 Price: 16 s of one core for 805 steps of 1,024 tokens and 4 validations, once compiled (8 s).
 """
@@ -152,7 +153,9 @@ def train(
 
 
 def data_alone(config: LmDataConfig, *, steps: int, latency_s: float = 0.0) -> float:
-    """Tokens a second that the loader delivers without a trainer, with every read ``latency_s`` seconds away."""
+    """Tokens a second that the loader delivers without a trainer, with every read ``latency_s``
+    seconds away.
+    """
     opened = config.open_caches()
     slow = (
         {name: _delayed(cache, latency_s) for name, cache in opened.items()}
@@ -190,7 +193,9 @@ def _row_losses(model: Transformer, batch: PackedBatch) -> Float[Array, " rows"]
 
 @lru_cache
 def _optimizer(steps: int, peak_lr: float) -> optax.GradientTransformation:
-    """One object for all runs of a study: jit compiles a training step for each optimizer that it has not seen."""
+    """One object for all runs of a study: jit compiles a training step for each optimizer that it
+    has not seen.
+    """
     return make_optimizer(steps, peak_lr=peak_lr)
 
 

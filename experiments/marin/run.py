@@ -1,7 +1,9 @@
-"""Marin's steps with headrace's data: texts, two caches that are trained on, one that is evaluated on, a training.
+"""Marin's steps with headrace's data: texts, two caches that are trained on, one that is evaluated
+on, a training.
 
-``web`` and ``held_out`` are tokenized by Marin's own step, ``code`` by headrace; the training is Marin's ``train_lm``,
-and one line (``on_headrace``) lets headrace feed it. Evaluation is Levanter's, on the held-out cache with its tag.
+``web`` and ``held_out`` are tokenized by Marin's own step, ``code`` by headrace; the training is
+Marin's ``train_lm``, and one line (``on_headrace``) lets headrace feed it. Evaluation is
+Levanter's, on the held-out cache with its tag.
 
     MARIN_PREFIX=/tmp/marin WANDB_MODE=offline python experiments/marin/run.py --version dev          # the plan
     MARIN_PREFIX=/tmp/marin WANDB_MODE=offline python experiments/marin/run.py --version dev --run
@@ -68,7 +70,9 @@ def tokenizer_folder() -> str:
 
 
 def build_with_headrace(output: str, texts: str, tokenizer: str) -> None:
-    """A cache of headrace's own form, in the folder where Levanter's components look for what they train on."""
+    """A cache of headrace's own form, in the folder where Levanter's components look for what they
+    train on.
+    """
     restart = is_mutable_version(Path(output).name)  # a version named dev is made anew each time
     build_cache(
         SourceConfig([texts]),
@@ -80,7 +84,8 @@ def build_with_headrace(output: str, texts: str, tokenizer: str) -> None:
 
 def train_on_headrace(pod: TrainLmOnPodConfig) -> None:
     """Marin's training job with headrace's rows and headrace's loader."""
-    tokenizer = f"tokenizer.path={pod.train_config.data.tokenizer}/tokenizer.json"  # Marin's caches do not name theirs
+    # Marin's caches do not name theirs
+    tokenizer = f"tokenizer.path={pod.train_config.data.tokenizer}/tokenizer.json"
     config = with_fed_data(
         pod.train_config, settings=[tokenizer], run_dir=f"{pod.output_path}/checkpoints"
     )

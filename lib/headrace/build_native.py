@@ -1,8 +1,10 @@
-"""Compiles the C files of headrace to one shared library, by the system's compiler, or by ziglang where none is.
+"""Compiles the C files of headrace to one shared library, by the system's compiler, or by ziglang
+where none is.
 
     python lib/headrace/build_native.py        beside its sources, for this machine
 
-The build hook (hatch_build.py) calls it for every install; scripts/build_wheels.py for other platforms, too.
+The build hook (hatch_build.py) calls it for every install; scripts/build_wheels.py for other
+platforms, too.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ OPTIONS = [
     "-fno-strict-aliasing",
     "-ffp-contract=off",  # localities are the same on every processor
 ]
-# Wheel platforms and what ziglang calls them. No glibc is asked for that is newer than the tag says.
+# Wheel platforms and what ziglang calls them. No glibc is asked for that is newer than the tag
+# says.
 TARGETS = {
     "manylinux_2_17_x86_64": "x86_64-linux-gnu.2.17",
     "manylinux_2_17_aarch64": "aarch64-linux-gnu.2.17",
@@ -39,7 +42,9 @@ SUPPORTED = (
 
 
 def system_compiler() -> list[str] | None:
-    """The command of a C compiler on this machine: $CC, or cc, gcc, clang; None: there is none that runs."""
+    """The command of a C compiler on this machine: $CC, or cc, gcc, clang; None: there is none that
+    runs.
+    """
     for command in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         words = shlex.split(command)
         if not words or shutil.which(words[0]) is None:
@@ -57,7 +62,8 @@ def zig_compiler(target: str | None = None) -> list[str]:
             "there is no C compiler (cc, gcc, clang) on this machine, and no ziglang for Python:"
             f" {sys.executable} -m pip install ziglang"
         )
-    # Of a 64-bit glibc or macOS, the oldest that is supported; not the processor at hand, but any of its kind
+    # Of a 64-bit glibc or macOS, the oldest that is supported; not the processor at hand, but any
+    # of its kind
     command = [sys.executable, "-m", "ziglang", "cc", "-target", target or TARGETS[this_platform()]]
     return [*command, "-s"]
 
@@ -78,7 +84,9 @@ def this_platform() -> str:
 def compile_library(
     compiler: Sequence[str], out: Path = LIBRARY, options: Sequence[str] = ()
 ) -> None:
-    """Compiles the sources; ``out`` is replaced only once that has succeeded: a process may have it mapped."""
+    """Compiles the sources; ``out`` is replaced only once that has succeeded: a process may have it
+    mapped.
+    """
     sources = sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")])
     digest = hashlib.sha256()  # as headrace.native computes it
     for path in sources:
@@ -94,7 +102,9 @@ def compile_library(
 
 
 def build(out: Path = LIBRARY) -> str:
-    """Compiles the library, for this machine or for $HEADRACE_WHEEL_PLATFORM, and returns its wheel platform."""
+    """Compiles the library, for this machine or for $HEADRACE_WHEEL_PLATFORM, and returns its wheel
+    platform.
+    """
     target = os.environ.get("HEADRACE_WHEEL_PLATFORM")
     if target is not None:
         compile_library(zig_compiler(TARGETS[target]), out)
@@ -102,7 +112,8 @@ def build(out: Path = LIBRARY) -> str:
     name = this_platform()
     system = system_compiler()
     compile_library(system or zig_compiler(), out)
-    # What this machine's compiler makes may need this machine's glibc: no other machine is promised it
+    # What this machine's compiler makes may need this machine's glibc: no other machine is promised
+    # it
     return name.replace("manylinux_2_17", "linux") if system else name
 
 

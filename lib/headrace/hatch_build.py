@@ -16,7 +16,9 @@ class NativeBuildHook(BuildHookInterface[Any]):
     """Compiles, and tags the wheel with the platform alone: the library knows nothing of Python."""
 
     def dependencies(self) -> list[str]:
-        """Asks for ziglang only where no compiler is, or where a wheel for another platform is asked for."""
+        """Asks for ziglang only where no compiler is, or where a wheel for another platform is
+        asked for.
+        """
         cross = "HEADRACE_WHEEL_PLATFORM" in os.environ
         return ["ziglang"] if cross or build_native.system_compiler() is None else []
 

@@ -1,16 +1,19 @@
 """What every bench shares: flags, tables, the JSON record, and bars that can fail.
 
-A bench is a function that fills a :class:`Report`; :func:`run_bench` gives it ``--quick`` (under 50 s on two cores),
-``--json FILE`` and ``--check`` (one line a bar, exit status 1 when one falls short) and prints its tables::
+A bench is a function that fills a :class:`Report`; :func:`run_bench` gives it ``--quick`` (under 50
+s on two cores), ``--json FILE`` and ``--check`` (one line a bar, exit status 1 when one falls
+short) and prints its tables::
 
     def measure(args: argparse.Namespace, report: Report) -> None:
         report.table("Orders", ["order", "VR"], [["full", 1.0]])
         report.bar("full: VR_128", 1.0, at_most=1.05)
 
+
     if __name__ == "__main__":
         run_bench("bench_example", __doc__, measure)
 
-The record names the command, the machine and the versions, so that a number in a document can be traced and repeated.
+The record names the command, the machine and the versions, so that a number in a document can be
+traced and repeated.
 """
 
 from __future__ import annotations
@@ -67,7 +70,10 @@ class Bar:
             f" +- {self.tolerance:g}" if self.kind == "within" else ""
         )
         demand = demand.replace("within ", "")
-        return f"{'ok' if self.ok else 'FALLS SHORT':<11}  {self.name:<60}  {self.measured:>10.4g}  {demand}"
+        return (
+            f"{'ok' if self.ok else 'FALLS SHORT':<11}  {self.name:<60}  {self.measured:>10.4g} "
+            f" {demand}"
+        )
 
 
 class Report:
@@ -80,7 +86,9 @@ class Report:
         self.bars: list[Bar] = []
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Adds a table; cells are strings or numbers (floats are shown with four digits, None as a dash)."""
+        """Adds a table; cells are strings or numbers (floats are shown with four digits, None as a
+        dash).
+        """
         self.tables.append(
             {"title": title, "columns": list(columns), "rows": [list(r) for r in rows]}
         )
@@ -90,7 +98,9 @@ class Report:
         self.numbers[name] = value
 
     def note(self, text: str) -> None:
-        """A sentence that the reader of the numbers needs; printed below the tables and kept in the record."""
+        """A sentence that the reader of the numbers needs; printed below the tables and kept in the
+        record.
+        """
         self.notes.append(text)
 
     def bar(
@@ -102,7 +112,9 @@ class Report:
         at_least: float | None = None,
         within: tuple[float, float] | None = None,
     ) -> None:
-        """Records a bar: exactly one of ``at_most``, ``at_least`` and ``within=(value, tolerance)``."""
+        """Records a bar: exactly one of ``at_most``, ``at_least`` and ``within=(value,
+        tolerance)``.
+        """
         if at_most is not None:
             self.bars.append(Bar(name, float(measured), at_most, "at most"))
         if at_least is not None:
@@ -172,8 +184,8 @@ def _cell(value: Any) -> str:
 def print_table(
     console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 ) -> None:
-    """A rich table: text to the left, numbers to the right. One that would break words is printed as several, one below
-    the other, each with the first column.
+    """A rich table: text to the left, numbers to the right. One that would break words is printed
+    as several, one below the other, each with the first column.
     """
     cells = [[_cell(value) for value in row] for row in rows]
     texts = [[column, *(row[k] for row in cells)] for k, column in enumerate(columns)]
@@ -196,7 +208,9 @@ def print_table(
 
 
 def _groups_that_fit(longest: Sequence[int], width: int) -> list[list[int]]:
-    """Columns of each table, the first in all of them, so that none is narrower than its longest word."""
+    """Columns of each table, the first in all of them, so that none is narrower than its longest
+    word.
+    """
     groups = [[0]]
     for k in range(1, len(longest)):
         if len(groups[-1]) > 1 and sum(longest[n] + 3 for n in (*groups[-1], k)) + 1 > width:
@@ -233,10 +247,11 @@ def bench_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def touch_memory(size: int = 2 << 30) -> None:
-    """Writes to memory and gives it back, so that what a bench allocates next is not memory's very first use.
+    """Writes to memory and gives it back, so that what a bench allocates next is not memory's very
+    first use.
 
-    A virtual machine gets a page from its host when it first writes to it: seen here, 10 times the price of an ordinary
-    page fault, and the machine's, not the loader's.
+    A virtual machine gets a page from its host when it first writes to it: seen here, 10 times the
+    price of an ordinary page fault, and the machine's, not the loader's.
     """
     np.empty(size, np.uint8)[::4096] = 1
 
@@ -249,7 +264,8 @@ def run_bench(
     add_arguments: Callable[[argparse.ArgumentParser], None] | None = None,
     argv: Sequence[str] | None = None,
 ) -> None:
-    """Parses the flags, measures, prints, writes the record; exits with 1 if ``--check`` and a bar falls short.
+    """Parses the flags, measures, prints, writes the record; exits with 1 if ``--check`` and a bar
+    falls short.
 
     Args:
         name: File name without ``.py``; goes into the record.
@@ -298,7 +314,9 @@ def run_bench(
 
 
 def take_share(tokens: np.ndarray, column: np.ndarray, batch_size: int, batches: int) -> float:
-    """Speed of ``np.take`` of shuffled rows of both arrays into buffers, as a share of that of tokens alone."""
+    """Speed of ``np.take`` of shuffled rows of both arrays into buffers, as a share of that of
+    tokens alone.
+    """
     order = np.random.default_rng(1).integers(0, len(tokens), (batches, batch_size))
     arrays = [
         (array, np.empty((batch_size, array.shape[1]), array.dtype)) for array in (tokens, column)

@@ -1,8 +1,10 @@
-"""Building what is small: 1e5 files of 1 kB, and 40 MB in five compressed files, which is killed at half time.
+"""Building what is small: 1e5 files of 1 kB, and 40 MB in five compressed files, which is killed at
+half time.
 
-Each build is a process of its own with the workers that it chooses. Bars: what a file costs, from the start of the
-process to its end; how much CPU the less busy of the workers took, of what the busier did; and what share of the tokens
-the second build finds there that the first, killed at half the time that a whole one takes, has left.
+Each build is a process of its own with the workers that it chooses. Bars: what a file costs, from
+the start of the process to its end; how much CPU the less busy of the workers took, of what the
+busier did; and what share of the tokens the second build finds there that the first, killed at half
+the time that a whole one takes, has left.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def forge_documents(number: int, size: int) -> bytes:
 
 
 def job_build(corpus: str, tokenizer: str, output: str) -> list[float]:
-    """Builds, and says: seconds of the call, CPU seconds in all, tokens, those that were built now, parts."""
+    """Builds, and says: seconds of the call, CPU seconds in all, tokens, those that were built now,
+    parts.
+    """
     report = build_cache(SourceConfig([corpus]), TokenizerConfig(tokenizer), output, progress=False)
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu = sum(one.ru_utime + one.ru_stime for one in spent)
@@ -89,7 +93,9 @@ def workers_cpu(builder: int, so_far: dict[int, float]) -> None:
 def build_apart(
     arguments: list[str], kill_after: float | None = None
 ) -> tuple[float, list[float], list[float]]:
-    """Runs :func:`job_build` in a process; its seconds, what it says, CPU seconds of its workers, the least first."""
+    """Runs :func:`job_build` in a process; its seconds, what it says, CPU seconds of its workers,
+    the least first.
+    """
     command = [
         sys.executable,
         str(Path(__file__).with_name("bench_scale.py")),

@@ -1,9 +1,11 @@
-"""Filters that take a tenth of a billion documents out of a cache: working them out, opening them, the first batch.
+"""Filters that take a tenth of a billion documents out of a cache: working them out, opening them,
+the first batch.
 
-The cache is that of :mod:`_scaling_plans`, one small part under many names. One filter lists documents at random, the
-other runs of a thousand neighbours; both are ``.npy`` files of numbers. What is measured runs in a process of its own:
-the first start, which works out what is left and saves it, and the second, which finds it. Then what the second start
-takes with packed rows, for which the plan is made in between (of a tenth as many documents).
+The cache is that of :mod:`_scaling_plans`, one small part under many names. One filter lists
+documents at random, the other runs of a thousand neighbours; both are ``.npy`` files of numbers.
+What is measured runs in a process of its own: the first start, which works out what is left and
+saves it, and the second, which finds it. Then what the second start takes with packed rows, for
+which the plan is made in between (of a tenth as many documents).
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def forget(folder: Path) -> float:
 
 
 def job_filter(path: str, url: str, packed: str) -> list[float]:
-    """Seconds, CPU seconds and MiB, of its own and in all, to open a cache with a filter; then to the first batch."""
+    """Seconds, CPU seconds and MiB, of its own and in all, to open a cache with a filter; then to
+    the first batch.
+    """
     warm = TokenSeqDataset(
         TokenCache.open(Path(path).with_name("one")), 256, removed=DocumentFilter([1, 2])
     )

@@ -1,8 +1,9 @@
 """Pack plans of a billion documents: making them, opening them, the first batch.
 
-A cache of so many documents is one small part under many names. Its ledger is real, its plan is that of a million
-documents, repeated: for ``windowed`` one after the other, for ``bfd`` so that the documents of a pack lie all over the
-corpus. What is measured runs in a process of its own, from the files on this disk.
+A cache of so many documents is one small part under many names. Its ledger is real, its plan is
+that of a million documents, repeated: for ``windowed`` one after the other, for ``bfd`` so that the
+documents of a pack lie all over the corpus. What is measured runs in a process of its own, from the
+files on this disk.
 """
 
 from __future__ import annotations
@@ -133,8 +134,9 @@ def forge_plan(cache: TokenCache, folder: str, algorithm: str) -> int:
 
 
 def memory(*, reset: bool = False) -> dict[str, float]:
-    """MiB of this process: the most at a time since this was ``reset``, and of what there is now that of its own
-    (``RssAnon``) and that of mapped files (``RssFile``), which the system drops when it needs the room.
+    """MiB of this process: the most at a time since this was ``reset``, and of what there is now
+    that of its own (``RssAnon``) and that of mapped files (``RssFile``), which the system drops
+    when it needs the room.
     """
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
@@ -146,7 +148,9 @@ def memory(*, reset: bool = False) -> dict[str, float]:
 
 
 def job_plan(folder: str, documents: str, algorithm: str) -> list[float]:
-    """Seconds and CPU seconds to make and save a plan of forged lengths, the most MiB, MiB of its own at the end."""
+    """Seconds and CPU seconds to make and save a plan of forged lengths, the most MiB, MiB of its
+    own at the end.
+    """
     count = int(documents)
     lengths = draw(1 << 20)
     spec = PackSpec(CAPACITY, algorithm, "split")
@@ -170,7 +174,9 @@ def job_plan(folder: str, documents: str, algorithm: str) -> list[float]:
 
 
 def job_open(path: str, folder: str, algorithm: str) -> list[float]:
-    """Seconds to open a cache and its plan, MiB of its own, and in all; seconds to the first batch, and likewise."""
+    """Seconds to open a cache and its plan, MiB of its own, and in all; seconds to the first batch,
+    and likewise.
+    """
     warm = PackedTokenDataset(
         TokenCache.open(Path(path).with_name("one")), 256, plans=f"{folder}-warm"
     )

@@ -1,4 +1,6 @@
-"""Builds with gigatoken against encoding alone, with ``encode_batch_fast`` and gigatoken's own batches, on one text."""
+"""Builds with gigatoken against encoding alone, with ``encode_batch_fast`` and gigatoken's own
+batches, on one text.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ ALONE = "gigatoken alone"
 
 
 def own_texts(megabytes: float) -> list[str]:
-    """Python files of this environment, each once: text that repeats itself is a gift to a cache of words."""
+    """Python files of this environment, each once: text that repeats itself is a gift to a cache of
+    words.
+    """
     texts: list[str] = []
     size = 0
     for name in ("stdlib", "purelib"):

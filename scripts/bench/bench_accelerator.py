@@ -1,13 +1,16 @@
-"""Feeding an accelerator: training steps fed by the loader, beside the same steps on batches that are there already.
+"""Feeding an accelerator: training steps fed by the loader, beside the same steps on batches that
+are there already.
 
     python scripts/bench/bench_accelerator.py --check --json docs/bench/accelerator.json
     python scripts/bench/bench_accelerator.py --quick --on-cpu      (no accelerator: only shows that it runs)
 
-A small transformer in bfloat16 trains on rows of 2,048 two-byte tokens from a warm local cache, four times the budget,
-on all devices of the host. ``loader.headspace()`` hands out copies of batches that lie on the devices: the speed that
-training would have with a perfect loader. Runs of both alternate; ``of headspace`` is the median of their ratios. A
-loader whose work and transfers did not overlap with computation would lose the time of both in each step. ``transfer
-alone`` delivers batches without training. Where JAX finds no accelerator, the bench says so and measures nothing.
+A small transformer in bfloat16 trains on rows of 2,048 two-byte tokens from a warm local cache,
+four times the budget, on all devices of the host. ``loader.headspace()`` hands out copies of
+batches that lie on the devices: the speed that training would have with a perfect loader. Runs of
+both alternate; ``of headspace`` is the median of their ratios. A loader whose work and transfers
+did not overlap with computation would lose the time of both in each step. ``transfer alone``
+delivers batches without training. Where JAX finds no accelerator, the bench says so and measures
+nothing.
 """
 
 from __future__ import annotations
@@ -85,7 +88,8 @@ def measure(args: argparse.Namespace, report: Report) -> None:
     platform = jax.devices()[0].platform
     if platform == "cpu" and not args.on_cpu:
         report.note(
-            "JAX finds no accelerator here: nothing was measured. `--on-cpu` runs the bench on the CPU."
+            "JAX finds no accelerator here: nothing was measured. `--on-cpu` runs the bench on the"
+            " CPU."
         )
         report.number("platform", platform)
         return

@@ -1,14 +1,16 @@
-"""How often each stored block is read per epoch, by order, number of hosts and number of components.
+"""How often each stored block is read per epoch, by order, number of hosts and number of
+components.
 
     python scripts/bench/bench_braid_reads.py --check --json docs/bench/braid_reads.json
 
-Batch 512, blocks of 256 examples, 512 strands in all, one whole epoch of at least 64 blocks a strand (24 with --quick,
-which leaves out the other orders); every row of every step is mapped, and each host's memory is replayed as its loader
-runs it: the forecast of `headrace simulate`. 20 components have Zipf weights and lengths in proportion, and are handed
-out by quota. A host holds at most ``2 K / H + 2 x components`` blocks; where no cache is given, it holds as much as it
-likes. Burst: most reads in a step over the mean, without the cold start. The last table is of a stretch of a run that
-does not end, right at its start and a million steps later: the reads of 64 hosts must not grow with the age of a run.
-Hosts that exchange rows: bench_row_exchange.py.
+Batch 512, blocks of 256 examples, 512 strands in all, one whole epoch of at least 64 blocks a
+strand (24 with --quick, which leaves out the other orders); every row of every step is mapped, and
+each host's memory is replayed as its loader runs it: the forecast of `headrace simulate`. 20
+components have Zipf weights and lengths in proportion, and are handed out by quota. A host holds at
+most ``2 K / H + 2 x components`` blocks; where no cache is given, it holds as much as it likes.
+Burst: most reads in a step over the mean, without the cold start. The last table is of a stretch of
+a run that does not end, right at its start and a million steps later: the reads of 64 hosts must
+not grow with the age of a run. Hosts that exchange rows: bench_row_exchange.py.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class Job:
         strands: Strands of all components together.
         block: Examples in a block.
         changing: Weights change in the middle of the run, by up to 30%.
-        begin: Instead of a whole epoch: :data:`AGED_STEPS` from this step on, of components that do not end.
+        begin: Instead of a whole epoch: :data:`AGED_STEPS` from this step on, of components that do
+            not end.
         blocks_a_strand: Blocks of each strand in an epoch, at least.
     """
 
@@ -224,7 +227,9 @@ def compare(
 
 
 def measure_ages(report: Report) -> None:
-    """200 sources on 64 hosts: rows that drift over the border of two batches move over the borders of hosts."""
+    """200 sources on 64 hosts: rows that drift over the border of two batches move over the borders
+    of hosts.
+    """
     rows = [
         [age, *forecasts("braid", braid(), Job(200, 8 * BATCH, 32, begin=age))[64][0][1:]]
         for age in AGES

@@ -1,16 +1,18 @@
-"""What buckets of one source cost: reads of each stored chunk, and seconds and bytes for many documents.
+"""What buckets of one source cost: reads of each stored chunk, and seconds and bytes for many
+documents.
 
     python scripts/bench/bench_buckets.py --check --json docs/bench/buckets.json
 
-Reads: a cache of 16,384 chunks of 512 tokens, documents of 60 tokens on average with a random score, rows of 32 tokens,
-batches of 16, braids of 16 strands, memory for 256 chunks. Three buckets, of .3, .4 and .3 of the documents, each told
-apart, or in layers that repeat .5, 1 and 2 times. "Reads a chunk" is block reads over chunks' worth of delivered rows,
-forecast for a run of one pass and counted by the loader for its first eighth; "a pass" of the source has the documents
-of a bucket as often as it repeats, so that the highest of them is the least number of reads that there can be.
+Reads: a cache of 16,384 chunks of 512 tokens, documents of 60 tokens on average with a random
+score, rows of 32 tokens, batches of 16, braids of 16 strands, memory for 256 chunks. Three buckets,
+of .3, .4 and .3 of the documents, each told apart, or in layers that repeat .5, 1 and 2 times.
+"Reads a chunk" is block reads over chunks' worth of delivered rows, forecast for a run of one pass
+and counted by the loader for its first eighth; "a pass" of the source has the documents of a bucket
+as often as it repeats, so that the highest of them is the least number of reads that there can be.
 
-Documents: forged offsets and scores of 1e8 documents in one part (``--quick``: 1e6), three buckets and three layers.
-Seconds (of one core) and bytes are those of what a loader has to know before its first row, with the rows of each
-component.
+Documents: forged offsets and scores of 1e8 documents in one part (``--quick``: 1e6), three buckets
+and three layers. Seconds (of one core) and bytes are those of what a loader has to know before its
+first row, with the rows of each component.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ REPEATS = [0.5, 1, 2]
 ROADS = {
     "no buckets": "",
     "told apart, as they are": f"buckets: {{by: score, edges: {EDGES}}}",
-    "told apart, as they repeat": f"buckets: {{by: score, edges: {EDGES}, weights: [{{repeat: .5}}, {{repeat: 1}},"
+    "told apart, as they repeat": f"buckets: {{by: score, edges: {EDGES}, weights: [{{repeat:"
+    " .5}, {repeat: 1},"
     " {repeat: 2}]}",
     "in layers, as they repeat": f"buckets: {{by: score, edges: {EDGES}, repeats: {REPEATS}}}",
 }
@@ -68,7 +71,10 @@ def measure_reads(report: Report, chunks: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         cache = make_cache(f"{folder}/cache", chunks)
         for road, buckets in ROADS.items():
-            source = f"components.web={{cache: {cache.path}, shuffle: {{kind: braid, strands: 16}}, {buckets}}}"
+            source = (
+                f"components.web={{cache: {cache.path}, shuffle: {{kind: braid, strands: 16}},"
+                f" {buckets}}}"
+            )
             config = load_config(overrides=[f"seq_len={SEQ_LEN}", f"batch_size={BATCH}", source])
             dataset: Any = config.dataset()
             unit = (
@@ -130,7 +136,9 @@ class Ready:
 
 
 def forged_cache(documents: int) -> TokenCache:
-    """So many documents of 1 to 2,000 tokens with random scores, in one part, of which only offsets can be read."""
+    """So many documents of 1 to 2,000 tokens with random scores, in one part, of which only offsets
+    can be read.
+    """
     rng = np.random.default_rng(0)
     ends = np.zeros(documents + 1, np.int64)
     np.cumsum(rng.integers(1, 2001, documents), out=ends[1:])

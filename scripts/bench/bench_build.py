@@ -1,11 +1,13 @@
-"""Building caches: against the tokenizer alone, by workers, engines, and against Levanter's builder, on the same text.
+"""Building caches: against the tokenizer alone, by workers, engines, and against Levanter's
+builder, on the same text.
 
-The text is Python's own standard library (source files), the tokenizer an 8192 BPE trained on it. Everything is
-measured in one run on the same cores: what ``encode_batch_fast`` alone makes of the texts, then whole builds from JSONL
-with all that they write; builds of a pool beside those of a Ray cluster that is already running, so that starting it
-does not count; and what the process and its workers hold in memory (proportional set size) for files of 8 and of 48 MB
-that cannot be cut. Builds with gigatoken have a text and a tokenizer of their own, see ``_tokenizing.py``.
-``--quick`` takes less text and no Ray; ``--only-gigatoken`` leaves the rest out.
+The text is Python's own standard library (source files), the tokenizer an 8192 BPE trained on it.
+Everything is measured in one run on the same cores: what ``encode_batch_fast`` alone makes of the
+texts, then whole builds from JSONL with all that they write; builds of a pool beside those of a Ray
+cluster that is already running, so that starting it does not count; and what the process and its
+workers hold in memory (proportional set size) for files of 8 and of 48 MB that cannot be cut.
+Builds with gigatoken have a text and a tokenizer of their own, see ``_tokenizing.py``. ``--quick``
+takes less text and no Ray; ``--only-gigatoken`` leaves the rest out.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ def tokenizer_in(folder: Path) -> TokenizerConfig:
 
 
 def encode_alone(tokenizer: Tokenizer, texts: list[str]) -> tuple[float, int]:
-    """Seconds of ``encode_batch_fast`` on batches of about 1 MB, and tokens (one more a document)."""
+    """Seconds of ``encode_batch_fast`` on batches of about 1 MB, and tokens (one
+    more a document).
+    """
     batches: list[list[str]] = [[]]
     size = 0
     for text in texts:
@@ -108,7 +112,9 @@ def cpu_seconds() -> float:
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """This process and those that it starts run on one core while the block runs, where the system can do that."""
+    """This process and those that it starts run on one core while the block runs, where the system
+    can do that.
+    """
     before = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
     if before is not None:
         os.sched_setaffinity(0, {min(before)})
@@ -120,7 +126,9 @@ def on_one_core() -> Iterator[None]:
 
 
 def levanter_build(texts: list[str], tokenizer: Tokenizer, folder: str) -> float | None:
-    """Seconds of Levanter's serial builder with the same tokenizer; None if Levanter is not installed."""
+    """Seconds of Levanter's serial builder with the same tokenizer; None if Levanter is not
+    installed.
+    """
     try:
         import numpy as np
         from levanter.store.cache import SerialCacheWriter
@@ -139,7 +147,9 @@ def levanter_build(texts: list[str], tokenizer: Tokenizer, folder: str) -> float
 
 @contextmanager
 def ray_cluster() -> Iterator[None]:
-    """A cluster of this machine's cores that runs before a build asks for it; ``RAY_ADDRESS`` names it."""
+    """A cluster of this machine's cores that runs before a build asks for it; ``RAY_ADDRESS`` names
+    it.
+    """
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     from ray.cluster_utils import Cluster
 
@@ -155,7 +165,9 @@ def ray_cluster() -> Iterator[None]:
 
 
 def held_by_workers() -> int:
-    """Bytes that this process's worker processes hold now, each its share of what several have; 0 if not told."""
+    """Bytes that this process's worker processes hold now, each its share of what several have; 0
+    if not told.
+    """
     total = 0
     for task in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
         with suppress(OSError):
@@ -354,8 +366,10 @@ def measure_tokenizers(args: argparse.Namespace, report: Report) -> None:
         )
         report_memory(texts, folder, args.quick, report)
         report.note(
-            f"{len(texts):,} documents, {megabytes} MB, parts of {PART_BYTES >> 20} MiB; the bars take the best round."
-            " A pool's time includes starting it; that of a Ray that is started here the cluster's start."
+            f"{len(texts):,} documents, {megabytes} MB, parts of {PART_BYTES >> 20} MiB; the bars"
+            " take the best round."
+            " A pool's time includes starting it; that of a Ray that is started here the cluster's"
+            " start."
         )
 
 

@@ -1,18 +1,22 @@
-"""The loader on a local cache: compressed blocks, columns beside tokens, and read counters against seed 004's table.
+"""The loader on a local cache: compressed blocks, columns beside tokens, and read counters against
+seed 004's table.
 
     python scripts/bench/bench_data_loading.py --json docs/bench/data_loading.json
 
-Table 1: zstd. One epoch from nothing, against TensorStore reading the same blocks one after the other, four in flight.
+Table 1: zstd. One epoch from nothing, against TensorStore reading the same blocks one after the
+other, four in flight.
 
-Table 2: columns. Rows of 2,048 uint32 tokens alone, in batches of 128, with a float32 for each token, with 8 teacher
-ids and log probabilities for each, and with a number of each document: ``share`` is of the speed of tokens alone, timed
-before and after. A batch has 2, 17 and 2 times the bytes. Beside it: the share that ``np.take`` keeps if it takes the
-same rows of a second array too. Tokens alone of a cache that has these leaves take the processor time of those of a
-cache without; the least of several runs in turn counts.
+Table 2: columns. Rows of 2,048 uint32 tokens alone, in batches of 128, with a float32 for each
+token, with 8 teacher ids and log probabilities for each, and with a number of each document:
+``share`` is of the speed of tokens alone, timed before and after. A batch has 2, 17 and 2 times the
+bytes. Beside it: the share that ``np.take`` keeps if it takes the same rows of a second array too.
+Tokens alone of a cache that has these leaves take the processor time of those of a cache without;
+the least of several runs in turn counts.
 
-Table 3: the read counters of marin issue 2917: 20 groups of 16 batches of 128 out of 16,384 examples, each group in one
-``get_batch``. ``reads`` counts runs of neighbouring rows, as there; ``blocks`` is what the loader itself reads for the
-same steps, each stored block once while it stays in memory.
+Table 3: the read counters of marin issue 2917: 20 groups of 16 batches of 128 out of 16,384
+examples, each group in one ``get_batch``. ``reads`` counts runs of neighbouring rows, as there;
+``blocks`` is what the loader itself reads for the same steps, each stored block once while it stays
+in memory.
 
 The speed of plain rows is the subject of ``bench_local_speed.py``.
 """
@@ -64,7 +68,9 @@ STRATEGIES: dict[str, Strategy] = {
 def loader_speed(
     dataset: AsyncDataset, batches: int, skip: int, **options: Any
 ) -> tuple[float, LoaderStats, list[float], float]:
-    """Tokens a second after ``skip`` batches, the counters, the seconds between batches, processor seconds."""
+    """Tokens a second after ``skip`` batches, the counters, the seconds between batches, processor
+    seconds.
+    """
     with DataLoader(dataset, batch_size=BATCH, **options) as loader:
         seconds: list[float] = []
         with loader.iter_from_step(0) as stream:
@@ -208,7 +214,9 @@ def column_values(leaf: LeafSpec, ids: np.ndarray) -> np.ndarray:
 
 
 def block_speed(cache: TokenCache, in_flight: int = 4) -> float:
-    """Tokens a second of TensorStore alone: all blocks in order, each into a buffer that is there already."""
+    """Tokens a second of TensorStore alone: all blocks in order, each into a buffer that is there
+    already.
+    """
     data = cache.parts[0].data
     out = np.zeros((in_flight, data.chunk_elements), data.dtype)
     started = time.perf_counter()

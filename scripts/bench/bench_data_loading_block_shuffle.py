@@ -1,11 +1,14 @@
-"""Reads and speed of shuffled row reads, with the options of marin's plan of block shuffles (issue 2917):
+"""Reads and speed of shuffled row reads, with the options of marin's plan of block shuffles (issue
+2917):
 
-    python scripts/bench/bench_data_loading_block_shuffle.py --steps 20 --batch-size 128 --prefetch-batches 16 \
+    python scripts/bench/bench_data_loading_block_shuffle.py --steps 20 --batch-size 128
+    --prefetch-batches 16 \
         --num-examples 16384 --seq-len 2048 --strategies full,era,block --era-length 1024
 
-Each step asks a dataset for ``prefetch-batches`` batches at once, as Levanter's loader does. ``reads`` counts runs of
-neighbouring rows, each one request; ``reduction`` is what they save against a request for every row. headrace's own
-loader reads whole blocks, each once: scripts/bench/bench_data_loading.py.
+Each step asks a dataset for ``prefetch-batches`` batches at once, as Levanter's loader does.
+``reads`` counts runs of neighbouring rows, each one request; ``reduction`` is what they save
+against a request for every row. headrace's own loader reads whole blocks, each once:
+scripts/bench/bench_data_loading.py.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""How much the braid changes from epoch to epoch, what that costs in time and reads: version 2 beside version 1.
+"""How much the braid changes from epoch to epoch, what that costs in time and reads: version 2
+beside version 1.
 
     python scripts/bench/bench_epochs.py --check --json docs/bench/epochs.json
 
-Small sources: 200 epochs; how often pairs of rows share a batch (variance over mean; a full shuffle of the same length
-beside it), pairs that never do, and how many of the epochs' orders are distinct. Large sources: neighbouring rows whose
-distance in the order is the same in two successive epochs. Time: an index in batches of 1,024 rows and in windows of
-64 batches, both versions in turn. Reads: 20 Zipf components on 1, 8 and 64 hosts, as bench_braid_reads.py counts them.
+Small sources: 200 epochs; how often pairs of rows share a batch (variance over mean; a full shuffle
+of the same length beside it), pairs that never do, and how many of the epochs' orders are distinct.
+Large sources: neighbouring rows whose distance in the order is the same in two successive epochs.
+Time: an index in batches of 1,024 rows and in windows of 64 batches, both versions in turn. Reads:
+20 Zipf components on 1, 8 and 64 hosts, as bench_braid_reads.py counts them.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def make_braid(n: int, batch: int, block: int, version: int) -> BraidShuffle:
 
 
 def count_pairs(order: Any, n: int, batch: int) -> tuple[float, float, int]:
-    """Variance over mean of how often pairs share a batch, the share of those that never do, distinct epochs."""
+    """Variance over mean of how often pairs share a batch, the share of those that never do,
+    distinct epochs.
+    """
     epochs = [order.at(np.arange(n), np.full(n, epoch)) for epoch in range(EPOCHS)]
     rows = np.concatenate(epochs)
     meetings = np.zeros((n, n), np.int32)
@@ -53,7 +57,9 @@ def count_pairs(order: Any, n: int, batch: int) -> tuple[float, float, int]:
 
 
 def equal_distances(order: BraidShuffle) -> float:
-    """Share of neighbours that are as far apart in an epoch as in the next; the largest of three pairs of epochs."""
+    """Share of neighbours that are as far apart in an epoch as in the next; the largest of three
+    pairs of epochs.
+    """
     n = len(order)
     distances = []
     for epoch in range(4):

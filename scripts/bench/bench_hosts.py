@@ -2,11 +2,12 @@
 
     uv run scripts/bench/bench_hosts.py [--quick] [--json FILE] [--check]
 
-Each host runs blocks of steps, in turn with the barrier and without. A step is a program over all hosts' devices in
-which each device sleeps, as an accelerator works while its host has nothing to do; a thread runs it, since programs
-over several processes hold up their caller on CPUs. "Dispatched ahead": the trainer dispatches a step and waits for
-the one before it, as trainers do that log the last loss. "Waits for each step": it waits for each step before it asks
-for the next batch. "The meeting alone": hosts meet without batches. Of each host the fastest block of each kind
+Each host runs blocks of steps, in turn with the barrier and without. A step is a program over all
+hosts' devices in which each device sleeps, as an accelerator works while its host has nothing to
+do; a thread runs it, since programs over several processes hold up their caller on CPUs.
+"Dispatched ahead": the trainer dispatches a step and waits for the one before it, as trainers do
+that log the last loss. "Waits for each step": it waits for each step before it asks for the next
+batch. "The meeting alone": hosts meet without batches. Of each host the fastest block of each kind
 counts, since a busy machine only adds time, and of the hosts the one with the most.
 """
 

@@ -2,14 +2,15 @@
 
     python scripts/bench/bench_index_speed.py --check --json docs/bench/index_speed.json
 
-20 Zipf components, braided shuffle at the default budget: ``Draws.route``, ``BraidTable``, then the sort by locality.
-Batches follow each other, so nothing is mapped twice. The machine may be busy: the fastest of many batches counts, and
-flatness is the ratio of two settings measured in turns.
+20 Zipf components, braided shuffle at the default budget: ``Draws.route``, ``BraidTable``, then the
+sort by locality. Batches follow each other, so nothing is mapped twice. The machine may be busy:
+the fastest of many batches counts, and flatness is the ratio of two settings measured in turns.
 
-Then the first batch of a process that starts at a far step, with a saved anchor and without: of the index maps alone,
-and of a ``DataLoader`` in an opened run; and a million steps of ramped weights prepared at once. Each in processes of
-their own, from the imports on, the fastest of several, in seconds of processor time (of index maps, which are one
-thread, on an idle machine the same as by the clock).
+Then the first batch of a process that starts at a far step, with a saved anchor and without: of the
+index maps alone, and of a ``DataLoader`` in an opened run; and a million steps of ramped weights
+prepared at once. Each in processes of their own, from the imports on, the fastest of several, in
+seconds of processor time (of index maps, which are one thread, on an idle machine the same as by
+the clock).
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ def child(what: str, components: int, ramps: bool, step: int, anchor: str) -> di
 
 
 def loaded(components: int, step: int, folder: str) -> dict[str, Any]:
-    """Processor seconds to a loader's batch of one step, read at once, on the devices, in a run that is opened.
+    """Processor seconds to a loader's batch of one step, read at once, on the devices, in a run
+    that is opened.
 
     The first process writes the caches, and leaves the run's anchor at ``FAR``.
     """
@@ -234,7 +236,8 @@ def first_batches(report: Report, widths: Sequence[int], tries: int, folder: str
         f"first {WINDOW_STEPS} steps, ms",
     ]
     report.table(
-        f"Processor time to the first batch of {BATCH}, imports not counted, reading an anchor counted",
+        f"Processor time to the first batch of {BATCH}, imports not counted, reading an anchor"
+        " counted",
         columns,
         rows,
     )

@@ -1,18 +1,23 @@
-"""Levanter's trainer fed by its own loader and by headrace's: the same tokens, a step that costs nearly nothing.
+"""Levanter's trainer fed by its own loader and by headrace's: the same tokens, a step that costs
+nearly nothing.
 
     python scripts/bench/bench_levanter.py --json docs/bench/levanter.json
 
-Rows of 2,048 tokens in batches of 128 go through ``Trainer.train``; the model is one number and the loss a mean of the
-loss weights, so that what is measured is the way of the data to the trainer, and the trainer itself.
+Rows of 2,048 tokens in batches of 128 go through ``Trainer.train``; the model is one number and the
+loss a mean of the loss weights, so that what is measured is the way of the data to the trainer, and
+the trainer itself.
 
-- ``Levanter's loader, its cache``: a cache that Levanter's reader reads, in stored order and in its default shuffle.
-- ``Levanter's loader, headrace dataset``: the same loader with the same settings on a ``HeadraceDataset``.
+- ``Levanter's loader, its cache``: a cache that Levanter's reader reads, in stored order and in its
+  default shuffle.
+- ``Levanter's loader, headrace dataset``: the same loader with the same settings on a
+  ``HeadraceDataset``.
 - ``headrace's loader``: an ``LmLoader`` in ``Trainer.train``.
 - ``one batch again and again``: what the trainer can do without any loader.
 
-``steps/s`` counts from the first batch to the last; ``first batch`` is the wait before. ``longest wait`` is the longest
-time after that in which the trainer waited for its next batch; ``at a border`` the longest where Levanter's loader
-turns to its next 32 batches. Run it on the newest release (Python 3.12): the bars are those for it.
+``steps/s`` counts from the first batch to the last; ``first batch`` is the wait before. ``longest
+wait`` is the longest time after that in which the trainer waited for its next batch; ``at a
+border`` the longest where Levanter's loader turns to its next 32 batches. Run it on the newest
+release (Python 3.12): the bars are those for it.
 """
 
 from __future__ import annotations
@@ -82,7 +87,9 @@ def make_trainer(folder: Path) -> Any:
 
 
 def their_dataset(path: str, shuffle: bool) -> Any:
-    """The cache as ``LmDataConfig`` reads it: causal examples cut at the end of text, shuffled by its default."""
+    """The cache as ``LmDataConfig`` reads it: causal examples cut at the end of text, shuffled by
+    its default.
+    """
     import haliax as hax
     from levanter.data.text.datasets import DEFAULT_LM_DATA_SHUFFLE, CausalLmDataset, NamedLmDataset
     from levanter.data.text.datasets import TokenSeqDataset as TheirTokens
@@ -112,7 +119,9 @@ def format_count(
 
 
 def feed(trainer: Any, batches: Iterator[Any], steps: int, started: float) -> list[float]:
-    """Steps a second, seconds to the first batch, the longest wait after it, and the longest at a border."""
+    """Steps a second, seconds to the first batch, the longest wait after it, and the longest at a
+    border.
+    """
     state = trainer.initial_state(jax.random.PRNGKey(0), model=OneNumber(jnp.ones(())))
     times: list[tuple[float, float]] = []
     trainer.train(state, format_count(batches, steps, times))
@@ -199,7 +208,8 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         f"rows of {SEQ_LEN}, batch {BATCH}, {steps} steps, median of {repeats}", columns, rows
     )
     report.note(
-        "'ratio' is over Levanter's loader on its own cache, shuffled. Figures hold for this run only."
+        "'ratio' is over Levanter's loader on its own cache, shuffled. Figures hold for this run"
+        " only."
     )
     report.bar(
         "headrace's loader over Levanter's",

@@ -1,17 +1,20 @@
-"""Loading from local uncompressed caches, as a share of ``np.memmap`` + ``np.take`` of the same rows.
+"""Loading from local uncompressed caches, as a share of ``np.memmap`` + ``np.take`` of the same
+rows.
 
     python scripts/bench/bench_local_speed.py --check --json docs/bench/local_speed.json
 
-Rows of 2,048 random tokens in batches of 128, shuffled by the braid, delivered as jax arrays. The floor gathers
-shuffled rows of the same corpus from a memory map into one buffer: no batch, no device, no order, no checksum. Each
-case is timed between two runs of the floor in the same process, several times; its share is the median of those pairs.
-``core s per 1e9`` is the processor time of all threads for a billion tokens.
+Rows of 2,048 random tokens in batches of 128, shuffled by the braid, delivered as jax arrays. The
+floor gathers shuffled rows of the same corpus from a memory map into one buffer: no batch, no
+device, no order, no checksum. Each case is timed between two runs of the floor in the same process,
+several times; its share is the median of those pairs. ``core s per 1e9`` is the processor time of
+all threads for a billion tokens.
 
-``within the budget``: ``prefetch_bytes`` holds the corpus; otherwise the corpus is four times the budget. Both are in
-the page cache, and each block was held against its checksum before, except in ``first pass``. The ``200 sources`` are
-caches of their own. The second table has cases of 2-byte tokens beside plain rows of the same cache; a batch with masks
-has half as many bytes again, so the share that ``np.take`` keeps if it takes both is measured beside it. ``cold disk``
-is the first pass over files that the system was asked to drop, against reading them one after the other, 4 MiB at a
+``within the budget``: ``prefetch_bytes`` holds the corpus; otherwise the corpus is four times the
+budget. Both are in the page cache, and each block was held against its checksum before, except in
+``first pass``. The ``200 sources`` are caches of their own. The second table has cases of 2-byte
+tokens beside plain rows of the same cache; a batch with masks has half as many bytes again, so the
+share that ``np.take`` keeps if it takes both is measured beside it. ``cold disk`` is the first pass
+over files that the system was asked to drop, against reading them one after the other, 4 MiB at a
 time.
 """
 
@@ -88,7 +91,9 @@ class Floor:
 def loader_speed(
     dataset: AsyncDataset[Any], batches: int, skip: int, **options: Any
 ) -> tuple[float, float]:
-    """Tokens a second from the ``skip``-th batch on, and processor seconds for a billion of them."""
+    """Tokens a second from the ``skip``-th batch on, and processor seconds for a
+    billion of them.
+    """
     with (
         DataLoader(dataset, batch_size=BATCH, **options) as loader,
         loader.iter_from_step(0) as stream,
@@ -358,7 +363,8 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         bench_kinds(report, Path(folder), rows // 4, batches, repeats)
         bench_cold(report, Path(folder), rows // 2, repeats)
     report.note(
-        "Shares are medians of runs side by side with the floor; figures in M tokens/s hold for this run only."
+        "Shares are medians of runs side by side with the floor; figures in M tokens/s hold for"
+        " this run only."
     )
 
 

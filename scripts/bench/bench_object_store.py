@@ -1,26 +1,31 @@
-"""Several hosts on one mixture in an object store that is far away: requests, waiting, and the first batch.
+"""Several hosts on one mixture in an object store that is far away: requests, waiting, and the
+first batch.
 
     python scripts/bench/bench_object_store.py --json docs/bench/object_store.json
 
-A GCS server (fake-gcs-server) and an S3 server (moto) on this machine, each behind a proxy that answers ``--latency``
-milliseconds late and logs every request. Three components, each read once, braided; one ``DataLoader`` a host, all in
-this process but with caches of their own, as on machines of their own: each asks for the rows of its part of each batch
-and pays for its own shard indices. Every host takes a batch, works for 100 ms, and takes the next.
+A GCS server (fake-gcs-server) and an S3 server (moto) on this machine, each behind a proxy that
+answers ``--latency`` milliseconds late and logs every request. Three components, each read once,
+braided; one ``DataLoader`` a host, all in this process but with caches of their own, as on machines
+of their own: each asks for the rows of its part of each batch and pays for its own shard indices.
+Every host takes a batch, works for 100 ms, and takes the next.
 
-Table 1: what went over the wire in the whole run, by the proxy's log. ``GETs a block`` is requests for data over stored
-blocks, 1 is the least; ``with indices`` counts shard indices and metadata too, which in a run of this size weigh more
-than in a real one (one a shard and host). ``forecast`` is what ``headrace.analysis.simulate`` says beforehand.
-``waiting`` is of the host that waited most, once every strand of the braids has begun its first block (20 batches), and
-next to it from the second batch on; ``first batch`` from opening the caches to the first batch, metadata and indices
+Table 1: what went over the wire in the whole run, by the proxy's log. ``GETs a block`` is requests
+for data over stored blocks, 1 is the least; ``with indices`` counts shard indices and metadata too,
+which in a run of this size weigh more than in a real one (one a shard and host). ``forecast`` is
+what ``headrace.analysis.simulate`` says beforehand. ``waiting`` is of the host that waited most,
+once every strand of the braids has begun its first block (20 batches), and next to it from the
+second batch on; ``first batch`` from opening the caches to the first batch, metadata and indices
 included.
 
-``first batch`` is also shown to wait for nothing but its own blocks: a host starts once more, and every request for
-data beyond those blocks hangs.
+``first batch`` is also shown to wait for nothing but its own blocks: a host starts once more, and
+every request for data beyond those blocks hangs.
 
-Table 2: one host that does nothing but read, every request 50 ms away (``bench_peers.py --latency 50`` has the others).
+Table 2: one host that does nothing but read, every request 50 ms away (``bench_peers.py --latency
+50`` has the others).
 
-Table 3: what a chunk of 65,536 uint16 tokens costs when the GCS server is no distance away and 16 are asked for at a
-time: headrace's reader, TensorStore's own array, and TensorStore's request alone, in turn, in a process of their own.
+Table 3: what a chunk of 65,536 uint16 tokens costs when the GCS server is no distance away and 16
+are asked for at a time: headrace's reader, TensorStore's own array, and TensorStore's request
+alone, in turn, in a process of their own.
 """
 
 from __future__ import annotations
@@ -239,7 +244,9 @@ def many_hosts(
 
 
 def first_batch_alone(report: Report, title: str, root: str, proxy: Gate, steps: int) -> list[Any]:
-    """Whether the first batch comes if every request for data but those for its own blocks hangs."""
+    """Whether the first batch comes if every request for data but those for its own
+    blocks hangs.
+    """
     proxy.clear()
     loader_of(root, steps, 0, HOSTS).batch_at(0)
     own = sum(kind_of(r) == "data" for r in proxy.log)
@@ -354,9 +361,14 @@ def chunk_costs(chunks: int, repeats: int) -> dict[str, list[tuple[float, float]
 
 
 def costs(report: Report, *, quick: bool) -> None:
-    """The third table. TensorStore takes one address of GCS a process: another process asks the server itself."""
+    """The third table. TensorStore takes one address of GCS a process: another process asks the
+    server itself.
+    """
     chunks, repeats = (500, 3) if quick else (2000, 5)
-    job = f"import json, bench_object_store as b; print(json.dumps(b.chunk_costs({chunks}, {repeats})))"
+    job = (
+        f"import json, bench_object_store as b; print(json.dumps(b.chunk_costs({chunks},"
+        f" {repeats})))"
+    )
     command = [sys.executable, "-c", job]
     folder = Path(__file__).parent
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)

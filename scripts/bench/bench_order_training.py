@@ -2,16 +2,19 @@
 
     python scripts/bench/bench_order_training.py --check --json docs/bench/order_training.json
 
-One pass of SGD over a linear regression, in batches of 128, with a learning rate that is constant and then falls to 0,
-and curvatures that differ a thousandfold. Rows lie in units of 256 (a book, say): of the variance of inputs and of
-targets' noise, a part ``sqrt(icc)`` is the unit's, so that the intraclass correlation of gradients, and of losses, is
-``icc``. Training begins at the minimum: its loss at the end is what the noise of batches costs (the way to the minimum
-is the same for every order). A seed draws data and order afresh; within one, many regressions, each with targets of its
-own, are trained on the same inputs, so that its loss is known well. Errors are standard errors over seeds; those of
-ratios are of pairs of one seed. `--only shuffled --seeds 16` looks closely at a shuffled store.
+One pass of SGD over a linear regression, in batches of 128, with a learning rate that is constant
+and then falls to 0, and curvatures that differ a thousandfold. Rows lie in units of 256 (a book,
+say): of the variance of inputs and of targets' noise, a part ``sqrt(icc)`` is the unit's, so that
+the intraclass correlation of gradients, and of losses, is ``icc``. Training begins at the minimum:
+its loss at the end is what the noise of batches costs (the way to the minimum is the same for every
+order). A seed draws data and order afresh; within one, many regressions, each with targets of its
+own, are trained on the same inputs, so that its loss is known well. Errors are standard errors over
+seeds; those of ratios are of pairs of one seed. `--only shuffled --seeds 16` looks closely at a
+shuffled store.
 
-Predictions know the order, the learning rates, the curvatures, and the share of the losses' variance between units that
-`headrace.analysis.nested_shares` measures in the data, as `headrace icc` does: nothing of the training.
+Predictions know the order, the learning rates, the curvatures, and the share of the losses'
+variance between units that `headrace.analysis.nested_shares` measures in the data, as `headrace
+icc` does: nothing of the training.
 """
 
 from __future__ import annotations
@@ -62,7 +65,9 @@ def orders() -> dict[str, Callable[[int, int], Order]]:
 
 
 class Data:
-    """Inputs and noises of a seed, as parts of units and of rows that each correlation puts together."""
+    """Inputs and noises of a seed, as parts of units and of rows that each correlation puts
+    together.
+    """
 
     def __init__(self, n: int, seed: int) -> None:
         rng = np.random.default_rng(seed)

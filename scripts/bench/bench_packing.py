@@ -1,13 +1,15 @@
-"""How fast documents are packed, how full the packs are, what a pack reads, and what planning holds in memory.
+"""How fast documents are packed, how full the packs are, what a pack reads, and what planning holds
+in memory.
 
     python scripts/bench/bench_packing.py --check --json docs/bench/packing.json
 
-Log-normal lengths, 600 tokens in the median, a factor of e wide, at most 8192; packs of 4096; blocks of 65,536 tokens.
-Documents longer than a pack are dropped first, so that fill is that of documents which fit. Times are the best of two
-runs (windowed: one); "blocks" are the distinct stored blocks that a pack's documents lie in, on average; memory is the
-peak of what planning allocates, the plan itself included, the given lengths not. Grain packs first-fit as it reads,
-into as many open packs as it has bins; ``binpacking`` is what CoordExp and ms-swift call. Both are measured on fewer
-documents.
+Log-normal lengths, 600 tokens in the median, a factor of e wide, at most 8192; packs of 4096;
+blocks of 65,536 tokens. Documents longer than a pack are dropped first, so that fill is that of
+documents which fit. Times are the best of two runs (windowed: one); "blocks" are the distinct
+stored blocks that a pack's documents lie in, on average; memory is the peak of what planning
+allocates, the plan itself included, the given lengths not. Grain packs first-fit as it reads, into
+as many open packs as it has bins; ``binpacking`` is what CoordExp and ms-swift call. Both are
+measured on fewer documents.
 """
 
 from __future__ import annotations

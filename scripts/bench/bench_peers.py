@@ -3,21 +3,25 @@
     python scripts/bench/bench_peers.py --json docs/bench/peers.json
     python scripts/bench/bench_peers.py --latency 50 --json docs/bench/peers_latency.json
 
-First command: rows of 2,048 tokens, shuffled, in batches of 128, from a warm local disk, delivered as sharded jax
-arrays. One corpus is written once in each loader's own format, with 2-byte tokens for all that can store them and with
-4-byte tokens. Each run has a process of its own and measures the floor (``np.memmap`` + ``np.take`` of the same dtype
-into one reused buffer) right before and right after the loader; ``of floor`` is the median of these ratios, and
-repeats go round all loaders, so that a busy machine disturbs all alike. Every run checks that what came are rows of
-the corpus, none twice in a batch. CPU, threads and memory are those of the run's process and its children. ``first
-batch`` is the time from opening to the first batch, with libraries imported and jax up. Timing begins after the first
-epoch, unless that takes more than 3 s. The table begins with headrace on a corpus four times its ``prefetch_bytes``;
-``within the budget`` is a corpus that it holds as a whole.
+First command: rows of 2,048 tokens, shuffled, in batches of 128, from a warm local disk, delivered
+as sharded jax arrays. One corpus is written once in each loader's own format, with 2-byte tokens
+for all that can store them and with 4-byte tokens. Each run has a process of its own and measures
+the floor (``np.memmap`` + ``np.take`` of the same dtype into one reused buffer) right before and
+right after the loader; ``of floor`` is the median of these ratios, and repeats go round all
+loaders, so that a busy machine disturbs all alike. Every run checks that what came are rows of the
+corpus, none twice in a batch. CPU, threads and memory are those of the run's process and its
+children. ``first batch`` is the time from opening to the first batch, with libraries imported and
+jax up. Timing begins after the first epoch, unless that takes more than 3 s. The table begins with
+headrace on a corpus four times its ``prefetch_bytes``; ``within the budget`` is a corpus that it
+holds as a whole.
 
-Second command: every request or record is some milliseconds away: headrace reads a cache over HTTP from a server that
-waits before each answer, Grain a source whose every record takes as long. Timed from opening, the first batch included,
-for at most one epoch, so that nothing is read a second time.
+Second command: every request or record is some milliseconds away: headrace reads a cache over HTTP
+from a server that waits before each answer, Grain a source whose every record takes as long. Timed
+from opening, the first batch included, for at most one epoch, so that nothing is read a second
+time.
 
-What is not installed is named with the command that installs it (``uv sync --group peers`` for all but torch).
+What is not installed is named with the command that installs it (``uv sync --group peers`` for all
+but torch).
 """
 
 from __future__ import annotations
@@ -94,7 +98,9 @@ class Bench:
         self.failed: dict[Key, str] = {}
 
     def run(self, peer: str, setting: Setting | None, **job: Any) -> dict[str, Any] | None:
-        """What the run printed; None if it failed or took too long, and then that setting is not run again."""
+        """What the run printed; None if it failed or took too long, and then that setting is not
+        run again.
+        """
         key = (peer, setting.name if setting else job["format"])
         if key in self.failed:
             return None
@@ -276,7 +282,10 @@ def measure_speed(args: argparse.Namespace, report: Report, bench: Bench) -> Non
                 found = bench.run(name, setting, task="time", seconds=args.seconds)
                 if found is not None:
                     runs.setdefault((name, setting.name), []).append(found)
-    title = f"{bench.corpus.examples:,} examples x {SEQ_LEN} tokens, batch {BATCH}, {args.devices} devices, "
+    title = (
+        f"{bench.corpus.examples:,} examples x {SEQ_LEN} tokens, batch {BATCH}, {args.devices}"
+        " devices, "
+    )
     title += f"medians of {args.repeats} runs of {args.seconds:g} s"
     report.table(title, COLUMNS, speed_rows(peers, selected, runs, bench))
     if not args.quick:
@@ -284,10 +293,12 @@ def measure_speed(args: argparse.Namespace, report: Report, bench: Bench) -> Non
     report.number("versions", versions([here[n] for n in selected]))
     report.number("runs", {f"{name} / {setting}": found for (name, setting), found in runs.items()})
     report.note(
-        "default: as its documentation begins. *: the fastest of its documented ways that was run, for each 'corpus'."
+        "default: as its documentation begins. *: the fastest of its documented ways that was run,"
+        " for each 'corpus'."
     )
     report.note(
-        "peak MiB: resident, child processes and mapped file pages included; Python and jax alone take about 200."
+        "peak MiB: resident, child processes and mapped file pages included; Python and jax alone"
+        " take about 200."
     )
     for text in dict.fromkeys(
         peer.note for name, peer in here.items() if name in selected and peer.note
@@ -383,7 +394,8 @@ def measure_latency(args: argparse.Namespace, report: Report, bench: Bench) -> N
     title = f"Every request {args.latency:g} ms away, batch {BATCH} x {SEQ_LEN}, one host"
     report.table(title, FAR_COLUMNS, rows)
     report.note(
-        "headrace reads its cache over HTTP, Grain asks for one record at a time. Timed from opening."
+        "headrace reads its cache over HTTP, Grain asks for one record at a time. Timed from"
+        " opening."
     )
     report.number("requests_to_the_server", int(requests))
     report.number("runs", {f"{name} / {setting}": found for (name, setting), found in runs.items()})

@@ -1,23 +1,26 @@
-"""How good each order is: the metrics of marin issue 2917 (seed table) and VR_w, all orders side by side.
+"""How good each order is: the metrics of marin issue 2917 (seed table) and VR_w, all orders side by
+side.
 
     python scripts/bench/bench_permutation_quality.py --json docs/bench/permutation_quality.json \
         --plot docs/bench/permutation_quality.png
 
-Table 1 repeats marin's table (8,192 examples, blocks of 128, 8 seeds). Its ``same_block_transition_rate`` of 0.31 for
-era and block shuffle is a property of the permutation used there, not of the orders: rows marked "multiply-add rounds"
-show it with our own small model of that permutation, and ``--levanter`` with the package itself. ``--batch-size`` of
-marin's command only cuts the work into pieces and changes no metric. The command as marin's plan prints it makes a
+Table 1 repeats marin's table (8,192 examples, blocks of 128, 8 seeds). Its
+``same_block_transition_rate`` of 0.31 for era and block shuffle is a property of the permutation
+used there, not of the orders: rows marked "multiply-add rounds" show it with our own small model of
+that permutation, and ``--levanter`` with the package itself. ``--batch-size`` of marin's command
+only cuts the work into pieces and changes no metric. The command as marin's plan prints it makes a
 table of its own, of the strategies that it names:
 
     python scripts/bench/bench_permutation_quality.py --n 8192 --repeats 8 --seq-len 2048 \
         --strategies full,era,block --era-length 1024 --window-blocks 8 --batch-size 2048
 
-Table 2 is VR_w over 2**20 examples: the variance of the mean over windows of w examples when 128 neighbouring
-rows are alike, full shuffle = 1.
+Table 2 is VR_w over 2**20 examples: the variance of the mean over windows of w examples when 128
+neighbouring rows are alike, full shuffle = 1.
 
-The default block is one stored chunk of 65,536 tokens: 16 rows of 4,096, 32 rows of 2,048. Bars stand for these. With
-batch 1024, the default budget (8,192 strands) in blocks of 128 has all 2**20 rows open at a time: windows of 8 batches
-then hold one row of every block, VR_8B is 0, and that says nothing. Such a row stands in the table without a bar.
+The default block is one stored chunk of 65,536 tokens: 16 rows of 4,096, 32 rows of 2,048. Bars
+stand for these. With batch 1024, the default budget (8,192 strands) in blocks of 128 has all 2**20
+rows open at a time: windows of 8 batches then hold one row of every block, VR_8B is 0, and that
+says nothing. Such a row stands in the table without a bar.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ MARIN = {  # the table of issue 2917, 2026-02-20
     "era 1024": (0.0417, 0.0625, 0.9844, 0.3106),
     "block 128x8": (0.3319, 0.4980, 0.0088, 0.3063),
 }
-# Per metric: how far a mean over 8 seeds may be from the table's. Wide where 64 blocks are few to permute.
+# Per metric: how far a mean over 8 seeds may be from the table's. Wide where 64 blocks are few to
+# permute.
 TOLERANCE = {
     "full": (0.01, 0.01, 0.02),
     "era 1024": (0.002, 0.002, 0.002),
@@ -111,7 +115,9 @@ def orders(batches: Sequence[int]) -> dict[str, Order]:
 
 
 def multiply_add_permutation(n: int, rng: np.random.Generator) -> np.ndarray:
-    """Five Feistel rounds ``r * 2654435761 + key``, cycle-walked: a model of the permutation behind marin's table."""
+    """Five Feistel rounds ``r * 2654435761 + key``, cycle-walked: a model of the permutation behind
+    marin's table.
+    """
     half = np.uint64(-(-max(n - 1, 1).bit_length() // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = rng.integers(0, int(mask) + 1, 5, dtype=np.uint64)
@@ -151,7 +157,9 @@ def multiply_add_orders() -> dict[str, Order]:
 
 
 def levanter_orders() -> dict[str, Order]:
-    """The same with Levanter's own classes (era shuffle is gone there: an era was one permutation keyed by number)."""
+    """The same with Levanter's own classes (era shuffle is gone there: an era was one permutation
+    keyed by number).
+    """
     import jax
     from levanter.data._prp import FeistelPermutation
     from levanter.data.dataset import ListAsyncDataset
@@ -187,11 +195,13 @@ def mean_metrics(order: Order, n: int, seeds: int, size: int = BLOCK) -> tuple[f
 
 
 def measure_order(order: np.ndarray, size: int = BLOCK) -> tuple[float, ...]:
-    """The four metrics of a permutation of ``range(n)``; 1/3, 1/2, 0 and about block / n for a full shuffle.
+    """The four metrics of a permutation of ``range(n)``; 1/3, 1/2, 0 and about block / n for a full
+    shuffle.
 
-    The rate is defined as marin's. Its 0.31 for era and block shuffle is not what a good permutation of a window of
-    1,024 rows gives (127/1023 = 0.124): the surplus is a defect of the multiply-add Feistel rounds used there, which
-    leave neighbours together; its 0.0107 for full shuffle, below the expected 0.0155, is the same.
+    The rate is defined as marin's. Its 0.31 for era and block shuffle is not what a good
+    permutation of a window of 1,024 rows gives (127/1023 = 0.124): the surplus is a defect of the
+    multiply-add Feistel rounds used there, which leave neighbours together; its 0.0107 for full
+    shuffle, below the expected 0.0155, is the same.
     """
     place = np.arange(order.size)
     block = order // size
@@ -204,7 +214,9 @@ def measure_order(order: np.ndarray, size: int = BLOCK) -> tuple[float, ...]:
 
 
 def expected_of_random(n: int, size: int = BLOCK) -> tuple[float, ...]:
-    """What a uniformly random permutation of ``range(n)``, a multiple of the block, gives on average."""
+    """What a uniformly random permutation of ``range(n)``, a multiple of the block, gives on
+    average.
+    """
     return (n + 1) / (3 * n), 0.5, 0.0, (size - 1) / (n - 1)
 
 
@@ -239,8 +251,10 @@ def marin_table(args: argparse.Namespace, report: Report) -> None:
         rows,
     )
     report.note(
-        "Same-block rate: plain definition (share of successive rows from one block). A well mixed window of 8 blocks "
-        "of 128 gives 127/1023 = 0.124; marin's 0.31 comes from its multiply-add Feistel rounds, which leave "
+        "Same-block rate: plain definition (share of successive rows from one block). A well mixed"
+        " window of 8 blocks "
+        "of 128 gives 127/1023 = 0.124; marin's 0.31 comes from its multiply-add Feistel rounds,"
+        " which leave "
         "neighbours together (as 0.0107 < 0.0155 for full shuffle does)."
     )
     for name, values in MARIN.items():
@@ -294,9 +308,12 @@ def variance_table(args: argparse.Namespace, report: Report) -> dict[str, dict[i
         rows,
     )
     report.note(
-        "VR_w: variance of the mean over w consecutive examples, full shuffle = 1. B = 128: w = 128, 1024, 8192. "
-        "B = 1024: w = 1024, 8192, 65536. Braid 8x batch is the default memory budget, in blocks of 128; braid default "
-        "has the blocks that configs give: one chunk of 65,536 tokens. Batch 1024 in blocks of 128 has every row of "
+        "VR_w: variance of the mean over w consecutive examples, full shuffle = 1. B = 128: w ="
+        " 128, 1024, 8192. "
+        "B = 1024: w = 1024, 8192, 65536. Braid 8x batch is the default memory budget, in blocks"
+        " of 128; braid default "
+        "has the blocks that configs give: one chunk of 65,536 tokens. Batch 1024 in blocks of 128"
+        " has every row of "
         "this corpus open, so its VR_8192 of 0 is no result, and no bar."
     )
     return curves

@@ -1,11 +1,13 @@
-"""What removing documents at index time costs: reads of each stored chunk in an epoch, and tokens that fill no row.
+"""What removing documents at index time costs: reads of each stored chunk in an epoch, and tokens
+that fill no row.
 
     python scripts/bench/bench_removal.py --check --json docs/bench/removal.json
 
-A cache of 4,096 chunks of 4,096 tokens, documents of 1,000 tokens on average, rows of 256 tokens, batches of 16, a
-braided shuffle with 16 strands; one whole epoch is loaded, with memory for four times the open blocks, and the loader's
-own counters are read. "Gaps close" is what the docstring of data/token_seq.py says for gaps too close to begin rows
-anew: 1 + (1 - f) / k reads of each chunk, for a share f removed and blocks of k chunks.
+A cache of 4,096 chunks of 4,096 tokens, documents of 1,000 tokens on average, rows of 256 tokens,
+batches of 16, a braided shuffle with 16 strands; one whole epoch is loaded, with memory for four
+times the open blocks, and the loader's own counters are read. "Gaps close" is what the docstring of
+data/token_seq.py says for gaps too close to begin rows anew: 1 + (1 - f) / k reads of each chunk,
+for a share f removed and blocks of k chunks.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
-"""Rollouts beside training: throughput with stragglers, age of what is trained on, kills, CPU of a large step.
+"""Rollouts beside training: throughput with stragglers, age of what is trained on, kills, CPU of a
+large step.
 
     python scripts/bench/bench_rollouts.py --check --json docs/bench/rollouts.json
     python scripts/bench/bench_rollouts.py --kills 30 --check
 
-Throughput: samples take .1 s, one prompt in 50 takes 5 s, a training step .5 s and trains on 16 groups. The ideal is a
-step every .5 s. ``abort``: a bound of 2 versions, calls that are too old are aborted; ``keep``: a bound of 12, what is
-late is trained on later; ``wait``: prompts in their order, sampled within the step.
+Throughput: samples take .1 s, one prompt in 50 takes 5 s, a training step .5 s and trains on 16
+groups. The ideal is a step every .5 s. ``abort``: a bound of 2 versions, calls that are too old are
+aborted; ``keep``: a bound of 12, what is late is trained on later; ``wait``: prompts in their
+order, sampled within the step.
 
-Kills: a run that samples in the background is killed (SIGKILL) at random moments; then it is finished, its positions
-are counted, and all its batches are replayed from the log.
+Kills: a run that samples in the background is killed (SIGKILL) at random moments; then it is
+finished, its positions are counted, and all its batches are replayed from the log.
 
-CPU: a step of 1,024 completions of 2,048 tokens (128 groups of 8, with log probabilities) in rows of 8,192, dealt to 8
-ranks by FLOPs: reading the log, advantages, balance, packing, and the step's record.
+CPU: a step of 1,024 completions of 2,048 tokens (128 groups of 8, with log probabilities) in rows
+of 8,192, dealt to 8 ranks by FLOPs: reading the log, advantages, balance, packing, and the step's
+record.
 """
 
 from __future__ import annotations
@@ -67,7 +70,9 @@ class Sampler:
 
 @contextlib.contextmanager
 def batches_of(dataset: RLDataset) -> Iterator[Iterator[PackedBatch]]:
-    """Through a loader, which packs the next step meanwhile; one without a bound on age is asked step by step."""
+    """Through a loader, which packs the next step meanwhile; one without a bound on age is asked
+    step by step.
+    """
     if dataset.settings.max_staleness is None:
         yield iter(dataset)
         return

@@ -1,13 +1,15 @@
-"""How often each stored block is read, and what a step costs, with hosts that exchange rows and without.
+"""How often each stored block is read, and what a step costs, with hosts that exchange rows and
+without.
 
     python scripts/bench/bench_row_exchange.py --check --json docs/bench/row_exchange.json
 
-Forecast for 64, 256 and 1,024 hosts: 20 and 200 Zipf components in braids as a config plans them, batch 1024, blocks of
-32 rows, constant weights and shares that each grow or fall by half. Counted on four processes on CPU devices, each on
-one device, with real files: reads, batches that differ (none may), and the time of a step that does nothing but take a
-batch. Reads per block are those from step 361 on. Before that the borders of hosts are drawn twice, for which open
-blocks are read once more, once in a run: an epoch of 64 blocks a strand has so many reads more. --quick looks at fewer
-steps and at two of the four mixtures.
+Forecast for 64, 256 and 1,024 hosts: 20 and 200 Zipf components in braids as a config plans them,
+batch 1024, blocks of 32 rows, constant weights and shares that each grow or fall by half. Counted
+on four processes on CPU devices, each on one device, with real files: reads, batches that differ
+(none may), and the time of a step that does nothing but take a batch. Reads per block are those
+from step 361 on. Before that the borders of hosts are drawn twice, for which open blocks are read
+once more, once in a run: an epoch of 64 blocks a strand has so many reads more. --quick looks at
+fewer steps and at two of the four mixtures.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ QUICK = ((20, True), (200, False))
 def mixture(
     components: int, ramped: bool, steps: int, batch: int, root: Path | None = None
 ) -> MixtureDataset:
-    """Zipf components in braids as a config plans them; ``ramped``: each share grows or falls by half in ``steps``."""
+    """Zipf components in braids as a config plans them; ``ramped``: each share grows or falls by
+    half in ``steps``.
+    """
     first = 1 / np.arange(1, components + 1)
     first /= first.sum()
     last = first * np.random.default_rng(1).choice([0.5, 1.5], components) if ramped else first
@@ -133,7 +137,9 @@ def forecast(components: int, ramped: bool, steps: int, batch: int = 1024) -> It
 
 
 def _new(recent: deque[np.ndarray], keys: np.ndarray) -> int:
-    """How many of these were not met in the last windows; a block is in use for 4 windows of 64 steps."""
+    """How many of these were not met in the last windows; a block is in use for 4 windows of 64
+    steps.
+    """
     distinct = np.unique(keys)
     new = distinct.size if not recent else int((~np.isin(distinct, np.concatenate(recent))).sum())
     recent.append(distinct)
@@ -162,11 +168,15 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         rows,
     )
     for components, weights, hosts, _, _, _, reads, _ in rows:
-        name = f"exchange, {components} components, {weights}, {hosts} hosts: reads per block per epoch"
+        name = (
+            f"exchange, {components} components, {weights}, {hosts} hosts: reads per block per"
+            " epoch"
+        )
         report.bar(name, reads, at_most=BAR)
     counted = count_on_processes(processes)
     report.table(
-        f"{PROCESSES} processes, {PROCESS_COMPONENTS} components, +-50%, batch {PROCESS_BATCH}, {processes} steps",
+        f"{PROCESSES} processes, {PROCESS_COMPONENTS} components, +-50%, batch {PROCESS_BATCH},"
+        f" {processes} steps",
         [
             "exchange",
             "reads per block",

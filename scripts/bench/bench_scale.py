@@ -1,21 +1,24 @@
-"""Ten trillion tokens: what opening costs, and how many requests a block takes, whatever the number of parts and hosts.
+"""Ten trillion tokens: what opening costs, and how many requests a block takes, whatever the number
+of parts and hosts.
 
     python scripts/bench/bench_scale.py --check --json docs/bench/scale.json
 
-The ledgers are real files of so many parts; the arrays behind them are forged by a web server of the bench's own, which
-counts every request. Table 1: ``TokenCache.open`` of a local cache in a process of its own: CPU, and the growth of the
-largest memory. Table 2: 200 caches of 100,000 parts each in one run, from opening to the first batch of 1,024 rows.
+The ledgers are real files of so many parts; the arrays behind them are forged by a web server of
+the bench's own, which counts every request. Table 1: ``TokenCache.open`` of a local cache in a
+process of its own: CPU, and the growth of the largest memory. Table 2: 200 caches of 100,000 parts
+each in one run, from opening to the first batch of 1,024 rows.
 
-Table 3: 64 and 1,024 hosts that read a braid over one cache of 100,000 parts, one after the other in this process, each
-with a cache, arrays and a reader of its own; the plan that all hosts make alike is made once. The ledger is opened as
-hosts of a job open it, one for all, through a key-value store in memory in place of JAX's. All requests are counted at
-the server: those to open the cache, and all over the blocks that were read. ``forecast`` is what
-``headrace.analysis.simulate`` says beforehand of all requests.
+Table 3: 64 and 1,024 hosts that read a braid over one cache of 100,000 parts, one after the other
+in this process, each with a cache, arrays and a reader of its own; the plan that all hosts make
+alike is made once. The ledger is opened as hosts of a job open it, one for all, through a key-value
+store in memory in place of JAX's. All requests are counted at the server: those to open the cache,
+and all over the blocks that were read. ``forecast`` is what ``headrace.analysis.simulate`` says
+beforehand of all requests.
 
-Tables 4 and 5: pack plans, see :mod:`_scaling_plans`. Table 6: filters, see :mod:`_scaling_filters`. Table 7: builds
-of small corpora, see :mod:`_scaling_builds`. ``--quick`` has 16 and 64 hosts and fewer steps, makes plans of 4e6
-documents and opens some of 1e7; its filters are of 1e7, and it builds 1e4 small files alone. ``--only`` leaves the
-other tables out.
+Tables 4 and 5: pack plans, see :mod:`_scaling_plans`. Table 6: filters, see
+:mod:`_scaling_filters`. Table 7: builds of small corpora, see :mod:`_scaling_builds`. ``--quick``
+has 16 and 64 hosts and fewer steps, makes plans of 4e6 documents and opens some of 1e7; its filters
+are of 1e7, and it builds 1e4 small files alone. ``--only`` leaves the other tables out.
 """
 
 from __future__ import annotations
@@ -72,7 +75,9 @@ NAME = "cache"
 
 
 def forge(parts: int) -> tuple[bytes, bytes, np.ndarray]:
-    """``ledger.json``, ``ledger.bin`` and the digests of a cache of so many parts, which only the second lists."""
+    """``ledger.json``, ``ledger.bin`` and the digests of a cache of so many parts, which only the
+    second lists.
+    """
     digests = np.frombuffer(np.random.default_rng(0).bytes(32 * parts), "V32")
     tokens = np.full(parts, CHUNKS * LAYOUT.chunk_elements)
     tokens[::7] -= SEQ_LEN  # chunks that end early
@@ -131,7 +136,10 @@ class Forger(asyncio.Protocol):
             return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         first = int(span[1]) if span[1] else len(body) - int(span[2])
         last = min(int(span[2]), len(body) - 1) if span[1] and span[2] else len(body) - 1
-        head = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes %d-%d/%d\r\nContent-Length: %d\r\n\r\n"
+        head = (
+            b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes %d-%d/%d\r\nContent-Length:"
+            b" %d\r\n\r\n"
+        )
         return head % (first, last, len(body), last + 1 - first) + body[first : last + 1]
 
     def _body(self, path: str) -> bytes | None:
@@ -233,7 +241,9 @@ def job_open(path: str) -> list[float]:
 
 
 def job_first_batch(url: str, number: str) -> list[float]:
-    """CPU seconds from opening so many caches to the first batch of their mixture, likewise MiB, and requests."""
+    """CPU seconds from opening so many caches to the first batch of their mixture, likewise MiB,
+    and requests.
+    """
     TokenCache.open(f"{url}/warm")
     jax.devices()
     counts(url)

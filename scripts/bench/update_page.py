@@ -1,10 +1,12 @@
-"""Bring the tables of docs/performance.md and docs/order.md up to date with the records in docs/bench.
+"""Bring the tables of docs/performance.md and docs/order.md up to date with the records in
+docs/bench.
 
     python scripts/bench/update_page.py            write the pages
     python scripts/bench/update_page.py --check    exit status 1 if one differs from what it would write
 
-What stands between ``<!-- bars peers,peers_latency -->`` (or ``<!-- table peers 0 -->``, ``<!-- notes peers -->``) and
-the next ``<!-- end -->`` is made from those records; all else is written by hand.
+What stands between ``<!-- bars peers,peers_latency -->`` (or ``<!-- table peers 0 -->``, ``<!--
+notes peers -->``) and the next ``<!-- end -->`` is made from those records; all else is written by
+hand.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ def update(page: str, records: Path = RECORDS) -> str:
             )
         else:
             made = "\n".join(f"- {note.replace('*', '`*`')}" for note in read[0]["notes"])
-        return f"<!-- {found[1]} {found[2]}{f' {number}' if number else ''} -->\n\n{made}\n\n<!-- end -->"
+        return (
+            f"<!-- {found[1]} {found[2]}{f' {number}' if number else ''} -->\n\n{made}\n\n<!-- end"
+            " -->"
+        )
 
     return _PART.sub(part, page)
 
@@ -84,7 +89,8 @@ def main() -> None:
             path.write_text(updated)
         elif updated != page:
             sys.exit(
-                f"docs/{path.name} does not say what docs/bench does: python scripts/bench/update_page.py"
+                f"docs/{path.name} does not say what docs/bench does: python"
+                " scripts/bench/update_page.py"
             )
 
 

@@ -1,4 +1,5 @@
-"""The picture of docs/order.md: which of four hosts reads which stored block, for a block shuffle and a braid.
+"""The picture of docs/order.md: which of four hosts reads which stored block, for a block shuffle
+and a braid.
 
 python scripts/figures/hosts.py docs/images/hosts.png
 """
@@ -25,7 +26,9 @@ COLOURS = ("#1f5fa8", "#e0a030", "#3a9a5f", "#b04a7a")
 
 
 def reads(dataset: PlannedDataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Step, block and host of every row of an epoch, with rows sorted by locality within each batch, as loaders do."""
+    """Step, block and host of every row of an epoch, with rows sorted by locality within each
+    batch, as loaders do.
+    """
     rows = dataset.locate(np.arange(BLOCKS * BLOCK_ROWS))
     step = np.arange(rows.row.size) // BATCH
     order = np.lexsort((rows.locality, step))

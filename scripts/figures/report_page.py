@@ -1,4 +1,5 @@
-"""The top of a report in light and in dark, and a live page in the middle of a run, as pictures for the docs.
+"""The top of a report in light and in dark, and a live page in the middle of a run, as pictures for
+the docs.
 
 python scripts/figures/report_page.py docs/images     needs Chromium: apt-get install chromium, or HEADRACE_CHROMIUM
 """

@@ -2,8 +2,7 @@
 
 import pytest
 
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.testing import tiny_cache
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.feed.loader import DataLoader
+from headrace.feed import DataLoader
 
 grain = pytest.importorskip("grain", reason="Grain has no wheel for this Python")
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from headrace.adapters import HostBatches
 from headrace.adapters.host_batches import FIELDS, arrays_of
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import TokenSeqDataset
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.feed.loader import DataLoader
+from headrace.feed import DataLoader
 from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
 
@@ -36,7 +36,7 @@ def test_the_shares_of_all_processes_are_the_loaders_batches(mixture_of, step, w
 
 @pytest.fixture(scope="module")
 def mixture_of(sources):
-    from headrace.data.mixture import MixtureDataset
+    from headrace.data import MixtureDataset
 
     shuffled = {name: s.braid_shuffle(seed=0, batch_size=8) for name, s in sources.items()}
     return lambda: MixtureDataset(shuffled, {"a": 2, "b": 1}, batch_size=8)

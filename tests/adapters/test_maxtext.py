@@ -1,4 +1,6 @@
-"""Batches in MaxText's form, against a loop over documents; the iterator in the real Orbax and Grain."""
+"""Batches in MaxText's form, against a loop over documents; the iterator in the real Orbax and
+Grain.
+"""
 
 import jax
 import numpy as np
@@ -8,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace.batch.packed_batch import PackedBatch, pack_rows
+from headrace.batch import PackedBatch, pack_rows
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.feed.loader import DataLoader
+from headrace.feed import DataLoader
 
 grain = pytest.importorskip("grain", reason="Grain has no wheel for this Python")
 
@@ -133,7 +135,9 @@ def test_what_is_no_state_is_refused_and_changes_nothing(mixture, state):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_orbax_saves_it_beside_the_model(mixture, tmp_path):
-    """A training whose weights depend on every batch: stopped and resumed, it gives the weights of an unbroken one."""
+    """A training whose weights depend on every batch: stopped and resumed, it gives the weights of
+    an unbroken one.
+    """
     import orbax.checkpoint as ocp
 
     def train(weights, batches, steps):

@@ -1,5 +1,6 @@
-"""headrace's batches as torch's ``IterableDataset``: with torch where it is installed, else against the part of its
-interface that the adapter uses (torch is 0.7 GB, and no test of headrace's needs it otherwise).
+"""headrace's batches as torch's ``IterableDataset``: with torch where it is installed, else against
+the part of its interface that the adapter uses (torch is 0.7 GB, and no test of headrace's needs it
+otherwise).
 """
 
 import importlib
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.feed.loader import DataLoader
+from headrace.feed import DataLoader
 
 T = TypeVar("T")
 
@@ -111,8 +112,8 @@ def test_a_state_counts_for_one_pass(adapter, mixture):
 
 
 def test_as_torchdata_restores_a_pass(adapter, mixture):
-    # StatefulDataLoader restores the dataset, takes an iterator of it, restores that, and takes another one if the
-    # saved pass was over. A worker does so with a copy of the dataset.
+    # StatefulDataLoader restores the dataset, takes an iterator of it, restores that, and takes
+    # another one if the saved pass was over. A worker does so with a copy of the dataset.
     module, _ = adapter
     batches = module.TorchBatches(mixture(num_steps=4))
     every = steps_of(batches)

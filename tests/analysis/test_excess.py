@@ -1,4 +1,6 @@
-"""Excess loss: its definition written the slow way, SGD with random noise, bounds, and what is saved beside caches."""
+"""Excess loss: its definition written the slow way, SGD with random noise, bounds, and what is
+saved beside caches.
+"""
 
 from __future__ import annotations
 

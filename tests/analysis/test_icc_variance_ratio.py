@@ -1,4 +1,6 @@
-"""The variance ratio of an order, against its definition written the slow way and values known in closed form."""
+"""The variance ratio of an order, against its definition written the slow way and values known in
+closed form.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ orders = (
 
 
 def slow_variance_ratio(order: np.ndarray, window: int, unit: int) -> float:
-    """The definition: counts of every unit in every window, and the hypergeometric variance of each."""
+    """The definition: counts of every unit in every window, and the hypergeometric variance of
+    each.
+    """
     n = len(order)
     units = int(order.max()) // unit + 1
     of_unit = order // unit

@@ -1,4 +1,6 @@
-"""The probe finds what lies between blocks, reads no more than it may, and refuses what cannot be told."""
+"""The probe finds what lies between blocks, reads no more than it may, and refuses what cannot be
+told.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from headrace.analysis.probe import neighbourhoods, probe_cache, unigram_losses
+from headrace.analysis import neighbourhoods, probe_cache, unigram_losses
 from headrace.errors import ConfigError
-from headrace.testing import tiny_cache, with_arrays
-from headrace.testing.caches import CountingArray, write_cache
+from headrace.testing import CountingArray, tiny_cache, with_arrays, write_cache
 
 
 @pytest.fixture
 def striped(tmp_path):
-    """Documents of 64 tokens; every other stretch of 16 documents uses a quarter of the vocabulary."""
+    """Documents of 64 tokens; every other stretch of 16 documents uses a quarter of
+    the vocabulary.
+    """
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 16 if (d // 16) % 2 else 64, 64) for d in range(1024)]
     return write_cache(tmp_path / "striped", [documents], vocab_size=64)

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch.balance import (
+from headrace.batch import (
     TransformerCost,
     capped_partitions,
     first_fit,
     karmarkar_karp,
     micro_batches,
-    next_fit,
-    split_bins,
 )
+from headrace.batch.balance import next_fit, split_bins
 from headrace.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch.context_parallel import attention_work, response_part, striped, zigzag
+from headrace.batch import attention_work, response_part, striped, zigzag
 from headrace.errors import ConfigError
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "slime_cp_zigzag.json").read_text())[

@@ -1,4 +1,6 @@
-"""Examples in batches: weight i is label i's, nothing is lost, pairs stay together, and what is odd is named."""
+"""Examples in batches: weight i is label i's, nothing is lost, pairs stay together, and what is odd
+is named.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace.batch.examples import Example, pack_examples
-from headrace.batch.packed_batch import PackedBatch
+from headrace.batch import Example, PackedBatch, pack_examples
 from headrace.errors import ConfigError
 
 lengths_and_capacity = st.lists(st.integers(1, 9), min_size=1, max_size=12).flatmap(

@@ -1,4 +1,6 @@
-"""The unified loss against hand-written references: values, gradients, denominators, devices, memory."""
+"""The unified loss against hand-written references: values, gradients, denominators, devices,
+memory.
+"""
 
 import dataclasses
 from functools import cache, partial
@@ -11,9 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace.batch.loss import coefficients, unified_loss, unified_loss_from_hidden
-from headrace.batch.packed_batch import PackedBatch, pack_rows
-from headrace.batch.vocabulary import hidden_nll, token_nll
+from headrace.batch import (
+    PackedBatch,
+    hidden_nll,
+    pack_rows,
+    token_nll,
+    unified_loss,
+    unified_loss_from_hidden,
+)
+from headrace.batch.loss import coefficients
 from headrace.errors import ConfigError
 
 DENOMINATORS = ("weights", "tokens", "sequences", "groups")
@@ -22,7 +30,9 @@ WIDTH = 8
 
 
 def some_batch(seed=0, rows=8, length=12):
-    """Rows of several segments with padding, masks, weights of both signs, and groups spread over rows."""
+    """Rows of several segments with padding, masks, weights of both signs, and groups spread over
+    rows.
+    """
     rng = np.random.default_rng(seed)
     segments = np.zeros((rows, 4), np.int32)
     for row in segments:
@@ -312,7 +322,9 @@ def test_one_value_a_token():
 
 
 def explicit_mesh(**axes):
-    """``jax.make_mesh`` makes such: types of arrays then say how they are sharded, and a scan or a join may not mix."""
+    """``jax.make_mesh`` makes such: types of arrays then say how they are sharded, and a scan or a
+    join may not mix.
+    """
     return jax.make_mesh(
         tuple(axes.values()), tuple(axes), axis_types=(jax.sharding.AxisType.Explicit,) * len(axes)
     )
@@ -344,7 +356,9 @@ def test_on_a_mesh_with_explicit_axes(denominator):
 
 @cache
 def hidden_case():
-    """Hidden states, a matrix and a batch, and the loss of these on one device, with its gradients."""
+    """Hidden states, a matrix and a batch, and the loss of these on one device,
+    with its gradients.
+    """
     rng = np.random.default_rng(0)
     batch = pack_rows(rng.integers(0, 9, (4, 8)), eos_id=0)
     hidden = rng.normal(size=(4, 8, 6))

@@ -1,13 +1,14 @@
-"""Where rows go in micro-batches: each once, whole, under the cap, in shapes that lengths do not change."""
+"""Where rows go in micro-batches: each once, whole, under the cap, in shapes that lengths do not
+change.
+"""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch.balance import TransformerCost
-from headrace.batch.micro_plan import MicroBatchConfig
-from headrace.config.lm_data import load_config
+from headrace.batch import MicroBatchConfig, TransformerCost
+from headrace.config import load_config
 from headrace.errors import ConfigError
 
 MODEL = TransformerCost(64, 2, 4, 16, 2, 128, 1000)

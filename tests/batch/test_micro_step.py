@@ -1,4 +1,6 @@
-"""Micro-batches on devices: rows as the plan says, with all that lies beside their tokens; losses that add up."""
+"""Micro-batches on devices: rows as the plan says, with all that lies beside their tokens; losses
+that add up.
+"""
 
 from itertools import pairwise
 
@@ -7,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.batch.loss import unified_loss
-from headrace.batch.micro_plan import MicroBatchConfig
+from headrace.batch import MicroBatchConfig, PackedBatch, unified_loss
 from headrace.batch.micro_step import lay_out
-from headrace.batch.packed_batch import PackedBatch
 
 S = 32
 WIDTH = 3

@@ -1,4 +1,6 @@
-"""PackedBatch against a slow reference that walks over documents; the same in numpy, in jax and under jit."""
+"""PackedBatch against a slow reference that walks over documents; the same in numpy, in jax and
+under jit.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch.packed_batch import PackedBatch, pack_rows
+from headrace.batch import PackedBatch, pack_rows
 from headrace.errors import ConfigError
 
 EOS = 3

@@ -1,4 +1,6 @@
-"""On meshes of ``jax.make_mesh``, whose axes are explicit, all that a batch derives is what the host derives."""
+"""On meshes of ``jax.make_mesh``, whose axes are explicit, all that a batch derives is what the
+host derives.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -11,9 +13,13 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from headrace import DataLoader, load_config
-from headrace.batch.loss import unified_loss, unified_loss_from_hidden, weighted_mean
-from headrace.batch.packed_batch import pack_rows
-from headrace.batch.vocabulary import token_nll
+from headrace.batch import (
+    pack_rows,
+    token_nll,
+    unified_loss,
+    unified_loss_from_hidden,
+    weighted_mean,
+)
 from headrace.testing import tiny_cache
 
 MESHES = {
@@ -58,7 +64,9 @@ HOW = {"eager": lambda f: f, "jit": jax.jit}
 
 
 def on_mesh(mesh, spec, batch):
-    """As a loader puts it there: leaves of another width than the rows are sharded over rows alone."""
+    """As a loader puts it there: leaves of another width than the rows are sharded
+    over rows alone.
+    """
 
     def put(leaf):
         fits = leaf.shape[:2] == batch.token_ids.shape

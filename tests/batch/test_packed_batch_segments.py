@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch.packed_batch import PackedBatch, pack_rows
+from headrace.batch import PackedBatch, pack_rows
 
 LEAVES = ("tokens", "labels", "token_weights", "position_ids", "segment_ids", "cu_seqlens")
 

@@ -1,4 +1,6 @@
-"""One training step for pretraining, SFT, preferences and GRPO: compiled once, no branch, and each loss as by hand."""
+"""One training step for pretraining, SFT, preferences and GRPO: compiled once, no branch, and each
+loss as by hand.
+"""
 
 import equinox as eqx
 import jax
@@ -7,13 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from headrace.batch.examples import Example, pack_examples
-from headrace.batch.loss import unified_loss
-from headrace.batch.packed_batch import pack_rows
-from headrace.batch.preference import pack_pairs
-from headrace.demo.model import Transformer
-from headrace_posttrain.rollouts.advantages import group_advantages
-from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace.batch import Example, pack_examples, pack_pairs, pack_rows, unified_loss
+from headrace.demo import Transformer
+from headrace_posttrain import ScoredGroup, group_advantages
 
 ROWS = 4
 LENGTH = 16
@@ -142,7 +140,8 @@ def test_one_step_trains_all_of_them():
         trained, _, loss = train_step(model, opt_state, expanded)
         assert float(loss) == pytest.approx(by_hand(model), rel=1e-6, abs=1e-6), make.__name__
         assert float(loss_of(trained, expanded)) < float(loss), make.__name__
-    assert train_step._cache_size() == 1  # pyright: ignore[reportAttributeAccessIssue]  # one program for all four
+    # one program for all four
+    assert train_step._cache_size() == 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("make", [pretraining, supervised, preferences, rollouts])

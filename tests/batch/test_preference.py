@@ -11,26 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from headrace.batch.examples import Example
-from headrace.batch.loss import unified_loss
-from headrace.batch.preference import (
+from headrace.batch import (
+    Example,
     dpo_weights,
     pack_pairs,
-    pair_examples,
     pair_log_probs,
     pair_weights,
+    token_nll,
+    unified_loss,
 )
-from headrace.batch.vocabulary import token_nll
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.batch.preference import pair_examples
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset, PackedTokenDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.mixture import MixtureDataset
-from headrace.data.packed import PackedTokenDataset
 from headrace.errors import ConfigError
-from headrace.feed.loader import DataLoader
-from headrace.pack.spec import PackingConfig
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.feed import DataLoader
+from headrace.pack import PackingConfig
+from headrace.store import CacheLayout, TokenCache
+from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
 from headrace.testing import write_cache
@@ -159,7 +157,9 @@ def test_no_pairs_are_an_empty_batch():
 
 
 def cache_of_pairs(root, parts, chosen=(1, 0)):
-    """Documents in pairs: ids name the document (its number and 1), odd places of it are trained on."""
+    """Documents in pairs: ids name the document (its number and 1), odd places of it are trained
+    on.
+    """
     layout = CacheLayout("uint16", chunk_elements=16, shard_chunks=2)
     specs = [LeafSpec("loss_mask", "uint8", "ragged"), LeafSpec("chosen", "uint8", "fixed")]
     records = []

@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from headrace.batch.packed_batch import PackedBatch, pack_rows
-from headrace.batch.segments import (
+from headrace.batch import (
+    PackedBatch,
     discounted_sums,
-    next_in_segment,
+    pack_rows,
     segment_means,
     segment_sums,
     spread_segments,
 )
+from headrace.batch.segments import next_in_segment
 
 ROWS = 4
 LENGTH = 12

@@ -1,4 +1,6 @@
-"""What of a conversation is trained on, mode by mode; media; and masks of caches in packed, shuffled rows."""
+"""What of a conversation is trained on, mode by mode; media; and masks of caches in packed,
+shuffled rows.
+"""
 
 from pathlib import Path
 
@@ -8,23 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.analysis import RunSteps, simulate
 from headrace.analysis.check.sizes import planned_caches
-from headrace.analysis.simulate.forecast import RunSteps, simulate
-from headrace.batch.examples import pack_examples
-from headrace.batch.sft import MODES, Media, Message, conversation
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.data.mixture import MixtureDataset
-from headrace.data.packed import PackedTokenDataset
+from headrace.batch import Media, Message, conversation, pack_examples
+from headrace.batch.sft import MODES
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset, PackedTokenDataset, TokenSeqDataset
 from headrace.data.phased import PhasedDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, ReadError
-from headrace.feed.loader import DataLoader
-from headrace.ingest.source import SourceConfig
-from headrace.mix.schedule import BatchSchedule
-from headrace.pack.plan import plan_packs
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.feed import DataLoader
+from headrace.ingest import SourceConfig
+from headrace.mix import BatchSchedule
+from headrace.pack import plan_packs
+from headrace.store import CacheLayout, TokenCache
+from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
 from headrace.testing import write_cache
@@ -184,7 +183,9 @@ def test_masks_of_a_cache_stay_with_their_tokens(tmp_path, algorithm):
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("leaf", [{}, {"name": "assistant_masks", "dtype": "int32"}])
 def test_masks_go_through_mixtures_splits_and_loaders(tmp_path, packed, leaf):
-    """Beside a source without a mask, whose tokens all count; on devices, in batches that are not full."""
+    """Beside a source without a mask, whose tokens all count; on devices, in batches that are not
+    full.
+    """
     chats = masked_cache(tmp_path / "chats", [[5, 9, 3, 12], [7, 1, 20]], **leaf)
     texts = write_cache(tmp_path / "texts", [[np.arange(2, 200, 2)] * 3])
     rows = [PackedTokenDataset(c, 24) if packed else TokenSeqDataset(c, 24) for c in (chats, texts)]

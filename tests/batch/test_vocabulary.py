@@ -1,4 +1,6 @@
-"""Entropy, normaliser and log probabilities of several labels, against a plain softmax, with gradients."""
+"""Entropy, normaliser and log probabilities of several labels, against a plain softmax, with
+gradients.
+"""
 
 from functools import cache
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from headrace.batch.vocabulary import hidden_stats, token_stats
+from headrace.batch import hidden_stats, token_stats
 from headrace.errors import ConfigError
 
 SIZE = 37

@@ -1,4 +1,6 @@
-"""Changing a run as the pages print it: what ``headrace diff`` says is pasted, and the run goes on."""
+"""Changing a run as the pages print it: what ``headrace diff`` says is pasted, and
+the run goes on.
+"""
 
 import re
 import shutil
@@ -29,8 +31,8 @@ BLEND = {"code": 3, "docs": 1}
 TREE = {"text": {"weight": 1, "blend": {"docs": 1}}, "code": 3}
 ADD = [{"step": 60, "add": {"math": 2}}]
 
-# Ways in which a user adds a source at step 60: the run's fields, and what the edited config has beside or in place of
-# them.
+# Ways in which a user adds a source at step 60: the run's fields, and what the edited config has
+# beside or in place of them.
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a component without a weight": (
         {"components": OWN},
@@ -180,7 +182,8 @@ def test_what_is_printed_can_be_pasted(
     shutil.copytree(caches, "caches")
     path = Path("run.yaml")
     began = HEAD + (
-        "components:\n  code: {cache: caches/code, weight: 3}\n  docs: {cache: caches/docs, weight: 1}\n"
+        "components:\n  code: {cache: caches/code, weight: 3}\n  docs: {cache: caches/docs,"
+        " weight: 1}\n"
     )
     path.write_text(began)
     with load_config("run.yaml").loader() as loader:
@@ -262,7 +265,9 @@ def test_the_quickstart_s_last_instruction_works_as_printed(headrace, tmp_path, 
 
 @pytest.mark.slow
 def test_a_killed_program_goes_on_with_another_source(headrace, caches, tmp_path, monkeypatch):
-    """The train.py of ``init``: killed, then a source is added and a weight changed as ``headrace diff`` says."""
+    """The train.py of ``init``: killed, then a source is added and a weight changed as ``headrace
+    diff`` says.
+    """
     monkeypatch.chdir(tmp_path)
     shutil.copytree(caches, "caches")
     shutil.copy(program.__file__, PROGRAM)

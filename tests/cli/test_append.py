@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.application import application
-from headrace.config.lm_data import load_config
-from headrace.run.manifest import open_run
+from headrace.config import load_config
+from headrace.run import open_run
 
 
 def run(*arguments: object, ok: bool = True) -> str:

@@ -1,4 +1,6 @@
-"""``headrace build``: what it prints, how it ends, and one readable line for everything that can be wrong."""
+"""``headrace build``: what it prints, how it ends, and one readable line for everything that can be
+wrong.
+"""
 
 import json
 import shlex
@@ -13,9 +15,9 @@ import pytest
 
 from headrace.cli.build import summary
 from headrace.cli.inspect import build_command
-from headrace.ingest.build import BuildReport
+from headrace.ingest import BuildReport
 from headrace.ingest.progress import EncoderCounts
-from headrace.store.cache import TokenCache
+from headrace.store import TokenCache
 
 BYTES = ("--tokenizer", "bytes")
 Run = Callable[..., tuple[int, str, str]]

@@ -1,4 +1,6 @@
-"""``headrace cat``: what it shows is what the loader delivers, and it says where that comes from."""
+"""``headrace cat``: what it shows is what the loader delivers, and it says where
+that comes from.
+"""
 
 import json
 import os
@@ -13,14 +15,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import LmDataConfig, load_config
 from headrace.data.dataset import BatchOrder
-from headrace.ingest.build import build_cache
-from headrace.ingest.records import LeafConfig
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
-from headrace.run.manifest import RunManifest, open_run
-from headrace.store.cache import TokenCache
+from headrace.ingest import LeafConfig, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest.tokenize import load_tokenizer
+from headrace.run import RunManifest, open_run
+from headrace.store import TokenCache
 from headrace.testing import tiny_cache, write_cache
 
 Run = Callable[..., tuple[int, str, str]]

@@ -1,4 +1,6 @@
-"""The command line as a whole: every command has examples that parse, JSON, one-line errors and its status."""
+"""The command line as a whole: every command has examples that parse, JSON, one-line errors and its
+status.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ import typer
 
 from headrace.cli import exits
 from headrace.cli.application import PANELS, application
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import LmDataConfig
 from headrace.testing import tiny_cache
 
 GROUP: Any = typer.main.get_command(application())
@@ -128,7 +130,10 @@ def test_an_answer_imports_nothing_heavy(command, said, unused):
 
 def test_what_is_imported_is_noticed():
     """The instrument of the test above, on a command that does need something."""
-    program = "import sys, headrace; headrace.TokenCache; print([m for m in ('jax', 'numpy') if m in sys.modules])"
+    program = (
+        "import sys, headrace; headrace.TokenCache; print([m for m in ('jax', 'numpy') if m in"
+        " sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
@@ -136,7 +141,10 @@ def test_what_is_imported_is_noticed():
 
 
 def test_import_headrace_imports_nothing_heavy():
-    program = f"import sys, headrace; print([m for m in {(*HEAVY, 'typer', 'asyncio')} if m in sys.modules])"
+    program = (
+        f"import sys, headrace; print([m for m in {(*HEAVY, 'typer', 'asyncio')} if m in"
+        " sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

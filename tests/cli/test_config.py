@@ -16,8 +16,8 @@ import rich.console
 import yaml
 from jax.sharding import Mesh
 
-from headrace.config.lm_data import load_config
-from headrace.run.manifest import open_run
+from headrace.config import load_config
+from headrace.run import open_run
 from headrace.testing import tiny_cache
 
 PLAN = """
@@ -194,7 +194,9 @@ def test_from_levanter_prints_a_config_with_its_notes(headrace, tmp_path):
 
 @pytest.fixture
 def remote(tmp_path, monkeypatch):
-    """A config of three remote caches, and the connections that are attempted; each would wait for ever."""
+    """A config of three remote caches, and the connections that are attempted; each would wait for
+    ever.
+    """
     never = threading.Event()
     attempts = []
 

@@ -1,4 +1,6 @@
-"""Broken configs: each gets one line with the whole path of what is wrong, and what to write instead."""
+"""Broken configs: each gets one line with the whole path of what is wrong, and what to write
+instead.
+"""
 
 from __future__ import annotations
 
@@ -51,18 +53,21 @@ BROKEN = {
     ),
     "two schedules on a path": Broken(
         "components: {web: {cache: a}, code: {cache: b}}\n"
-        "weights: {text: {weight: {linear: {0: 1, 9: 2}}, blend: {web: {step: {0: 1, 5: 2}}}}, code: 1}",
+        "weights: {text: {weight: {linear: {0: 1, 9: 2}}, blend: {web: {step: {0: 1, 5: 2}}}},"
+        " code: 1}",
         ("weights.text", "weights.text.blend.web", "a plain number"),
     ),
     "a weight for nobody": Broken(
         f"components: {{{WEB}}}\nweights: {{wbe: 1}}", ("weights.wbe", "Did you mean 'web'?")
     ),
     "no weight left": Broken(
-        "components: {web: {cache: no/web, expected_tokens: 1e9, weight: {step: {0: 1, 100: 0}}}}\nnum_steps: 1000",
+        "components: {web: {cache: no/web, expected_tokens: 1e9, weight: {step: {0: 1, 100:"
+        " 0}}}}\nnum_steps: 1000",
         ("all weights are zero at step 100", "Give one of 'web' a weight there"),
     ),
     "stages that contradict": Broken(
-        f"components: {{{WEB}}}\nstages: [{{weights: {{web: 1}}, tokens: 1000000}}, {{step: 3, weights: {{web: 1}}}}]",
+        f"components: {{{WEB}}}\nstages: [{{weights: {{web: 1}}, tokens: 1000000}}, {{step: 3,"
+        " weights: {web: 1}}]",
         (
             "stages[0].tokens",
             "stages[1] begins at step 3",
@@ -85,11 +90,13 @@ BROKEN = {
         ("components.web.packing.algorithm = 'bdf'", "Did you mean 'bfd'"),
     ),
     "packed and not packed": Broken(
-        "split_documents: true\ncomponents: {web: {cache: a, packing: {algorithm: bfd}}, code: {cache: b}}",
+        "split_documents: true\ncomponents: {web: {cache: a, packing: {algorithm: bfd}}, code:"
+        " {cache: b}}",
         ("components.code.packing", "'web'", "{algorithm: wrap}"),
     ),
     "a limit that ends the run": Broken(
-        "components: {web: {cache: no/web, expected_tokens: 1e6, max_epochs: 1}}\nnum_steps: 100000",
+        "components: {web: {cache: no/web, expected_tokens: 1e6, max_epochs: 1}}\nnum_steps:"
+        " 100000",
         ("components.web.max_epochs = 1.0", "lower num_steps to 16"),
     ),
     "a cache that is not there": Broken(

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from headrace.store.cache import TokenCache
+from headrace.store import TokenCache
 from headrace.testing import random_documents, write_cache
 
 
@@ -59,7 +59,8 @@ def test_consolidate(headrace, tmp_path):
     done = headrace("consolidate", cache.path, f"{tmp_path}/one")
     assert (done.code, done.out) == (
         0,
-        f"Copied 3 parts of {cache.path} into one: {tmp_path}/one, 60 documents, {cache.num_tokens:,} tokens.\n",
+        f"Copied 3 parts of {cache.path} into one: {tmp_path}/one, 60 documents,"
+        f" {cache.num_tokens:,} tokens.\n",
     )
     assert np.array_equal(tokens(tmp_path / "one"), tokens(cache.path))
     facts = json.loads(headrace("consolidate", cache.path, f"{tmp_path}/one", "--json").out)

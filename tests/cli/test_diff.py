@@ -6,7 +6,7 @@ import pytest
 
 from headrace import load_config, open_run
 from headrace.cli.diff import differences
-from headrace.store.cache import TokenCache
+from headrace.store import TokenCache
 from headrace.testing import random_documents, write_cache
 
 
@@ -51,7 +51,7 @@ def test_many_differences_are_cut_short(headrace, tmp_path):
 
 
 def test_a_copy_in_another_layout_has_the_same_tokens(headrace, tmp_path):
-    from headrace.store.layout import CacheLayout
+    from headrace.store import CacheLayout
 
     a = write_cache(tmp_path / "a", [random_documents(5)])
     b = write_cache(tmp_path / "b", [random_documents(5)], layout=CacheLayout("uint8", 7, 3))
@@ -74,7 +74,8 @@ def run(tmp_path):
         write_cache(tmp_path / name, [random_documents(30, seed=seed)])
     path = tmp_path / "run.yaml"
     path.write_text(
-        f"components:\n  web: {{cache: {tmp_path}/web, weight: 3}}\n  code: {{cache: {tmp_path}/code}}\n"
+        f"components:\n  web: {{cache: {tmp_path}/web, weight: 3}}\n  code: {{cache:"
+        f" {tmp_path}/code}}\n"
         "seq_len: 8\nbatch_size: 8\n"
     )
     open_run(tmp_path / "run", load_config(str(path)).loader()).state(20)

@@ -1,4 +1,6 @@
-"""``headrace init``: what it builds, writes and refuses. That what it writes trains is shown in tests/demo."""
+"""``headrace init``: what it builds, writes and refuses. That what it writes trains is shown in
+tests/demo.
+"""
 
 import json
 import os
@@ -7,13 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headrace.config.lm_data import load_config
+from headrace.config import load_config
 from headrace.store.ledger import read_ledger
 
 
 @pytest.fixture
 def texts(tmp_path, monkeypatch) -> Path:
-    """Two sources with text enough for rows, one without, and a picture; the current folder holds them."""
+    """Two sources with text enough for rows, one without, and a picture; the current folder holds
+    them.
+    """
     monkeypatch.chdir(tmp_path)
     for name, times in (("code/a.py", 300), ("on/b.txt", 40), ("few/c.txt", 1), ("few/d.png", 0)):
         path = tmp_path / "texts" / name
@@ -112,7 +116,9 @@ def test_all_bad_files_of_all_sources_are_named_before_any_is_built(headrace, te
 
 
 def test_what_was_built_is_kept_and_not_looked_at_again(headrace, texts):
-    """A source that becomes bad behind its first records stops the build; the sources before it stay."""
+    """A source that becomes bad behind its first records stops the build; the sources before it
+    stay.
+    """
     records_of(texts, web="text")
     with (texts / "web" / "a.jsonl").open("ab") as file:
         file.write(b"\n" + json.dumps({"text": "long " * 20_000}).encode() + b"\nno json\n")
@@ -149,7 +155,8 @@ def test_each_source_has_its_own_text_field(headrace, texts):
     refused = headrace("init", "texts", "-o", "first")
     assert refused.code == 2
     assert (
-        "books/a.jsonl: each of its first 20 records fails alike: has no field 'text' (it has 'id', 'body')."
+        "books/a.jsonl: each of its first 20 records fails alike: has no field 'text' (it has"
+        " 'id', 'body')."
         " Choose another field: --text-field body." in refused.err
     )
     done = headrace("init", "texts", "-o", "first", "--text-field", "body")

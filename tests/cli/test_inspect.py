@@ -16,11 +16,9 @@ from headrace.cli.decoded import drawn
 from headrace.cli.inspect_show import histogram, length_statistics
 from headrace.cli.shown import printable
 from headrace.errors import SourceError
-from headrace.ingest.build import build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.order.intervals import Intervals
-from headrace.store.cache import TokenCache
+from headrace.store import TokenCache
 from headrace.testing import tiny_cache
 
 Run = Callable[..., tuple[int, str, str]]

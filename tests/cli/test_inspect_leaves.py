@@ -17,18 +17,17 @@ from headrace.cli import decoded, inspect_show
 from headrace.cli.decoded import documents_with_id, sample
 from headrace.cli.inspect_show import length_statistics, show_samples, token_statistics
 from headrace.errors import ConfigError
-from headrace.ingest.build import build_cache
-from headrace.ingest.records import LeafConfig
-from headrace.ingest.source import ChatConfig, SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, cache_tokenizer
-from headrace.store.cache import TokenCache
+from headrace.ingest import ChatConfig, LeafConfig, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest.tokenize import cache_tokenizer
+from headrace.store import TokenCache
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.testing import tiny_cache, write_cache
 from headrace_levanter.export import write_levanter
 
 Run = Callable[..., tuple[int, str, str]]
 TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{"
+    " m.content }}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}\n{% endfor %}"
 )
 
@@ -223,8 +222,8 @@ def test_tokens_are_counted(headrace: Run, tmp_path: Path):
     )
     out = headrace("inspect", str(tmp_path / "c"))[1]
     assert (
-        f"{len(counted)} of the vocabulary's 100 occur ({len(counted):.1f}%), {100 - len(counted)} never"
-        in out
+        f"{len(counted)} of the vocabulary's 100 occur ({len(counted):.1f}%), {100 - len(counted)}"
+        " never" in out
     )
 
 

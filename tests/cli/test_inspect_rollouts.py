@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace_posttrain.rollouts.dataset import RLDataset, RLSettings
-from headrace_posttrain.rollouts.groups import ScoredGroup
-from headrace_posttrain.rollouts.store import RolloutStore
+from headrace_posttrain import RLDataset, RolloutStore, ScoredGroup
+from headrace_posttrain.rollouts.dataset import RLSettings
 
 Run = Callable[..., tuple[int, str, str]]
 

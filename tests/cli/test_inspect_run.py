@@ -1,4 +1,6 @@
-"""``headrace inspect`` of a config, and of a filter: every token is somewhere, every filtered document is counted."""
+"""``headrace inspect`` of a config, and of a filter: every token is somewhere, every filtered
+document is counted.
+"""
 
 import json
 from collections.abc import Callable
@@ -18,7 +20,8 @@ def run_yaml(tmp_path: Path) -> str:
         tiny_cache(tmp_path / name, documents=200, parts=2, seed=k)
     (tmp_path / "ids.txt").write_text("3\n5\n3\n9999\n")
     (tmp_path / "run.yaml").write_text(
-        f"seq_len: 16\nbatch_size: 8\nvalidation: {{one_in: 10}}\nweights: {{temperature: 2}}\ncomponents:\n"
+        "seq_len: 16\nbatch_size: 8\nvalidation: {one_in: 10}\nweights: {temperature:"
+        " 2}\ncomponents:\n"
         f"  a: {{cache: {tmp_path}/a, remove: {tmp_path}/ids.txt, remove_not_found: count}}\n"
         f"  b: {{cache: {tmp_path}/b}}\n"
     )

@@ -1,4 +1,6 @@
-"""``headrace pack``: the plan is saved where training looks for it, and the figures are the plan's."""
+"""``headrace pack``: the plan is saved where training looks for it, and the figures
+are the plan's.
+"""
 
 import json
 from collections.abc import Callable
@@ -7,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.data.packed import PackedTokenDataset
+from headrace.data import PackedTokenDataset
 from headrace.errors import ConfigError
-from headrace.pack.plan import plan_packs
+from headrace.pack import plan_packs
 from headrace.testing import tiny_cache
 
 Run = Callable[..., tuple[int, str, str]]
@@ -148,7 +150,10 @@ def test_long_documents_are_kept_whole(headrace: Run, cache: str):
 
 
 def test_plans_of_a_config(headrace: Run, cache: str, tmp_path: Path):
-    text = f"seq_len: 64\ncomponents:\n  a: {{cache: {cache}, packing: {{}}}}\n  b: {{cache: {cache}}}\n"
+    text = (
+        f"seq_len: 64\ncomponents:\n  a: {{cache: {cache}, packing: {{}}}}\n  b: {{cache:"
+        f" {cache}}}\n"
+    )
     (tmp_path / "run.yaml").write_text(text)
     code, out, _ = headrace("pack", str(tmp_path / "run.yaml"), "seq_len=128", "--json")
     facts = json.loads(out)

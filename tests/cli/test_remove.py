@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.application import application
-from headrace.config.lm_data import load_config
-from headrace.run.manifest import open_run
-from headrace.store.cache import TokenCache
+from headrace.config import load_config
+from headrace.run import open_run
+from headrace.store import TokenCache
 from headrace.store.tombstones import TOMBSTONES_NAME, tombstones_of
 from headrace.testing import tiny_cache
 

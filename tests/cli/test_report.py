@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.feed.run_log import RunLog
-from headrace.run.manifest import open_run
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.feed import RunLog
+from headrace.run import open_run
 from headrace.testing import tiny_cache
 
 
@@ -23,7 +22,7 @@ def config_file(tmp_path):
 
 
 def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
-    from headrace.config.lm_data import load_config
+    from headrace.config import load_config
 
     page = tmp_path / "plan.html"
     done = headrace("report", str(config_file), "--output", str(page))

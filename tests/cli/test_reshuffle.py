@@ -10,13 +10,15 @@ from msgspec import structs
 
 from headrace.cli.inspect import build_command
 from headrace.errors import ConfigError
-from headrace.ingest.build import build_cache
-from headrace.ingest.records import LeafConfig
-from headrace.ingest.reshuffle import reshuffle
-from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store.cache import TokenCache
+from headrace.ingest import (
+    LeafConfig,
+    ReshuffleConfig,
+    SourceConfig,
+    TokenizerConfig,
+    build_cache,
+    reshuffle,
+)
+from headrace.store import TokenCache
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.testing import tiny_cache
 

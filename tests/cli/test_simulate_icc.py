@@ -62,7 +62,8 @@ def test_what_is_saved_or_given_is_forecast_checked_and_reported(headrace, cache
     )
     config = tmp_path / "run.yaml"
     config.write_text(
-        f"components: {{code: {{cache: {cache.path}}}}}\nseq_len: 8\nbatch_size: 16\nnum_steps: 400\nshuffle: 512\n"
+        f"components: {{code: {{cache: {cache.path}}}}}\nseq_len: 8\nbatch_size: 16\nnum_steps:"
+        " 400\nshuffle: 512\n"
     )
     assert (
         f"headrace icc {cache.path} --seq-len 8 --batch-size 16 --save"

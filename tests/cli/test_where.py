@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from headrace.config.lm_data import load_config
+from headrace.config import load_config
 from headrace.data.provenance import rows_of_step
 from headrace.errors import IndexOutOfRangeError
-from headrace.run.manifest import RunManifest
-from headrace.run.where import where
+from headrace.run import RunManifest, where
 from headrace.testing import tiny_cache, write_cache
 
 PLANS = {
@@ -97,7 +96,7 @@ def test_stages_and_fingerprint(caches):
         9,
         0.75,
     )
-    from headrace.feed.loader import DataLoader
+    from headrace.feed import DataLoader
 
     assert (
         first.fingerprint

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.batch.examples import Example, pack_examples
-from headrace.batch.packed_batch import pack_rows
-from headrace_compat.conversions import ltor_masks, to_megatron
+from headrace.batch import Example, pack_examples, pack_rows
+from headrace_compat import ltor_masks, to_megatron
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LEAVES = ("tokens", "labels", "token_weights", "position_ids", "segment_ids", "label_mask")

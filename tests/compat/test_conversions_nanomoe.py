@@ -1,4 +1,6 @@
-"""nanomoe's flat form: its own numbers, there and back, and where its pretraining path is wrong and ours is not."""
+"""nanomoe's flat form: its own numbers, there and back, and where its pretraining path is wrong and
+ours is not.
+"""
 
 import json
 from pathlib import Path
@@ -8,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch.examples import Example, pack_examples
-from headrace.batch.packed_batch import pack_rows
+from headrace.batch import Example, pack_examples, pack_rows
 from headrace.errors import ConfigError
-from headrace_compat.conversions import NanomoeBatch, from_nanomoe, to_nanomoe
-from headrace_posttrain.rollouts.advantages import group_advantages
-from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_compat import NanomoeBatch, from_nanomoe, to_nanomoe
+from headrace_posttrain import ScoredGroup, group_advantages
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "nanomoe_rl.json").read_text())["cases"]
 

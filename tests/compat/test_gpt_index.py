@@ -17,7 +17,9 @@ CASES = json.loads((Path(__file__).parents[1] / "golden" / "megatron_gpt_index.j
 
 
 def sample_index(index: GptIndex, lengths: np.ndarray, stride: int) -> list[list[int]]:
-    """Where each sample begins, and the last one ends: place in the documents' order, and tokens into that document."""
+    """Where each sample begins, and the last one ends: place in the documents' order, and tokens
+    into that document.
+    """
     ends = np.cumsum(lengths[index.documents])
     begin = np.arange(index.order.size + 1) * stride
     place = np.searchsorted(ends, begin, side="right")

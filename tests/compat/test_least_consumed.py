@@ -1,4 +1,6 @@
-"""Least consumed over known lengths: balance and random access; its orders are held in test_least_consumed_live.py."""
+"""Least consumed over known lengths: balance and random access; its orders are held in
+test_least_consumed_live.py.
+"""
 
 import random
 
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix.schedule import BatchSchedule
+from headrace.mix import BatchSchedule
 from headrace_compat.least_consumed import Equal, LeastConsumedPlan
 
 lengths = st.lists(st.lists(st.integers(0, 9), max_size=30), min_size=1, max_size=4).filter(any)
@@ -45,7 +47,9 @@ def test_the_plan_has_random_access(ls, seed, data):
 def slow_order(
     samples: list[list[int]], stages: list[tuple[int, list[int]]], seed: int
 ) -> list[int]:
-    """The sources of all samples in order: what the module says, sample by sample, until a stage has none left."""
+    """The sources of all samples in order: what the module says, sample by sample, until a stage
+    has none left.
+    """
     rng = random.Random(seed)
     counts = [0] * len(samples)
     rows = [0] * len(samples)

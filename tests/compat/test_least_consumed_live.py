@@ -1,4 +1,6 @@
-"""Least consumed: nanoschnack's orders and states (golden), balance as a property, and resuming exactly."""
+"""Least consumed: nanoschnack's orders and states (golden), balance as a property, and resuming
+exactly.
+"""
 
 import json
 from pathlib import Path
@@ -8,13 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix.schedule import BatchSchedule
+from headrace.mix import BatchSchedule
+from headrace_compat import LeastConsumed, build_interleaved_dataset, cap_resume_rows
 from headrace_compat.least_consumed import LeastConsumedPlan
-from headrace_compat.least_consumed_live import (
-    LeastConsumed,
-    build_interleaved_dataset,
-    cap_resume_rows,
-)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ORDERS = json.loads((GOLDEN / "least_consumed_order.json").read_text())["cases"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix.schedule import BatchSchedule
+from headrace.mix import BatchSchedule
 from headrace_compat.megatron import ExhaustiveBlend, GreedyBlend
 from headrace_compat.nmoe import SmoothRoundRobin
 

@@ -1,4 +1,6 @@
-"""nmoe's staged stream: golden windows, ranks and states; and the defects of the original, right here."""
+"""nmoe's staged stream: golden windows, ranks and states; and the defects of the original, right
+here.
+"""
 
 import json
 from pathlib import Path
@@ -9,16 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
+from headrace.mix import BatchSchedule
 from headrace.mix.draws import Draws
-from headrace.mix.schedule import BatchSchedule
-from headrace_compat.nmoe import (
-    PlannedStage,
-    StagePlan,
-    StageStream,
-    fixed_point_weights,
-    scale_stages,
-    smooth_draws,
-)
+from headrace_compat import PlannedStage, StagePlan, StageStream, scale_stages
+from headrace_compat.nmoe import fixed_point_weights, smooth_draws
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "nmoe_loader.json").read_text())["cases"]
 

@@ -1,4 +1,6 @@
-"""``swrr``: the sequences of nmoe (golden), its period, and far steps that cost no more than that."""
+"""``swrr``: the sequences of nmoe (golden), its period, and far steps that cost no
+more than that.
+"""
 
 import json
 import math
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix.schedule import BatchSchedule
+from headrace.mix import BatchSchedule
 from headrace_compat.nmoe import SmoothRoundRobin, fixed_point_weights
 
 GOLDEN = Path(__file__).parents[1] / "golden"

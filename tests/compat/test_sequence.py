@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.mix.schedule import BatchSchedule
+from headrace.mix import BatchSchedule
 from headrace_compat.megatron import ExhaustiveBlend, GreedyBlend
 from headrace_compat.nmoe import SmoothRoundRobin
 from headrace_compat.sequence import STRETCH

@@ -1,5 +1,5 @@
-"""``compat``: runs in the order of Megatron-LM and of nmoe, from their own files to batches, against a slow count of
-what each of them reads, which their own vectors check first.
+"""``compat``: runs in the order of Megatron-LM and of nmoe, from their own files to batches,
+against a slow count of what each of them reads, which their own vectors check first.
 """
 
 import json
@@ -22,7 +22,7 @@ from headrace.analysis.check.plan import plan_run
 from headrace.cli.application import application
 from headrace.data.provenance import rows_of_step, spans_of_rows
 from headrace.errors import ConfigError
-from headrace.store.cache import TokenCache
+from headrace.store import TokenCache
 from headrace_compat import ltor_masks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -345,7 +345,9 @@ def test_settings_of_components_are_refused(corpora, own):
 
 
 def test_masks_between_documents_are_megatrons(tmp_path, native_shards):
-    """All three of its flags: positions, attention and loss as its own masks have them, for every position."""
+    """All three of its flags: positions, attention and loss as its own masks have them, for every
+    position.
+    """
     rng = np.random.default_rng(0)
     texts = [[*rng.integers(1, 99, n), 0] for n in rng.integers(3, 40, 60)]
     build([native_shards.write_megatron(tmp_path / "a", texts)], tmp_path / "c", "--eos", "0")
@@ -373,7 +375,9 @@ def test_masks_between_documents_are_megatrons(tmp_path, native_shards):
 
 
 def slow_windows(shards: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
-    """nmoe's cursor: windows that do not overlap, over shards, and from the last one to the first."""
+    """nmoe's cursor: windows that do not overlap, over shards, and from the last
+    one to the first.
+    """
     shard = place = 0
     while True:
         window: list[int] = []
@@ -434,7 +438,9 @@ def test_nmoes_windows_and_slices_are_its_own(case, tmp_path, native_shards):
 
 
 def test_nmoe_goes_on_over_the_end_of_a_source(tmp_path, native_shards):
-    """Three wraps, each of which leaves off elsewhere in a window; what comes before a resumed step is not read."""
+    """Three wraps, each of which leaves off elsewhere in a window; what comes before a resumed step
+    is not read.
+    """
     rng = np.random.default_rng(0)
     shards = {
         "a": [list(range(50)), list(range(50, 87))],
@@ -482,7 +488,9 @@ def test_nmoes_stages_and_a_config_that_is_written_back(tmp_path, native_shards)
 
 
 def test_nmoes_run_ends_with_the_examples_of_its_stages(tmp_path, native_shards):
-    """The second stage begins within a step, so that there are fewer steps than stages of whole steps would take."""
+    """The second stage begins within a step, so that there are fewer steps than stages of whole
+    steps would take.
+    """
     stages = [{"weights": {"a": 1}, "tokens": 80}, {"weights": {"b": 1}, "tokens": 40}]
     shards = {"a": [[1] * 40], "b": [[2] * 40]}
     config = nmoe_run(tmp_path, native_shards, shards, seq_len=8, batch_size=4, stages=stages)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch.examples import pack_examples
+from headrace.batch import pack_examples
 from headrace.errors import ConfigError
-from headrace_compat.tinker import Turn, example_of_datum, join_turns, rl_datum, sft_datum
-from headrace_posttrain.rollouts.advantages import group_advantages
+from headrace_compat import Turn, example_of_datum, join_turns, rl_datum, sft_datum
+from headrace_posttrain import group_advantages
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

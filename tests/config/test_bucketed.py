@@ -12,21 +12,19 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.config.bucketed import written_out
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.config.parsing import decode
 from headrace.config.writing import given_fields
+from headrace.data import MixtureDataset
 from headrace.data.buckets import BucketsConfig
 from headrace.data.columns import ColumnConfig
-from headrace.data.mixture import MixtureDataset
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.mix.stage_config import AmendmentConfig, StageConfig
-from headrace.order.holdout import ValidationConfig
-from headrace.pack.spec import PackingConfig
+from headrace.mix import AmendmentConfig, StageConfig
+from headrace.order import ValidationConfig
+from headrace.pack import PackingConfig
+from headrace.run import RunManifest, open_run, where
 from headrace.run.changes import run_changes
-from headrace.run.manifest import RunManifest, open_run
-from headrace.run.where import where
 from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
 
@@ -37,7 +35,9 @@ LENGTHS = [3 + k % 6 for k in range(DOCUMENTS)]
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """``a`` has the token k + 1 in document k, with the score SCORES[k]; ``b`` and ``c`` are other sources."""
+    """``a`` has the token k + 1 in document k, with the score SCORES[k]; ``b`` and ``c`` are other
+    sources.
+    """
     root = tmp_path_factory.mktemp("bucketed")
     documents = [np.full(n, k + 1) for k, n in enumerate(LENGTHS)]
     score = {LeafSpec("score", "uint8", "fixed"): lambda tokens: SCORES[tokens[:1] - 1]}
@@ -215,7 +215,10 @@ def test_a_bucket_is_weighed_anew_from_a_step_on(paths, tmp_path):
 def test_a_run_is_bound_to_the_documents_that_a_file_chooses(paths, tmp_path, packing):
     numbers = SCORES.copy()
     file = f"{tmp_path}/numbers.npy"
-    web = f"components.a={{cache: {paths['a']}, packing: {packing}, buckets: {{by: {file}, edges: [2]}}}}"
+    web = (
+        f"components.a={{cache: {paths['a']}, packing: {packing}, buckets: {{by: {file}, edges:"
+        " [2]}}"
+    )
     settings = ["seq_len=8", "batch_size=8", web]
     np.save(file, numbers)
     before = RunManifest.of(load_config(overrides=settings).loader())

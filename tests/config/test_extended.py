@@ -1,4 +1,6 @@
-"""What an amendment ``extend`` makes of a run: the past stays, the old epoch goes on, new documents come in."""
+"""What an amendment ``extend`` makes of a run: the past stays, the old epoch goes on, new documents
+come in.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.data.mixture import mixture_of
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.mix.stage_config import AmendmentConfig
-from headrace.order.holdout import ValidationConfig
+from headrace.mix import AmendmentConfig
+from headrace.order import ValidationConfig
 from headrace.order.intervals import Intervals
-from headrace.pack.spec import PackingConfig
-from headrace.run.manifest import LoaderState, open_run
+from headrace.pack import PackingConfig
+from headrace.run import LoaderState, open_run
 from headrace.run.sightings import sightings
-from headrace.store.cache import TokenCache
+from headrace.store import TokenCache, open_cache
 from headrace.store.generations import add_generation, generation_path
-from headrace.store.joined import open_cache
 from headrace.store.tombstones import remove_documents
 from headrace.testing import random_documents, tiny_cache, write_cache
 
@@ -106,7 +106,9 @@ def test_the_past_stays_the_old_epoch_goes_on_and_new_documents_come_in(
 
 
 def check_draws(plain: LmDataConfig, longer: LmDataConfig, step: int) -> None:
-    """Rows of the old documents come in the same order, none left out; all of the component have its share."""
+    """Rows of the old documents come in the same order, none left out; all of the component have
+    its share.
+    """
     examples = np.arange(6 * 40)
     before, after = (mixture_of(config.dataset()) for config in (plain, longer))
     assert before is not None
@@ -257,7 +259,8 @@ def numbers(*documents: int) -> Intervals:
         (
             [{"step": 5, "extend": {"web": 2}}, {"step": 6, "extend": {"web": 2}}],
             {},
-            "amendments[1].extend.web = 2: is not later than generation 2, which the run has by then",
+            "amendments[1].extend.web = 2: is not later than generation 2, which the run has by"
+            " then",
         ),
         ([{"step": 5, "extend": {"web": 2}}], {"generations": 2}, "is not later than generation 2"),
         ([{"step": 5, "extend": {"web": [2, 2]}}], {}, "does not say it of its 1 cache"),

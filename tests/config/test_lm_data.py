@@ -1,4 +1,6 @@
-"""One config for YAML, flags and Python; every wrong value named by its path, with what to write instead."""
+"""One config for YAML, flags and Python; every wrong value named by its path, with what to write
+instead.
+"""
 
 import json
 from pathlib import Path
@@ -11,15 +13,14 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from msgspec import structs
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.config.parsing import read_mapping, with_overrides
-from headrace.data.mixture import MixtureDataset
+from headrace.data import MixtureDataset
 from headrace.errors import CacheMissingError, CacheUnfinishedError, ConfigError
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
-from headrace.run.manifest import RunManifest
+from headrace.ingest import SourceConfig, TokenizerConfig
+from headrace.ingest.tokenize import load_tokenizer
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig
+from headrace.run import RunManifest
 from headrace.store.ledger import Ledger, read_ledger, write_ledger
 from headrace.testing import random_documents, tiny_cache, write_cache
 
@@ -254,7 +255,9 @@ def test_yaml_merges_work(tmp_path):
 
 
 def in_files(value, holder: Path, name: str, split) -> str:
-    """YAML of a tree, for a file in the folder ``holder``; mappings that ``split`` chooses are files further below."""
+    """YAML of a tree, for a file in the folder ``holder``; mappings that ``split`` chooses are
+    files further below.
+    """
     if not isinstance(value, dict):
         return json.dumps(value)
     alone = split()

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.data.mixture import MixtureDataset
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.mix.stage_config import AmendmentConfig, StageConfig
+from headrace.mix import AmendmentConfig, StageConfig
 from headrace.mix.stages import Stages
-from headrace.run.manifest import Anchors, RunManifest, open_run
+from headrace.run import RunManifest, open_run
+from headrace.run.manifest import Anchors
 from headrace.testing import tiny_cache
 
 BATCH = 8

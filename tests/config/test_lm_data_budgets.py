@@ -1,4 +1,6 @@
-"""Budgets, lengths, stages by tokens, weights from sizes, strands over stages: what a config says, and its errors."""
+"""Budgets, lengths, stages by tokens, weights from sizes, strands over stages: what a config says,
+and its errors.
+"""
 
 import json
 
@@ -6,17 +8,15 @@ import numpy as np
 import pytest
 
 from headrace import LmDataConfig, load_config
-from headrace.analysis.check.sizes import virtual_cache
-from headrace.config.component import ComponentConfig
+from headrace.analysis import virtual_cache
+from headrace.config import ComponentConfig
+from headrace.data import MixtureDataset
 from headrace.data.dataset import ReorderedDataset
-from headrace.data.mixture import MixtureDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix.stage_config import AmendmentConfig, StageConfig
-from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.holdout import ValidationConfig
-from headrace.order.shuffle_config import BraidShuffleConfig
-from headrace.run.manifest import RunManifest, open_run
-from headrace.store.cache import TokenCache
+from headrace.mix import AmendmentConfig, StageConfig
+from headrace.order import BraidShuffle, BraidShuffleConfig, ValidationConfig
+from headrace.run import RunManifest, open_run
+from headrace.store import TokenCache
 
 TOKENS = {"a": 160_000, "b": 40_000, "c": 16_000}
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 import headrace
 import headrace.mix
 import headrace.order
-from headrace.config.lm_data import LmDataConfig, load_config
-from headrace.ingest.source import ChatConfig, SourceConfig
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
-from headrace.pack.spec import PackingConfig
+from headrace.config import LmDataConfig, load_config
+from headrace.ingest import ChatConfig, SourceConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig
+from headrace.pack import PackingConfig
 
 names = st.text("abcxyz_-/", min_size=1, max_size=5)
 texts = st.text("abc/:.{}[]'\"#& é", min_size=1, max_size=9)
@@ -83,7 +83,9 @@ NAMES: dict[str, Any] = {
 
 
 def flags(value: Any, name: str = "") -> list[str]:
-    """Dotted settings for every leaf of a plain value; mappings without entries or with other keys, whole."""
+    """Dotted settings for every leaf of a plain value; mappings without entries or with other keys,
+    whole.
+    """
     if (
         isinstance(value, dict)
         and value

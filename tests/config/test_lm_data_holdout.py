@@ -6,13 +6,11 @@ import itertools
 import numpy as np
 import pytest
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.order.holdout import ValidationConfig
-from headrace.order.shuffle_config import BlockShuffleConfig
-from headrace.run.manifest import RunManifest
-from headrace.store.cache import TokenCache
+from headrace.order import BlockShuffleConfig, ValidationConfig
+from headrace.run import RunManifest
+from headrace.store import TokenCache
 from headrace.testing import write_cache
 
 

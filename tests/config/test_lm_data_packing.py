@@ -1,4 +1,6 @@
-"""Packing as a config says it: rows that are packs, shuffled, mixed, split and resumed; and what is refused."""
+"""Packing as a config says it: rows that are packs, shuffled, mixed, split and resumed; and what is
+refused.
+"""
 
 import dataclasses
 import itertools
@@ -7,16 +9,14 @@ import logging
 import numpy as np
 import pytest
 
-from headrace.analysis.simulate.forecast import RunSteps, simulate
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig, load_config
-from headrace.data.packed import PackedTokenDataset
+from headrace.analysis import RunSteps, simulate
+from headrace.config import ComponentConfig, LmDataConfig, load_config
+from headrace.data import PackedTokenDataset
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.order.holdout import ValidationConfig
-from headrace.order.shuffle_config import BlockShuffleConfig
-from headrace.pack.spec import PackingConfig
-from headrace.run.manifest import RunManifest
-from headrace.store.cache import TokenCache
+from headrace.order import BlockShuffleConfig, ValidationConfig
+from headrace.pack import PackingConfig
+from headrace.run import RunManifest
+from headrace.store import TokenCache
 from headrace.testing import write_cache
 
 OF_KEEP = (
@@ -70,7 +70,10 @@ def test_an_epoch_holds_every_document_whole_and_once(cache, algorithm, shuffle)
 
 
 def test_the_file_the_command_line_and_python_give_the_same(cache, tmp_path):
-    text = f"components: {{a: {{cache: {cache.path}, packing: {{algorithm: bfd, long: truncate}}}}}}\nseq_len: 64\n"
+    text = (
+        f"components: {{a: {{cache: {cache.path}, packing: {{algorithm: bfd, long:"
+        " truncate}}}\nseq_len: 64\n"
+    )
     (tmp_path / "run.yaml").write_text(text)
     loaded = load_config(str(tmp_path / "run.yaml"))
     assert loaded.components["a"].packing == PackingConfig("bfd", "truncate")
@@ -87,7 +90,8 @@ def test_the_file_the_command_line_and_python_give_the_same(cache, tmp_path):
 
 
 def test_a_step_of_so_many_rows_has_so_many_packs(cache):
-    # nothing forces one pack a device here: the batch of a step is batch_size packs, as without packing it is rows
+    # nothing forces one pack a device here: the batch of a step is batch_size packs, as without
+    # packing it is rows
     with config(cache).loader() as loader:
         batch = loader.batch_at(0)
     assert batch.tokens.shape == (16, 128)
@@ -263,7 +267,9 @@ def test_more_capacity_than_rows_have_is_refused_and_the_cures_work(cache):
 
 
 def test_documents_kept_whole_are_trained_on_whole(cache):
-    """Of a config with rows that have room for them, through a loader, beside packs up to the capacity."""
+    """Of a config with rows that have room for them, through a loader, beside packs up to the
+    capacity.
+    """
     settings = config(cache, PackingConfig(long="keep", capacity=48), max_epochs=1)
     assert load_config(overrides=[*OF_KEEP, f"components.a.cache={cache.path}"]) == settings
     ends = np.cumsum(LENGTHS)

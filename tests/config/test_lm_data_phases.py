@@ -6,19 +6,17 @@ import itertools
 import numpy as np
 import pytest
 
-from headrace.analysis.simulate.forecast import RunSteps, simulate
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.analysis import RunSteps, simulate
+from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.data.dataset import BatchOrder
 from headrace.data.phased import PhasedDataset
 from headrace.errors import ConfigError
 from headrace.feed.reader import Grouping, PlannedReader
-from headrace.mix.stage_config import StageConfig
-from headrace.order.holdout import ValidationConfig
+from headrace.mix import StageConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
 from headrace.order.residency import Residency
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
-from headrace.run.manifest import RunManifest
-from headrace.store.cache import TokenCache
+from headrace.run import RunManifest
+from headrace.store import TokenCache
 from headrace.testing import write_cache
 
 CHUNK = 256
@@ -188,7 +186,9 @@ def test_budgets_count_tokens_over_phases(caches):
 @pytest.mark.parametrize("first_step", [0, 30])
 @pytest.mark.parametrize("slots", [40, 70])
 def test_what_a_phase_reads_is_forecast_to_the_block(caches, first_step, slots):
-    """The last steps of a phase are decided with the next one in view, and both are forecast in one go."""
+    """The last steps of a phase are decided with the next one in view, and both are forecast in one
+    go.
+    """
     dataset = config(caches).dataset()
     schedule = dataset.batch_schedule
     memory = slots * 1024

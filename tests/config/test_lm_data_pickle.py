@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import LmDataConfig, load_config
 from headrace.errors import ConfigError
 from headrace.mix.policies.registry import POLICIES
 from headrace.testing import tiny_cache

@@ -1,4 +1,6 @@
-"""``subset`` in a config: a fixed part of each source is trained on, again and again, and nothing else is."""
+"""``subset`` in a config: a fixed part of each source is trained on, again and again, and nothing
+else is.
+"""
 
 import dataclasses
 import itertools
@@ -8,17 +10,14 @@ import numpy as np
 import pytest
 
 from headrace.analysis.check.plan import plan_run
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig, load_config
-from headrace.data.mixture import MixtureDataset
+from headrace.config import ComponentConfig, LmDataConfig, load_config
+from headrace.data import MixtureDataset
 from headrace.errors import ConfigError
-from headrace.order.holdout import ValidationConfig
-from headrace.order.shuffle_config import BlockShuffleConfig
-from headrace.order.subset import LEAST_BLOCKS, SubsetConfig
-from headrace.pack.spec import PackingConfig
-from headrace.run.manifest import RunManifest
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
+from headrace.order import BlockShuffleConfig, SubsetConfig, ValidationConfig
+from headrace.order.subset import LEAST_BLOCKS
+from headrace.pack import PackingConfig
+from headrace.run import RunManifest
+from headrace.store import CacheLayout, TokenCache
 from headrace.testing import write_cache
 
 SHUFFLES = [False, True, 64, BlockShuffleConfig(window_blocks=4), LmDataConfig().shuffle]
@@ -26,7 +25,9 @@ SHUFFLES = [False, True, 64, BlockShuffleConfig(window_blocks=4), LmDataConfig()
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory) -> TokenCache:
-    """Tokens that count up: a row says where it lies. Chunks of 64 tokens are four rows of 16; two parts."""
+    """Tokens that count up: a row says where it lies. Chunks of 64 tokens are four rows of 16; two
+    parts.
+    """
     ends = np.cumsum([0, *np.random.default_rng(0).integers(1, 90, 500).tolist()])
     documents = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
     layout = CacheLayout("uint32", 64, 4)

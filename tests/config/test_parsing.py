@@ -1,4 +1,6 @@
-"""What the walk makes of plain values is what was written, and what it refuses it names by its path."""
+"""What the walk makes of plain values is what was written, and what it refuses it names by its
+path.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import LmDataConfig
 from headrace.config.parsing import decode, fields_of, read, slot_of, with_overrides
 from headrace.errors import ConfigError
 

@@ -1,5 +1,5 @@
-"""Some hundred configs with one thing changed: which field and value each error is about, or what is taken, is written
-in a table beside this file.
+"""Some hundred configs with one thing changed: which field and value each error is about, or what
+is taken, is written in a table beside this file.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace import HeadraceError
+from headrace.config import LmDataConfig, load_config
 from headrace.config.parsing import decode, with_overrides
-from headrace.errors import HeadraceError
 
 TABLE: dict[str, list[list[Any]]] = json.loads(
     Path(__file__).with_name("errors_table.json").read_text()

@@ -1,4 +1,6 @@
-"""Tombstones in configs: of caches of every kind, the documents that they name are gone, and no others."""
+"""Tombstones in configs: of caches of every kind, the documents that they name are gone, and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,18 @@ import numpy as np
 import pytest
 
 from headrace.analysis.check.plan import plan_run
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig
 from headrace.config.removal import components_as_begun
 from headrace.data.buckets import BucketsConfig
 from headrace.data.provenance import removed_spans, rows_of_step, spans_of_rows
 from headrace.errors import ConfigError
-from headrace.ingest.reshuffle import ReshuffleConfig, reshuffle
-from headrace.mix.stage_config import AmendmentConfig
+from headrace.ingest import reshuffle
+from headrace.ingest.reshuffle import ReshuffleConfig
+from headrace.mix import AmendmentConfig
 from headrace.order.intervals import Intervals
-from headrace.pack.spec import PackingConfig
-from headrace.run.manifest import open_run
-from headrace.store.cache import TokenCache
+from headrace.pack import PackingConfig
+from headrace.run import open_run
+from headrace.store import TokenCache
 from headrace.store.joined import JoinedCache
 from headrace.store.tombstones import remove_documents
 from headrace.testing import tiny_cache
@@ -63,7 +65,9 @@ def in_units(folder: Path) -> ComponentConfig:
 
 
 def remove(component: ComponentConfig, documents: list[int]) -> list[int]:
-    """Removes documents of a component, of several caches those of each; gives the generation of each cache."""
+    """Removes documents of a component, of several caches those of each; gives the generation of
+    each cache.
+    """
     generations = []
     first = 0
     for path in component.caches:
@@ -146,7 +150,9 @@ def test_joined_caches_are_counted_each(tmp_path):
 
 
 def test_a_source_of_which_nothing_is_left_is_refused_where_it_is_drawn(tmp_path):
-    """By the loader and by config check; not by a run that began before, nor where an amendment drops the source."""
+    """By the loader and by config check; not by a run that began before, nor where an amendment
+    drops the source.
+    """
     web = one_cache(tmp_path)
     book = ComponentConfig(tiny_cache(tmp_path / "book", documents=40, seed=1).path)
     ids = np.arange(60)

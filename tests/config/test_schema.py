@@ -1,4 +1,6 @@
-"""The schema and the loader agree: what loads is valid, and what has an unknown key or a wrong type is not."""
+"""The schema and the loader agree: what loads is valid, and what has an unknown key or a wrong type
+is not.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace import HeadraceError
+from headrace.config import LmDataConfig, json_schema, load_config
 from headrace.config.parsing import Slot, decode, fields_of
-from headrace.config.schema import attribute_texts, json_schema
-from headrace.errors import ConfigError, HeadraceError
+from headrace.config.schema import attribute_texts
+from headrace.errors import ConfigError
 
 SCHEMA = json_schema(LmDataConfig)
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

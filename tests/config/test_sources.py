@@ -1,11 +1,13 @@
-"""Caches that a config builds: all bad files of all sources are named first, with cures for a config."""
+"""Caches that a config builds: all bad files of all sources are named first, with cures for a
+config.
+"""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import LmDataConfig, load_config
 from headrace.config.sources import in_config, source_faults
 from headrace.errors import SourceError
 

@@ -7,7 +7,7 @@ import pytest
 
 from headrace import ComponentConfig, LmDataConfig
 from headrace.errors import ConfigError
-from headrace.pack.spec import PackingConfig
+from headrace.pack import PackingConfig
 
 
 @pytest.mark.parametrize(

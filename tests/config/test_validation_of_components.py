@@ -35,7 +35,9 @@ def row_keys(dataset: Any) -> list[tuple[int, int]]:
 
 
 def check_sides(config: LmDataConfig) -> dict[str, int]:
-    """Checks that what is held out and what is trained on are all rows, each once; gives the rows held out."""
+    """Checks that what is held out and what is trained on are all rows, each once; gives the rows
+    held out.
+    """
     stored = config.datasets(CACHES)
     train = config.train_datasets(CACHES)
     held = config.validation_datasets(CACHES) if config.held_out else {}

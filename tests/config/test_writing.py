@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import LmDataConfig
 from headrace.config.parsing import decode
 from headrace.config.writing import given_fields
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig
 
 weights = st.none() | st.integers(1, 5) | st.sampled_from([0.5, {"linear": {0: 1, 9: 2}}])
 shuffles = st.sampled_from(

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.data import PackedTokenDataset, TokenSeqDataset
 from headrace.data.buckets import BucketsConfig, buckets_of, expected_repeats, without_others
 from headrace.data.documents import DocumentFilter
-from headrace.data.packed import PackedTokenDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.ingest.reshuffle import ReshuffleConfig, reshuffle
-from headrace.store.cache import TokenCache
+from headrace.ingest import reshuffle
+from headrace.ingest.reshuffle import ReshuffleConfig
+from headrace.store import TokenCache
 from headrace.store.joined import JoinedCache
 from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
@@ -167,7 +167,9 @@ def test_the_draw_between_levels_is_pinned(tmp_path):
     numbers_of(st.integers(0, 2)), st.sets(st.integers(0, DOCUMENTS - 1), max_size=5), st.booleans()
 )
 def test_components_of_a_cache_hold_each_token_of_their_buckets_once(plain, scores, gone, packed):
-    """Whatever is removed, packed or not: against a count of tokens, each of which names its document."""
+    """Whatever is removed, packed or not: against a count of tokens, each of which names its
+    document.
+    """
     lengths = plain.lengths().tolist()
     kept = {f"{k}": [k] for k in {*scores}} | {"some": sorted({*scores})[:2]}
     buckets = {

@@ -1,5 +1,5 @@
-"""What orders keep open is one figure: that of loaders, ``config check``, ``simulate``, reports and errors; and what a
-run reads is what was forecast.
+"""What orders keep open is one figure: that of loaders, ``config check``, ``simulate``, reports and
+errors; and what a run reads is what was forecast.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from headrace.analysis import RunSteps, simulate
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.budgets import OpenBytes
 from headrace.data.mixture import mixture_of
 from headrace.errors import ConfigError
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig
 from headrace.testing import tiny_cache, write_cache
 
 STEPS = 40
@@ -146,7 +145,9 @@ def test_forecast_check_and_loader_agree(paths, run):
 
 @pytest.mark.parametrize("kind", ["full", "era", "block", "braid"])
 def test_a_budget_that_is_too_small_is_said_everywhere(kind, tmp_path):
-    """920 rows of 256 bytes are 235,520: all that the four orders draw from, and more than 40,000."""
+    """920 rows of 256 bytes are 235,520: all that the four orders draw from, and
+    more than 40,000.
+    """
     tokens = np.zeros(920 * 128, np.int64)
     path = write_cache(tmp_path / "c", [[tokens]], vocab_size=1 << 10).path
     shuffle: ShuffleConfig = {

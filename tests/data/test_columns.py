@@ -1,5 +1,5 @@
-"""Columns of caches beside the tokens of batches: every value beside its token, by a slow count of its own; and what is
-refused.
+"""Columns of caches beside the tokens of batches: every value beside its token, by a slow count of
+its own; and what is refused.
 """
 
 import json
@@ -32,16 +32,12 @@ from headrace.data.columns import (
 )
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
-from headrace.ingest.records import LeafConfig
-from headrace.ingest.reshuffle import reshuffle
-from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.ingest.source import SourceConfig
-from headrace.order.holdout import ValidationConfig
-from headrace.pack.spec import PackingConfig
-from headrace.store.cache import TokenCache
-from headrace.store.consolidate import consolidate
+from headrace.ingest import LeafConfig, ReshuffleConfig, SourceConfig, reshuffle
+from headrace.order import ValidationConfig
+from headrace.pack import PackingConfig
+from headrace.store import CacheLayout, TokenCache, consolidate
 from headrace.store.joined import JoinedCache
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
 
 K = 3
@@ -138,7 +134,9 @@ def check_batch(batch, seeds, *, mask=None):
 
 @st.composite
 def runs(draw, root):
-    """A mixture of one to three caches: packed or not, filtered, split, shuffled; and its seeds and mask."""
+    """A mixture of one to three caches: packed or not, filtered, split, shuffled; and its seeds and
+    mask.
+    """
     packed = draw(st.booleans())
     mask = draw(st.sampled_from([None, lambda ids: ids % 3]))
     seeds = list(range(draw(st.integers(1, 3))))
@@ -332,7 +330,9 @@ def test_what_cannot_be_is_refused_with_a_cure(caches, words):
 
 
 def test_cures_work_when_they_are_typed(caches):
-    """A float mask is refused, and is a weight; a default makes a component without the leaf fit."""
+    """A float mask is refused, and is a weight; a default makes a component without
+    the leaf fit.
+    """
     with pytest.raises(ConfigError, match=r"columns: \{weight: loss_weights\}"):
         TokenSeqDataset(str(caches / "a"), 16, loss_mask="loss_weights")
     batch = TokenSeqDataset(
@@ -387,7 +387,9 @@ def test_numbers_of_documents_that_devices_do_not_take_are_refused(tmp_path):
 
 
 def test_a_block_is_one_read_for_each_column_and_others_cost_nothing(caches, tmp_path):
-    """Fetches of blocks do not depend on columns; a leaf that no column names is not even opened."""
+    """Fetches of blocks do not depend on columns; a leaf that no column names is
+    not even opened.
+    """
     cache = make_cache(tmp_path / "cache", 0, parts=1, count=200)
     for leaf in ("topk_log_probs", "number", "score"):
         (tmp_path / "cache" / "parts" / "00000" / leaf).rename(
@@ -424,7 +426,9 @@ def test_documents_of_a_column_are_read_part_by_part(caches):
 
 
 def test_copies_of_a_cache_keep_what_goes_with_its_tokens(caches, tmp_path):
-    """Shuffled, consolidated and joined caches: chunks of columns still go with those of the tokens."""
+    """Shuffled, consolidated and joined caches: chunks of columns still go with those of the
+    tokens.
+    """
     shuffled = tmp_path / "shuffled"
     whole = tmp_path / "whole"
     reshuffle(

@@ -1,18 +1,17 @@
-"""Hold-out of datasets: no token on both sides, whatever is shuffled afterwards, and whole chunks are read."""
+"""Hold-out of datasets: no token on both sides, whatever is shuffled afterwards, and whole chunks
+are read.
+"""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.data.async_dataset import AsyncDataset
-from headrace.data.dataset import PlannedDataset
+from headrace.data import AsyncDataset, MixtureDataset, PlannedDataset, TokenSeqDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.feed.loader import DataLoader
-from headrace.store.cache import TokenCache
+from headrace.feed import DataLoader
+from headrace.store import TokenCache
 from headrace.testing import write_cache
 
 

@@ -1,4 +1,6 @@
-"""Datasets seen through index maps: Python's own lists are the oracle; batched equals one by one."""
+"""Datasets seen through index maps: Python's own lists are the oracle; batched
+equals one by one.
+"""
 
 import asyncio
 import functools
@@ -11,15 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.data.async_dataset import AsyncDataset, MappedDataset
+from headrace.data import AsyncDataset, TokenSeqDataset
+from headrace.data.async_dataset import MappedDataset
 from headrace.data.dataset import ReorderedDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.order.block_shuffle import BlockShuffle, EraShuffle
+from headrace.order import BlockShuffle, EraShuffle, Feistel, Repeat, Slice
 from headrace.order.compose import fixed_set
-from headrace.order.order import Repeat, Slice
-from headrace.order.permutation import Feistel
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout
 from headrace.testing import tiny_cache, write_cache
 
 SEQ_LEN = 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headrace.data import TokenSeqDataset
 from headrace.data.dataset import BatchOrder
-from headrace.data.token_seq import TokenSeqDataset
-from headrace.feed.loader import DataLoader
+from headrace.feed import DataLoader
 from headrace.testing import tiny_cache
 
 

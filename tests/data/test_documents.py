@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from headrace.data.documents import DocumentFilter, token_ranges
 from headrace.errors import ConfigError
 from headrace.order.intervals import Intervals
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout, TokenCache
 from headrace.store.leaf import LeafPart
 from headrace.testing import CountingArray, random_documents, tiny_cache, write_cache
 

@@ -5,13 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.data import PackedTokenDataset, TokenSeqDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.packed import PackedTokenDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.ingest.reshuffle import reshuffle
-from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.store.cache import TokenCache
+from headrace.ingest import ReshuffleConfig, reshuffle
+from headrace.store import TokenCache
 from headrace.testing import write_cache
 
 DOCUMENTS = 90

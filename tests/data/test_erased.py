@@ -14,18 +14,15 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from headrace.batch.packed_batch import PackedBatch
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.data.dataset import PlannedDataset
+from headrace.batch import PackedBatch
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import PlannedDataset
 from headrace.data.provenance import removed_spans, rows_of_step, spans_of_rows
-from headrace.mix.schedule import BatchSchedule
-from headrace.mix.stage_config import AmendmentConfig
-from headrace.order.holdout import ValidationConfig
+from headrace.mix import AmendmentConfig, BatchSchedule
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
 from headrace.order.intervals import Intervals
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
-from headrace.pack.spec import PackingConfig
-from headrace.store.cache import TokenCache
+from headrace.pack import PackingConfig
+from headrace.store import TokenCache
 from headrace.store.tombstones import remove_documents
 from headrace.testing import random_documents, tiny_cache, write_cache
 
@@ -59,7 +56,9 @@ def assert_equal(one: PackedBatch, other: PackedBatch) -> None:
 
 
 def gone_at(dataset: PlannedDataset, step: int, gone: dict[str, list[int]]) -> np.ndarray:
-    """Which tokens of a step's batch are of documents in ``gone``, from provenance and the dataset without removals."""
+    """Which tokens of a step's batch are of documents in ``gone``, from provenance and the dataset
+    without removals.
+    """
     rows = rows_of_step(dataset, BatchSchedule(4), step)
     spans = spans_of_rows(rows)
     mask = np.zeros((rows.batch_size, rows.seq_len), bool)

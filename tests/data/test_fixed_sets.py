@@ -1,4 +1,6 @@
-"""Sets before orders: whatever selects rows selects the same ones in every epoch, in any composition."""
+"""Sets before orders: whatever selects rows selects the same ones in every epoch, in any
+composition.
+"""
 
 from collections import Counter
 
@@ -7,21 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset, PackedTokenDataset, TokenSeqDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.mixture import MixtureDataset
-from headrace.data.packed import PackedTokenDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.order.compose import Compose
-from headrace.order.holdout import ValidationConfig
+from headrace.order import Compose, Feistel, Identity, Repeat, Slice, SubsetConfig, ValidationConfig
 from headrace.order.intervals import Intervals
-from headrace.order.order import Identity, Repeat, Slice
-from headrace.order.permutation import Feistel
-from headrace.order.subset import SubsetConfig
-from headrace.pack.spec import PackingConfig
-from headrace.store.layout import CacheLayout
+from headrace.pack import PackingConfig
+from headrace.store import CacheLayout
 from headrace.testing import random_documents, write_cache
 
 EPOCHS = 3
@@ -96,7 +91,9 @@ SELECTIONS = {
 
 
 def apply(dataset, operation):
-    """The dataset after the operation. Its rows are compared with those that it means, in its first epoch."""
+    """The dataset after the operation. Its rows are compared with those that it means, in its first
+    epoch.
+    """
     name, *a = operation
     pending = dataset.pending_order is not None
     before = None if pending else rows_of(dataset)

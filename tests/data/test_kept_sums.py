@@ -1,4 +1,6 @@
-"""Sums that are kept are those that would be added up, whatever became of the folder that they lie in."""
+"""Sums that are kept are those that would be added up, whatever became of the folder that they lie
+in.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.data import kept_sums, row_tokens
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset, kept_sums, row_tokens
 from headrace.data.kept_sums import load_or_add_up
-from headrace.data.mixture import MixtureDataset
-from headrace.mix.stage_config import StageConfig
-from headrace.pack.spec import PackingConfig
-from headrace.store.cache import TokenCache
+from headrace.mix import StageConfig
+from headrace.pack import PackingConfig
+from headrace.store import TokenCache
 from headrace.testing import write_cache
 
 
@@ -84,7 +84,9 @@ SMALL = {"_STRETCH": 16, "_PAGE": 4, "_SAVED_STRETCHES": 2, "_READ": 1}
 def test_a_run_that_finds_sums_is_the_run_that_made_them(
     caches, policy, packed, tmp_path, monkeypatch
 ):
-    """With pages of a few rows, so that masks, sums along orders and the ends of stages are all kept."""
+    """With pages of a few rows, so that masks, sums along orders and the ends of stages are all
+    kept.
+    """
     for name, value in SMALL.items():
         monkeypatch.setattr(row_tokens, name, value)
     packing = PackingConfig("next_fit", plans=str(tmp_path / policy)) if packed else None

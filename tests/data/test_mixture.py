@@ -1,4 +1,6 @@
-"""Mixtures: which row of which source each index means, counted by hand; exact shares; random access."""
+"""Mixtures: which row of which source each index means, counted by hand; exact shares; random
+access.
+"""
 
 from dataclasses import replace
 
@@ -7,15 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix.blend import Blend
-from headrace.mix.schedule import BatchSchedule
-from headrace.order.permutation import Feistel
-from headrace.store.layout import CacheLayout
+from headrace.mix import BatchSchedule, Blend
+from headrace.order import Feistel
+from headrace.store import CacheLayout
 from headrace.testing import random_documents, tiny_cache, write_cache
 
 SEQ_LEN = 4
@@ -194,7 +193,9 @@ def test_one_source_may_stand_twice():
 
 
 def test_losses_weigh_by_component_and_step(tmp_path):
-    """A number, or a schedule of the step; through packing, phases, meshes and a loader that resumes; no row moves."""
+    """A number, or a schedule of the step; through packing, phases, meshes and a loader that
+    resumes; no row moves.
+    """
     for k, name in enumerate("ab"):
         write_cache(
             tmp_path / name,

@@ -1,16 +1,16 @@
-"""Braided components in one pass: row for row what each component says of itself, also behind a change of seq_len."""
+"""Braided components in one pass: row for row what each component says of itself, also behind a
+change of seq_len.
+"""
 
 import numpy as np
 import pytest
 
-from headrace.analysis.check.sizes import virtual_cache
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.data.mixture import MixtureDataset
+from headrace.analysis import virtual_cache
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset
-from headrace.order.order import Repeat
-from headrace.order.permutation import Feistel
-from headrace.order.shuffle_config import BATCHED, BraidShuffleConfig
+from headrace.order import BraidShuffleConfig, Feistel, Repeat
+from headrace.order.shuffle_config import BATCHED
 
 
 @pytest.fixture(scope="module")

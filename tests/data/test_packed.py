@@ -1,4 +1,6 @@
-"""Packed rows of a cache: the documents, end to end; shuffled, mixed, held out and resumed like any rows."""
+"""Packed rows of a cache: the documents, end to end; shuffled, mixed, held out and resumed like any
+rows.
+"""
 
 import logging
 import os
@@ -9,15 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.data import MixtureDataset, PackedTokenDataset, PlannedDataset, TokenSeqDataset
 from headrace.data.component import account
-from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.mixture import MixtureDataset
-from headrace.data.packed import PackedTokenDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.feed.loader import DataLoader
-from headrace.store.layout import CacheLayout
+from headrace.feed import DataLoader
+from headrace.store import CacheLayout
 from headrace.testing import tiny_cache, write_cache
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None

@@ -1,4 +1,6 @@
-"""A cache that knows which answers are rejected: no road trains them with weight +1 unless the config says so."""
+"""A cache that knows which answers are rejected: no road trains them with weight +1 unless the
+config says so.
+"""
 
 import json
 from pathlib import Path
@@ -18,7 +20,9 @@ BASE = "seq_len: 96\nbatch_size: 2\nnum_steps: 4\nseed: 3\n"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Caches of 60 pairs and of 60 texts; rejected answers are spelled with r alone, chosen ones with c."""
+    """Caches of 60 pairs and of 60 texts; rejected answers are spelled with r alone, chosen ones
+    with c.
+    """
     folder = tmp_path_factory.mktemp("pairs")
     pairs = [
         {"prompt": "q" * 9, "chosen": "c" * (n % 11 + 1), "rejected": "r" * (n % 7 + 1)}

@@ -1,4 +1,6 @@
-"""Phases of different row lengths: every token is a number of its own, so that what comes twice, or is lost, shows."""
+"""Phases of different row lengths: every token is a number of its own, so that what comes twice, or
+is lost, shows.
+"""
 
 import itertools
 import json
@@ -9,24 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.data.dataset import PlannedDataset, ReorderedDataset
+from headrace.data import MixtureDataset, PackedTokenDataset, PlannedDataset, TokenSeqDataset
+from headrace.data.dataset import ReorderedDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.mixture import MixtureDataset
-from headrace.data.packed import PackedTokenDataset
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.data.phased_mixture import RunRecipe, run_dataset
 from headrace.data.strands import shuffle_components
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.feed.loader import DataLoader
-from headrace.mix.blend import Blend
+from headrace.feed import DataLoader
+from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.phases import phase_block
 from headrace.mix.policies.registry import plan_of
-from headrace.mix.schedule import BatchSchedule
-from headrace.mix.stages import Stage
-from headrace.order.holdout import ValidationConfig
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig
-from headrace.store.cache import TokenCache
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig, ValidationConfig
+from headrace.store import TokenCache
 from headrace.testing import write_cache
 
 CHUNK = 256  # what write_cache makes
@@ -257,7 +254,9 @@ def test_a_phase_does_not_know_of_later_ones(caches, run, more, length):
 
 
 def test_what_is_skipped_fills_no_row(tmp_path):
-    """However many blocks were touched: with more strands than blocks all of them, from the start."""
+    """However many blocks were touched: with more strands than blocks all of them,
+    from the start.
+    """
     cache = numbered_cache(tmp_path / "c", [400_000], seed=0)
     source = {"a": TokenSeqDataset(cache, 16)}
     stages = [Stage(0, Blend({"a": 1}))]

@@ -12,22 +12,16 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.data.dataset import PlannedDataset
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset, PackedTokenDataset, PlannedDataset, TokenSeqDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.mixture import MixtureDataset
-from headrace.data.packed import PackedTokenDataset
 from headrace.data.phased import Continued
 from headrace.data.provenance import documents_at, read_spans, rows_of_step, spans_of_rows
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.feed.loader import DataLoader
-from headrace.mix.schedule import BatchSchedule
-from headrace.mix.stage_config import AmendmentConfig, StageConfig
-from headrace.order.holdout import ValidationConfig
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
-from headrace.store.cache import TokenCache
+from headrace.feed import DataLoader
+from headrace.mix import AmendmentConfig, BatchSchedule, StageConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
+from headrace.store import TokenCache
 from headrace.testing import CountingArray, tiny_cache, with_arrays, write_cache
 
 STEPS = 40

@@ -1,4 +1,6 @@
-"""Tokens as a measure: whatever counts them agrees with a slow count of the batches that were delivered."""
+"""Tokens as a measure: whatever counts them agrees with a slow count of the batches that were
+delivered.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,16 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset
 from headrace.data.dataset import BatchOrder
-from headrace.data.mixture import MixtureDataset
 from headrace.data.row_tokens import OrderedTokens, RowTokens
 from headrace.errors import ConfigError
-from headrace.mix.stage_config import AmendmentConfig, StageConfig
-from headrace.order.shuffle_config import BraidShuffleConfig
-from headrace.pack.spec import PackingConfig
-from headrace.run.manifest import RunManifest
-from headrace.store.cache import TokenCache
+from headrace.mix import AmendmentConfig, StageConfig
+from headrace.order import BraidShuffleConfig
+from headrace.pack import PackingConfig
+from headrace.run import RunManifest
+from headrace.store import TokenCache
 from headrace.testing import write_cache
 
 S = 32
@@ -213,7 +214,9 @@ def test_a_change_of_weights_within_a_stage_does_not_move_where_it_began(caches)
 
 
 def test_an_amendment_brings_newcomers_to_least_consumed(caches):
-    """A newcomer starts at the count of the others, one that comes back too, and the past stays as it was."""
+    """A newcomer starts at the count of the others, one that comes back too, and the past stays as
+    it was.
+    """
     plain = config("low full", policy="least_consumed", batch_size=4)
     amendments = [
         AmendmentConfig(30, add={"mixed": 1}),
@@ -277,7 +280,9 @@ def test_what_is_trained_on_is_what_a_mask_says(caches):
 
 
 def test_units_that_are_not_counted_change_nothing(caches):
-    """Where no row is packed, content is what rows hold; what packed runs say of tokens now is what it was."""
+    """Where no row is packed, content is what rows hold; what packed runs say of tokens now is what
+    it was.
+    """
     plain = {n: {"packing": None} for n in ("mixed", "long")}
     units = ("examples", "tokens", "content_tokens")
     described = [

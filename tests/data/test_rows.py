@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.data import TokenSeqDataset
 from headrace.data.rows import Rows, read_rows
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.metrics import ReadStats
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout
 from headrace.testing import CountingArray, random_documents, with_arrays, write_cache
 
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import MixtureDataset, TokenSeqDataset
-from headrace.data import PackedTokenDataset
-from headrace.data.dataset import PlannedDataset
+from headrace.data import PackedTokenDataset, PlannedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.rows import JoinedRows, RowSource
 from headrace.order.intervals import Intervals

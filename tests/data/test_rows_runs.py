@@ -8,7 +8,9 @@ from headrace.data.rows import adjacent_runs
 
 
 def slow_reference(pieces):
-    """Piece by piece: a run goes on while the next piece begins where the last one ended, in the same array."""
+    """Piece by piece: a run goes on while the next piece begins where the last one ended, in the
+    same array.
+    """
     runs = []
     for k, (array, start, size) in enumerate(pieces):
         if k and pieces[k - 1][0] == array and pieces[k - 1][1] + pieces[k - 1][2] == start:

@@ -1,4 +1,6 @@
-"""Filters saved beside a cache mean what those mean that are worked out anew, whatever became of the folder."""
+"""Filters saved beside a cache mean what those mean that are worked out anew, whatever became of
+the folder.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.data import (
+    PackedTokenDataset,
+    PlannedDataset,
+    TokenSeqDataset,
+    filter_files,
+    token_seq,
+)
 from headrace.data import documents as documents_module
-from headrace.data import filter_files, token_seq
-from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.packed import PackedTokenDataset
 from headrace.data.saved_filters import RemovedDocuments, filter_findings
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import CacheCorruptError, ConfigError
 from headrace.order import rising
 from headrace.order.bits import Bits
-from headrace.store import files
-from headrace.store.cache import TokenCache
-from headrace.testing import FaultProxy, random_documents, write_cache
-from headrace.testing.servers import web_server
+from headrace.store import TokenCache, files
+from headrace.testing import FaultProxy, random_documents, web_server, write_cache
 
 DOCUMENTS = 600
 SEQ_LEN = 8

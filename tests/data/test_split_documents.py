@@ -1,4 +1,6 @@
-"""Rows that are divided into documents: the documents of the corpus, laid out by hand, are the oracle."""
+"""Rows that are divided into documents: the documents of the corpus, laid out by hand, are the
+oracle.
+"""
 
 import json
 import tempfile
@@ -136,7 +138,9 @@ def test_conversations_are_segments_from_config_to_loader(tmp_path, monkeypatch)
 
 
 def foreign_blocks(folder: Path, stream: np.ndarray, vocab_size: int) -> str:
-    """A cache as other tools write it: a stream in rows of one length, whose documents end with a token."""
+    """A cache as other tools write it: a stream in rows of one length, whose documents end with a
+    token.
+    """
     written = write_cache(folder / "own", [list(stream)], vocab_size=vocab_size)
     write_levanter(written, str(folder / "blocks"))
     ledger = folder / "blocks" / "shard_ledger.json"

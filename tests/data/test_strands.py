@@ -1,4 +1,6 @@
-"""Datasets that are mixed in Python share strands as the components of a config do: same order, same open memory."""
+"""Datasets that are mixed in Python share strands as the components of a config do: same order,
+same open memory.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.analysis.check.sizes import virtual_cache
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.analysis import virtual_cache
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset, PlannedDataset, TokenSeqDataset
 from headrace.data.budgets import OpenBytes
-from headrace.data.dataset import PlannedDataset
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.mix.blend import Blend
-from headrace.mix.stages import Stage
+from headrace.mix import Blend, Stage
 
 SEQ_LEN = 64
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import TokenSeqDataset
 from headrace.errors import CacheMissingError, ConfigError
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout
 from headrace.testing import random_documents, tiny_cache, write_cache
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.data import TokenSeqDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.feed.loader import DataLoader
-from headrace.store.cache import TokenCache
+from headrace.feed import DataLoader
+from headrace.store import TokenCache
 from headrace.testing import random_documents, write_cache
 
 PARTS = (slice(0, 25), slice(25, 25), slice(25, 26), slice(26, 60))

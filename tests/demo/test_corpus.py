@@ -1,4 +1,6 @@
-"""The demo's text: real, the same each time, within its cap, and there also where Python ships no tests."""
+"""The demo's text: real, the same each time, within its cap, and there also where Python ships no
+tests.
+"""
 
 import gzip
 import itertools

@@ -1,4 +1,6 @@
-"""``headrace demo`` as a user runs it: a process of its own, its exit status, what it prints and what it leaves."""
+"""``headrace demo`` as a user runs it: a process of its own, its exit status, what it prints and
+what it leaves.
+"""
 
 import json
 import os
@@ -9,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.config.lm_data import load_config
-from headrace.store.cache import TokenCache
+from headrace.config import load_config
+from headrace.store import TokenCache
 
 HEADRACE = str(Path(sys.executable).with_name("headrace"))
 pytestmark = pytest.mark.slow
@@ -90,7 +92,9 @@ def test_loss_goes_on_where_it_stopped(steps):
 
 
 def test_the_batches_are_those_of_its_config_without_a_stop(finished, steps, monkeypatch):
-    """Not the demo's own check: the written config, loaded here, on the eight devices of this process."""
+    """Not the demo's own check: the written config, loaded here, on the eight devices of this
+    process.
+    """
     from headrace.demo.checks import digest
 
     monkeypatch.chdir(finished[0])

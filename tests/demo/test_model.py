@@ -1,4 +1,6 @@
-"""The demo's model: its loss is the one that the batch contract states, and it sees no token that it must not see."""
+"""The demo's model: its loss is the one that the batch contract states, and it sees no token that
+it must not see.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,15 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace.batch.packed_batch import pack_rows
-from headrace.demo.model import (
-    Transformer,
-    make_optimizer,
-    next_token_loss,
-    replicate,
-    rotate,
-    train_step,
-)
+from headrace.batch import pack_rows
+from headrace.demo import Transformer, make_optimizer, train_step
+from headrace.demo.model import next_token_loss, replicate, rotate
 
 VOCAB = 17
 SEQ = 12

@@ -1,4 +1,6 @@
-"""The program that ``headrace init`` writes: killed and stopped, it trains as if nothing had been."""
+"""The program that ``headrace init`` writes: killed and stopped, it trains as if
+nothing had been.
+"""
 
 import re
 import signal
@@ -35,7 +37,9 @@ def folder(tmp_path) -> Path:
 def train(
     folder: Path, run: str, end: signal.Signals | None = None, after: str = ""
 ) -> tuple[int, str]:
-    """Runs the program, ends it by a signal when it has printed ``after``; its status and what it printed."""
+    """Runs the program, ends it by a signal when it has printed ``after``; its status and what it
+    printed.
+    """
     command = [sys.executable, str(folder / PROGRAM), "--run", run, "--save-every", "5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,6 @@
-"""Pages of those who come from other systems run as printed, on files as that system writes them."""
+"""Pages of those who come from other systems run as printed, on files as that
+system writes them.
+"""
 
 import importlib.util
 import re

@@ -15,7 +15,8 @@ _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`]+)`")
 _FILE = re.compile(r"[\w/.-]+\.(py|c)")
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-# What is no name of the code: files that headrace writes, commands, fields, and what is Python's own
+# What is no name of the code: files that headrace writes, commands, fields, and what is Python's
+# own
 _OTHER = re.compile(
     r"\w+\.(json|bin|toml|yaml)|os\.fork|spawn|forkserver|next|report|format_version"
 )
@@ -56,8 +57,8 @@ def test_an_invented_name_is_missed(text: str, missing: list[str]):
 
 
 def missing_names(text: str) -> list[str]:
-    """What a page names in backticks and does not exist. A name belongs to the file before it in its paragraph, or row
-    of a table; one without a file may be anywhere.
+    """What a page names in backticks and does not exist. A name belongs to the file before it in
+    its paragraph, or row of a table; one without a file may be anywhere.
     """
     missing: list[str] = []
     for block in re.split(r"\n\n|\n(?=[|-])", _FENCE.sub("", text)):

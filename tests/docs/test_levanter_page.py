@@ -1,4 +1,6 @@
-"""docs/levanter.md: its YAML trains by the command that it prints, and its Python runs as printed."""
+"""docs/levanter.md: its YAML trains by the command that it prints, and its Python
+runs as printed.
+"""
 
 import re
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The quickstart as a notebook: the same as the page, and it runs from the first cell to the last."""
+"""The quickstart as a notebook: the same as the page, and it runs from the first
+cell to the last.
+"""
 
 import os
 import subprocess

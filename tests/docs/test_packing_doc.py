@@ -1,4 +1,6 @@
-"""docs/packing.md: every block runs, in order, as a reader would type it; and its picture is the script's."""
+"""docs/packing.md: every block runs, in order, as a reader would type it; and its picture is the
+script's.
+"""
 
 import importlib.util
 import json
@@ -11,10 +13,8 @@ import numpy as np
 import pytest
 
 from headrace.cli import main
-from headrace.config.lm_data import load_config
-from headrace.ingest.build import build_cache
-from headrace.ingest.source import ChatConfig, SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
+from headrace.config import load_config
+from headrace.ingest import ChatConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.testing import write_cache
 
 ROOT = Path(__file__).parent.parent.parent

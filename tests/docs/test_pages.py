@@ -1,4 +1,6 @@
-"""The code of every page runs as printed: python blocks in order, `headrace` commands, YAML files by their title."""
+"""The code of every page runs as printed: python blocks in order, `headrace` commands, YAML files
+by their title.
+"""
 
 import re
 import shlex

@@ -1,4 +1,6 @@
-"""The reference pages name every command, field and rule that there is, and show errors as they are."""
+"""The reference pages name every command, field and rule that there is, and show errors as they
+are.
+"""
 
 import ast
 import dataclasses
@@ -11,8 +13,7 @@ import typer
 
 from headrace.analysis.check import findings
 from headrace.cli.application import application
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.errors import ConfigError
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -1,4 +1,6 @@
-"""The distillation example: a student that is shown a teacher's distributions beats one that is shown labels."""
+"""The distillation example: a student that is shown a teacher's distributions beats one that is
+shown labels.
+"""
 
 import importlib.util
 from pathlib import Path

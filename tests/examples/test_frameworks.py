@@ -9,11 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from headrace.config.lm_data import load_config
+from headrace.config import load_config
 from headrace.errors import PlanMismatchError
-from headrace.ingest.build import build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
 

@@ -70,7 +70,9 @@ def test_a_run_that_stops_goes_on_as_if_nothing_had_been(example):
 
 
 def run_killed(example, kills, seed):
-    """Starts the example again and again, kills it at random moments after its first step, and lets it end."""
+    """Starts the example again and again, kills it at random moments after its first step, and lets
+    it end.
+    """
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         steps = 3 * kills + 3

@@ -1,4 +1,6 @@
-"""Loads an experiment's ``run.py`` and runs it once with ``--quick``; all experiments share one toy corpus."""
+"""Loads an experiment's ``run.py`` and runs it once with ``--quick``; all experiments share one toy
+corpus.
+"""
 
 import functools
 import importlib.util
@@ -46,7 +48,9 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ran]:
 
 
 def load(name: str) -> ModuleType:
-    """The module of an experiment; its folder begins with a number, so that ``import`` cannot name it."""
+    """The module of an experiment; its folder begins with a number, so that ``import`` cannot name
+    it.
+    """
     module_name = f"experiment_{name}"
     spec = importlib.util.spec_from_file_location(module_name, EXPERIMENTS / name / "run.py")
     assert spec is not None

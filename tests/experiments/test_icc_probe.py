@@ -1,4 +1,6 @@
-"""003: the probe looks at stored blocks and at every arm's order, each of which is a permutation of the train rows."""
+"""003: the probe looks at stored blocks and at every arm's order, each of which is a permutation of
+the train rows.
+"""
 
 import numpy as np
 import pytest

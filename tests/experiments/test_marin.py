@@ -1,4 +1,6 @@
-"""An experiment of Marin's steps, run by the published marin-core: two caches of two builders, a training on both."""
+"""An experiment of Marin's steps, run by the published marin-core: two caches of two builders, a
+training on both.
+"""
 
 import json
 import os
@@ -10,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import LmDataConfig
 from headrace.config.parsing import decode
-from headrace.run.manifest import RunManifest
+from headrace.run import RunManifest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "marin" / "run.py"
 pytestmark = [
@@ -50,7 +52,9 @@ def record(step: Path):
 
 @pytest.fixture
 def prefix():
-    """A folder for the steps: Marin refuses to train on what has "test" in its path, as pytest's folders do."""
+    """A folder for the steps: Marin refuses to train on what has "test" in its path, as pytest's
+    folders do.
+    """
     with tempfile.TemporaryDirectory(prefix="marin-") as folder:
         yield Path(folder)
 

@@ -1,4 +1,6 @@
-"""001: a quick run has all arms, an interrupted one does what is left, and the README says what results.json says."""
+"""001: a quick run has all arms, an interrupted one does what is left, and the README says what
+results.json says.
+"""
 
 import json
 import math

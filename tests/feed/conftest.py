@@ -1,4 +1,6 @@
-"""A clock that stands still, but for what a test lets pass: a busy machine adds nothing to any wait."""
+"""A clock that stands still, but for what a test lets pass: a busy machine adds nothing to any
+wait.
+"""
 
 import time
 
@@ -42,7 +44,9 @@ class LateArray(StoredArray):
 
 
 class Clock:
-    """Stands in for ``time.perf_counter``. What is late by it is late for a trainer that has run out of batches."""
+    """Stands in for ``time.perf_counter``. What is late by it is late for a trainer that has run
+    out of batches.
+    """
 
     answer = LateAnswer
     array = LateArray

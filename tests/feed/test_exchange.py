@@ -1,7 +1,8 @@
 """Rows read for other hosts: whoever reads them, batch k is batch k.
 
-Hosts are made up: each reads its part with a reader of its own, and what the devices would do with the pools is done
-with numpy here. The program of the devices is held against numpy too; real processes: tests/feed/test_loader_meshes.py.
+Hosts are made up: each reads its part with a reader of its own, and what the devices would do with
+the pools is done with numpy here. The program of the devices is held against numpy too; real
+processes: tests/feed/test_loader_meshes.py.
 """
 
 import logging
@@ -17,20 +18,19 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import headrace.testing
-from headrace.data.async_dataset import AsyncDataset
+from headrace.data import AsyncDataset, MixtureDataset, TokenSeqDataset
 from headrace.data.columns import ColumnConfig
 from headrace.data.dataset import BatchOrder
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
+from headrace.feed import DataLoader
 from headrace.feed import exchange as module
 from headrace.feed.exchange import PooledRows, RowExchange, exchange_rows, holders_of
-from headrace.feed.loader import DataLoader
 from headrace.feed.plan import BlockSpace, plan_window
 from headrace.feed.reader import Grouping, MappedReader, PlannedReader
 from headrace.metrics import IterationStats
-from headrace.mix.schedule import BatchSchedule
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.mix import BatchSchedule
+from headrace.store import CacheLayout
+from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -103,7 +103,9 @@ def arrays_of(read):
 
 
 def put_together(parts, holders):
-    """What the devices make of the arrays of all hosts for a step, by name of the array; and the size of the batch."""
+    """What the devices make of the arrays of all hosts for a step, by name of the array; and the
+    size of the batch.
+    """
     n = holders.size
     size = parts[0].batch_size if hasattr(parts[0], "batch_size") else 0
     if not isinstance(parts[0], PooledRows):
@@ -170,7 +172,9 @@ def one_device():
 
 
 def test_each_block_is_read_by_one_host(tmp_path):
-    """Blocks are open for long, shares change: without the exchange many are read on both sides of a border."""
+    """Blocks are open for long, shares change: without the exchange many are read on both sides of
+    a border.
+    """
     holders = np.arange(4)
     tokens = [np.arange(20 * 16 * SEQ_LEN - 1) % 200]
     layout = CacheLayout("uint8", chunk_elements=16 * SEQ_LEN)
@@ -208,7 +212,9 @@ def test_each_block_is_read_by_one_host(tmp_path):
 
 
 def test_functions_see_rows_where_they_are_read_and_padding_as_ever(tmp_path):
-    """A function is called once for each row, on the host that reads it; its arrays are what is exchanged."""
+    """A function is called once for each row, on the host that reads it; its arrays are what is
+    exchanged.
+    """
     holders = np.arange(3)
     seen = []
     dataset = ramp(tmp_path, holders)
@@ -267,7 +273,9 @@ def test_rows_for_which_pools_have_no_room_are_read_where_they_lie(tmp_path, mon
 
 
 def windows_of(exchange, drift, count=12):
-    """Windows of 64 steps of 32 rows: 32 strands of 8 rows a block, whose rows move by ``drift`` places a step."""
+    """Windows of 64 steps of 32 rows: 32 strands of 8 rows a block, whose rows move by ``drift``
+    places a step.
+    """
     sizes = np.full(64, 32)
     for number in range(count):
         steps = np.arange(64) + 64 * number

@@ -1,6 +1,8 @@
-"""Every stall gets its cause, each of them made on purpose; and what the figures say is what a clock outside says.
+"""Every stall gets its cause, each of them made on purpose; and what the figures say is what a
+clock outside says.
 
-By a clock that stands still but for what is late (conftest.py): all other waits are none, on a busy machine too.
+By a clock that stands still but for what is late (conftest.py): all other waits are none, on a busy
+machine too.
 """
 
 import gc
@@ -15,17 +17,15 @@ import pytest
 from jax.sharding import Mesh
 
 import headrace.feed.reader
-from headrace.data.async_dataset import AsyncDataset
-from headrace.data.token_seq import TokenSeqDataset
-from headrace.feed.loader import DataLoader
+from headrace.data import AsyncDataset, TokenSeqDataset
+from headrace.feed import DataLoader
 from headrace.feed.mapped_files import MappedFiles
 from headrace.feed.read_ahead import BlockCache
 from headrace.stalls import StallRule, Wait, WaitLog
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout
 from headrace.store.mapped import MappedArray
 from headrace.store.sharded import Decoder
-from headrace.testing import with_arrays, write_cache
-from headrace.testing.servers import web_server
+from headrace.testing import web_server, with_arrays, write_cache
 
 LATE = 0.4
 STEPS = 45
@@ -38,7 +38,9 @@ def late_chunk(chunk):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Two hundred rows of one block each: with batches of two, step s reads chunks 2s and 2s + 1."""
+    """Two hundred rows of one block each: with batches of two, step s reads chunks
+    2s and 2s + 1.
+    """
     root = tmp_path_factory.mktemp("rows")
     return write_cache(
         root, [[np.full(4, r) for r in range(200)]], layout=CacheLayout("uint8", 4, 200)
@@ -63,7 +65,9 @@ def stalls_of(loader, clock, steps=STEPS):
 
 
 def late_at(function, clock, number, step=None):
-    """The function, late for the batch of that step (or for any) when it is called for the n-th time, from 0."""
+    """The function, late for the batch of that step (or for any) when it is called for the n-th
+    time, from 0.
+    """
     calls = []
 
     def late(*arguments, **options):
@@ -165,7 +169,9 @@ def test_a_slow_plan(stored, clock, monkeypatch):
 
 
 def test_reads_held_back_by_a_tiny_budget(stored, clock):
-    """Room for one batch: each read must wait until the batch before was gathered. With room, none is to blame."""
+    """Room for one batch: each read must wait until the batch before was gathered. With room, none
+    is to blame.
+    """
     rule = StallRule(least_s=0.01, times_median=0)
     late = with_arrays(stored, clock.late(0.03))
     stalls = stalls_of(loader_of(late, prefetch_bytes=16, stall_rule=rule), clock, 25)
@@ -244,7 +250,9 @@ def test_short_waits_are_not_written_down(clock):
 
 @pytest.mark.parametrize(("latency", "training"), [(0.03, 0.01), (0.03, 0.0), (0.005, 0.02)])
 def test_waits_are_those_that_a_clock_outside_sees(stored, clock, latency, training):
-    """Room for one batch, so that each waits for its own read, less the time that the trainer takes."""
+    """Room for one batch, so that each waits for its own read, less the time that the trainer
+    takes.
+    """
     cache = with_arrays(stored, clock.late(latency))
     loader = loader_of(cache, prefetch_bytes=16)
     array = cast(Any, cache.parts[0].data)

@@ -1,4 +1,6 @@
-"""The copying kernel against NumPy, its thread without an interpreter, and pages that files have lost."""
+"""The copying kernel against NumPy, its thread without an interpreter, and pages that files have
+lost.
+"""
 
 import json
 import mmap
@@ -37,8 +39,8 @@ def run_script(folder: Path, text: str) -> object:
     """What a script prints as JSON, in a process of its own."""
     script = folder / "script.py"
     script.write_text(
-        "import json, os\nimport numpy as np\nfrom headrace.feed.gather_kernel import Copies, KernelThread\n"
-        + text
+        "import json, os\nimport numpy as np\nfrom headrace.feed.gather_kernel import Copies,"
+        " KernelThread\n" + text
     )
     return json.loads(
         subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
@@ -214,7 +216,9 @@ print(json.dumps("read"))
 
 
 def test_the_thread_is_not_of_a_fork_and_takes_no_signal(tmp_path):
-    """A fork that ends must not end the thread of the process that it comes from; signals are for Python's threads."""
+    """A fork that ends must not end the thread of the process that it comes from; signals are for
+    Python's threads.
+    """
     assert run_script(
         tmp_path,
         """

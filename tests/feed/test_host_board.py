@@ -1,4 +1,6 @@
-"""What hosts say of themselves; tests/feed/test_host_gate.py has boards that talk over a real service."""
+"""What hosts say of themselves; tests/feed/test_host_gate.py has boards that talk over a real
+service.
+"""
 
 import threading
 

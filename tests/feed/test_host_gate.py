@@ -1,4 +1,6 @@
-"""Gates of several hosts in one process, over a real coordination service: each host is a client and a thread."""
+"""Gates of several hosts in one process, over a real coordination service: each host is a client
+and a thread.
+"""
 
 import logging
 import socket
@@ -9,9 +11,9 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError, HostError, ReadError
-from headrace.feed import host_gate
+from headrace.feed import HostBarrier, host_gate
 from headrace.feed.host_board import HostBoard
-from headrace.feed.host_gate import HostBarrier, HostGate, open_gate
+from headrace.feed.host_gate import HostGate, open_gate
 from headrace.feed.host_links import HostLinks
 from headrace.feed.prefetch import Prefetched
 from headrace.metrics import IterationStats
@@ -218,7 +220,9 @@ def test_a_host_that_ends_before_the_others(boards):
 
 
 def test_a_host_without_a_sign_of_life_is_named(boards, monkeypatch):
-    """Its entry stands still. The gate's poll finds it old; a real process that is killed is in the slow tests."""
+    """Its entry stands still. The gate's poll finds it old; a real process that is killed is in the
+    slow tests.
+    """
     hosts = Hosts(boards)
     stopped = boards[1].renew
     gone = threading.Event()

@@ -1,4 +1,6 @@
-"""Four real JAX processes: one sleeps, is killed, or fails. What the others say, and after how long."""
+"""Four real JAX processes: one sleeps, is killed, or fails. What the others say, and after how
+long.
+"""
 
 import os
 import re
@@ -10,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout
 from headrace.testing import write_cache
 
 pytestmark = pytest.mark.slow
@@ -67,7 +69,9 @@ def root(tmp_path_factory):
 
 
 def run(root, what, late=2):
-    """Of each host, after something befell host ``late``: exit status, what it printed and what it said."""
+    """Of each host, after something befell host ``late``: exit status, what it printed and what it
+    said.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -125,8 +129,8 @@ def test_a_host_that_sleeps_delays_the_others_and_is_named(root):
 
 @pytest.mark.parametrize(("what", "late"), [("is killed", 2), ("is frozen", 2), ("is frozen", 0)])
 def test_a_host_that_is_dead_is_named_by_all_and_they_end(root, what, late):
-    """A killed one closes its connections; one that is frozen, or whose machine is gone, only keeps silent, and with
-    the first one the store of all entries does.
+    """A killed one closes its connections; one that is frozen, or whose machine is gone, only keeps
+    silent, and with the first one the store of all entries does.
     """
     hosts = run(root, what, late)
     assert hosts[late][0] == -9

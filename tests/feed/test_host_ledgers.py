@@ -15,13 +15,10 @@ from headrace.data.documents import DocumentFilter
 from headrace.errors import CacheCorruptError, CacheMissingError
 from headrace.feed.host_ledgers import SharedLedgers, ledger_reader
 from headrace.order.intervals import Intervals
-from headrace.store.cache import TokenCache
-from headrace.store.joined import open_cache
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout, TokenCache, open_cache
 from headrace.store.ledger import open_ledger
 from headrace.store.tombstones import TOMBSTONES_NAME, remove_documents
-from headrace.testing import FaultProxy, random_documents, tiny_cache, write_cache
-from headrace.testing.servers import web_server
+from headrace.testing import FaultProxy, random_documents, tiny_cache, web_server, write_cache
 
 PARTS = 30
 PROCESSES = 4
@@ -149,7 +146,8 @@ def test_all_have_the_generations_that_the_first_has_read(served):
 def test_those_of_whom_nothing_came_read_it_themselves(served, caplog):
     url, proxy = served
     store = KeyValueStore()
-    store.key_value_set_bytes = store.blocking_key_value_get  # pyright: ignore  # a store that takes no pieces
+    # a store that takes no pieces
+    store.key_value_set_bytes = store.blocking_key_value_get  # pyright: ignore
     assert TokenCache.open(f"{url}/a", read=SharedLedgers(store)).num_documents == 20 * PARTS
     assert TokenCache.open(f"{url}/a", read=SharedLedgers(store)).num_documents == 20 * PARTS
     assert len(opened(proxy)) == 6

@@ -1,4 +1,6 @@
-"""Trees of real sockets between threads: nobody goes on before all are there, and an end is noticed."""
+"""Trees of real sockets between threads: nobody goes on before all are there, and an end is
+noticed.
+"""
 
 import socket
 import threading

@@ -1,4 +1,6 @@
-"""Two real processes of one job: their counters together, disagreements named on both, half a row half the reads."""
+"""Two real processes of one job: their counters together, disagreements named on both, half a row
+half the reads.
+"""
 
 import json
 import os
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.feed.hosts import host_differences
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout
 from headrace.testing import write_cache
 
 HOST = """
@@ -115,7 +117,8 @@ def test_hosts_that_load_something_else_are_named_on_all_hosts(root):
     one, other = run(DISAGREE, root, {}, {"seq_len": 32, "seed": 1, "step": 3})
     assert one == other
     assert one["error"].startswith(
-        "hosts: do not load the same batches: step: host 0 has 0, host 1 has 3; seq_len: host 0 has 64, host 1 has 32; "
+        "hosts: do not load the same batches: step: host 0 has 0, host 1 has 3; seq_len: host 0"
+        " has 64, host 1 has 32; "
     )
 
 
@@ -124,7 +127,9 @@ def test_hosts_that_load_the_same_go_on(root):
 
 
 def test_counters_of_both_hosts_and_halves_of_rows(root):
-    """Each host holds half of each row, which is longer than a chunk, and reads half of the blocks."""
+    """Each host holds half of each row, which is longer than a chunk, and reads
+    half of the blocks.
+    """
     found = run(TOGETHER, root)
     assert found[0]["both"] == found[1]["both"]
     both = found[0]["both"]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import headrace.testing
 from headrace import DataLoader, LmDataConfig, MixtureDataset, TokenSeqDataset, load_config
 from headrace.adapters import HostBatches
+from headrace.analysis import simulate
 from headrace.analysis.check.plan import plan_run
-from headrace.analysis.simulate.forecast import simulate
 from headrace.data import AsyncDataset, PackedTokenDataset
 from headrace.errors import ConfigError
 from headrace.mix import BatchSchedule
@@ -95,7 +95,9 @@ def test_every_end_of_the_data_is_one_setting(end):
     "end", ["max_epochs", "max_tokens", "exhaustive", "least_consumed", "packed"]
 )
 def test_limits_lose_no_row(end):
-    """Every row that the limits allow is delivered, once more than was delivered before for each pass."""
+    """Every row that the limits allow is delivered, once more than was delivered before for each
+    pass.
+    """
     config = config_of(end, "pad")
     _, batches = loaded(config)
     counts = Counter(source for source, _ in chain.from_iterable(batches))

@@ -1,7 +1,9 @@
-"""The loader: every step is a pure function of (dataset, schedule, step), on any mesh, from any step, in any order.
+"""The loader: every step is a pure function of (dataset, schedule, step), on any mesh, from any
+step, in any order.
 
-Rows are held against ``dataset.read`` here and against walks over documents in tests/data and tests/feed/test_reader.
-One mixture of everything serves most tests: three sources of different dtype, chunk, codec and number of parts.
+Rows are held against ``dataset.read`` here and against walks over documents in tests/data and
+tests/feed/test_reader. One mixture of everything serves most tests: three sources of different
+dtype, chunk, codec and number of parts.
 """
 
 import asyncio
@@ -15,16 +17,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace.adapters.host_batches import HostBatches
-from headrace.batch.packed_batch import PackedBatch
-from headrace.data.async_dataset import AsyncDataset
-from headrace.data.mixture import MixtureDataset
-from headrace.data.packed import PackedTokenDataset
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.adapters import HostBatches
+from headrace.batch import PackedBatch
+from headrace.data import AsyncDataset, MixtureDataset, PackedTokenDataset, TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.feed.loader import DataLoader
-from headrace.mix.schedule import BatchSchedule
-from headrace.store.layout import CacheLayout
+from headrace.feed import DataLoader
+from headrace.mix import BatchSchedule
+from headrace.store import CacheLayout
 from headrace.testing import random_documents, tiny_cache, write_cache
 
 GOLDEN = {
@@ -53,7 +52,9 @@ LEAVES = (
 
 
 def documents(seed):
-    """Documents by arithmetic of our own: what they hold must never change, the pinned order is that of these."""
+    """Documents by arithmetic of our own: what they hold must never change, the pinned order is
+    that of these.
+    """
     return [
         np.append((np.arange((k * 7 + seed) % 23) * 31 + k * 5 + seed) % 255, EOS)
         for k in range(60)
@@ -92,7 +93,9 @@ def mesh(n, names=("data",), shape=None):
 
 
 def host(batch):
-    """The batch with its arrays on the host: all that is derived from them is numpy from here on."""
+    """The batch with its arrays on the host: all that is derived from them is numpy
+    from here on.
+    """
     return jax.tree.map(np.asarray, batch)
 
 
@@ -261,7 +264,9 @@ def test_a_training_step_may_donate_the_batch(mixture):
 
 @pytest.mark.parametrize("version", GOLDEN)
 def test_the_order_of_a_fixed_mixture_is_pinned(sources, version):
-    """Changing it is a release note and a new version of the order; HEADRACE_UPDATE_GOLDEN=1 writes the file."""
+    """Changing it is a release note and a new version of the order; HEADRACE_UPDATE_GOLDEN=1 writes
+    the file.
+    """
     found = {}
     mixture = mix_shuffled(sources, version)
     for row_order in ("stream", "locality"):
@@ -530,7 +535,9 @@ def test_a_budget_is_a_number_of_bytes(mixture, budget):
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_batches_larger_than_a_cache_hold_the_same_rows(tmp_path, dtype):
-    """They are stored past the caches; rows are of odd lengths, and documents leave gaps between them."""
+    """They are stored past the caches; rows are of odd lengths, and documents leave gaps between
+    them.
+    """
     rng = np.random.default_rng(3)
     texts = [rng.integers(0, 60_000, size, dtype=dtype) for size in rng.integers(1, 5000, 3000)]
     masked = {"vocab_size": 60_000, "layout": CacheLayout(dtype), "mask": lambda ids: ids % 3 > 0}

@@ -1,4 +1,5 @@
-"""What goes wrong with loaders: errors that name array, chunk and step; no thread, file or memory left behind.
+"""What goes wrong with loaders: errors that name array, chunk and step; no thread, file or memory
+left behind.
 
 And what they count: held against arrays that count and delay their reads.
 """
@@ -17,11 +18,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import TokenSeqDataset
 from headrace.errors import ReadError
-from headrace.feed.loader import DataLoader
+from headrace.feed import DataLoader
+from headrace.store import CacheLayout
 from headrace.store.array import StoredArray
-from headrace.store.layout import CacheLayout
 from headrace.testing import CountingArray, with_arrays, write_cache
 
 ROWS = 256
@@ -135,7 +136,9 @@ with loader.iter_from_step(0) as batches:
 @pytest.mark.parametrize("how", ["map", "read"])
 @pytest.mark.slow
 def test_memory_stays_within_the_budget_over_2000_batches(tmp_path, how):
-    """A store of 64 MiB, each step reads all over it; a budget of 4 MiB, and what Python, jax and TensorStore take."""
+    """A store of 64 MiB, each step reads all over it; a budget of 4 MiB, and what Python, jax and
+    TensorStore take.
+    """
     tokens = np.zeros(1 << 25, np.uint16)
     write_cache(tmp_path, [[tokens]], vocab_size=1 << 16, layout=CacheLayout("uint16", 1 << 14, 64))
     budget = 4 << 20
@@ -359,7 +362,9 @@ def test_what_takes_time_is_in_the_timers(cache):
 
 
 def test_a_known_delay_is_what_the_timers_show(cache, clock):
-    """Every read takes 40 ms, all of them together; the consumer waits for the first batch, and then for the others."""
+    """Every read takes 40 ms, all of them together; the consumer waits for the first batch, and
+    then for the others.
+    """
     loading = loader(with_arrays(cache, clock.late(0.04)), prefetch_bytes=1 << 20)
     began = clock.now
     with clock.watch(loading.iter_from_step(0)) as batches:
@@ -371,7 +376,9 @@ def test_a_known_delay_is_what_the_timers_show(cache, clock):
 
 
 def test_waiting_is_counted_when_every_batch_waits(cache, clock):
-    """Room for the blocks of one batch only: nothing can be read ahead, and every batch waits for its reads."""
+    """Room for the blocks of one batch only: nothing can be read ahead, and every batch waits for
+    its reads.
+    """
     late = with_arrays(cache, clock.late(0.02))
     loading = loader(late, shuffle=False, prefetch_bytes=2 * BLOCK * SEQ_LEN)
     with clock.watch(loading.iter_from_step(0)) as batches:

@@ -1,4 +1,6 @@
-"""Real jobs of several JAX processes on all kinds of meshes: together they hold what one process holds alone."""
+"""Real jobs of several JAX processes on all kinds of meshes: together they hold what one process
+holds alone.
+"""
 
 import json
 import os
@@ -16,13 +18,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace.batch.micro_plan import MicroBatchConfig
+from headrace.batch import MicroBatchConfig
+from headrace.data import MixtureDataset, PackedTokenDataset, TokenSeqDataset
 from headrace.data.columns import ColumnConfig
-from headrace.data.mixture import MixtureDataset
-from headrace.data.packed import PackedTokenDataset
-from headrace.data.token_seq import TokenSeqDataset
-from headrace.feed.loader import DataLoader
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.feed import DataLoader
+from headrace.store import CacheLayout
+from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
 
 LEAVES = ("token_ids", "token_mask", "source_id", "valid", "topk", "score")
@@ -66,7 +67,9 @@ for name, mesh, spec in job["meshes"]:
 
 
 def mixture(root):
-    """Two sources of different dtype, one with a mask, one with columns; the batch grows; the last one is padded."""
+    """Two sources of different dtype, one with a mask, one with columns; the batch grows; the last
+    one is padded.
+    """
     a, b = (TokenSeqDataset(f"{root}/{n}", 8, split_documents=True, columns=COLUMNS) for n in "ab")
     sources = {"a": a.braid_shuffle(strands=4, seed=1), "b": b.shuffle(2)}
     return MixtureDataset(sources, {"a": 3, "b": 1}, {0: 8, 3: 16}, stop_strategy="first_exhausted")
@@ -77,7 +80,9 @@ def leaf_of(batch, name):
 
 
 def mesh_of(shape, spec):
-    """A sharding over all devices of the job: ``shape`` is {axis: size}, ``spec`` an axis (or None) a dimension."""
+    """A sharding over all devices of the job: ``shape`` is {axis: size}, ``spec`` an axis (or None)
+    a dimension.
+    """
     mesh = Mesh(np.asarray(jax.devices()).reshape(*shape.values()), tuple(shape))
     return NamedSharding(mesh, PartitionSpec(*spec))
 
@@ -117,10 +122,12 @@ def expected(root):
 
 @contextmanager
 def job(root, processes, devices, meshes, script=HOST, **settings):
-    """Starts a job that loads all steps on one mesh after the other; whatever happens, none of its processes stays.
+    """Starts a job that loads all steps on one mesh after the other; whatever happens, none of its
+    processes stays.
 
-    A mesh is (name, {axis: size}, an axis or None for each dimension of a batch). ``settings``: the ``step`` to begin
-    with; the one before which all hang, or one dies; how long the others wait for it; and ``row_exchange``.
+    A mesh is (name, {axis: size}, an axis or None for each dimension of a batch). ``settings``: the
+    ``step`` to begin with; the one before which all hang, or one dies; how long the others wait for
+    it; and ``row_exchange``.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -169,7 +176,9 @@ def finish(hosts):
 
 
 def loaded(root, name, processes, step, shapes):
-    """The global arrays of a step, put together from what the processes held; and each process's sums."""
+    """The global arrays of a step, put together from what the processes held; and each process's
+    sums.
+    """
     whole: dict[str, Any] = dict.fromkeys(LEAVES)
     sums = []
     for number in range(processes):
@@ -303,7 +312,9 @@ def test_twenty_topologies_exchange_rows(root, expected, processes, devices):
 
 @pytest.mark.slow
 def test_a_host_that_dies_leaves_none_that_hangs(root):
-    """It is JAX that ends the others: in a collective whose peer is gone, or when no heartbeat comes."""
+    """It is JAX that ends the others: in a collective whose peer is gone, or when no heartbeat
+    comes.
+    """
     with job(
         root, 4, 1, [("dead", {"data": 4}, ["data"])], exchange="on", die_at=3, patience=10
     ) as hosts:
@@ -326,7 +337,9 @@ for exchange in ("off", "on"):
 
 
 def micro_digests(root, **options):
-    """Sums that tell the micro-batches of some steps apart, with all that lies beside tokens; the same everywhere."""
+    """Sums that tell the micro-batches of some steps apart, with all that lies beside tokens; the
+    same everywhere.
+    """
     one = {"algorithm": "next_fit", "columns": COLUMNS}
     packed = {n: PackedTokenDataset(f"{root}/{n}", 24, name=n, **one).shuffle(1) for n in "ab"}
     mixture = MixtureDataset(packed, {"a": 3, "b": 1}, 16)

@@ -1,4 +1,5 @@
-"""Hosts on one mixture in an object store that is far away: one request a block, as forecast, before it is needed.
+"""Hosts on one mixture in an object store that is far away: one request a block, as forecast,
+before it is needed.
 
 How long they wait is shown by the bench of the same name (scripts/bench/bench_object_store.py).
 """
@@ -15,17 +16,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.analysis.simulate.forecast import simulate
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.analysis import simulate
+from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.errors import ReadError
+from headrace.feed import DataLoader
 from headrace.feed import loader as loader_module
-from headrace.feed.loader import DataLoader
 from headrace.feed.placement import Placement
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
-from headrace.testing import FaultProxy, Faults, write_cache
-from headrace.testing.servers import s3_server, use_s3, web_server
+from headrace.store import CacheLayout, TokenCache
+from headrace.testing import FaultProxy, Faults, s3_server, use_s3, web_server, write_cache
 
 HOSTS = 8
 BATCH = 64
@@ -159,7 +157,9 @@ def test_eight_hosts_ask_for_each_block_once(far, monkeypatch):
 
 
 def test_blocks_are_asked_for_before_their_batches_are(far, monkeypatch):
-    """Without it this waits for ever: the trainer takes one batch, and the blocks of many others come."""
+    """Without it this waits for ever: the trainer takes one batch, and the blocks of many others
+    come.
+    """
     proxy, folder = far
     whole = write(f"{folder}/ahead")
     proxy.clear()
@@ -182,7 +182,9 @@ def test_eight_hosts_on_s3(monkeypatch):
 
 
 def test_the_first_batch_waits_for_its_own_blocks_only(far, monkeypatch):
-    """Every request for data beyond those blocks hangs, and it comes all the same; with one less it does not."""
+    """Every request for data beyond those blocks hangs, and it comes all the same; with one less it
+    does not.
+    """
     proxy, folder = far
     write(f"{folder}/first")
     root = f"{proxy.url}/first"

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
-from headrace.feed.loader import DataLoader
-from headrace.store.layout import CacheLayout
+from headrace.data import MixtureDataset, TokenSeqDataset
+from headrace.feed import DataLoader
+from headrace.store import CacheLayout
 from headrace.testing import write_cache
 
 COMMON = """

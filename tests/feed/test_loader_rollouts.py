@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace.batch.loss import unified_loss
-from headrace.batch.micro_plan import MicroBatchConfig
+from headrace.batch import MicroBatchConfig, unified_loss
 from headrace.errors import ConfigError, ReadError
-from headrace.feed.loader import DataLoader
-from headrace_posttrain.rollouts.dataset import RLDataset, RLSettings
-from headrace_posttrain.rollouts.groups import ScoredGroup
-from headrace_posttrain.rollouts.store import RolloutStore
+from headrace.feed import DataLoader
+from headrace_posttrain import RLDataset, RolloutStore, ScoredGroup
+from headrace_posttrain.rollouts.dataset import RLSettings
 
 HERE = Path(__file__).parent
 PROMPTS = [np.array([i + 1, 7]) for i in range(9)]
@@ -243,7 +241,9 @@ def run_hosts(folder, processes, devices, steps, out):
 
 @pytest.mark.slow
 def test_processes_on_four_topologies_get_the_same_global_batches(tmp_path):
-    """Each takes over the run at a step, replays what was trained on, and goes on; the last replays all."""
+    """Each takes over the run at a step, replays what was trained on, and goes on; the last replays
+    all.
+    """
     folder = tmp_path / "rollouts"
     seen = {}
     for number, (processes, devices) in enumerate([(2, 2), (1, 4), (4, 1), (1, 1)]):

@@ -1,4 +1,6 @@
-"""``sequence_layout``: every token is on the rank that zig-zag or stripes give it, with label, position and segment."""
+"""``sequence_layout``: every token is on the rank that zig-zag or stripes give it, with label,
+position and segment.
+"""
 
 import dataclasses
 
@@ -11,14 +13,13 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace import DataLoader, TokenSeqDataset
-from headrace.batch.context_parallel import attention_work, sequence_layout, striped, zigzag
-from headrace.batch.loss import unified_loss
-from headrace.batch.packed_batch import pack_rows
+from headrace.batch import attention_work, pack_rows, striped, unified_loss, zigzag
+from headrace.batch.context_parallel import sequence_layout
 from headrace.data import PackedTokenDataset
 from headrace.errors import ConfigError
 from headrace.store.layout import LeafSpec
 from headrace.testing import random_documents, tiny_cache, write_cache
-from headrace_posttrain.losses.distillation import distillation_loss
+from headrace_posttrain import distillation_loss
 
 
 def sharding(data: int, context: int) -> NamedSharding:

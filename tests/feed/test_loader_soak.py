@@ -1,4 +1,5 @@
-"""Loaders that begin and end hundreds of times, in every way, leave no thread, no descriptor and no map behind.
+"""Loaders that begin and end hundreds of times, in every way, leave no thread, no descriptor and no
+map behind.
 
 Fifty of each kind run always; five hundred, and half an hour of all kinds together, with the marker ``soak``::
 
@@ -21,14 +22,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.data.token_seq import TokenSeqDataset
-from headrace.feed.loader import DataLoader
+from headrace.data import TokenSeqDataset
+from headrace.feed import DataLoader
 from headrace.feed.prefetch import Prefetched
-from headrace.store import mapped, requests, retry
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
-from headrace.testing import FaultProxy, Faults, write_cache
-from headrace.testing.servers import web_server
+from headrace.store import CacheLayout, TokenCache, mapped, requests, retry
+from headrace.testing import FaultProxy, Faults, web_server, write_cache
 
 SEQ = 16
 BLOCK = 8
@@ -83,9 +81,11 @@ def wanted(stores):
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    """Retries without delay, a background thread that ends between loaders, and a Ctrl-C that is one.
+    """Retries without delay, a background thread that ends between loaders, and a Ctrl-C that is
+    one.
 
-    At most eight requests at a time: TensorStore keeps a connection for each, and has them all after a few loaders.
+    At most eight requests at a time: TensorStore keeps a connection for each, and has them all
+    after a few loaders.
     """
     monkeypatch.setattr(requests, "IDLE_S", 0.02)
     policy = retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=5.0, concurrency=8)
@@ -257,7 +257,9 @@ def resident_mib():
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_S + 600)
 def test_half_an_hour_of_loaders_of_all_kinds(stores, wanted):
-    """All stores by turns, and several loaders at once in some rounds; neither threads nor memory grow."""
+    """All stores by turns, and several loaders at once in some rounds; neither threads nor memory
+    grow.
+    """
     chance = random.Random(0)
     ends = Counter()
     rounds = 0
@@ -287,6 +289,7 @@ def test_half_an_hour_of_loaders_of_all_kinds(stores, wanted):
             check_nothing_left(before, now)
             assert resident_mib() < memory + 64
     print(
-        f"{rounds} rounds in {SOAK_S:g} s, {dict(ends)}, {memory:.0f} MiB, then {resident_mib():.0f} MiB"
+        f"{rounds} rounds in {SOAK_S:g} s, {dict(ends)}, {memory:.0f} MiB, then"
+        f" {resident_mib():.0f} MiB"
     )
     stores["http"].proxy.faults = Faults()

@@ -1,4 +1,6 @@
-"""Files that are changed while a loader has them mapped: an error that names the file, and no wrong batch."""
+"""Files that are changed while a loader has them mapped: an error that names the file, and no wrong
+batch.
+"""
 
 import itertools
 import os
@@ -11,20 +13,16 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.data.dataset import BatchOrder
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed import mapped_files
 from headrace.feed.mapped_files import MappedFiles
 from headrace.feed.placement import Placement
 from headrace.feed.reader import DEFAULT_GROUPING, Grouping, PlannedReader
-from headrace.mix.schedule import BatchSchedule
-from headrace.store.cache import TokenCache
-from headrace.store.joined import open_cache
-from headrace.store.layout import CacheLayout
+from headrace.mix import BatchSchedule
+from headrace.store import CacheLayout, TokenCache, open_cache, open_replicas
 from headrace.store.mapped import MappedFile
-from headrace.store.replicas import open_replicas
 from headrace.testing import write_cache
 
 HERE = Placement(NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data")))
@@ -88,7 +86,9 @@ def overwrite_keeping_its_time(path):
 
 
 def test_every_reader_of_a_file_that_was_written_over_is_told(cache):
-    """The first one finds the damage, and the chunk is no longer sound: that is no reason for others to go on."""
+    """The first one finds the damage, and the chunk is no longer sound: that is no reason for
+    others to go on.
+    """
     readers = [batches_of(cache) for _ in range(3)]
     for found in readers:
         list(itertools.islice(found, 70))  # more than an epoch: all chunks are sound
@@ -128,7 +128,9 @@ def test_looks_take_a_hundredth_of_the_time(cache, monkeypatch, step_s, least):
 def test_a_chunk_that_another_reader_found_damaged_is_never_taken_from_a_slot_without_data(
     tmp_path,
 ):
-    """This reader counts the chunk among those it holds, and its file among none that the window uses."""
+    """This reader counts the chunk among those it holds, and its file among none that the window
+    uses.
+    """
     cache = write_cache(
         tmp_path / "c", [[np.arange(40_000) % 251]], layout=CacheLayout("uint8", 64, 1)
     )
@@ -234,7 +236,9 @@ def test_what_an_earlier_loader_found_sound_is_looked_at_by_the_next(cache, monk
 def test_what_changes_between_a_look_and_the_copy_is_not_delivered(
     cache, monkeypatch, grouping, look, damage
 ):
-    """Nor does it end the process. Looks that see no change stand for those that are not due yet."""
+    """Nor does it end the process. Looks that see no change stand for those that
+    are not due yet.
+    """
     order = BatchOrder(TokenSeqDataset(cache, 16).shuffle(1).repeat(), BatchSchedule(BATCH))
     expected = [batch.tokens for batch in batches_of(cache, mapping=False)]
     check_files = MappedFiles.check_files

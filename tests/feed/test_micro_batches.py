@@ -1,4 +1,6 @@
-"""Micro-batches from a loader: the rows of each step, on any mesh, from any step; what configs say; what is counted."""
+"""Micro-batches from a loader: the rows of each step, on any mesh, from any step; what configs say;
+what is counted.
+"""
 
 import dataclasses
 
@@ -7,17 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from headrace.batch.balance import TransformerCost
-from headrace.batch.loss import unified_loss
-from headrace.batch.micro_plan import MicroBatchConfig
-from headrace.batch.packed_batch import PackedBatch
-from headrace.config.lm_data import LmDataConfig, load_config
-from headrace.data.mixture import MixtureDataset
-from headrace.data.packed import PackedTokenDataset
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.batch import MicroBatchConfig, PackedBatch, TransformerCost, unified_loss
+from headrace.config import LmDataConfig, load_config
+from headrace.data import MixtureDataset, PackedTokenDataset, TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.feed.loader import DataLoader
-from headrace.run.manifest import RunManifest
+from headrace.feed import DataLoader
+from headrace.run import RunManifest
 from headrace.store.layout import LeafSpec
 from headrace.testing import random_documents, tiny_cache, write_cache
 
@@ -216,7 +213,9 @@ LEAVES = {
 def with_columns(
     folder, seq_len, packing="{algorithm: next_fit, max_documents: 2, long: split}"
 ) -> LmDataConfig:
-    """A run over rows, seldom full if packed, with float weights, K numbers a token and one a document."""
+    """A run over rows, seldom full if packed, with float weights, K numbers a token and one a
+    document.
+    """
     for seed, name in enumerate("ab"):
         write_cache(
             folder / name,
@@ -264,7 +263,9 @@ def gradient_of_step(step):
 
 
 def check_step(config: LmDataConfig, step: int, sharding: NamedSharding, balances=BALANCES) -> None:
-    """Micro-batches of a step hold every token once, with its columns, and its loss and gradient."""
+    """Micro-batches of a step hold every token once, with its columns, and its loss
+    and gradient.
+    """
     plain = config.loader(mesh(1)).batch_at(step)
     loss, gradient = gradient_of_batch(plain)
     for name, micro in balances.items():

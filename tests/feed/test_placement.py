@@ -1,4 +1,6 @@
-"""Where rows go: on any mesh the global array is the same, and each device holds its own part of it."""
+"""Where rows go: on any mesh the global array is the same, and each device holds its own part of
+it.
+"""
 
 import jax
 import numpy as np
@@ -84,7 +86,9 @@ def test_a_process_holds_the_rows_of_its_devices(monkeypatch):
     ],
 )
 def test_a_process_holds_the_columns_of_its_devices(monkeypatch, spec, mine, columns):
-    """As on several hosts: of the devices 0 to 7 of a mesh of 2 x 4, those listed are this one's."""
+    """As on several hosts: of the devices 0 to 7 of a mesh of 2 x 4, those listed
+    are this one's.
+    """
     placement = Placement(NamedSharding(mesh((2, 4), ("data", "seq")), spec))
     ours = NamedSharding.devices_indices_map
 
@@ -98,7 +102,9 @@ def test_a_process_holds_the_columns_of_its_devices(monkeypatch, spec, mine, col
 
 
 def test_columns_of_this_process_are_put_in_their_place(monkeypatch):
-    """Local columns in, the global array out: its parts come from where the process's own columns begin."""
+    """Local columns in, the global array out: its parts come from where the process's own columns
+    begin.
+    """
     placement = placement_of("2x4, rows and sequence")
     tokens = np.arange(8 * 16).reshape(8, 16).astype(np.uint16)
     monkeypatch.setattr(

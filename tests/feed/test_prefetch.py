@@ -215,7 +215,9 @@ def test_it_runs_as_far_ahead_as_it_may_and_no_further():
     taken=st.integers(0, 20),
 )
 def test_a_group_is_begun_when_those_before_have_fewer_items_than_the_depth(sizes, depth, taken):
-    """However many of them were taken; and not before. A group counts until its last item is taken."""
+    """However many of them were taken; and not before. A group counts until its
+    last item is taken.
+    """
     made = []
 
     def source():

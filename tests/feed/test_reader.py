@@ -1,7 +1,9 @@
-"""The heart of feeding: whatever the dataset, the budget, the windows and the number of hosts, batch k is batch k.
+"""The heart of feeding: whatever the dataset, the budget, the windows and the number of hosts,
+batch k is batch k.
 
-Rows from planned blocks must be those that ``dataset.read`` finds with plain ranged reads, which tests/data holds
-against walks over documents. No devices here: a placement is only asked which rows a host holds.
+Rows from planned blocks must be those that ``dataset.read`` finds with plain ranged reads, which
+tests/data holds against walks over documents. No devices here: a placement is only asked which rows
+a host holds.
 """
 
 import os
@@ -13,17 +15,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.data.columns import MASK
 from headrace.data.dataset import BatchOrder
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, ReadError
 from headrace.feed.plan import BlockSpace, plan_window
 from headrace.feed.reader import Grouping, PlannedReader
 from headrace.metrics import IterationStats, ReadStats
-from headrace.mix.schedule import BatchSchedule
-from headrace.order.order import Order
-from headrace.store.layout import CacheLayout
+from headrace.mix import BatchSchedule
+from headrace.order import Order
+from headrace.store import CacheLayout
 from headrace.testing import CountingArray, random_documents, with_arrays, write_cache
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -43,7 +44,9 @@ class Listed(Order):
 
 
 class Host:
-    """Host h of H: which rows of a batch it holds, in one run or in turns; and which part of each row."""
+    """Host h of H: which rows of a batch it holds, in one run or in turns; and which part of each
+    row.
+    """
 
     def __init__(self, number=0, hosts=1, turns=False, part=0, parts=1):
         self.number = number
@@ -63,7 +66,9 @@ class Host:
 
 @st.composite
 def caches(draw, root, seq_len, counted, dtype=None):
-    """A cache of any layout, in which every part may be too short for a row, but not all; mapped, or read."""
+    """A cache of any layout, in which every part may be too short for a row, but not all; mapped,
+    or read.
+    """
     layout = CacheLayout(
         dtype or draw(st.sampled_from(["uint8", "uint16", "uint32"])),
         chunk_elements=draw(st.sampled_from([3, 16, 50, 64, 200])),
@@ -340,7 +345,9 @@ def test_no_slot_is_reused_while_a_step_needs_it(twelve, rows, size, room, group
 
 
 def test_slots_are_reused_and_a_block_stays_while_a_later_step_needs_it(tmp_path):
-    """Rows 0, 1, 2, ... of one-row blocks in a window that jumps back and forth: room for 6 blocks, 40 in all."""
+    """Rows 0, 1, 2, ... of one-row blocks in a window that jumps back and forth: room for 6 blocks,
+    40 in all.
+    """
     cache = write_cache(
         tmp_path, [[np.full(4, r) for r in range(40)]], layout=CacheLayout("uint8", 4, 5)
     )
@@ -355,7 +362,9 @@ def test_slots_are_reused_and_a_block_stays_while_a_later_step_needs_it(tmp_path
 
 
 def test_what_is_needed_soon_is_not_thrown_out_to_make_room(tmp_path):
-    """Room for eight: when 8 is fetched, 0, 1 and 2 are the oldest of all, and must stay: they come next."""
+    """Room for eight: when 8 is fetched, 0, 1 and 2 are the oldest of all, and must stay: they come
+    next.
+    """
     cache = write_cache(
         tmp_path, [[np.full(4, r) for r in range(10)]], layout=CacheLayout("uint8", 4, 8)
     )
@@ -385,7 +394,9 @@ def test_a_budget_of_less_than_one_batch_says_how_much_is_needed(tmp_path):
 
 @pytest.mark.parametrize(("room", "asked"), [(1000, 20), (16, 20), (8, 12), (4, 8)])
 def test_reads_run_ahead_of_the_batches(tmp_path, room, asked):
-    """Two batches of two one-row blocks were taken: how many blocks were asked for, with room for ``room``."""
+    """Two batches of two one-row blocks were taken: how many blocks were asked for, with room for
+    ``room``.
+    """
     stored = write_cache(
         tmp_path, [[np.full(4, r) for r in range(200)]], layout=CacheLayout("uint8", 4, 5)
     )

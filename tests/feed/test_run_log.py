@@ -1,4 +1,6 @@
-"""The log that a run leaves in its folder: what is written, when, and what happens where it cannot be."""
+"""The log that a run leaves in its folder: what is written, when, and what happens where it cannot
+be.
+"""
 
 import json
 import logging
@@ -7,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.feed.run_log import RunLog
+from headrace.feed import RunLog
 from headrace.metrics import LoaderStats, ReadStats
 from headrace.report.run_records import read_records
 from headrace.stalls import Stall

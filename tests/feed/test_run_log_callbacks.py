@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.feed.loader import DataLoader
-from headrace.feed.run_log import LogStats, prometheus, tensorboard, wandb_run
+from headrace.feed import DataLoader, LogStats, prometheus, tensorboard, wandb_run
 from headrace.testing import tiny_cache
 
 
 @pytest.fixture
 def loader():
-    from headrace.data.token_seq import TokenSeqDataset
+    from headrace.data import TokenSeqDataset
 
     with DataLoader(TokenSeqDataset(tiny_cache(), 8).shuffle(0), batch_size=8) as loader:
         yield loader
@@ -73,7 +72,9 @@ def test_tensorboard_reads_what_was_written(tmp_path, loader):
 
 
 def records(data):
-    """The payloads of a TFRecord file: length (8 bytes), its checksum (4), payload, its checksum (4)."""
+    """The payloads of a TFRecord file: length (8 bytes), its checksum (4), payload, its checksum
+    (4).
+    """
     at = 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 8], "little")

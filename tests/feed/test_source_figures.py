@@ -1,4 +1,6 @@
-"""Rows, tokens, epochs and weight of each source while a run trains: what ``where`` says of the same step."""
+"""Rows, tokens, epochs and weight of each source while a run trains: what ``where`` says of the
+same step.
+"""
 
 import json
 from types import SimpleNamespace

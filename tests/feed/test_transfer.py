@@ -1,4 +1,6 @@
-"""A global array is what ``jax.make_array_from_callback`` makes, whether JAX has the faster function or not."""
+"""A global array is what ``jax.make_array_from_callback`` makes, whether JAX has the faster
+function or not.
+"""
 
 import jax
 import numpy as np

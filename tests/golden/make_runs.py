@@ -2,13 +2,14 @@
 
     python3 -m uv run --no-sync python tests/golden/make_runs.py [runs|errors|cli|new_runs ...]
 
-It was run once, on the commit that ``runs.json`` names (``made_on_commit``), before modules were moved, and is not to
-be run again to make a failing check pass: the corpus says what that commit did. ``runs`` draws random configs with a
-fixed seed, builds small caches with the library's own builder, and keeps of each config the fingerprint of its run and
-digests of its batches; and it writes what a run leaves on disk. ``errors`` mutates configs and keeps what is said of
-them; ``cli`` keeps what commands print; ``new_runs`` keeps how the same configs begin with
-the braid's version 2. Without a name all are made. Another run on the same commit gives the
-same digests; only the bytes of the archive differ (caches and logs hold times).
+It was run once, on the commit that ``runs.json`` names (``made_on_commit``), before modules were
+moved, and is not to be run again to make a failing check pass: the corpus says what that commit
+did. ``runs`` draws random configs with a fixed seed, builds small caches with the library's own
+builder, and keeps of each config the fingerprint of its run and digests of its batches; and it
+writes what a run leaves on disk. ``errors`` mutates configs and keeps what is said of them; ``cli``
+keeps what commands print; ``new_runs`` keeps how the same configs begin with the braid's version 2.
+Without a name all are made. Another run on the same commit gives the same digests; only the bytes
+of the archive differ (caches and logs hold times).
 """
 
 import argparse
@@ -148,7 +149,8 @@ def build_caches() -> None:
         for _ in range(90)
     ]
     template = (
-        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{"
+        " m.content }}"
         "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
     )
     built: list[tuple[str, list[str], Config, str, Config]] = [
@@ -219,7 +221,9 @@ def build_caches() -> None:
 
 
 def write_lists() -> None:
-    """Writes lists of documents to leave out: numbers as text and as an array, and a bitmap, of every cache."""
+    """Writes lists of documents to leave out: numbers as text and as an array, and a bitmap, of
+    every cache.
+    """
     import headrace
 
     rng = np.random.default_rng(SEED)
@@ -808,8 +812,8 @@ def make_plans() -> dict[str, Config]:
 
 
 def _begin(name: str, config: Config, steps: list[int]) -> Config:
-    """Begins a run in a folder, or goes on with one, and leaves anchors at the steps; gives what a resumed run must
-    find.
+    """Begins a run in a folder, or goes on with one, and leaves anchors at the steps; gives what a
+    resumed run must find.
     """
     import headrace
 
@@ -899,7 +903,7 @@ def _refusal(act: Callable[[], object]) -> str:
 def make_log() -> tuple[Config, Config]:
     """A run folder with a log: what a report reads in it; and counters of a loader as records."""
     import headrace
-    from headrace.feed.run_log import RunLog
+    from headrace.feed import RunLog
 
     folder = "run_folders/logged"
     text = yaml.safe_dump({**RAMP, "num_steps": 5_000}, sort_keys=False)
@@ -1492,7 +1496,9 @@ def make_errors() -> None:
 
 
 def make_cli() -> None:
-    """Writes down what commands say of some of the runs, all of them of batches that two hosts can share."""
+    """Writes down what commands say of some of the runs, all of them of batches that two hosts can
+    share.
+    """
     runs: dict[str, Config] = CHECKER.read_golden("runs.json")["runs"]
     answers: Config = {}
     for name in [*runs][3::7]:

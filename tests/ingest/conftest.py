@@ -39,7 +39,9 @@ def train_bpe(special: list[str], vocab_size: int = 400) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def bpe_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small BPE whose file adds special tokens, truncates and pads by itself: all of which must be ignored."""
+    """A small BPE whose file adds special tokens, truncates and pads by itself: all of which must
+    be ignored.
+    """
     tokenizer = train_bpe(["<pad>", "<s>", "</s>"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
@@ -53,7 +55,9 @@ def bpe_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def panicking_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tokenizer whose Rust panics at every text that is not ASCII: the table of its normalizer ends too soon."""
+    """A tokenizer whose Rust panics at every text that is not ASCII: the table of its normalizer
+    ends too soon.
+    """
     table = base64.b64encode((512).to_bytes(4, "little") + bytes(512)).decode()
     model = {"type": "WordLevel", "vocab": {"good": 0, "bad": 1, "<unk>": 2}, "unk_token": "<unk>"}
     content = {
@@ -112,8 +116,8 @@ def tree() -> Callable[[str | Path], dict[str, bytes]]:
 
 
 class RayNodes:
-    """A cluster of a head and some other nodes, each of one core; in temporary folders of their own below ``folder``,
-    if that is given.
+    """A cluster of a head and some other nodes, each of one core; in temporary folders of their own
+    below ``folder``, if that is given.
     """
 
     def __init__(self, cluster: Any, others: int, folder: str | None = None) -> None:
@@ -122,7 +126,9 @@ class RayNodes:
         self._folder = folder
 
     def fill_up(self) -> bool:
-        """Adds the nodes that are missing. Ray gives one 30 s to start; on a busy machine it may need another try."""
+        """Adds the nodes that are missing. Ray gives one 30 s to start; on a busy machine it may
+        need another try.
+        """
         for _ in range(self._others + 3):
             if len(self._cluster.worker_nodes) >= self._others:
                 return True
@@ -147,7 +153,9 @@ class RayNodes:
         return False
 
     def lose_a_node(self, *, at_work: bool = False) -> bool:
-        """Kills all processes of a node; ``at_work``: of one that builds a part, if one does so within a minute."""
+        """Kills all processes of a node; ``at_work``: of one that builds a part, if one does so
+        within a minute.
+        """
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             raylets = {self._parent(worker) for worker in self.workers()}
@@ -166,7 +174,9 @@ class RayNodes:
     def hit_while(
         self, work: Callable[[], object], disaster: Callable[[], bool], delay_s: float
     ) -> bool:
-        """Does the work; ``delay_s`` after the first part was begun the disaster is called. Whether it came and hit."""
+        """Does the work; ``delay_s`` after the first part was begun the disaster is called. Whether
+        it came and hit.
+        """
         over = threading.Event()
         hit = threading.Event()
 
@@ -187,7 +197,9 @@ class RayNodes:
 
 
 def own_folder(parent: str | None) -> dict[str, str]:
-    """Arguments for a node that shares no folder of Ray's with others: a short one, sockets lie in it."""
+    """Arguments for a node that shares no folder of Ray's with others: a short one, sockets lie in
+    it.
+    """
     return {} if parent is None else {"temp_dir": tempfile.mkdtemp(dir=parent)}
 
 

@@ -1,4 +1,6 @@
-"""New sources in a finished cache: what was there stays, kills lose nothing, and what does not fit is named."""
+"""New sources in a finished cache: what was there stays, kills lose nothing, and what does not fit
+is named.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace import HeadraceError
 from headrace.errors import (
     CacheError,
     CacheUnfinishedError,
     ConfigError,
-    HeadraceError,
     PlanMismatchError,
     SourceError,
 )
-from headrace.ingest.append import append_cache
-from headrace.ingest.build import build_cache
-from headrace.ingest.build_shuffled import build_shuffled
-from headrace.ingest.records import LeafConfig
-from headrace.ingest.reshuffle import reshuffle
-from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store.cache import TokenCache
-from headrace.store.consolidate import consolidate
+from headrace.ingest import (
+    LeafConfig,
+    ReshuffleConfig,
+    SourceConfig,
+    TokenizerConfig,
+    append_cache,
+    build_cache,
+    build_shuffled,
+    reshuffle,
+)
+from headrace.store import TokenCache, consolidate, open_cache
 from headrace.store.generations import GENERATIONS_NAME, generation_path
-from headrace.store.joined import open_cache
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.testing import tiny_cache
 from headrace_levanter.export import write_levanter

@@ -1,4 +1,6 @@
-"""The EOS and BOS policy: what ``auto`` finds, when it refuses to guess, and tokens named by the user."""
+"""The EOS and BOS policy: what ``auto`` finds, when it refuses to guess, and tokens named by the
+user.
+"""
 
 import json
 from collections.abc import Callable
@@ -7,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
+from headrace.ingest import TokenizerConfig
 from headrace.ingest.base_tokenizer import BOS_NAMES, EOS_NAMES, declared_tokens, resolve_special
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+from headrace.ingest.tokenize import load_tokenizer
 
 VOCABULARY = {"<pad>": 0, "</s>": 1, "<|endoftext|>": 2, "<|im_end|>": 3, "word": 4, "<s>": 5}
 

@@ -1,4 +1,6 @@
-"""Caches that keep the name of their tokenizer only (Levanter's): which tokenizer is believed to be theirs."""
+"""Caches that keep the name of their tokenizer only (Levanter's): which tokenizer is believed to be
+theirs.
+"""
 
 import json
 from collections.abc import Callable
@@ -9,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig
 from headrace.errors import ConfigError
-from headrace.ingest.build import build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
-from headrace.store.cache import TokenCache
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest.tokenize import load_tokenizer
+from headrace.store import TokenCache
 from headrace_levanter.export import write_levanter
 
 
@@ -23,7 +23,9 @@ from headrace_levanter.export import write_levanter
 def caches(
     tmp_path: Path, write_jsonl: Callable[..., str], bpe_path: str
 ) -> Callable[..., tuple[str, str]]:
-    """A cache of headrace's, and the same as Levanter writes it, with what it says of the tokenizer."""
+    """A cache of headrace's, and the same as Levanter writes it, with what it says of the
+    tokenizer.
+    """
 
     def make(**said: Any) -> tuple[str, str]:
         write_jsonl(tmp_path / "corpus" / "a.jsonl", ["one", "two and three", ""])
@@ -87,7 +89,9 @@ def test_ends_are_not_compared_where_the_policy_has_none(
 def test_a_ledger_without_a_tokenizer_has_the_one_that_somebody_names(
     caches: Callable[..., tuple[str, str]], bpe_path: str
 ):
-    """As Marin leaves it; documents end where the cache says, and what ends the first one is looked up."""
+    """As Marin leaves it; documents end where the cache says, and what ends the first one is looked
+    up.
+    """
     _, theirs = caches()
     ledger = json.loads(Path(theirs, "shard_ledger.json").read_text())
     Path(theirs, "shard_ledger.json").write_text(

@@ -10,20 +10,31 @@ from headrace.ingest.chat_template import ChatTemplate
 from headrace.ingest.records import BadRecordError
 
 BOMBS = [
-    "{% set ns = namespace(x='ab') %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
-    "{% set ns = namespace(x='ab') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor"
+    " %}{{ ns.x }}",
+    "{% set ns = namespace(x='ab') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor"
+    " %}{{ ns.x }}",
     "{% set ns = namespace(x='ab') %}{% for i in range(40) %}{% set ns.x = ns.x * 2 %}{% endfor %}",
-    "{% set ns = namespace(x=['a']) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "{% set ns = namespace(x=['a']) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+    "{% set ns = namespace(x=['a']) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{%"
+    " endfor %}{{ ns.x }}",
+    "{% set ns = namespace(x=['a']) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{%"
+    " endfor %}"
     "{{ ns.x|tojson }}",
-    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}"
+    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set y %}{{ ns.x }}{{ ns.x }}{%"
+    " endset %}"
     "{% set ns.x = y %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x.replace('a', 'aa') %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x|replace('a', 'aa') %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x]|join %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = '{0}{0}'.format(ns.x) %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = '%s%s' % (ns.x, ns.x) %}{% endfor %}",
-    "{% set x = 'a' * 1000000 %}{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = ns.l + [x[1:]] %}"
+    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x.replace('a', 'aa')"
+    " %}{% endfor %}",
+    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x|replace('a', 'aa')"
+    " %}{% endfor %}",
+    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x]|join %}{%"
+    " endfor %}",
+    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = '{0}{0}'.format(ns.x)"
+    " %}{% endfor %}",
+    "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = '%s%s' % (ns.x, ns.x)"
+    " %}{% endfor %}",
+    "{% set x = 'a' * 1000000 %}{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set"
+    " ns.l = ns.l + [x[1:]] %}"
     "{% endfor %}",
     "{{ 'x' * 10 ** 12 }}",
     "{{ 'x'.center(10 ** 12) }}",
@@ -41,14 +52,21 @@ BOMBS = [
     "{% for i in range(99999) %}" + "x" * 10000 + "{% endfor %}",
 ]
 SOUND = [
-    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% if not loop.last %},{% endif %}{% endfor %}",
-    "{% for m in messages if m.role == 'user' %}{{ m.role + ': ' + m.content ~ loop.index0 ~ '!' }}{% endfor %}",
-    "{% macro f(m) %}[{{ m.content.split('a')[-1] }}]{% endmacro %}{% for m in messages[1:] %}{{ f(m) }}{% endfor %}",
-    "{{ messages | map(attribute='content') | join(', ') }}{{ messages | length }}{{ messages[0].content[:2] }}",
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% if not loop.last %},{% endif"
+    " %}{% endfor %}",
+    "{% for m in messages if m.role == 'user' %}{{ m.role + ': ' + m.content ~ loop.index0 ~ '!'"
+    " }}{% endfor %}",
+    "{% macro f(m) %}[{{ m.content.split('a')[-1] }}]{% endmacro %}{% for m in messages[1:] %}{{"
+    " f(m) }}{% endfor %}",
+    "{{ messages | map(attribute='content') | join(', ') }}{{ messages | length }}{{"
+    " messages[0].content[:2] }}",
     "{{ '%s-%s' % (messages[0].role, 1) }}{{ '{}'.format(messages[0].content) }}",
-    "{{ messages[0].content.replace('a', 'bb') }}{{ messages[0].content | replace('a', 'bb') | upper | indent(2) }}",
-    "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ m.content %}{% endfor %}{{ ns.x }}",
-    "{{ messages | length }}{{ messages[0].content * 2 }}{{ ([1, 2] + [3]) | length }}{{ missing }}{{ 2 * 3 }}",
+    "{{ messages[0].content.replace('a', 'bb') }}{{ messages[0].content | replace('a', 'bb') |"
+    " upper | indent(2) }}",
+    "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ m.content %}{%"
+    " endfor %}{{ ns.x }}",
+    "{{ messages | length }}{{ messages[0].content * 2 }}{{ ([1, 2] + [3]) | length }}{{ missing"
+    " }}{{ 2 * 3 }}",
 ]
 MESSAGES = st.lists(
     st.fixed_dictionaries(

@@ -1,4 +1,6 @@
-"""Building a cache: what is in it, what is refused, and that an interrupted build ends as a whole one would."""
+"""Building a cache: what is in it, what is refused, and that an interrupted build ends as a whole
+one would.
+"""
 
 import json
 import os
@@ -14,19 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace import HeadraceError
 from headrace.errors import (
     CacheError,
     CacheUnfinishedError,
     ConfigError,
-    HeadraceError,
     PlanMismatchError,
     SourceError,
 )
-from headrace.ingest.build import BuildReport, build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
-from headrace.store import owned
-from headrace.store.cache import TokenCache
+from headrace.ingest import BuildReport, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest.tokenize import load_tokenizer, recorded_tokenizer
+from headrace.store import TokenCache, owned
 from headrace.store.ledger import read_ledger
 
 Tree = Callable[[str | Path], dict[str, bytes]]
@@ -386,7 +386,9 @@ class TestResume:
 def test_restart_takes_the_records_of_the_parts_first(
     tmp_path: Path, write_jsonl: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ):
-    """A part whose record is there counts as complete, so a kill amid the deletion may leave none without its part."""
+    """A part whose record is there counts as complete, so a kill amid the deletion may leave none
+    without its part.
+    """
     write(tmp_path / "corpus", write_jsonl)
     parts = build(tmp_path / "corpus", tmp_path / "cache").parts_built
     removed: list[str] = []
@@ -495,7 +497,9 @@ class TestBadInput:
             build(tmp_path / "corpus", tmp_path / "locked" / "cache")
 
     def test_a_full_disk(self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree):
-        """The system lets no file grow beyond 500 kB: what is seen from within is what a full disk gives."""
+        """The system lets no file grow beyond 500 kB: what is seen from within is what a full disk
+        gives.
+        """
         corpus = tmp_path / "corpus"
         layout = {**SMALL, "shard_chunks": 1 << 14}
         write(corpus, write_jsonl)

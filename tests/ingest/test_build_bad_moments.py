@@ -1,8 +1,9 @@
-"""Sources that go wrong while a cache is built: a clear error or a counted policy, and the same call then completes it.
+"""Sources that go wrong while a cache is built: a clear error or a counted policy, and the same
+call then completes it.
 
-Each case spoils one file of several, builds, mends the file, builds again: the cache is the same to the bit as one that
-was built of sound files from the start.
-(Full disks: test_ingest_faults.py and test_build.py; outages of stores: tests/store/test_store_build_outages.py.)
+Each case spoils one file of several, builds, mends the file, builds again: the cache is the same to
+the bit as one that was built of sound files from the start. (Full disks: test_ingest_faults.py and
+test_build.py; outages of stores: tests/store/test_store_build_outages.py.)
 """
 
 import gzip
@@ -21,23 +22,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace import HeadraceError
 from headrace.cli.inspect import build_command
 from headrace.errors import (
     CacheError,
     CacheUnfinishedError,
     ConfigError,
-    HeadraceError,
     PlanMismatchError,
     SourceError,
 )
-from headrace.ingest.build import BuildReport, build_cache
+from headrace.ingest import BuildReport, ChatConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.choices import Kind, SpecialTokensInText
 from headrace.ingest.repair import repair
-from headrace.ingest.source import ChatConfig, SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
-from headrace.store.cache import TokenCache
+from headrace.ingest.tokenize import load_tokenizer
+from headrace.store import TokenCache, verify
 from headrace.store.lease import lease
-from headrace.store.verify import verify
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 FILES = 5
@@ -326,8 +325,8 @@ def test_a_record_that_is_too_long_is_never_held_and_named_or_counted(tmp_path, 
 def test_special_tokens_in_texts_are_what_the_source_says(
     bpe_path: str, tmp_path: Path, write_jsonl: Callable[..., str], setting: SpecialTokensInText
 ):
-    """Each document is what the tokenizer makes of it alone; a refused one is named and counted; a build that was begun
-    otherwise is refused, and the ledger says what is not usual.
+    """Each document is what the tokenizer makes of it alone; a refused one is named and counted; a
+    build that was begun otherwise is refused, and the ledger says what is not usual.
     """
     texts = ["a b", "x </s> y", "c <s>", "d"]
     source = SourceConfig(
@@ -363,7 +362,10 @@ def test_special_tokens_in_texts_are_what_the_source_says(
         build_cache(other, tokenizer, output, progress=False)
 
 
-TEMPLATE = "{% for m in messages %}<s>{{ m.role }}{% generation %}{{ m.content }}{% endgeneration %}</s>{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }}{% generation %}{{ m.content }}{% endgeneration"
+    " %}</s>{% endfor %}"
+)
 CHATS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (
         "chat",

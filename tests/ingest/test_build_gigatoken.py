@@ -1,4 +1,6 @@
-"""Builds with gigatoken: the cache of tokenizers to the bit, whoever builds it, and whatever the two disagree on."""
+"""Builds with gigatoken: the cache of tokenizers to the bit, whoever builds it, and whatever the
+two disagree on.
+"""
 
 import json
 from collections.abc import Callable
@@ -91,7 +93,9 @@ def test_a_difference_takes_tokenizers_for_the_part(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    """Wrong from document 3 of b on: among the first; or from 1,400 on: only where the sample says, so it may pass."""
+    """Wrong from document 3 of b on: among the first; or from 1,400 on: only where the sample says,
+    so it may pass.
+    """
     load = gigatoken_encoder._load
 
     def lying(content: str) -> Callable[[str], np.ndarray]:

@@ -1,4 +1,5 @@
-"""What a build makes of a fixed corpus of each kind, pinned: the same in every release, or ``INGEST_VERSION`` changes.
+"""What a build makes of a fixed corpus of each kind, pinned: the same in every release, or
+``INGEST_VERSION`` changes.
 
 ``HEADRACE_UPDATE_GOLDEN=1`` writes the pins anew.
 """
@@ -11,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from headrace.ingest.build import INGEST_VERSION, build_cache
-from headrace.ingest.records import LeafConfig
-from headrace.ingest.source import ChatConfig, SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store.cache import TokenCache
+from headrace.ingest import ChatConfig, LeafConfig, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest.build import INGEST_VERSION
+from headrace.store import TokenCache
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "caches.json"
 TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{"
+    " m.content }}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
 MESSAGES = [
@@ -46,7 +46,9 @@ RECORDS: dict[str, list[dict[str, Any]]] = {
 
 
 def pinned(kind: Any, folder: Path) -> dict[str, Any]:
-    """The fingerprint of a cache and, of each of its files but the ledgers, the hash of its bytes."""
+    """The fingerprint of a cache and, of each of its files but the ledgers, the
+    hash of its bytes.
+    """
     for i in range(2):
         lines = "".join(json.dumps(r) + "\n" for r in RECORDS[kind])
         (folder / f"{i}.jsonl").write_text(lines)

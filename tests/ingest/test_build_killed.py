@@ -1,8 +1,8 @@
 """A build killed by SIGKILL at any moment, and started again, ends as the same folder, bit for bit.
 
-Twice over: before every single operation that Python makes on the output's files (a process that kills itself at the
-n-th, for every n), and a real command line killed from outside at random moments, which also hits TensorStore in
-mid-write.
+Twice over: before every single operation that Python makes on the output's files (a process that
+kills itself at the n-th, for every n), and a real command line killed from outside at random
+moments, which also hits TensorStore in mid-write.
 """
 
 import random
@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import CacheUnfinishedError
-from headrace.store.cache import TokenCache
+from headrace.store import TokenCache
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 
-# Builds in a child that kills itself before the n-th operation on a file of the output; then builds on in another. The
-# parent only imports: forking what has threads would be another test.
+# Builds in a child that kills itself before the n-th operation on a file of the output; then builds
+# on in another. The parent only imports: forking what has threads would be another test.
 EVERY_OPERATION = """
 import os, signal, sys
 from headrace.ingest.build import build_cache
@@ -172,8 +172,9 @@ def test_a_command_line_killed_from_outside(
     killed = started = 0
     chain = tmp_path / "chain0"
     while killed < 14 and started < 60:
-        # One folder whose build is killed again and again as it goes on, until it is finished and another one begins;
-        # and now and then a fresh one that is killed at any time from the start of its process.
+        # One folder whose build is killed again and again as it goes on, until it is finished and
+        # another one begins; and now and then a fresh one that is killed at any time from the start
+        # of its process.
         started += 1
         root = tmp_path / f"fresh{started}" if started % 5 == 0 else chain
         process = start(root)

@@ -1,4 +1,6 @@
-"""What a build holds in memory: bounded by batches and output shards, whatever the size of the source's files."""
+"""What a build holds in memory: bounded by batches and output shards, whatever the size of the
+source's files.
+"""
 
 import gzip
 import json
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.ingest.engine import WORKER_BYTES
-from headrace.store.cache import TokenCache
+from headrace.store import TokenCache
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PROGRAM = """
@@ -48,7 +50,9 @@ def held(pid: int) -> int:
 
 
 def peak_of_build(source: Path, tokenizer: str, output: Path, engine: str) -> tuple[int, int]:
-    """Builds in a process of its own; most bytes that it and its workers held together, and that any held alone."""
+    """Builds in a process of its own; most bytes that it and its workers held together, and that
+    any held alone.
+    """
     command = [
         sys.executable,
         "-c",

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from headrace.errors import CacheError, PlanMismatchError, SourceError
-from headrace.ingest.build import build_cache
-from headrace.ingest.build_shuffled import build_shuffled
-from headrace.ingest.records import LeafConfig
-from headrace.ingest.reshuffle import reshuffle
-from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store import files
-from headrace.store.cache import TokenCache
+from headrace.ingest import (
+    LeafConfig,
+    ReshuffleConfig,
+    SourceConfig,
+    TokenizerConfig,
+    build_cache,
+    build_shuffled,
+    reshuffle,
+)
+from headrace.store import TokenCache, files
 from headrace.store.ledger import read_ledger
 from headrace.store.verify import invalidate
 

@@ -1,4 +1,6 @@
-"""Every code point is compared: what two encoders know differently is found, by a probe that shows all cuts."""
+"""Every code point is compared: what two encoders know differently is found, by a probe that shows
+all cuts.
+"""
 
 import json
 import unicodedata
@@ -160,7 +162,9 @@ def test_byte_names_are_those_of_byte_level_vocabularies():
 def test_all_code_points_of_the_real_libraries(
     bpe_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Those that differ are younger than the Unicode of one library, and so unassigned in Python's."""
+    """Those that differ are younger than the Unicode of one library, and so
+    unassigned in Python's.
+    """
     from headrace.ingest.gigatoken_encoder import code_points_of
     from headrace.ingest.tokenize import FileTokenizer
 

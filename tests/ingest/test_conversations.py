@@ -1,4 +1,6 @@
-"""A conversation is what its record says: the same tokens and masks from every file format, and no word of Python."""
+"""A conversation is what its record says: the same tokens and masks from every file format, and no
+word of Python.
+"""
 
 import json
 from pathlib import Path
@@ -7,8 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import SourceError
-from headrace.ingest import BuildReport, SourceConfig, TokenizerConfig, build_cache
-from headrace.ingest.source import ChatConfig
+from headrace.ingest import BuildReport, ChatConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.store import open_cache
 
 ASKS_DEFINED = (
@@ -16,23 +17,29 @@ ASKS_DEFINED = (
     "{% for m in messages %}<{{ m.role }}>{% if m.name is defined %}({{ m.name }}){% endif %}"
     "{% if m.content %}{{ m.content }}{% endif %}"
     "{% if m.tool_calls is defined %}{% for c in m.tool_calls %}"
-    "<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}{% endif %}</s>"
+    "<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}{% endif"
+    " %}</s>"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 ASKS_NONE = (
     "{% for m in messages %}<{{ m.role }}>{% if m['content'] is none %}{% for c in m.tool_calls %}"
-    "{{ c.function.name + c.function.arguments }}{% endfor %}{% else %}{{ m['content'] + '</s>' }}{% endif %}"
+    "{{ c.function.name + c.function.arguments }}{% endfor %}{% else %}{{ m['content'] + '</s>'"
+    " }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 WRITES_CONTENT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}{% for c in m.tool_calls or [] %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}{% for c in m.tool_calls or []"
+    " %}"
     "{{ c.function | tojson }}{% endfor %}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 READS_PARTS = (
-    "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
-    "{% endfor %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% for k, v in c.function.arguments | items %}"
-    "({{ k }}={{ v }}){% endfor %}{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{% if p.type == 'text' %}{{"
+    " p.text }}{% endif %}"
+    "{% endfor %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% for k, v in"
+    " c.function.arguments | items %}"
+    "({{ k }}={{ v }}){% endfor %}{% endfor %}</s>{% endfor %}{% if add_generation_prompt"
+    " %}<assistant>{% endif %}"
 )
 TOOL = {
     "type": "function",

@@ -1,8 +1,9 @@
-"""The same conversations in every file format, with templates as well-known models have them: equal tokens and masks.
+"""The same conversations in every file format, with templates as well-known models have them: equal
+tokens and masks.
 
-The templates are written for these tests. They do what templates of those models do: merge the system message into the
-first question, check roles and ids, list tools before the last question, gather results of tools, look at what is
-defined, none, a string or a list.
+The templates are written for these tests. They do what templates of those models do: merge the
+system message into the first question, check roles and ids, list tools before the last question,
+gather results of tools, look at what is defined, none, a string or a list.
 """
 
 import json
@@ -12,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
-from headrace.ingest.source import ChatConfig
+from headrace.ingest import ChatConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.store import open_cache
 
 MASKS: dict[str, Any] = {

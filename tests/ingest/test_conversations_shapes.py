@@ -1,4 +1,6 @@
-"""Shapes in which people have conversations: each is read, or refused with options that read it when typed."""
+"""Shapes in which people have conversations: each is read, or refused with options that read it
+when typed.
+"""
 
 import json
 import re
@@ -13,8 +15,10 @@ from headrace.cli import main
 from headrace.store import open_cache
 
 TEMPLATE = (
-    "{% if tools %}<tools>{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
-    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}</s>"
+    "{% if tools %}<tools>{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{{"
+    " m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | tojson"
+    " }}{% endfor %}</s>"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "integer"}}}}

@@ -66,7 +66,8 @@ def test_any_text_any_tokenizer(name: str, text: str):
         cut_points(text, lambda t: ids(tokenizer, t), piece_chars=20, max_piece_chars=10_000)
     )
     assert all(0 < a < b < len(text) for a, b in pairwise([*cuts, len(text)]) if b != len(text))
-    # All texts here are shorter than max_piece_chars, so no cut was forced: each one was shown to change nothing.
+    # All texts here are shorter than max_piece_chars, so no cut was forced: each one was shown to
+    # change nothing.
     assert [i for p in pieces(text, cuts) for i in ids(tokenizer, p)] == ids(tokenizer, text)
 
 

@@ -1,4 +1,6 @@
-"""Documents out of bytes: any text, line ends, packing and cut into blocks; and each way that a line can be bad."""
+"""Documents out of bytes: any text, line ends, packing and cut into blocks; and each way that a
+line can be bad.
+"""
 
 import gzip
 import io
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, SourceError
+from headrace.ingest import LeafConfig, SourceConfig
 from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.documents import DocumentReader, open_reader
 from headrace.ingest.kinds import DocumentKind, make_kind
@@ -26,8 +29,8 @@ from headrace.ingest.readers.streams import (
     unpack,
     without_bom,
 )
-from headrace.ingest.records import LeafConfig, Slice, lookup
-from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.records import Slice, lookup
+from headrace.ingest.source import SourceFile
 
 TEXTS = st.lists(st.text(), max_size=8)
 

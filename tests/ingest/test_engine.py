@@ -1,4 +1,6 @@
-"""The pipeline: parts are the same whatever the batches and the company; nothing half done ever looks whole."""
+"""The pipeline: parts are the same whatever the batches and the company; nothing half done ever
+looks whole.
+"""
 
 import json
 import pickle
@@ -13,14 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import SourceError
-from headrace.ingest import engine
+from headrace.ingest import SourceConfig, TokenizerConfig, engine
 from headrace.ingest.base_tokenizer import ByteTokenizer, Encoded
 from headrace.ingest.engine import BuildJob, run_parts
 from headrace.ingest.plan import PartTask, plan_parts
 from headrace.ingest.progress import Progress
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
-from headrace.store.layout import CacheLayout
+from headrace.ingest.tokenize import load_tokenizer
+from headrace.store import CacheLayout
 from headrace.store.ledger import read_part_record
 from headrace.store.parts import PartRecord
 
@@ -193,7 +194,9 @@ def test_what_the_tokenizer_panics_at_is_a_bad_line(
     broken: set[int],
     batch_bytes: int,
 ):
-    """Skipped and counted like a line that is no JSON, the first of both kinds named; whatever the batches."""
+    """Skipped and counted like a line that is no JSON, the first of both kinds named; whatever the
+    batches.
+    """
     folder = tmp_path_factory.mktemp("panics")
     lines = ["{" if i in broken else json.dumps({"text": t}) for i, t in enumerate(texts)]
     (folder / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))

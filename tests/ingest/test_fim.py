@@ -1,4 +1,6 @@
-"""Fill-in-the-middle: nothing lost, documents apart, random access, and the shares that were asked for."""
+"""Fill-in-the-middle: nothing lost, documents apart, random access, and the shares that were asked
+for.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.ingest.fim import FillInMiddle
+from headrace.ingest import FillInMiddle
 
 PRE = 250
 SUF = 251
@@ -106,7 +108,8 @@ def test_shares_and_cuts_are_what_was_asked_for():
 
 
 def test_the_order_of_calls_changes_nothing():
-    # a generator of the dataset's own, as Megatron's, gives other documents when they are read in another order
+    # a generator of the dataset's own, as Megatron's, gives other documents when they are read in
+    # another order
     fim = FillInMiddle(PRE, SUF, MID, rate=0.5)
     numbers = np.random.default_rng(0).permutation(100)
     lengths = np.full(100, 20)

@@ -1,4 +1,6 @@
-"""Caches for filling in the middle: documents of the plain cache, rearranged, whatever builds them."""
+"""Caches for filling in the middle: documents of the plain cache, rearranged,
+whatever builds them.
+"""
 
 import numpy as np
 import pytest
@@ -6,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.ingest.build import build_cache
+from headrace.ingest import FimConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.kinds import make_kind
-from headrace.ingest.source import FimConfig, SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
-from headrace.store.cache import TokenCache
+from headrace.ingest.tokenize import load_tokenizer
+from headrace.store import TokenCache
 
 SIGNS = ("<pre>", "<suf>", "<mid>")
 

@@ -1,4 +1,6 @@
-"""The first look names every file that a build would fail at from its start, and reads only the heads of files."""
+"""The first look names every file that a build would fail at from its start, and reads only the
+heads of files.
+"""
 
 import gzip
 import json
@@ -12,16 +14,20 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import HeadraceError, SourceError
-from headrace.ingest import first_look
-from headrace.ingest.append import append_cache
-from headrace.ingest.build import build_cache
-from headrace.ingest.build_shuffled import build_shuffled
+from headrace import HeadraceError
+from headrace.errors import SourceError
+from headrace.ingest import (
+    ChatConfig,
+    LeafConfig,
+    ReshuffleConfig,
+    SourceConfig,
+    TokenizerConfig,
+    append_cache,
+    build_cache,
+    build_shuffled,
+    first_look,
+)
 from headrace.ingest.first_look import HEAD_BYTES, TABLE_BYTES, TRIED_RECORDS, faults_of_sources
-from headrace.ingest.records import LeafConfig
-from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.ingest.source import ChatConfig, SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store import files
 
 BYTES = TokenizerConfig("bytes")

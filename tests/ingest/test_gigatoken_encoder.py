@@ -1,4 +1,6 @@
-"""gigatoken gives the ids of tokenizers, or is not used: by tokenizer, by text, by what it holds."""
+"""gigatoken gives the ids of tokenizers, or is not used: by tokenizer, by text, by
+what it holds.
+"""
 
 import functools
 import json
@@ -112,7 +114,9 @@ def check_same(tokenizer: FileTokenizer, faster: FileTokenizer, texts: list[str]
 
 @pytest.fixture(scope="session")
 def both(path: str) -> tuple[FileTokenizer, FileTokenizer]:
-    """A tokenizer, and the same with gigatoken; what Python's tables lack stands for what the two know differently."""
+    """A tokenizer, and the same with gigatoken; what Python's tables lack stands for what the two
+    know differently.
+    """
     unassigned = [unicodedata.category(chr(p)) == "Cn" for p in range(0x110000)]
     edges = np.flatnonzero(np.diff(np.array([False, *unassigned, False])))
     code_points = tuple((int(start), int(stop)) for start, stop in edges.reshape(-1, 2))
@@ -394,7 +398,9 @@ def files_here() -> list[Path]:
 
 
 def kinds_of_text(rng: random.Random) -> list[str]:
-    """Some 2 MB of many kinds: code, prose, markup, numbers, scripts of all sorts, awkward documents."""
+    """Some 2 MB of many kinds: code, prose, markup, numbers, scripts of all sorts, awkward
+    documents.
+    """
     texts = awkward_texts(300, rng)
     for path in rng.sample(files_here(), 120):
         texts.append(path.read_text(errors="replace")[:100_000])

@@ -1,4 +1,6 @@
-"""Tokenizers of the Hugging Face hub, from a hub of this machine: fetched once, and named by commit."""
+"""Tokenizers of the Hugging Face hub, from a hub of this machine: fetched once, and named by
+commit.
+"""
 
 import http.server
 import json
@@ -13,16 +15,9 @@ import pytest
 import tokenizers
 
 from headrace.errors import ConfigError
-from headrace.ingest import hub
-from headrace.ingest.build import build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import (
-    TokenizerConfig,
-    load_tokenizer,
-    recorded_tokenizer,
-    tokenizer_folder,
-)
-from headrace.store.cache import TokenCache
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, hub
+from headrace.ingest.tokenize import load_tokenizer, recorded_tokenizer, tokenizer_folder
+from headrace.store import TokenCache
 from headrace.testing.servers import serve
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -1,4 +1,6 @@
-"""Bad moments of the world: stores that fail, credentials that must not be told, machines that run full."""
+"""Bad moments of the world: stores that fail, credentials that must not be told, machines that run
+full.
+"""
 
 import json
 import os
@@ -13,16 +15,14 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import CacheError, HeadraceError, SourceError, redact
-from headrace.ingest.build import build_cache
+from headrace import HeadraceError
+from headrace.errors import CacheError, SourceError, redact
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.listing import expand_braces
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store import retry
 from headrace.store.lease import lease
 from headrace.store.ledger import read_ledger
-from headrace.testing.faults import FaultProxy, Faults
-from headrace.testing.servers import web_server
+from headrace.testing import FaultProxy, Faults, web_server
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 SMALL: dict[str, Any] = {"part_bytes": 1 << 20, "chunk_tokens": 4096, "progress": False}
@@ -162,7 +162,9 @@ def test_two_builders_at_once(web: Path, tmp_path: Path):
 
 
 def test_a_full_disk_under_workers(tmp_path: Path, tree: Tree):
-    """The system lets no file of a worker grow beyond a megabyte: seen from within, that is a full disk."""
+    """The system lets no file of a worker grow beyond a megabyte: seen from within, that is a full
+    disk.
+    """
     (tmp_path / "a.jsonl").write_text(
         "".join(json.dumps({"text": "x" * 3000}) + "\n" for _ in range(2000))
     )

@@ -1,4 +1,6 @@
-"""What records become: ids, masks and leaves; checked against a plain reading of the rules and against transformers."""
+"""What records become: ids, masks and leaves; checked against a plain reading of the rules and
+against transformers.
+"""
 
 import json
 import re
@@ -11,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import TokenSeqDataset
 from headrace.errors import ConfigError, PlanMismatchError, SourceError
+from headrace.ingest import ChatConfig, LeafConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.base_tokenizer import ByteTokenizer
-from headrace.ingest.build import build_cache
 from headrace.ingest.chat_template import ChatTemplate, find_template
 from headrace.ingest.kinds import make_kind, marked
-from headrace.ingest.records import BadRecordError, LeafConfig, parse_leaf
-from headrace.ingest.source import ChatConfig, SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
-from headrace.store.cache import TokenCache
+from headrace.ingest.records import BadRecordError, parse_leaf
+from headrace.ingest.tokenize import load_tokenizer
+from headrace.store import TokenCache
 from headrace.store.ledger import read_part_record
 
 PLAIN = (
-    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}</s>\n{% endfor"
+    " %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 MARKED = (
@@ -143,7 +145,8 @@ def test_the_same_ids_and_masks_as_transformers(chat_folder: Path, messages: lis
     assert tokens.tolist() == wanted["input_ids"]
     text = theirs.apply_chat_template(messages, tokenize=False)
     last = [m["content"] for m in messages if m["role"] == "assistant"]
-    # They leave out the later ids of an answer whose last character takes several; here it ends with </s>.
+    # They leave out the later ids of an answer whose last character takes several; here it ends
+    # with </s>.
     assert leaves["loss_mask"][0].tolist() == wanted["assistant_masks"], (text, last)
 
 

@@ -1,4 +1,6 @@
-"""Where documents of a cache stand in their source: what is named holds the document, and nothing else is named."""
+"""Where documents of a cache stand in their source: what is named holds the document, and nothing
+else is named.
+"""
 
 import gzip
 import json
@@ -10,15 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.ingest.append import append_cache
-from headrace.ingest.build import build_cache
+from headrace.ingest import (
+    ReshuffleConfig,
+    SourceConfig,
+    TokenizerConfig,
+    append_cache,
+    build_cache,
+    reshuffle,
+)
 from headrace.ingest.origins import Origin, find_origins
-from headrace.ingest.reshuffle import reshuffle
-from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig, cache_tokenizer
-from headrace.store.cache import TokenCache
-from headrace.store.joined import JoinedCache, open_cache
+from headrace.ingest.tokenize import cache_tokenizer
+from headrace.store import TokenCache, open_cache
+from headrace.store.joined import JoinedCache
 from headrace.testing import tiny_cache
 
 

@@ -1,4 +1,6 @@
-"""The plan: every file once, in order, parts of the wanted size, never too many; and its way through the ledger."""
+"""The plan: every file once, in order, parts of the wanted size, never too many; and its way
+through the ledger.
+"""
 
 import json
 import pickle
@@ -93,7 +95,9 @@ def test_a_path_is_written_down_without_its_credentials():
 
 
 def test_small_corpora_have_parts_for_all_cores():
-    """Five compressed files of some megabytes are five parts, whatever is the most that a part may have."""
+    """Five compressed files of some megabytes are five parts, whatever is the most that a part may
+    have.
+    """
     small = [SourceFile(f"{i}.jsonl.gz", "jsonl", size=2 << 20) for i in range(5)]
     assert len(plan_parts(small)) == 5
     assert len(plan_parts([SourceFile(f"{i}.txt", "text", size=1 << 10) for i in range(2000)])) == 2

@@ -1,4 +1,6 @@
-"""May a build go on: every setting that decides a byte is compared, each difference is named, nothing else matters."""
+"""May a build go on: every setting that decides a byte is compared, each difference is named,
+nothing else matters.
+"""
 
 from typing import Any
 

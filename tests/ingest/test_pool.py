@@ -1,4 +1,6 @@
-"""Worker processes: the same cache for any number of them, whoever is killed, and no process left behind."""
+"""Worker processes: the same cache for any number of them, whoever is killed, and no process left
+behind.
+"""
 
 import json
 import os
@@ -16,13 +18,11 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError, SourceError
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.base_tokenizer import ByteTokenizer
-from headrace.ingest.build import build_cache
 from headrace.ingest.engine import BuildJob
 from headrace.ingest.pool import workers_for
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 SMALL = {"part_bytes": 1 << 20, "chunk_tokens": 4096, "progress": False}
@@ -145,7 +145,9 @@ build_cache(SourceConfig([corpus]), TokenizerConfig(tokenizer), root, engine="po
 
 
 def builder_trial(corpus: str, tokenizer: str, root: Path, seed: int) -> None:
-    """Kills a builder at a random moment, again and again until one comes through. It has no ``__main__`` guard."""
+    """Kills a builder at a random moment, again and again until one comes through. It has no
+    ``__main__`` guard.
+    """
     pick = random.Random(seed)
     for attempt in range(40):
         process = subprocess.Popen(

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ingest.build import build_cache
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.progress import Progress, Rates, show_progress
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
 
 
 def build(folder: Path, *, progress: bool) -> None:

@@ -1,4 +1,6 @@
-"""The same parts on a Ray cluster of two nodes: the same cache, though a worker or a node is killed on the way."""
+"""The same parts on a Ray cluster of two nodes: the same cache, though a worker or a node is killed
+on the way.
+"""
 
 import json
 import random
@@ -12,9 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError, SourceError
-from headrace.ingest.build import build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 
 pytest.importorskip("ray")
 pytestmark = [

@@ -1,7 +1,8 @@
-"""A Ray cluster of three nodes that share no disk, and an S3 server: one node dies with a part in work.
+"""A Ray cluster of three nodes that share no disk, and an S3 server: one node dies with a part in
+work.
 
-Sources and cache are on the server; each node has a temporary folder of its own, and the tokenizer's file is gone from
-the builder's disk before a node has read anything.
+Sources and cache are on the server; each node has a temporary folder of its own, and the
+tokenizer's file is gone from the builder's disk before a node has read anything.
 """
 
 import json
@@ -17,12 +18,10 @@ from typing import Any
 
 import pytest
 
-from headrace.ingest.build import build_cache
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.schedule import Lost, Scheduler
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store import files
-from headrace.testing.servers import s3_server, use_s3
+from headrace.testing import s3_server, use_s3
 
 pytest.importorskip("ray")
 pytest.importorskip("moto")

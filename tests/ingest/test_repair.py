@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from headrace.errors import CacheError
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest import repair as repairing
-from headrace.ingest.build import build_cache
 from headrace.ingest.repair import repair
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store import owned
+from headrace.store import owned, verify
 from headrace.store.ledger import Ledger, write_ledger
-from headrace.store.verify import Damage, verify
+from headrace.store.verify import Damage
 
 KINDS = {
     "tokenizer": "tokenizer.json",
@@ -38,7 +36,9 @@ def content(root: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A folder with sources, a tokenizer, and of each compression a cache of four parts with a leaf."""
+    """A folder with sources, a tokenizer, and of each compression a cache of four parts with a
+    leaf.
+    """
     folder = tmp_path_factory.mktemp("built")
     for part in range(4):
         pick = np.random.default_rng(part)

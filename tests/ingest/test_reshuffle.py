@@ -1,4 +1,6 @@
-"""A shuffled copy holds each document once, all leaves with it, in the order of the seed, however it was made."""
+"""A shuffled copy holds each document once, all leaves with it, in the order of the seed, however
+it was made.
+"""
 
 import itertools
 import shutil
@@ -18,17 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
-from headrace.ingest import shuffle_parts, shuffle_plan
-from headrace.ingest.reshuffle import reshuffle
-from headrace.ingest.shuffle_plan import ReshuffleConfig, cost_of, cut_runs_and_slices, sizes_of
-from headrace.order.document_shuffle import DocumentShuffle
-from headrace.store import files
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.ingest import ReshuffleConfig, cost_of, reshuffle, shuffle_parts, shuffle_plan
+from headrace.ingest.shuffle_plan import cut_runs_and_slices, sizes_of
+from headrace.order import DocumentShuffle
+from headrace.store import CacheLayout, TokenCache, files, verify
+from headrace.store.layout import LeafSpec
 from headrace.store.lease import lease
 from headrace.store.ledger import Ledger, read_ledger, write_ledger
 from headrace.store.ragged import PartWriter
-from headrace.store.verify import verify
 from headrace.testing import random_documents, tiny_cache, write_cache
 from headrace_levanter.export import write_levanter
 
@@ -82,7 +81,9 @@ def write(
 
 @contextmanager
 def little_memory() -> Iterator[None]:
-    """As if the interpreter and its libraries took nothing: memory may then be given in a few kilobytes."""
+    """As if the interpreter and its libraries took nothing: memory may then be given in a few
+    kilobytes.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shuffle_plan, "BASE_BYTES", 0)
         patch.setattr(shuffle_plan, "_LEAST_DOCUMENTS", 1)
@@ -451,7 +452,9 @@ def test_a_full_disk_is_told_before_anything_is_read(cache: TokenCache, tmp_path
 
 @pytest.mark.parametrize("limit", [9_000, 100_000], ids=["while dealing", "while ordering"])
 def test_a_disk_that_is_full_on_the_way(tmp_path: Path, tree: Tree, limit: int):
-    """The system lets no file grow beyond a limit: what is seen from within is what a full disk gives."""
+    """The system lets no file grow beyond a limit: what is seen from within is what a full disk
+    gives.
+    """
     big = write(
         str(tmp_path / "cache"),
         [random_documents(100, seed=k) for k in range(2)],

@@ -1,5 +1,6 @@
-"""A shuffle killed by SIGKILL at any moment, and started again, also with other memory, ends as the same folder: in one
-process, with worker processes, and on a Ray cluster of three nodes that loses a worker or a node.
+"""A shuffle killed by SIGKILL at any moment, and started again, also with other memory, ends as the
+same folder: in one process, with worker processes, and on a Ray cluster of three nodes that loses a
+worker or a node.
 """
 
 import random
@@ -15,11 +16,8 @@ from typing import Any
 
 import pytest
 
-from headrace.ingest import shuffle_plan
-from headrace.ingest.reshuffle import reshuffle
-from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
+from headrace.ingest import ReshuffleConfig, reshuffle, shuffle_plan
+from headrace.store import CacheLayout, TokenCache
 from headrace.testing import random_documents, write_cache
 
 Tree = Callable[[str | Path], dict[str, bytes]]
@@ -68,7 +66,9 @@ def begun(root: Path, process: subprocess.Popen[bytes]) -> float:
 def killed_again_and_again(
     cache: str, whole: dict[str, bytes], folder: Path, tree: Tree, engine: str, kills: int
 ):
-    """Kills until there were so many, each somewhere in the time that an undisturbed shuffle takes."""
+    """Kills until there were so many, each somewhere in the time that an
+    undisturbed shuffle takes.
+    """
     seed = time.time_ns()
     pick = random.Random(seed)
     process = start(cache, folder / "alone", engine, MEMORIES[0])
@@ -119,7 +119,9 @@ def cluster(ray_nodes: Any) -> Iterator[Any]:
 def hit_while_shuffling(
     cluster: Any, cache: str, root: Path, pick: random.Random, what: str
 ) -> bool:
-    """Shuffles; some time after the first worker was seen, one is killed or a node lost. Whether that came in time."""
+    """Shuffles; some time after the first worker was seen, one is killed or a node lost. Whether
+    that came in time.
+    """
     disaster = partial(cluster.kill_a_worker, pick) if what == "worker" else cluster.lose_a_node
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shuffle_plan, "BASE_BYTES", 0)

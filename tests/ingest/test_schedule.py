@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, SourceError
+from headrace.ingest import SourceConfig
 from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.engine import BuildJob, run_parts
 from headrace.ingest.plan import PartTask, plan_parts
@@ -23,8 +24,7 @@ from headrace.ingest.schedule import (
     Scheduler,
     cure_of_lost,
 )
-from headrace.ingest.source import SourceConfig
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout
 from headrace.store.lease import owning
 
 Tree = Callable[[str | Path], dict[str, bytes]]
@@ -32,7 +32,9 @@ ONE = Progress(1, 2, 3, 4)
 
 
 class Scripted:
-    """Workers whose fate is a list: for each attempt ``done``, ``bad``, ``lost`` (after some work) or ``hang``."""
+    """Workers whose fate is a list: for each attempt ``done``, ``bad``, ``lost`` (after some work)
+    or ``hang``.
+    """
 
     def __init__(self, job: BuildJob, fates: list[str], slots: int) -> None:
         self.job = job

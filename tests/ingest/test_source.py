@@ -1,4 +1,6 @@
-"""Which files make a corpus: order, filters, spelling, and everything that can be wrong with a path."""
+"""Which files make a corpus: order, filters, spelling, and everything that can be wrong with a
+path.
+"""
 
 import os
 from collections import Counter
@@ -8,9 +10,10 @@ import fsspec
 import pytest
 
 from headrace.errors import ConfigError, SourceError
+from headrace.ingest import SourceConfig
 from headrace.ingest.listing import stat_file
-from headrace.ingest.source import SourceConfig, SourceFile
-from headrace.testing.servers import web_server
+from headrace.ingest.source import SourceFile
+from headrace.testing import web_server
 
 
 def touch(root: Path, *names: str) -> None:

@@ -1,4 +1,6 @@
-"""Hashes of sources, on request: a touched file is the same, a changed one is not, and nothing is hashed unasked."""
+"""Hashes of sources, on request: a touched file is the same, a changed one is not, and nothing is
+hashed unasked.
+"""
 
 import os
 from pathlib import Path
@@ -6,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import SourceError
-from headrace.ingest.build import build_cache
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.plan import content_hashes
-from headrace.ingest.source import SourceConfig, SourceFile
-from headrace.ingest.tokenize import TokenizerConfig
+from headrace.ingest.source import SourceFile
 from headrace.store.ledger import PART_RECORD_NAME, read_ledger
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import SourceError
-from headrace.ingest.build import build_cache
+from headrace.ingest import TokenizerConfig, build_cache
 from headrace.ingest.survey import MOST_SOURCES, survey
-from headrace.ingest.tokenize import TokenizerConfig
 
 
 def write(root: Path, contents: dict[str, bytes]) -> str:

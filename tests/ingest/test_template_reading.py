@@ -1,4 +1,6 @@
-"""Words that a template leaves out are refused or counted; messages marked so are not trained on."""
+"""Words that a template leaves out are refused or counted; messages marked so are
+not trained on.
+"""
 
 import json
 from pathlib import Path
@@ -9,16 +11,20 @@ from typer.testing import CliRunner
 
 from headrace.cli.application import application
 from headrace.errors import ConfigError, SourceError
-from headrace.ingest import BuildReport, SourceConfig, TokenizerConfig, build_cache
-from headrace.ingest.source import ChatConfig
+from headrace.ingest import BuildReport, ChatConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.store import open_cache
 
-# Writes users and assistants, what was thought only in the last turn, and calls only in place of a content.
+# Writes users and assistants, what was thought only in the last turn, and calls only in place of a
+# content.
 NARROW = (
-    "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}</s>{% elif m.role == 'assistant' %}<a>"
-    "{% generation %}{% if loop.last and m.reasoning_content %}<t>{{ m.reasoning_content }}</t>{% endif %}"
-    "{% if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% else %}{{ m.content }}"
-    "{% endif %}</s>{% endgeneration %}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}</s>{% elif m.role =="
+    " 'assistant' %}<a>"
+    "{% generation %}{% if loop.last and m.reasoning_content %}<t>{{ m.reasoning_content }}</t>{%"
+    " endif %}"
+    "{% if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% else %}{{"
+    " m.content }}"
+    "{% endif %}</s>{% endgeneration %}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{%"
+    " endif %}"
 )
 PLAIN = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"

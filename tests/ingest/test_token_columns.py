@@ -1,5 +1,6 @@
-"""Tokenized records of other tools: labels, masks, padding and packed rows become documents and their ``loss_mask``;
-fields that are not used are counted."""
+"""Tokenized records of other tools: labels, masks, padding and packed rows become documents and
+their ``loss_mask``; fields that are not used are counted.
+"""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""Tokenizers: the ids of a document depend on the document, the file and the policy, and on nothing else."""
+"""Tokenizers: the ids of a document depend on the document, the file and the policy, and on nothing
+else.
+"""
 
 import json
 from collections.abc import Callable
@@ -13,10 +15,10 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
 from headrace.errors import CacheCorruptError, ConfigError
-from headrace.ingest import tokenize
+from headrace.ingest import TokenizerConfig, tokenize
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.records import BadRecordError
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
+from headrace.ingest.tokenize import load_tokenizer, recorded_tokenizer
 
 TEXTS = st.lists(st.text(max_size=40), max_size=6)
 POLICIES = [(None, "auto"), ("auto", "auto"), ("auto", "none"), (None, None)]
@@ -229,7 +231,9 @@ def as_token(bpe_path: str) -> Tokenizer:
 def test_special_tokens_that_a_text_spells_out_are_tokens_or_text_or_refused(
     as_token: Tokenizer, pieces: list[str]
 ):
-    """As text, it is what it would be if the tokenizer had no such tokens; refused, exactly if there are some."""
+    """As text, it is what it would be if the tokenizer had no such tokens; refused, exactly if
+    there are some.
+    """
     text = "".join(pieces)
     as_text = as_token.reading_special("text")
     as_error = as_token.reading_special("error")

@@ -1,4 +1,6 @@
-"""The same parts as a pipeline of Marin's Zephyr: the same cache, whoever builds a part and however often."""
+"""The same parts as a pipeline of Marin's Zephyr: the same cache, whoever builds a part and however
+often.
+"""
 
 import json
 import random
@@ -10,9 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError, SourceError
-from headrace.ingest.build import build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace_levanter.zephyr_engine import build_attempt, build_on_zephyr
 
 pytest.importorskip("zephyr.dataset")
@@ -92,7 +92,9 @@ def test_attempts_at_one_part_change_nothing(
     tree: Tree,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Zephyr gives a part to another worker though its first one still lives: every part is built three times."""
+    """Zephyr gives a part to another worker though its first one still lives: every part is built
+    three times.
+    """
 
     def thrice(job: Any, task: Any) -> Any:
         for _ in range(2):

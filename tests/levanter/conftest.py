@@ -1,4 +1,6 @@
-"""What the tests of the seam to Levanter share: caches, a config, a tiny model, and a tracker that remembers losses."""
+"""What the tests of the seam to Levanter share: caches, a config, a tiny model, and a tracker that
+remembers losses.
+"""
 
 import asyncio
 import dataclasses
@@ -9,7 +11,7 @@ from typing import Any
 import jax
 import pytest
 
-from headrace.store.cache import TokenCache
+from headrace.store import TokenCache
 from headrace.testing import tiny_cache
 from headrace_levanter.export import write_levanter
 
@@ -19,7 +21,9 @@ VOCAB = 256
 
 
 class StoppedError(BaseException):
-    """What a run is stopped with: Levanter's newest release goes on where a tracker fails with an Exception."""
+    """What a run is stopped with: Levanter's newest release goes on where a tracker fails with an
+    Exception.
+    """
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +61,9 @@ def jax_settings():
 
 @pytest.fixture
 def written(monkeypatch):
-    """Call it to wait for the checkpoints of the trainers that were made: they are written behind the training."""
+    """Call it to wait for the checkpoints of the trainers that were made: they are written behind
+    the training.
+    """
     from levanter.checkpoint import CheckpointerConfig
 
     made = []
@@ -78,7 +84,9 @@ def written(monkeypatch):
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory):
-    """A tokenizer on disk: Levanter's Llama would fetch one from the hub to write its checkpoints with."""
+    """A tokenizer on disk: Levanter's Llama would fetch one from the hub to write its checkpoints
+    with.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -92,7 +100,9 @@ def tokenizer_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def stock(caches, tokenizer_folder, tmp_path_factory):
-    """``data`` as Levanter's users write it: two components in two stages, and one with a tag that is evaluated on."""
+    """``data`` as Levanter's users write it: two components in two stages, and one with a tag that
+    is evaluated on.
+    """
     folder = tmp_path_factory.mktemp("stock")
     for name in "ab":
         write_levanter(TokenCache.open(str(caches / name)), str(folder / name / "train"))

@@ -5,11 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.batch.examples import Example, pack_examples
-from headrace.batch.loss import unified_loss
-from headrace.batch.packed_batch import pack_rows
+from headrace.batch import Example, pack_examples, pack_rows, unified_loss
 from headrace.errors import ConfigError
-from headrace_levanter.conversions import from_levanter_example, to_grug_example, to_lm_example
+from headrace_levanter import from_levanter_example, to_grug_example, to_lm_example
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
 
@@ -50,7 +48,8 @@ def test_rows_without_segments():
     wanted = pack_rows(np.arange(6)[None], eos_id=2)
     assert np.array_equal(batch.segment_ids, wanted.segment_ids)
     assert np.array_equal(batch.labels, wanted.labels)
-    # Levanter weighs the label behind an end of text, which is another document's first token; it crosses here no more
+    # Levanter weighs the label behind an end of text, which is another document's first token; it
+    # crosses here no more
     assert np.asarray(example.loss_weight).tolist() == [1, 1, 1, 1, 1, 0]
     assert batch.token_weights.tolist() == wanted.token_weights.tolist() == [[1, 1, 0, 1, 1, 0]]
     plain = from_levanter_example(GrugLmExample.causal(jnp.arange(6), loss_weight=jnp.ones(6)))

@@ -1,4 +1,6 @@
-"""headrace's batches through Levanter's loader and through its own: the same, row for row, on any mesh."""
+"""headrace's batches through Levanter's loader and through its own: the same, row for row, on any
+mesh.
+"""
 
 import asyncio
 import copy
@@ -16,17 +18,17 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import LmDataConfig
 from headrace.config.parsing import decode
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.feed.loader import DataLoader
-from headrace.mix.stage_config import AmendmentConfig
+from headrace.feed import DataLoader
+from headrace.mix import AmendmentConfig
 from headrace.order.intervals import Intervals
-from headrace.store.cache import TokenCache
+from headrace.store import TokenCache
 from headrace.store.tombstones import remove_documents
 from headrace.testing import write_cache
-from headrace_levanter.conversions import from_levanter_example
+from headrace_levanter import from_levanter_example
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
 

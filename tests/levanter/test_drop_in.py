@@ -1,4 +1,6 @@
-"""Levanter's own configs, fed by headrace: what is trained on is headrace's; evaluation is Levanter's, untouched."""
+"""Levanter's own configs, fed by headrace: what is trained on is headrace's; evaluation is
+Levanter's, untouched.
+"""
 
 import asyncio
 import dataclasses
@@ -16,8 +18,8 @@ import pytest
 import yaml
 
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.feed.loader import DataLoader
-from headrace.run.manifest import RunManifest
+from headrace.feed import DataLoader
+from headrace.run import RunManifest
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
 
@@ -30,7 +32,7 @@ BATCH = 8
 
 
 def test_evaluation_stays_as_it_is(config, position, examples):
-    from headrace_levanter.drop_in import fed
+    from headrace_levanter import fed
 
     ours = fed(config, seq_len=SEQ_LEN, batch_size=BATCH)
     assert len(ours.the_tokenizer) == len(config.the_tokenizer)
@@ -48,7 +50,7 @@ def test_evaluation_stays_as_it_is(config, position, examples):
 def test_the_training_set_is_headraces_mixture(stock, config, tmp_path, position):
     from levanter.schedule import BatchSchedule
 
-    from headrace_levanter.drop_in import fed
+    from headrace_levanter import fed
 
     data = fed(config, seq_len=SEQ_LEN, batch_size=BATCH, seed=3, run_dir=str(tmp_path))
     assert [(stage.step, stage.weights) for stage in data.own.stages] == [
@@ -70,10 +72,12 @@ def test_the_training_set_is_headraces_mixture(stock, config, tmp_path, position
 
 
 def test_a_loop_that_mixes_itself_gets_the_same_batches(config, position):
-    """As raw-JAX templates do it: the sets, the weights and the blocks go into a mixture that they make."""
+    """As raw-JAX templates do it: the sets, the weights and the blocks go into a mixture that they
+    make.
+    """
     from levanter.data.mixture import MixtureDataset
 
-    from headrace_levanter.drop_in import fed
+    from headrace_levanter import fed
 
     data = fed(config, seq_len=SEQ_LEN, batch_size=BATCH)
     mixture = MixtureDataset(
@@ -96,7 +100,7 @@ def test_the_mixture_has_headraces_rows_and_says_its_weights(config, position, e
     from levanter.data.mixture import MixtureDataset
     from levanter.schedule import BatchSchedule
 
-    from headrace_levanter.drop_in import fed
+    from headrace_levanter import fed
 
     data = fed(config, seq_len=SEQ_LEN, batch_size=BATCH)
     mixture = data.train_mixture(position, BatchSchedule(BATCH), key=jax.random.key(0))
@@ -114,7 +118,7 @@ def test_the_mixture_has_headraces_rows_and_says_its_weights(config, position, e
 
 @pytest.mark.parametrize("pack", [True, 2])
 def test_packed_rows_hold_the_documents_that_levanter_packs(config, pack, position, examples):
-    from headrace_levanter.drop_in import fed
+    from headrace_levanter import fed
 
     components = {**config.components, "a": dataclasses.replace(config.components["a"], pack=pack)}
     config = dataclasses.replace(
@@ -161,7 +165,7 @@ def test_packs_are_those_of_levanters_planner(strategy, long, most):
 
 
 def test_a_catalog_says_where_caches_lie(config, stock, tmp_path, position, examples):
-    from headrace_levanter.drop_in import fed
+    from headrace_levanter import fed
 
     if not hasattr(config, "cache_catalog"):
         pytest.skip("this release of Levanter has no catalogs")
@@ -223,7 +227,7 @@ CUTS = {
 def test_sources_that_levanter_cuts_have_as_many_rows_and_unshuffled_the_same(
     config, shuffle, cut, position, examples
 ):
-    from headrace_levanter.drop_in import fed
+    from headrace_levanter import fed
 
     config = dataclasses.replace(config, shuffle=shuffle, **CUTS[cut])
     theirs = config.train_sets(position, initial_batch_size=BATCH, key=jax.random.key(0))
@@ -364,8 +368,10 @@ def train(module, folder, config, *arguments):
 def test_evaluation_on_tagged_sets_is_levanters_own_to_the_last_digit(
     stock, config, tokenizer_folder, tmp_path
 ):
-    """headrace trains and evaluates; Levanter alone evaluates its checkpoint, at a learning rate of nothing."""
-    from headrace_levanter.drop_in import fed
+    """headrace trains and evaluates; Levanter alone evaluates its checkpoint, at a learning rate of
+    nothing.
+    """
+    from headrace_levanter import fed
 
     evaluated = {
         "uncheatable": {
@@ -403,7 +409,7 @@ def test_evaluation_on_tagged_sets_is_levanters_own_to_the_last_digit(
 def test_a_config_in_an_earlier_form_trains_and_evaluates_as_it_is(
     stock, config, tokenizer_folder, tmp_path
 ):
-    from headrace_levanter.drop_in import fed
+    from headrace_levanter import fed
 
     configs = {
         name: {**one.pop("source"), **one}

@@ -1,4 +1,6 @@
-"""What of a config of Levanter is refused when it is fed, what it tells of its tokenizer, how the command takes it."""
+"""What of a config of Levanter is refused when it is fed, what it tells of its tokenizer, how the
+command takes it.
+"""
 
 import asyncio
 import json
@@ -41,7 +43,7 @@ def test_what_would_train_on_other_tokens_or_by_other_weights_is_refused(stock, 
     import draccus
     from levanter.data.text.datasets import LmDataConfig
 
-    from headrace_levanter.drop_in import fed
+    from headrace_levanter import fed
 
     data = {**stock, "train_weights": None}
     data["components"] = {change.pop("name", "a"): change}
@@ -59,11 +61,13 @@ CHAT = (
 def test_texts_and_chats_that_levanter_tokenized_are_mixed_as_they_are(
     tokenizer_folder, tmp_path, unnamed, position, examples
 ):
-    """Its ledgers say other things of either, and those of Marin's caches nothing: the config names one tokenizer."""
+    """Its ledgers say other things of either, and those of Marin's caches nothing: the config names
+    one tokenizer.
+    """
     from levanter.data.text.datasets import DatasetComponent, LmDataConfig, UrlDatasetSourceConfig
     from levanter.data.text.formats import ChatLmDatasetFormat
 
-    from headrace_levanter.drop_in import fed
+    from headrace_levanter import fed
 
     records = {
         "text": {"text": "w1 w2 w3 w4 w5"},
@@ -103,8 +107,7 @@ def test_headraces_loader_gets_what_the_config_says_of_it(config, setting, posit
     from levanter.schedule import BatchSchedule
     from levanter.trainer import Trainer
 
-    from headrace_levanter import own_loader
-    from headrace_levanter.drop_in import fed
+    from headrace_levanter import fed, own_loader
 
     data = fed(
         config,

@@ -1,6 +1,7 @@
-"""A raw-JAX training loop over Levanter's data, in the shape of Marin's Grug template: it asks its data config for
-sets, weights and blocks, mixes them itself, reads with Levanter's loader on a mesh of explicit axes and evaluates by
-tag. Fed by headrace it runs as it is, but for the one line that makes the config.
+"""A raw-JAX training loop over Levanter's data, in the shape of Marin's Grug template: it asks its
+data config for sets, weights and blocks, mixes them itself, reads with Levanter's loader on a mesh
+of explicit axes and evaluates by tag. Fed by headrace it runs as it is, but for the one line that
+makes the config.
 """
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from headrace.feed.loader import DataLoader
+from headrace.feed import DataLoader
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
 

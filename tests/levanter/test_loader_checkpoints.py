@@ -1,4 +1,6 @@
-"""A loader's state in the checkpoints of others: written with the model, read back, and refused by another run."""
+"""A loader's state in the checkpoints of others: written with the model, read back, and refused by
+another run.
+"""
 
 import dataclasses
 
@@ -8,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import LmDataConfig
 from headrace.config.parsing import decode
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.run.manifest import LoaderState, RunManifest
+from headrace.run import LoaderState, RunManifest
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
 

@@ -1,4 +1,6 @@
-"""What an error says where Levanter is missing, on any Python; Levanter itself is not needed for it."""
+"""What an error says where Levanter is missing, on any Python; Levanter itself is not needed for
+it.
+"""
 
 from importlib import metadata
 

@@ -1,5 +1,5 @@
-"""``levanter.main.train_lm`` trains a tiny model from a headrace mixture; stopped and resumed, its losses are those of
-the run that was not, whoever's loader reads.
+"""``levanter.main.train_lm`` trains a tiny model from a headrace mixture; stopped and resumed, its
+losses are those of the run that was not, whoever's loader reads.
 """
 
 import dataclasses

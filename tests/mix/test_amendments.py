@@ -1,4 +1,6 @@
-"""Amendments of nested blends: what is named changes where it stands, all else keeps its share of its group."""
+"""Amendments of nested blends: what is named changes where it stands, all else keeps its share of
+its group.
+"""
 
 import re
 from typing import Any
@@ -9,16 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
+from headrace.mix import AmendmentConfig, BatchSchedule, Blend, StageConfig
 from headrace.mix.amendments import amend, sources_of
-from headrace.mix.blend import Blend, weights_of_sizes
-from headrace.mix.schedule import BatchSchedule
-from headrace.mix.stage_config import (
-    AmendmentConfig,
-    MixtureConfig,
-    StageConfig,
-    check_plan,
-    resolve_stages,
-)
+from headrace.mix.blend import weights_of_sizes
+from headrace.mix.stage_config import MixtureConfig, check_plan, resolve_stages
 
 NAMES = ["a", "b", "c", "d", "e"]
 NESTED = {"x": {"weight": 2, "blend": {"a": 1, "b": 1}}, "c": 1}

@@ -1,4 +1,6 @@
-"""Blends: per-node normalisation against Energon's values and a loop; all-zero steps found without scanning."""
+"""Blends: per-node normalisation against Energon's values and a loop; all-zero steps found without
+scanning.
+"""
 
 import json
 from pathlib import Path
@@ -9,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix.blend import Blend, blend_of, temperature_weights, unimax_weights
+from headrace.mix import Blend, temperature_weights, unimax_weights
+from headrace.mix.blend import blend_of
 from headrace.mix.schedule import MAX_STEP, weight_from_config
 from headrace.mix.shares import fixed_point
 

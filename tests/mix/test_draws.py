@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix.blend import Blend
+from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.quota import Quota
-from headrace.mix.schedule import BatchSchedule, weight_from_config
+from headrace.mix.schedule import weight_from_config
 from headrace.mix.shares import UNLIMITED
-from headrace.mix.stages import Stage, Stages
+from headrace.mix.stages import Stages
 from headrace_compat.least_consumed import LeastConsumedPlan
 from headrace_compat.megatron import GreedyBlend
 from headrace_compat.nmoe import SmoothRoundRobin
@@ -50,7 +50,9 @@ def test_any_indices_in_any_order_equal_one_by_one(batch, indices):
 
 @given(batches, st.integers(0, 600), st.integers(1, 700), st.sampled_from([1, 2, 5]))
 def test_whole_steps_in_one_go_equal_one_by_one(batch, first, steps, every):
-    """Across chunks of the quota, stages, changes of the batch's size; all rows, or every so many."""
+    """Across chunks of the quota, stages, changes of the batch's size; all rows, or
+    every so many.
+    """
     stages = [
         Stage(0, Blend(BLEND)),
         Stage(130, Blend({"c": 1, "a": 1})),

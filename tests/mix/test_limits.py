@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
+from headrace.mix import BatchSchedule
 from headrace.mix.draws import Draws
 from headrace.mix.limits import STOP_STRATEGIES, example_limits, mixture_length
 from headrace.mix.quota import Quota
-from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import bound_shares
 from headrace_compat.megatron import GreedyBlend
 

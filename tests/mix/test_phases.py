@@ -1,4 +1,6 @@
-"""What a change of row length begins with: blocks that no row has touched, against orders walked row by row."""
+"""What a change of row length begins with: blocks that no row has touched, against orders walked
+row by row.
+"""
 
 import numpy as np
 import pytest
@@ -8,10 +10,7 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.mix.limits import phase_lengths
 from headrace.mix.phases import RowsOfBlocks, phase_block, untouched_blocks
-from headrace.order.block_shuffle import BlockShuffle, EraShuffle
-from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.order import Identity, Order, Slice
-from headrace.order.permutation import Feistel
+from headrace.order import BlockShuffle, BraidShuffle, EraShuffle, Feistel, Identity, Order, Slice
 from headrace.testing import check_order
 
 

@@ -1,4 +1,6 @@
-"""Anchors: with one or without, every policy draws the same; with one, nothing before it is walked to."""
+"""Anchors: with one or without, every policy draws the same; with one, nothing before it is walked
+to.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix.blend import Blend
+from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
 from headrace.mix.policies.kind import PolicyInputs
 from headrace.mix.policies.registry import policy_kind, policy_names
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.quota import Quota
-from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import UNLIMITED
-from headrace.mix.stages import Stage
-from headrace_compat import sequence
+from headrace_compat import PlannedStage, StagePlan, StageStream, sequence
 from headrace_compat.least_consumed import Equal, LeastConsumedPlan
 from headrace_compat.megatron import GreedyBlend
-from headrace_compat.nmoe import PlannedStage, StagePlan, StageStream
 from headrace_compat.sequence import STRETCH, SequencePolicy
 
 NAMES = ("a", "b", "c")
@@ -87,7 +86,9 @@ def same(one: MixingPolicy, other: MixingPolicy, step: int) -> None:
 
 
 def empty_from_the_start() -> MixingPolicy:
-    """Stages whose first one ends before its first step: the limits leave too few examples for it."""
+    """Stages whose first one ends before its first step: the limits leave too few
+    examples for it.
+    """
     stages = [Stage(0, Blend({"a": 1, "b": 1, "c": 1})), Stage(5, Blend({"a": 1, "c": 1}))]
     return policy_kind("quota").make(
         PolicyInputs(NAMES, stages, BatchSchedule(4), [9, 9, 9], [0, 1, 0], 8)

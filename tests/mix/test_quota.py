@@ -1,5 +1,6 @@
-"""Exact quotas. Shares are computed apart, in whole numbers or fractions, and every promise of the docstring is held
-against them; two ways to walk (bits, numpy) must agree; ``python tests/mix/test_quota.py`` prints the measurements.
+"""Exact quotas. Shares are computed apart, in whole numbers or fractions, and every promise of the
+docstring is held against them; two ways to walk (bits, numpy) must agree; ``python
+tests/mix/test_quota.py`` prints the measurements.
 """
 
 import hashlib
@@ -12,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix.blend import Blend
+from headrace.mix import BatchSchedule, Blend
 from headrace.mix.quota import Quota
 from headrace.mix.quota_walk import CHUNK, even_rows
-from headrace.mix.schedule import MAX_STEP, BatchSchedule
+from headrace.mix.schedule import MAX_STEP
 from headrace.mix.shares import ONE, UNLIMITED, fixed_point
 
 
@@ -192,7 +193,9 @@ def test_many_components(d):
 
 
 def served_and_switched_off():
-    """One example a step; who was served is switched off. After two such steps two components are due at once."""
+    """One example a step; who was served is switched off. After two such steps two components are
+    due at once.
+    """
     rows = np.ones((12, 4))
     for s in (0, 1):
         served = int(Quota(rows_of(rows[: s + 1]), 4, BatchSchedule(1)).counts_at(s).argmax())
@@ -201,7 +204,8 @@ def served_and_switched_off():
 
 
 def test_a_change_that_no_rule_survives_is_counted():
-    # What the two that are off had too much can never be given back: every second step, one of the others is late.
+    # What the two that are off had too much can never be given back: every second step, one of the
+    # others is late.
     rows = served_and_switched_off()
     quota = Quota(rows_of(rows), 4, BatchSchedule(1))
     quota.prepare(CHUNK)
@@ -303,7 +307,8 @@ def test_who_must_take_more_than_its_share_does_not_take_more_than_its_limit():
     rows = np.ones((8, 6))
     served = counts(Quota(rows_of(rows), 6, BatchSchedule(1)), 2).sum(axis=0) > 0
     rows[2:, ~served] = (
-        0  # the four that were not served yet are off: the two others have to take what they are owed
+        # the four that were not served yet are off: the two others have to take what they are owed
+        0
     )
     first = int(served.argmax())
     quota = Quota(rows_of(rows), 6, BatchSchedule(1), [1 if d == first else None for d in range(6)])
@@ -418,5 +423,6 @@ if __name__ == "__main__":
             worst = max(worst, q.worst_deviation)
             changes = changes + 99
         print(
-            f"{d} components, batch {size}: {changes} redraws of all weights, {late} late steps, worst {worst:.3f}"
+            f"{d} components, batch {size}: {changes} redraws of all weights, {late} late steps,"
+            f" worst {worst:.3f}"
         )

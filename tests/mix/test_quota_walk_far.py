@@ -1,4 +1,6 @@
-"""Far steps without the walk equal those with it, for whatever weights settle at; and they cost no walk."""
+"""Far steps without the walk equal those with it, for whatever weights settle at; and they cost no
+walk.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
+from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix import quota as quota_module
-from headrace.mix.blend import Blend
 from headrace.mix.quota import Quota
 from headrace.mix.quota_walk import (
     CHUNK,
@@ -23,9 +25,9 @@ from headrace.mix.quota_walk import (
     room_before_limits,
     shares_after,
 )
-from headrace.mix.schedule import MAX_STEP, BatchSchedule
+from headrace.mix.schedule import MAX_STEP
 from headrace.mix.shares import ONE, fixed_point
-from headrace.mix.stages import Stage, Stages
+from headrace.mix.stages import Stages
 
 
 @pytest.fixture(autouse=True)

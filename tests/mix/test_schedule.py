@@ -1,4 +1,6 @@
-"""Weights and batch sizes over steps. Oracles: ``np.interp``, a loop in Python, and Energon's own values (golden)."""
+"""Weights and batch sizes over steps. Oracles: ``np.interp``, a loop in Python, and Energon's own
+values (golden).
+"""
 
 import ast
 import json
@@ -12,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
+from headrace.mix import BatchSchedule
 from headrace.mix.schedule import (
     MAX_BATCH,
     MAX_STEP,
-    BatchSchedule,
     Curves,
     Weight,
     compose_weights,

@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.mix import BatchSchedule
 from headrace.mix.quota import Quota
-from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import ONE, UNLIMITED, Shares, fixed_point
 
 STEPS = 60
@@ -155,7 +155,9 @@ def test_a_limit_that_is_reached_where_a_step_ends_ends_only_what_comes_after():
 
 @given(st.data())
 def test_shares_of_tokens_go_on_as_long_as_endless_components_may_fill_a_step(data):
-    """Rows of what is used up and of what stays hold other numbers of tokens; the largest shares are of tokens."""
+    """Rows of what is used up and of what stays hold other numbers of tokens; the largest shares
+    are of tokens.
+    """
     endless = data.draw(st.integers(1, 3))
     ending = data.draw(st.integers(1, 3))
     components = endless + ending

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix.blend import Blend
+from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
 from headrace.mix.quota import Quota
-from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import ONE, UNLIMITED, fixed_point
-from headrace.mix.stages import Stage, Stages
+from headrace.mix.stages import Stages
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -42,7 +41,9 @@ def runs(draw: st.DrawFn) -> tuple[list[Stage], BatchSchedule]:
 
 
 def shares_of(stages: list[Stage], batch: BatchSchedule, steps: int) -> np.ndarray:
-    """W after each step of the run, [steps, components], in exact whole numbers of 2**-44 examples."""
+    """W after each step of the run, [steps, components], in exact whole numbers of
+    2**-44 examples.
+    """
     due = np.zeros((steps, len(NAMES)), object)
     bounds = [*(s.first_step for s in stages), steps]
     for stage, (first, stop) in zip(stages, pairwise(bounds), strict=True):
@@ -360,7 +361,9 @@ def test_components_that_come_and_go_stay_near_their_shares(size: int) -> None:
 def worst_of_random_stages(
     seed: int, stages: int, components: int, longest: int, size: int
 ) -> float:
-    """Largest deviation from the share of the whole run, stages of random lengths, components and weights."""
+    """Largest deviation from the share of the whole run, stages of random lengths, components and
+    weights.
+    """
     rng = np.random.default_rng(seed)
     first = 0
     names = [str(d) for d in range(components)]
@@ -384,5 +387,6 @@ if __name__ == "__main__":
     for case in ((8, 20, 32), (8, 1, 4), (20, 20, 64), (3, 1, 4)):
         worst = max(worst_of_random_stages(seed, 2000, *case) for seed in range(3))
         print(
-            f"{case[0]} components, 6000 stages of 1 to {case[1]} steps, batch {case[2]}: worst {worst:.3f}"
+            f"{case[0]} components, 6000 stages of 1 to {case[1]} steps, batch {case[2]}: worst"
+            f" {worst:.3f}"
         )

@@ -1,7 +1,8 @@
-"""Runs whose stages planned ones and amendments end in the middle of ramps: a step's counts depend on nothing but it.
+"""Runs whose stages planned ones and amendments end in the middle of ramps: a step's counts depend
+on nothing but it.
 
-A process that opens the run at a far step counts as one that walked there, and an amendment leaves the steps before it
-as they were.
+A process that opens the run at a far step counts as one that walked there, and an amendment leaves
+the steps before it as they were.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import IndexOutOfRangeError
-from headrace.mix.blend import Blend
+from headrace.mix import AmendmentConfig, BatchSchedule, Blend, StageConfig
 from headrace.mix.quota_walk import CHUNK
-from headrace.mix.schedule import BatchSchedule, Weight
-from headrace.mix.stage_config import AmendmentConfig, MixtureConfig, StageConfig, resolve_stages
+from headrace.mix.schedule import Weight
+from headrace.mix.stage_config import MixtureConfig, resolve_stages
 from headrace.mix.stages import Stages
 
 NAMES = ("a", "b", "c", "d")
@@ -120,7 +121,9 @@ def test_no_weight_changes_from_where_it_settles(seed: int, last: int) -> None:
 
 
 def test_a_run_that_an_amendment_ends_in_a_ramp_is_pinned() -> None:
-    """What the job that began the run counted, step by step: 30,000 times the integral of x / (x + 2), 0 to 1."""
+    """What the job that began the run counted, step by step: 30,000 times the integral of x / (x +
+    2), 0 to 1.
+    """
     ramp = {"a": {"linear": {0: 0.0, 40_000: 4.0}}, "b": {"step": {0: 0.0, 30_000: 1.0}}, "c": 2}
     run = Run(
         [StageConfig(ramp, step=0)],

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order.block_shuffle import EraShuffle
+from headrace.order import EraShuffle
 
 FAMILIES = ["feistel", "linear"]
 

@@ -1,4 +1,6 @@
-"""Cuts and joins of index maps: Python's own slicing is the oracle; bounds are checked at the door."""
+"""Cuts and joins of index maps: Python's own slicing is the oracle; bounds are
+checked at the door.
+"""
 
 import json
 
@@ -8,19 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.order.block_shuffle import BlockShuffle, EraShuffle
-from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.compose import Compose
-from headrace.order.order import (
-    MAX_LENGTH,
+from headrace.order import (
+    BlockShuffle,
+    BraidShuffle,
+    Compose,
+    EraShuffle,
+    Feistel,
     Identity,
-    OpenWindow,
     Order,
     Repeat,
     Slice,
-    check_indices,
 )
-from headrace.order.permutation import Feistel
+from headrace.order.order import MAX_LENGTH, OpenWindow, check_indices
 
 ends = st.none() | st.integers(-50, 50)
 

@@ -1,4 +1,5 @@
-"""The shapes and dtypes in the annotations are true: checked at run time by beartype, in a process of its own.
+"""The shapes and dtypes in the annotations are true: checked at run time by beartype, in a process
+of its own.
 
 Only here: everywhere else wrong types are given on purpose, to see headrace's own errors.
 """

@@ -1,4 +1,6 @@
-"""The permutation without a table: bijection at every length, equal to a plain reference, pinned."""
+"""The permutation without a table: bijection at every length, equal to a plain
+reference, pinned.
+"""
 
 import math
 
@@ -8,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order import permutation
+from headrace.order import Feistel, permutation
 from headrace.order.permutation import (
     PERMUTATIONS,
     ROUNDS,
     SHORT,
     SHORT_ROUNDS,
-    Feistel,
     permute,
     permute_linear,
     rectangle,
@@ -36,7 +37,9 @@ lengths = (
 
 
 def sample_of(n: int, size: int = 2000) -> np.ndarray:
-    """All of ``range(n)`` if that is small, else its ends, its middle and random places, without repeats."""
+    """All of ``range(n)`` if that is small, else its ends, its middle and random places, without
+    repeats.
+    """
     if n <= size:
         return np.arange(n)
     places = np.random.default_rng(n % 2**32).integers(0, n, size)
@@ -181,7 +184,9 @@ def test_the_side_is_the_square_root_rounded_up_to_even(n):
 
 
 def test_short_lengths_walk_short_domains(monkeypatch):
-    """A length of 100 must not cost what a length of 65,536 costs: at most a few evaluations an index, counted."""
+    """A length of 100 must not cost what a length of 65,536 costs: at most a few evaluations an
+    index, counted.
+    """
     encrypt = permutation._encrypt
     evaluated = 0
 

@@ -1,18 +1,20 @@
-"""Is the permutation as good as a random one? Measured against numpy's, with instruments that are tested themselves.
+"""Is the permutation as good as a random one? Measured against numpy's, with instruments that are
+tested themselves.
 
 Four instruments, each blind to what the others see:
 
-- ``xor_pairs``: of the values ``p[2i] ^ p[2i+1]``, the share that is distinct. For random permutations of 2**k it is
-  ``2 (1 - exp(-1/2)) = 0.787``; too few rounds repeat differences.
+- ``xor_pairs``: of the values ``p[2i] ^ p[2i+1]``, the share that is distinct. For random
+  permutations of 2**k it is ``2 (1 - exp(-1/2)) = 0.787``; too few rounds repeat differences.
 - ``serial``: correlation of neighbours ``p[i], p[i+1]``, times sqrt(n): a standard score.
-- ``windows_w``: chi-square of how w consecutive outputs fall into w/4 equal parts of the range, per degree of
-  freedom. Above 1 is clustering, below 1 is spreading too evenly.
-- ``low_bits_k``: mutual information, in bits, of the low k bits of both coordinates before and after. 0 is right (a
-  finite sample shows a little more); a round function made of multiply, add and xor leaks all of them, because
-  carries only go up.
+- ``windows_w``: chi-square of how w consecutive outputs fall into w/4 equal parts of the range, per
+  degree of freedom. Above 1 is clustering, below 1 is spreading too evenly.
+- ``low_bits_k``: mutual information, in bits, of the low k bits of both coordinates before and
+  after. 0 is right (a finite sample shows a little more); a round function made of multiply, add
+  and xor leaks all of them, because carries only go up.
 
-A family is *flagged* by an instrument when its values over eight seeds are shifted or scattered against those of 24
-random permutations. The lengths, seeds and references are fixed: the outcome never changes by chance.
+A family is *flagged* by an instrument when its values over eight seeds are shifted or scattered
+against those of 24 random permutations. The lengths, seeds and references are fixed: the outcome
+never changes by chance.
 """
 
 from collections.abc import Callable
@@ -21,8 +23,8 @@ from functools import lru_cache, partial
 import numpy as np
 import pytest
 
-from headrace.order import permutation
-from headrace.order.permutation import Feistel, rectangle
+from headrace.order import Feistel, permutation
+from headrace.order.permutation import rectangle
 
 Family = Callable[[int, int], np.ndarray]
 SEEDS = range(8)
@@ -58,7 +60,9 @@ def low_bits_of_each(n: int, k: int, side: int) -> np.ndarray:
 
 
 def low_bits(p: np.ndarray, k: int, side: int) -> float:
-    """Mutual information of the low ``k`` bits of ``x % side`` and ``x // side``, taken at x = i and at x = p[i]."""
+    """Mutual information of the low ``k`` bits of ``x % side`` and ``x // side``, taken at x = i
+    and at x = p[i].
+    """
     cells = 1 << (2 * k)
     before = low_bits_of_each(p.size, k, side)
     pairs = before * cells + before[p]
@@ -110,7 +114,9 @@ def flagged(family: Family, n: int) -> dict[str, str]:
 def power_of_two_feistel(
     round_function: Callable[[np.ndarray, int, int], np.ndarray], rounds: int
 ) -> Family:
-    """A textbook Feistel network over 2**even >= n with cycle walking: the frame of both counter-examples."""
+    """A textbook Feistel network over 2**even >= n with cycle walking: the frame of both
+    counter-examples.
+    """
 
     def family(n: int, seed: int) -> np.ndarray:
         half = ((n - 1).bit_length() + 1) // 2
@@ -132,12 +138,16 @@ def power_of_two_feistel(
 
 
 def multiply_add(x: np.ndarray, key: int, half: int) -> np.ndarray:
-    """The round function of Levanter's permutation: low bits of the result depend on low bits of ``x`` only."""
+    """The round function of Levanter's permutation: low bits of the result depend on low bits of
+    ``x`` only.
+    """
     return (x * 2654435761 + key) & ((1 << half) - 1)
 
 
 def rotate_and_xor(x: np.ndarray, key: int, half: int) -> np.ndarray:
-    """The round function of the Simon ciphers, which need 32 rounds or more of it; Grain's shuffle makes four."""
+    """The round function of the Simon ciphers, which need 32 rounds or more of it; Grain's shuffle
+    makes four.
+    """
     mask = (1 << half) - 1
 
     def rotate(by: int) -> np.ndarray:

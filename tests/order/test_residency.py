@@ -1,4 +1,6 @@
-"""What stays in memory: against a machine that moves blocks in and out of slots, and against the best there is."""
+"""What stays in memory: against a machine that moves blocks in and out of slots, and against the
+best there is.
+"""
 
 import numpy as np
 import pytest
@@ -81,7 +83,9 @@ def test_fetches_are_few(run, slack):
 
 
 def test_a_sweep_that_does_not_fit_keeps_a_part_of_it():
-    """10 blocks in turn, room for 8: the least recently used one would go just before it is needed, every time."""
+    """10 blocks in turn, room for 8: the least recently used one would go just before it is needed,
+    every time.
+    """
     run = [[k % 10] for k in range(200)]
     fetched = sum(len(d.blocks) for d, _ in decisions(run, 8))
     assert fewest_fetches(run, 8) <= fetched <= 1.3 * fewest_fetches(run, 8)
@@ -115,7 +119,9 @@ def test_the_first_windows_are_short():
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=60), st.integers(0, 1 << 61)
 )
 def test_uses_of_a_window_by_their_definition(pairs, base):
-    """Whatever the block numbers: packed into one integer with step and place where they fit, sorted otherwise."""
+    """Whatever the block numbers: packed into one integer with step and place where they fit,
+    sorted otherwise.
+    """
     pairs.sort(key=lambda p: p[1])
     run = [[b + base for b, s in pairs if s == k] for k in range(10)]
     uses, index = uses_of(run, 5)

@@ -1,4 +1,6 @@
-"""A shuffle of somebody's own: an order and a config in one file, and one line in the registry of configs."""
+"""A shuffle of somebody's own: an order and a config in one file, and one line in the registry of
+configs.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,13 @@ import pytest
 from headrace.analysis import RunSteps, simulate
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.config.parsing import fields_of
 from headrace.errors import ConfigError
-from headrace.order import shuffle_config
-from headrace.order.order import OpenWindow, Order
-from headrace.order.shuffle_config import (
-    BlockShuffleConfig,
-    BraidShuffleConfig,
-    Shuffle,
-    check_shuffle,
-    shuffle_of,
-)
-from headrace.run.where import where
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, Order, shuffle_config
+from headrace.order.order import OpenWindow
+from headrace.order.shuffle_config import Shuffle, check_shuffle, shuffle_of
+from headrace.run import where
 from headrace.testing import tiny_cache
 
 TOOTH = 6
@@ -94,7 +89,8 @@ def config(caches, tmp_path, comb_is_registered) -> LmDataConfig:
     path = tmp_path / "run.yaml"
     path.write_text(
         "seq_len: 16\nbatch_size: 8\nnum_steps: 30\nshuffle: {kind: comb, teeth: 6}\ncomponents:\n"
-        f"  a: {{cache: {caches['a'].path}}}\n  b: {{cache: {caches['b'].path}, shuffle: {{strands: 5}}}}\n"
+        f"  a: {{cache: {caches['a'].path}}}\n  b: {{cache: {caches['b'].path}, shuffle:"
+        " {strands: 5}}\n"
     )
     return load_config(str(path))
 

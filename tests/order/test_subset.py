@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order.subset import Subset, SubsetConfig
+from headrace.order import SubsetConfig
+from headrace.order.subset import Subset
 from headrace.testing import check_order
 
 

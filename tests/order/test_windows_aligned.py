@@ -1,4 +1,6 @@
-"""Blocks of rows never lie across two parts: the full blocks of all parts come first, then the tails."""
+"""Blocks of rows never lie across two parts: the full blocks of all parts come first, then the
+tails.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""The scenarios of seed 003: a step keeps its batch when packing forces one pack a device, or it is said."""
+"""The scenarios of seed 003: a step keeps its batch when packing forces one pack a device, or it is
+said.
+"""
 
 import logging
 
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.pack.effective_batch import packed_batch
+from headrace.pack import packed_batch
 
 positive = st.integers(1, 64)
 

@@ -1,4 +1,6 @@
-"""Best, worst and first fit decreasing against the textbook, which places one item after the other."""
+"""Best, worst and first fit decreasing against the textbook, which places one item
+after the other.
+"""
 
 import numpy as np
 from hypothesis import given

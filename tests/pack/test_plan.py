@@ -1,4 +1,6 @@
-"""Pack plans: nothing lost, nothing over capacity, the order of seed 003, CoordExp's plans and alignment."""
+"""Pack plans: nothing lost, nothing over capacity, the order of seed 003, CoordExp's plans and
+alignment.
+"""
 
 import json
 import logging
@@ -13,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.pack import PackingConfig, plan_packs
 from headrace.pack.items import Items, Packed
-from headrace.pack.plan import plan_packs
-from headrace.pack.spec import PackingConfig, PackSpec
+from headrace.pack.spec import PackSpec
 from headrace.pack.stream import PackStream
 
 GOLDEN = Path(__file__).parents[1] / "golden"

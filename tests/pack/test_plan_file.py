@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
-from headrace.pack import plan_file
-from headrace.pack.plan import plan_packs
+from headrace.pack import plan_file, plan_packs
 from headrace.pack.plan_file import PlanRequest, open_plan, plan_findings, read_plan, write_plan
 from headrace.pack.spec import PackSpec
 from headrace.pack.starts import DocumentStarts
@@ -273,7 +272,9 @@ def test_several_who_make_a_plan_at_once_make_the_same(tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["next_fit", "wrap"])
 def test_plans_of_any_size_stream_to_disk(tmp_path, algorithm):
-    """1e8 documents hold no more memory than 1e5: the larger of two sizes would, with an eighth of its lengths."""
+    """1e8 documents hold no more memory than 1e5: the larger of two sizes would, with an eighth of
+    its lengths.
+    """
     chunk = np.random.default_rng(0).integers(1, 600, 1 << 14)
     peaks = []
     for chunks_ in (16, 192):

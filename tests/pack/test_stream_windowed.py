@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.pack.plan import plan_packs
+from headrace.pack import plan_packs
 
 CAPACITY = 4096
 BLOCK = 65_536

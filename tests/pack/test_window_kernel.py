@@ -44,8 +44,9 @@ def _pack_window(
     over: bool,
     last: bool,
 ) -> list[int]:
-    """Packs the carried items and those of a window that fill packs. Returns what is carried on, sorted. ``over``: the
-    window's last item crosses its end and is carried. ``last``: nothing may be carried.
+    """Packs the carried items and those of a window that fill packs. Returns what is carried on,
+    sorted. ``over``: the window's last item crosses its end and is carried. ``last``: nothing may
+    be carried.
     """
     running = [fresh[-1]] if over and not last else []
     window = fresh[:-1] if running else fresh
@@ -67,8 +68,9 @@ def _pack_window(
 
 
 def _choose(sizes: list[int], due: int, capacity: int) -> tuple[list[int], int]:
-    """Chooses a pack: as many of the first ``due`` items as fit, or the first, then what fills it best. Returns
-    positions in ``sizes``, and the space left (negative for an item larger than a pack).
+    """Chooses a pack: as many of the first ``due`` items as fit, or the first, then what fills it
+    best. Returns positions in ``sizes``, and the space left (negative for an item larger than a
+    pack).
     """
     space = capacity - sizes[0]
     chosen = [0]

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.feed.run_log import RunLog
-from headrace.pack.spec import PackingConfig
-from headrace.run.manifest import open_run
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.feed import RunLog
+from headrace.pack import PackingConfig
+from headrace.run import open_run
 from headrace.testing import tiny_cache
 
 NASTY = "</script><img src=x onerror=alert(1)>&<b>"
@@ -40,7 +39,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> LmDataConfig:
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory, config: LmDataConfig) -> Path:
-    """The folder of a run of this config that was stopped after 24 steps and resumed at 20; 50 are done."""
+    """The folder of a run of this config that was stopped after 24 steps and resumed at 20; 50 are
+    done.
+    """
     folder = tmp_path_factory.mktemp("report-run") / "run-7"
     for first, last in ((0, 24), (20, 50)):
         with config.loader() as loader, loader.iter_from_step(first) as batches:

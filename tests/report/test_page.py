@@ -1,4 +1,6 @@
-"""The page as a document: complete, closed, and nothing in it but what we wrote. How it looks: test_page_browser.py."""
+"""The page as a document: complete, closed, and nothing in it but what we wrote. How it looks:
+test_page_browser.py.
+"""
 
 import base64
 import hashlib
@@ -188,7 +190,8 @@ def test_measured_figures_are_those_of_the_run(facts):
     (host,) = facts.records.series
     assert facts.records.sessions == 2
     assert facts.records.last_step == 49
-    # 17 batches up to the last record before step 20, and 30 from there on, if the loader is never ahead
+    # 17 batches up to the last record before step 20, and 30 from there on, if the loader is never
+    # ahead
     assert host.total("examples_requested") >= 16 * (17 + 30)
     assert host.step.tolist()[-1] == 49
 

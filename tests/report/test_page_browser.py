@@ -16,15 +16,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.feed.run_log import RunLog
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.feed import RunLog
 from headrace.report import gather, write_report
 from headrace.report import page as live_module
 from headrace.report.blocks import plain
 from headrace.report.charts import axis, measured_chart
 from headrace.report.page import LiveReport
-from headrace.run.manifest import open_run
+from headrace.run import open_run
 from headrace.testing import tiny_cache
 
 pytestmark = pytest.mark.browser
@@ -55,7 +54,10 @@ CHARTS = [
 ]
 
 WEB = "#chart-mixture .legend button >> nth=0"
-WEB_HIDDEN = "document.querySelector('#chart-mixture .legend button').getAttribute('aria-pressed') === 'false'"
+WEB_HIDDEN = (
+    "document.querySelector('#chart-mixture .legend button').getAttribute('aria-pressed') ==="
+    " 'false'"
+)
 LINES = "#chart-mixture path.mark"
 OUTSIDE = """() => [...document.querySelectorAll('.plot .body svg')].flatMap((svg) => {
     const frame = svg.getBoundingClientRect(), ticks = [...svg.querySelectorAll('.tick')];
@@ -78,7 +80,8 @@ def chromium() -> Iterator:
     )
     if path is None:
         pytest.fail(
-            "there is no Chromium: apt-get install chromium, or set HEADRACE_CHROMIUM to the path of one"
+            "there is no Chromium: apt-get install chromium, or set HEADRACE_CHROMIUM to the path"
+            " of one"
         )
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
@@ -101,7 +104,9 @@ class Opened:
         self.page.wait_for_selector("html[data-drawn]", timeout=0)
 
     def until(self, script, argument=None):
-        """Waits until a function is true; playwright's own way needs eval, which the page's policy forbids."""
+        """Waits until a function is true; playwright's own way needs eval, which the page's policy
+        forbids.
+        """
         while not self.page.evaluate(script, argument):
             self.page.wait_for_timeout(50)
 
@@ -214,7 +219,8 @@ def test_nothing_sticks_out_on_any_screen(opened, width):
     opened.page.wait_for_timeout(500)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
     boxes = opened.page.evaluate(
-        "[...document.querySelectorAll('.plot .body svg')].map(e => e.getBoundingClientRect().right)"
+        "[...document.querySelectorAll('.plot .body svg')].map(e =>"
+        " e.getBoundingClientRect().right)"
     )
     assert max(boxes) <= width
 

@@ -1,4 +1,6 @@
-"""The report of a run that goes on: served on loopback, to this machine only, with what was written since."""
+"""The report of a run that goes on: served on loopback, to this machine only, with what was written
+since.
+"""
 
 import http.client
 import json

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.report.plan_figures import (
     document_lengths,
     largest,

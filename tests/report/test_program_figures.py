@@ -1,4 +1,6 @@
-"""Figures of the program's own in a run's log, and on the page: over restarts, cuts and nonsense."""
+"""Figures of the program's own in a run's log, and on the page: over restarts, cuts
+and nonsense.
+"""
 
 import json
 from typing import Any
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.feed.run_log import LogStats, RunLog
+from headrace.feed import LogStats, RunLog
 from headrace.report import gather, render
 from headrace.report.program_figures import figures_section
 from headrace.report.run_records import MAX_POINTS, parse_records, read_records

@@ -1,4 +1,6 @@
-"""Runs keep the version of the braid and the removals that they began with; new ones get the latest."""
+"""Runs keep the version of the braid and the removals that they began with; new ones get the
+latest.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig
 from headrace.errors import PlanMismatchError
-from headrace.mix.stage_config import AmendmentConfig
+from headrace.mix import AmendmentConfig
+from headrace.order import BraidShuffleConfig
 from headrace.order.intervals import Intervals
-from headrace.order.shuffle_config import BraidShuffleConfig
-from headrace.run.manifest import RunManifest, began_with, open_run
-from headrace.store.cache import TokenCache
+from headrace.run import RunManifest, open_run
+from headrace.run.manifest import began_with
+from headrace.store import TokenCache
 from headrace.store.tombstones import remove_documents
 from headrace.testing import tiny_cache
 

@@ -1,4 +1,6 @@
-"""What an edited config changes of a run; the amendment that is proposed makes of the run what was asked."""
+"""What an edited config changes of a run; the amendment that is proposed makes of the run what was
+asked.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import LmDataConfig, open_run
-from headrace.config.component import ComponentConfig
+from headrace.config import ComponentConfig
 from headrace.config.parsing import decode
 from headrace.config.writing import given_fields
 from headrace.errors import PlanMismatchError
-from headrace.mix.stage_config import AmendmentConfig
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
+from headrace.mix import AmendmentConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig
+from headrace.run import RunManifest
 from headrace.run.changes import amendment_between, run_changes
-from headrace.run.manifest import RunManifest, last_checkpoint
+from headrace.run.manifest import last_checkpoint
 from headrace.testing import random_documents, write_cache
 
 NAMES = ("web", "code", "math", "books")

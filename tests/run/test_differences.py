@@ -1,4 +1,6 @@
-"""Lines of what differs between JSON values: none where they are equal, one for each leaf that is not."""
+"""Lines of what differs between JSON values: none where they are equal, one for each leaf that is
+not.
+"""
 
 from __future__ import annotations
 

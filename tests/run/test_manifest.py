@@ -1,4 +1,6 @@
-"""Runs: a manifest that tells runs apart and nothing else, a state of a few bytes, and refusals that show why."""
+"""Runs: a manifest that tells runs apart and nothing else, a state of a few bytes, and refusals
+that show why.
+"""
 
 import concurrent.futures
 import json
@@ -11,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, PlanMismatchError
+from headrace.mix import BatchSchedule
 from headrace.mix.draws import Draws
-from headrace.mix.schedule import BatchSchedule
+from headrace.run import LoaderState, RunManifest, open_run
 from headrace.run.differences import differences
-from headrace.run.manifest import Anchors, LoaderState, RunManifest, open_run
+from headrace.run.manifest import Anchors
 
 
 class Fake:

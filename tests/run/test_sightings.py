@@ -1,11 +1,13 @@
-"""Sightings: the steps that saw a document are those whose rows hold it, found without walking over all steps."""
+"""Sightings: the steps that saw a document are those whose rows hold it, found without walking over
+all steps.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from headrace.config.lm_data import load_config
+from headrace.config import load_config
 from headrace.data.provenance import rows_of_step, spans_of_rows
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.order.intervals import Intervals

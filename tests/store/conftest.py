@@ -1,6 +1,8 @@
-"""Object stores on this machine, each a real server of its protocol behind a proxy that can lose and delay answers.
+"""Object stores on this machine, each a real server of its protocol behind a proxy that can lose
+and delay answers.
 
-TensorStore reads the address of GCS once in a process, so there is one GCS server for all tests of a run.
+TensorStore reads the address of GCS once in a process, so there is one GCS server for all tests of
+a run.
 """
 
 import importlib.util
@@ -13,8 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from headrace.store import files, retry
-from headrace.testing import FaultProxy, Faults
-from headrace.testing.servers import gcs_server, s3_server, use_gcs, use_s3, web_server
+from headrace.testing import FaultProxy, Faults, gcs_server, s3_server, use_gcs, use_s3, web_server
 
 
 class Remote(NamedTuple):

@@ -1,4 +1,6 @@
-"""Logs: what was stored is read in order, whatever happened to writers; damage is an error, never another record."""
+"""Logs: what was stored is read in order, whatever happened to writers; damage is an error, never
+another record.
+"""
 
 import logging
 import os
@@ -14,8 +16,7 @@ from headrace.errors import CacheCorruptError, CacheError
 from headrace.store import append_log, durable, files
 from headrace.store.append_log import AppendLog
 from headrace.store.log_segments import scan
-from headrace_posttrain.rollouts.groups import ScoredGroup
-from headrace_posttrain.rollouts.store import RolloutStore
+from headrace_posttrain import RolloutStore, ScoredGroup
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 KIND = 16
@@ -40,7 +41,9 @@ def written(folder, payloads, *, close=True):
 
 
 def kill(log):
-    """What a killed process leaves: no record of an end. Its lease is free, since its process is gone."""
+    """What a killed process leaves: no record of an end. Its lease is free, since its process is
+    gone.
+    """
     log._writer.resources.close()
     log._closing.detach()
     log._writer = None

@@ -1,4 +1,6 @@
-"""A forked child of a process that reads: an error that says what to do, not a read that never ends."""
+"""A forked child of a process that reads: an error that says what to do, not a read that never
+ends.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,6 @@
-"""Opening caches, and what happens when something of one is lost or damaged: an error, never data."""
+"""Opening caches, and what happens when something of one is lost or damaged: an
+error, never data.
+"""
 
 import asyncio
 import concurrent.futures
@@ -21,9 +23,8 @@ from headrace.errors import (
     ConfigError,
     ReadError,
 )
+from headrace.store import CacheLayout, TokenCache
 from headrace.store.array import StoredArray, kvstore_spec
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
 from headrace.store.ledger import Ledger, read_ledger, write_ledger
 from headrace.testing import random_documents, tiny_cache, write_cache
 

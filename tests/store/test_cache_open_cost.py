@@ -1,4 +1,6 @@
-"""Opening a cache costs the same whatever the number of documents: counted in reads and bytes, not in seconds."""
+"""Opening a cache costs the same whatever the number of documents: counted in reads and bytes, not
+in seconds.
+"""
 
 import gc
 import subprocess
@@ -10,12 +12,10 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import TokenSeqDataset
 from headrace.errors import CacheCorruptError
-from headrace.store import array
+from headrace.store import CacheLayout, TokenCache, array
 from headrace.store.array import kvstore_spec
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.parts import PartRecord
 from headrace.store.ragged import data_url, offsets_url
@@ -65,7 +65,9 @@ def reads():
 
 
 def cost(root):
-    """Reads of arrays and their bytes, and the peak of memory: to open it, plan rows over it, and read a document."""
+    """Reads of arrays and their bytes, and the peak of memory: to open it, plan rows over it, and
+    read a document.
+    """
     tracemalloc.start()
     before = reads()
     cache = TokenCache.open(root)
@@ -158,7 +160,9 @@ def test_sections_of_a_ledger_are_not_trusted(tmp_path, section, value, problem)
 
 
 def test_threads_open_caches_at_once_in_a_new_process(tmp_path):
-    """msgspec works a type out where it is first used, and a process in which two threads do so at once dies."""
+    """msgspec works a type out where it is first used, and a process in which two threads do so at
+    once dies.
+    """
     cache = tiny_cache(str(tmp_path / "cache"))
     program = """
         import importlib, sys, threading

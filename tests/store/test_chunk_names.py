@@ -1,4 +1,6 @@
-"""The list of all chunks' checksums: it is what the arrays name, in their order; pages know their number."""
+"""The list of all chunks' checksums: it is what the arrays name, in their order; pages know their
+number.
+"""
 
 import json
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.store import CacheLayout
 from headrace.store.chunk_names import (
     PAGE_BYTES,
     PAGE_CHUNKS,
@@ -17,7 +20,7 @@ from headrace.store.chunk_names import (
     read_names,
     to_pages,
 )
-from headrace.store.layout import CacheLayout, LeafSpec, named_in
+from headrace.store.layout import LeafSpec, named_in
 from headrace.store.parts import PartTable
 from headrace.testing import random_documents, write_cache
 
@@ -58,7 +61,9 @@ def test_all_chunks_are_named_kind_by_kind(cache):
 
 @pytest.mark.parametrize(("lost", "described"), [("00002", False), ("*", True)])
 def test_all_are_named_or_none(cache, lost, described):
-    """Where some arrays name their chunks they have to be asked; arrays of earlier releases name none."""
+    """Where some arrays name their chunks they have to be asked; arrays of earlier releases name
+    none.
+    """
     for file in Path(cache.path, "parts").glob(f"{lost}/*/*/zarr.json"):
         metadata = json.loads(file.read_bytes())
         del metadata["attributes"]

@@ -1,4 +1,6 @@
-"""Over HTTP chunks are held against ``ledger.bin``, which is read page by page; requests are counted."""
+"""Over HTTP chunks are held against ``ledger.bin``, which is read page by page; requests are
+counted.
+"""
 
 import pickle
 import shutil
@@ -8,11 +10,9 @@ import numpy as np
 import pytest
 
 from headrace.errors import ReadError
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
-from headrace.store.retry import RetryPolicy, own_counts, use_policy
-from headrace.testing import random_documents, write_cache
-from headrace.testing.servers import web_server
+from headrace.store import CacheLayout, RetryPolicy, TokenCache, use_policy
+from headrace.store.retry import own_counts
+from headrace.testing import random_documents, web_server, write_cache
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,6 @@
-"""One part out of many: the same documents, the same bytes as one build, and an interrupted copy goes on."""
+"""One part out of many: the same documents, the same bytes as one build, and an interrupted copy
+goes on.
+"""
 
 import tempfile
 from pathlib import Path
@@ -9,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, ReadError
-from headrace.store.cache import TokenCache
-from headrace.store.consolidate import consolidate
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store import CacheLayout, TokenCache, consolidate, verify
+from headrace.store.layout import LeafSpec
 from headrace.store.lease import lease
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
-from headrace.store.verify import verify
 from headrace.testing import random_documents, write_cache
 from headrace_levanter.export import write_levanter
 

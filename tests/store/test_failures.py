@@ -23,7 +23,10 @@ def test_what_is_worth_another_try(said, again):
 
 
 def test_reasons_are_short():
-    said = "ABORTED: All 1 retry attempts failed: Unknown [http_response_body='x\\n'] [source locations='a:1\nb:2'] "
+    said = (
+        "ABORTED: All 1 retry attempts failed: Unknown [http_response_body='x\\n'] [source"
+        " locations='a:1\nb:2'] "
+    )
     assert (
         reason(ValueError(said + "[http_response_code='503']"))
         == "ABORTED: Unknown, HTTP status 503"
@@ -41,7 +44,8 @@ def test_reasons_are_short():
         ),
         ("PERMISSION_DENIED: Forbidden [http_response_code='403']", "refused"),
         (
-            "PERMISSION_DENIED: Unauthorized [http_response_body='x\\n'] [http_response_code='401']",
+            "PERMISSION_DENIED: Unauthorized [http_response_body='x\\n']"
+            " [http_response_code='401']",
             "refused",
         ),
         (

@@ -1,4 +1,6 @@
-"""Small files by path or URL: writes are atomic, a missing file is None, an unknown scheme says what to do."""
+"""Small files by path or URL: writes are atomic, a missing file is None, an unknown scheme says
+what to do.
+"""
 
 import os
 import threading
@@ -74,7 +76,9 @@ def test_a_place_that_cannot_be_written(tmp_path):
 
 
 def test_named_writers_may_write_one_file_together(tmp_path):
-    """Processes of one run save the same manifest at the same time; a reader never sees half of it."""
+    """Processes of one run save the same manifest at the same time; a reader never
+    sees half of it.
+    """
     url = f"{tmp_path}/manifest.json"
     content = b"x" * 200_000
     seen: list[bytes | None] = []

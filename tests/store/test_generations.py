@@ -12,16 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.documents import DocumentFilter
 from headrace.errors import CacheError, CacheMissingError, ConfigError
-from headrace.ingest.append import append_cache
-from headrace.ingest.build import build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
-from headrace.mix.stage_config import AmendmentConfig
-from headrace.store.cache import TokenCache
+from headrace.ingest import SourceConfig, TokenizerConfig, append_cache, build_cache
+from headrace.mix import AmendmentConfig
+from headrace.store import TokenCache, open_cache
 from headrace.store.generations import (
     GENERATIONS_NAME,
     add_generation,
@@ -30,7 +26,7 @@ from headrace.store.generations import (
     generations_problem,
     remove_generations,
 )
-from headrace.store.joined import open_cache, open_components
+from headrace.store.joined import open_components
 from headrace.store.lease import lease, owning
 from headrace.testing import random_documents, tiny_cache, write_cache
 

@@ -1,7 +1,9 @@
-"""A bucket full of other people's objects: whatever an output or a source is called, none of them changes.
+"""A bucket full of other people's objects: whatever an output or a source is called, none of them
+changes.
 
-Each name is given to every command that writes, on an S3 and on a GCS server and on the local disk. A command either
-does what it does under a plain name on the local disk, or refuses the name with a cure and writes nothing at all.
+Each name is given to every command that writes, on an S3 and on a GCS server and on the local disk.
+A command either does what it does under a plain name on the local disk, or refuses the name with a
+cure and writes nothing at all.
 """
 
 import hashlib
@@ -22,12 +24,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from headrace.cli import main
 from headrace.data import TokenSeqDataset
-from headrace.feed.loader import DataLoader
+from headrace.feed import DataLoader
 from headrace.ingest.listing import escaped
 from headrace.run import open_run
 from headrace.store import TokenCache, files, open_cache, retry, verify
 from headrace.store.lease import _RemoteSlot
-from headrace.testing.servers import use_gcs, use_s3
+from headrace.testing import use_gcs, use_s3
 
 NAMES = [
     "run#1",
@@ -82,7 +84,9 @@ WORST = ["#1", "x%20y", "{a,b}", "a/../run", "a//b", "日本/é", "a\nb"]
 
 
 def names(by_default: list[str]) -> list[Any]:
-    """All names: some run by default, the worst with `slow`, and the whole matrix, which takes long, with `soak`."""
+    """All names: some run by default, the worst with `slow`, and the whole matrix, which takes
+    long, with `soak`.
+    """
 
     def marks(name: str) -> list[pytest.MarkDecorator]:
         if name in by_default:
@@ -101,8 +105,9 @@ BUILD = ["-t", "bytes", "--engine", "inline", "--part-bytes", "400", "--chunk-to
 
 
 class Bucket(NamedTuple):
-    """A store, with a client of its own that knows nothing of headrace. ``put`` writes a key; ``everything`` lists all
-    keys, each with a digest of its bytes and, on GCS, the number of the write that made it.
+    """A store, with a client of its own that knows nothing of headrace. ``put`` writes a key;
+    ``everything`` lists all keys, each with a digest of its bytes and, on GCS, the number of the
+    write that made it.
     """
 
     url: str
@@ -162,7 +167,9 @@ def on_disk(folder: Path) -> Bucket:
 
 @pytest.fixture(params=["s3", "gcs", "disk"])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Iterator[Bucket]:
-    """A fresh bucket, and leases that are not waited for: nobody else takes them. Nor is damage hoped to pass."""
+    """A fresh bucket, and leases that are not waited for: nobody else takes them. Nor is damage
+    hoped to pass.
+    """
     monkeypatch.setattr(_RemoteSlot, "settle_s", 0.0)
     monkeypatch.setattr(
         retry._Process, "policy", replace(retry.policy(), damaged_attempts=2, first_delay_s=0.01)
@@ -182,7 +189,9 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Itera
 
 
 def foreign_keys(folder: str, name: str) -> set[str]:
-    """Keys that one gets who cuts, decodes, tidies or expands a name, and neighbours of all of them."""
+    """Keys that one gets who cuts, decodes, tidies or expands a name, and neighbours of all of
+    them.
+    """
     spellings = {name, unquote(name), name.replace("+", " "), os.path.normpath(f"/{name}")[1:]}
     spellings |= {text.partition(mark)[0] for text in set(spellings) for mark in "#?*[{% "}
     spellings |= {"run", "run1", "v", "1", "a/b", "x y"}
@@ -273,7 +282,8 @@ class Both:
         assert len(self.before) > 50
 
     def does(self, *words: str, writes: str) -> bool:
-        """Whether a command did its work there: then it does so here too. Else it wrote nothing, and said a cure.
+        """Whether a command did its work there: then it does so here too. Else it wrote nothing,
+        and said a cure.
 
         Args:
             words: The command; ``@out`` is the location of that name.
@@ -391,7 +401,9 @@ def damage(bucket: Bucket, output: str) -> None:
 
 @pytest.mark.parametrize("name", names(FEW))
 def test_as_a_source(bucket, run, tmp_path, name):
-    """As a file, in a folder, behind a glob; as a tokenizer, as a list of documents. The source may be refused."""
+    """As a file, in a folder, behind a glob; as a tokenizer, as a list of documents. The source may
+    be refused.
+    """
     file = f"src/{name}.jsonl"
     folder = f"folder/{name}"
     for top in ("src", "folder"):
@@ -431,7 +443,9 @@ def test_as_a_source(bucket, run, tmp_path, name):
 
 
 def refusable(name: str) -> bool:
-    """Whether a name has something that no client takes to a bucket, or that makes it a whole folder's name."""
+    """Whether a name has something that no client takes to a bucket, or that makes it a whole
+    folder's name.
+    """
     steps = name.split("/")
     return (
         bool({".", ".."} & set(steps))

@@ -9,18 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import ComponentConfig, LmDataConfig, load_config
+from headrace.data import TokenSeqDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import CacheCorruptError, CacheMissingError, ConfigError
-from headrace.ingest.reshuffle import reshuffle
-from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.pack.spec import PackingConfig
-from headrace.run.manifest import RunManifest
-from headrace.store.cache import OriginalDocument, TokenCache
+from headrace.ingest import ReshuffleConfig, reshuffle
+from headrace.pack import PackingConfig
+from headrace.run import RunManifest
+from headrace.store import CacheLayout, TokenCache
+from headrace.store.cache import OriginalDocument
 from headrace.store.joined import JoinedCache, open_components
-from headrace.store.layout import CacheLayout
 from headrace.store.ledger import write_ledger
 from headrace.testing import random_documents, write_cache
 from headrace_levanter.export import write_levanter

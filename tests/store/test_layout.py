@@ -1,4 +1,6 @@
-"""Layouts: the narrowest dtype, refused values, and metadata that other zarr3 readers understand."""
+"""Layouts: the narrowest dtype, refused values, and metadata that other zarr3
+readers understand.
+"""
 
 import json
 
@@ -8,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.store.layout import CacheLayout, LeafSpec, token_dtype
+from headrace.store import CacheLayout
+from headrace.store.layout import LeafSpec, token_dtype
 
 
 @given(st.integers(1, 2**32))

@@ -1,4 +1,6 @@
-"""Leaves beside the tokens: what goes in comes out, for any kind, dtype and parts; what does not fit is said."""
+"""Leaves beside the tokens: what goes in comes out, for any kind, dtype and parts; what does not
+fit is said.
+"""
 
 import json
 import tempfile
@@ -10,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, ConfigError, IndexOutOfRangeError, ReadError
-from headrace.store import files
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store import CacheLayout, TokenCache, files, verify
+from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter
-from headrace.store.verify import verify
 from headrace.testing import random_documents, write_cache
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None

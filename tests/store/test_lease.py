@@ -38,7 +38,9 @@ except CacheError as error:
 
 @pytest.fixture
 def child():
-    """Starts processes that hold a lease until a line is written to them, or until it is lost if the line says so."""
+    """Starts processes that hold a lease until a line is written to them, or until it is lost if
+    the line says so.
+    """
     started = []
 
     def start(root, expiry_s=60.0):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headrace.errors import CacheCorruptError, CacheError
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout
 from headrace.store.ledger import (
     Ledger,
     canonical_tokenizer,

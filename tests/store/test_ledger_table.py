@@ -1,4 +1,6 @@
-"""``ledger.bin``: written, stale and hostile, and what opening from it costs in requests and calls."""
+"""``ledger.bin``: written, stale and hostile, and what opening from it costs in
+requests and calls.
+"""
 
 import hashlib
 import json
@@ -10,12 +12,10 @@ import numpy as np
 import pytest
 
 from headrace.errors import CacheCorruptError
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout, TokenCache
 from headrace.store.ledger_table import encode_table, parse_table, read_table
 from headrace.store.retry import wire
-from headrace.testing import FaultProxy, random_documents, tiny_cache, write_cache
-from headrace.testing.servers import web_server
+from headrace.testing import FaultProxy, random_documents, tiny_cache, web_server, write_cache
 
 LAYOUT = CacheLayout("uint8", 64, 4)
 
@@ -129,7 +129,9 @@ def test_opening_costs_the_same_requests_whatever_the_parts(tmp_path):
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_chunks_that_lie_elsewhere_are_found_by_the_index(tmp_path, compression):
-    """No release writes such a file; a ledger that promised wrongly costs requests, and no wrong token."""
+    """No release writes such a file; a ledger that promised wrongly costs requests, and no wrong
+    token.
+    """
     layout = CacheLayout("uint8", 64, 4, compression)
     cache = write_cache(tmp_path / "c", [random_documents(40, seed=1)], layout=layout)
     right = cache.tokens(0, cache.num_tokens)

@@ -1,4 +1,6 @@
-"""Caches of Levanter: what the real one writes is read here, what is written here the real one reads, leaf by leaf."""
+"""Caches of Levanter: what the real one writes is read here, what is written here the real one
+reads, leaf by leaf.
+"""
 
 import json
 import shutil
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import TokenSeqDataset
 from headrace.errors import (
     CacheCorruptError,
     CacheError,
@@ -19,10 +21,10 @@ from headrace.errors import (
     CacheUnfinishedError,
     ReadError,
 )
-from headrace.feed.loader import DataLoader
+from headrace.feed import DataLoader
+from headrace.store import CacheLayout, TokenCache
 from headrace.store.array import StoredArray
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
 from headrace.testing import random_documents, write_cache
@@ -44,7 +46,9 @@ def levanter():
 
 @st.composite
 def rows(draw):
-    """Documents with a mask as long as they are and a leaf of another length; zeros and empty documents included."""
+    """Documents with a mask as long as they are and a leaf of another length; zeros and empty
+    documents included.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     high = draw(
         st.sampled_from([1, 2, 200])
@@ -176,7 +180,9 @@ def test_what_is_written_here_levanter_reads(levanter, parts, form):
 
 
 def test_files_are_those_of_levanter(levanter, tmp_path):
-    """Older releases open nothing else: to the byte what they write. The newest compresses otherwise, and reads it."""
+    """Older releases open nothing else: to the byte what they write. The newest compresses
+    otherwise, and reads it.
+    """
     documents = [np.append(d, 1) for d in random_documents(20)]
     write_theirs(
         levanter, str(tmp_path / "theirs"), [{"input_ids": d.astype(np.int32)} for d in documents]

@@ -1,4 +1,6 @@
-"""A location: a bucket and an opaque key. What is typed is what every client is given, or it is refused."""
+"""A location: a bucket and an opaque key. What is typed is what every client is given, or it is
+refused.
+"""
 
 import re
 from collections.abc import Callable
@@ -116,7 +118,9 @@ def test_an_output_is_refused_before_anything_is_asked(url):
 
 
 def test_s3_servers_that_know_buckets_by_their_host_names_only(tmp_path, monkeypatch):
-    """TensorStore would ask HOST/BUCKET nevertheless, so that arrays and ledger would be at different keys."""
+    """TensorStore would ask HOST/BUCKET nevertheless, so that arrays and ledger would be at
+    different keys.
+    """
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     config = tmp_path / "config"

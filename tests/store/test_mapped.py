@@ -1,4 +1,6 @@
-"""Mapped chunks are what TensorStore reads, or there are none: whatever is odd is left to TensorStore."""
+"""Mapped chunks are what TensorStore reads, or there are none: whatever is odd is left to
+TensorStore.
+"""
 
 import gc
 import json
@@ -12,11 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import DataLoader, TokenCache, TokenSeqDataset
-from headrace.errors import HeadraceError
-from headrace.store import mapped
+from headrace import DataLoader, HeadraceError, TokenCache, TokenSeqDataset
+from headrace.store import CacheLayout, mapped
 from headrace.store.array import StoredArray
-from headrace.store.layout import CacheLayout
 from headrace.store.ledger import read_ledger
 from headrace.store.mapped import map_array
 from headrace.store.ragged import ArrayWriter

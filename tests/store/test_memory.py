@@ -1,4 +1,6 @@
-"""Threads share one arena of memory once they are told to, and large blocks come from the system."""
+"""Threads share one arena of memory once they are told to, and large blocks come
+from the system.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""Sound chunks in another's place are refused however they are read: mapped, by TensorStore, over HTTP."""
+"""Sound chunks in another's place are refused however they are read: mapped, by TensorStore, over
+HTTP.
+"""
 
 import json
 import shutil
@@ -10,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, ReadError
+from headrace.store import CacheLayout, RetryPolicy, use_policy
 from headrace.store.array import StoredArray
-from headrace.store.layout import CHUNKS, CacheLayout, attributes_of, named_in
+from headrace.store.layout import CHUNKS, attributes_of, named_in
 from headrace.store.ragged import ArrayWriter, name_owner
-from headrace.store.retry import RetryPolicy, own_counts, use_policy
-from headrace.testing.servers import web_server
+from headrace.store.retry import own_counts
+from headrace.testing import web_server
 
 DIGEST = "sha256:ab"
 

@@ -1,4 +1,6 @@
-"""Writing and reading ragged stores: what goes in comes out, whatever the lengths, parts, chunks, shards and codecs."""
+"""Writing and reading ragged stores: what goes in comes out, whatever the lengths, parts, chunks,
+shards and codecs.
+"""
 
 import hashlib
 import os
@@ -13,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, IndexOutOfRangeError
+from headrace.store import CacheLayout, TokenCache
 from headrace.store.array import StoredArray
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
 from headrace.store.lease import owning
 from headrace.store.ledger import read_part_record
 from headrace.store.ragged import ArrayWriter, PartWriter, data_url, written
@@ -110,7 +111,9 @@ def _contents(root):
 
 
 def test_the_writer_keeps_no_hold_of_the_buffers_it_is_given(tmp_path):
-    """A tokenizer may reuse its arrays: what is written is what they held when they were appended."""
+    """A tokenizer may reuse its arrays: what is written is what they held when they
+    were appended.
+    """
     writer = PartWriter(str(tmp_path), "0", CacheLayout("uint16", 64, 4))
     tokens = np.arange(10, dtype=np.uint16)
     lengths = np.array([4, 6])

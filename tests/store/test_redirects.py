@@ -11,7 +11,8 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.ingest.listing import list_path
 from headrace.store import files, redirects, retry
-from headrace.testing.servers import serve, web_server
+from headrace.testing import web_server
+from headrace.testing.servers import serve
 
 
 @contextmanager

@@ -11,13 +11,11 @@ import pytest
 
 from headrace import ComponentConfig, LmDataConfig
 from headrace.errors import CacheCorruptError, CacheMissingError, ConfigError, ReadError
-from headrace.run.manifest import RunManifest
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
-from headrace.store.replicas import ReplicatedCache, open_replicas
-from headrace.store.retry import RetryPolicy, own_counts, use_policy
-from headrace.testing import FaultProxy, random_documents, write_cache
-from headrace.testing.servers import web_server
+from headrace.run import RunManifest
+from headrace.store import CacheLayout, RetryPolicy, TokenCache, open_replicas, use_policy
+from headrace.store.replicas import ReplicatedCache
+from headrace.store.retry import own_counts
+from headrace.testing import FaultProxy, random_documents, web_server, write_cache
 
 LAYOUT = CacheLayout("uint8", 64, 4)
 

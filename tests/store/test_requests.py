@@ -1,4 +1,6 @@
-"""What goes over the wire, counted at the server: one request a block, whatever the order and the number of shards."""
+"""What goes over the wire, counted at the server: one request a block, whatever the order and the
+number of shards.
+"""
 
 import asyncio
 import contextlib
@@ -14,13 +16,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import TokenSeqDataset
 from headrace.errors import ReadError
-from headrace.feed.loader import DataLoader
-from headrace.store import requests, retry
+from headrace.feed import DataLoader
+from headrace.store import CacheLayout, TokenCache, requests, retry
 from headrace.store.array import StoredArray
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
 from headrace.store.ledger import read_ledger
 from headrace.store.pending import PendingRead
 from headrace.testing import Faults, write_cache
@@ -221,7 +221,9 @@ def restless(monkeypatch):
 
 
 class Answer:
-    """Behaves as a future of TensorStore: done in some thread of its own, perhaps before anybody waits for it."""
+    """Behaves as a future of TensorStore: done in some thread of its own, perhaps before anybody
+    waits for it.
+    """
 
     def __init__(self, pool, value, seconds):
         self.lock = threading.Lock()
@@ -330,8 +332,8 @@ def test_when_the_thread_breaks_its_reads_fail_and_the_next_begins_another(monke
 
 
 def test_what_nobody_waits_for_any_more_keeps_the_thread(remote, monkeypatch):
-    """An index on its way when its reader was dropped, for longer than the thread may idle: whoever comes next gets it
-    (and no task of a loop that is gone).
+    """An index on its way when its reader was dropped, for longer than the thread may idle: whoever
+    comes next gets it (and no task of a loop that is gone).
     """
     cache = write(remote, 1)
     monkeypatch.setattr(requests, "IDLE_S", 0.05)

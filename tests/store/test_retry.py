@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.store import retry
-from headrace.store.retry import RequestCounts, RetryPolicy, use_policy, with_retries
+from headrace.store import RetryPolicy, retry, use_policy
+from headrace.store.retry import RequestCounts, with_retries
 
 
 @given(st.integers(1, 200), st.floats(0, 1), st.floats(0, 5), st.floats(0, 60))

@@ -1,4 +1,6 @@
-"""What TensorStore encodes is decoded to the same values, in whole or in part; bytes that changed never are."""
+"""What TensorStore encodes is decoded to the same values, in whole or in part; bytes that changed
+never are.
+"""
 
 import itertools
 

@@ -1,4 +1,6 @@
-"""Builds from and to object stores that fail for a while: they get through, or end with an error and are continued."""
+"""Builds from and to object stores that fail for a while: they get through, or end with an error
+and are continued.
+"""
 
 import gzip
 import json
@@ -12,11 +14,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import CacheError, CacheUnfinishedError
-from headrace.ingest.build import BuildReport, build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store import files, retry
-from headrace.store.cache import TokenCache
+from headrace.ingest import BuildReport, SourceConfig, TokenizerConfig, build_cache
+from headrace.store import TokenCache, files, retry
 from headrace.testing import Faults
 
 EVERY = ("GET", "HEAD", "PUT", "POST", "DELETE")
@@ -161,7 +160,9 @@ def test_an_outage_that_lasts_is_an_error_and_the_same_command_goes_on(
 
 
 def test_two_builders_of_one_cache_there(remote: Any, source: SourceConfig):
-    """The second is told who is at work, and touches nothing; of two at once one at most is refused."""
+    """The second is told who is at work, and touches nothing; of two at once one at most is
+    refused.
+    """
     results: list[BuildReport | Exception] = []
 
     def one() -> None:

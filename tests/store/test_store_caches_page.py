@@ -1,4 +1,6 @@
-"""docs/caches.md: every command runs as it is printed, every message that it quotes is one that headrace says."""
+"""docs/caches.md: every command runs as it is printed, every message that it quotes is one that
+headrace says.
+"""
 
 import gzip
 import json
@@ -13,12 +15,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from headrace.cli import main
-from headrace.ingest import gigatoken_encoder
-from headrace.ingest.build import build_cache
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store import retry
-from headrace.store.cache import TokenCache
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, gigatoken_encoder
+from headrace.store import TokenCache, retry
 from headrace_levanter.export import write_levanter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -26,7 +24,8 @@ PAGE = (ROOT / "docs" / "caches.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 THEIR_OWN = re.compile("--engine (ray|zephyr)")  # these need the real standard error of a process
 TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{"
+    " m.content }}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
 
@@ -80,12 +79,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_lines(tmp_path / "questions.jsonl", [{"prompt": "2+2=", "answer": "4"}] * 5)
     (tmp_path / "takedowns.txt").write_text("4\n5\n")
     (tmp_path / "ids-kept.yaml").write_text(
-        "seq_len: 64\nbatch_size: 4\ncomponents: {docs: caches/ids-kept}\namendments: [{step: 2, remove: {docs: 2}}]\n"
+        "seq_len: 64\nbatch_size: 4\ncomponents: {docs: caches/ids-kept}\namendments: [{step: 2,"
+        " remove: {docs: 2}}]\n"
     )
     appended = [{"text": f"the new fox {i} " * 9, "id": f"new-{i}"} for i in range(20)]
     write_lines(tmp_path / "corpus-new" / "c.jsonl", appended)
     (tmp_path / "growing.yaml").write_text(
-        "seq_len: 64\nbatch_size: 4\ncomponents: {docs: caches/growing}\namendments: [{step: 20, extend: {docs: 2}}]\n"
+        "seq_len: 64\nbatch_size: 4\ncomponents: {docs: caches/growing}\namendments: [{step: 20,"
+        " extend: {docs: 2}}]\n"
     )
     write_lines(tmp_path / "ids.jsonl", [{"ids": [1, 2, 50303]}] * 5)
     write_broken(tmp_path / "broken")

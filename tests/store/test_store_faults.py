@@ -1,4 +1,6 @@
-"""Stores that answer badly: asked again within bounds, then an error that names what, where and as whom. Never data."""
+"""Stores that answer badly: asked again within bounds, then an error that names what, where and as
+whom. Never data.
+"""
 
 import dataclasses
 import os
@@ -10,16 +12,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import TokenSeqDataset
 from headrace.errors import CacheError, CacheMissingError, ReadError
-from headrace.feed.loader import DataLoader
-from headrace.store import files, requests, retry
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
+from headrace.feed import DataLoader
+from headrace.store import CacheLayout, TokenCache, files, requests, retry
 from headrace.store.ledger import read_ledger
 from headrace.store.ragged import data_url
-from headrace.testing import FaultProxy, Faults, write_cache
-from headrace.testing.servers import web_server
+from headrace.testing import FaultProxy, Faults, web_server, write_cache
 
 SEQ = 16
 BLOCK = 4
@@ -173,7 +172,9 @@ def test_a_late_answer_gets_company(remote, cache, policy):
 
 
 def test_the_loser_of_a_hedge_writes_nowhere(remote, cache, policy):
-    """The first answer is 0.5 s late. Its target is used for something else by then, and must not change."""
+    """The first answer is 0.5 s late. Its target is used for something else by then, and must not
+    change.
+    """
     cache.tokens(0, 1)
     remote.proxy.clear()
     policy(retry.RetryPolicy(hedge_after_s=0.05, hedge_share=1.0, timeout_s=3600.0))
@@ -219,7 +220,8 @@ def test_a_store_that_disappears_is_an_error_after_so_many_requests(remote, cach
     ) as caught:
         list(batches)
     asked = Counter((r.path.partition("?")[0], r.range) for r in remote.proxy.log)
-    # four attempts in each of two rounds, of which curl repeats what goes over a connection that was used before
+    # four attempts in each of two rounds, of which curl repeats what goes over a connection that
+    # was used before
     assert max(asked.values()) <= 2 * 2 * 4
     assert caught.value.value == cache.parts[0].data.url
     assert f"shard file {cache.parts[0].data.url}/c/" in str(caught.value)
@@ -327,7 +329,9 @@ RATES = (
 
 
 def one_in(share, *without):
-    """Every fault on this share of the answers. At a redirect of GCS, TensorStore 0.1.81 ends the process."""
+    """Every fault on this share of the answers. At a redirect of GCS, TensorStore 0.1.81 ends the
+    process.
+    """
     rates = {rate: share for rate in RATES if rate not in without}
     return Faults(
         error_status=(401, 403, 429, 500, 503),
@@ -370,7 +374,9 @@ def loader_of_epochs(cache, batches):
 
 
 def run_under_faults(proxy, there, here, faults, batches, progress=lambda step: None):
-    """Batches of a faulty run against those of a local disk, and what was counted against what the proxy logged."""
+    """Batches of a faulty run against those of a local disk, and what was counted against what the
+    proxy logged.
+    """
     loading = loader_of_epochs(there, batches)
     proxy.clear()
     proxy.faults = faults
@@ -396,7 +402,8 @@ def run_under_faults(proxy, there, here, faults, batches, progress=lambda step: 
     assert spent.requests == seen.requests
     assert spent.retries == seen.requests - fates["ok"]
     assert spent.refused == fates["refusal"] + fates["redirect"]
-    # What TensorStore makes of half a head differs: a cut answer from GCS and S3, a damaged one from a web server.
+    # What TensorStore makes of half a head differs: a cut answer from GCS and S3, a damaged one
+    # from a web server.
     assert 0 <= spent.damaged - fates["flip"] - fates["page"] - fates["whole"] <= fates["head"]
     reads = loading.stats().reads - reads_before
     assert spent.requests - spent.retries - spent.index_requests == reads.block_fetches
@@ -409,7 +416,9 @@ def run_under_faults(proxy, there, here, faults, batches, progress=lambda step: 
 
 
 def soak(proxy, there, here, *without):
-    """Ten thousand batches with 1 % of each fault: at most twice the time of batches without, in flat memory."""
+    """Ten thousand batches with 1 % of each fault: at most twice the time of batches without, in
+    flat memory.
+    """
     batches = int(os.environ.get("HEADRACE_SOAK_BATCHES", "10000"))
     plain = Faults(latency_s=0.001)
     bad = one_in(0.01, *without)
@@ -434,7 +443,8 @@ def soak(proxy, there, here, *without):
             grown = resident[1] - resident[0]
     without_s = (spans[0] + spans[2]) / 2
     print(
-        f"{without_s * 1e3:.2f} ms a batch without faults, {spans[1] * 1e3:.2f} with; RSS grew by {grown:.1f} MiB"
+        f"{without_s * 1e3:.2f} ms a batch without faults, {spans[1] * 1e3:.2f} with; RSS grew by"
+        f" {grown:.1f} MiB"
     )
     assert grown < 16
     assert spans[1] < 2 * without_s
@@ -517,7 +527,9 @@ def test_what_stays_wrong_says_what_came_and_from_where(remote, cache, policy):
 
 
 def test_credentials_that_were_changed_are_taken_up(remote, own_cache, policy, monkeypatch):
-    """The key of the environment is another one when the store refuses: the request that is sent next has it."""
+    """The key of the environment is another one when the store refuses: the request that is sent
+    next has it.
+    """
     if remote.root.startswith("gs"):
         pytest.skip("TensorStore reads the token of the emulator once in a process")
     own_cache.tokens(CHUNK, CHUNK + 1)

@@ -1,4 +1,6 @@
-"""What the first look costs at a store: one request for a file, few for a table, and none for the rest of it."""
+"""What the first look costs at a store: one request for a file, few for a table, and none for the
+rest of it.
+"""
 
 import gzip
 import json
@@ -10,10 +12,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import SourceError
-from headrace.ingest.build import build_cache
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.first_look import HEAD_BYTES, TABLE_BYTES, faults_of_sources
-from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store import files
 
 BYTES = TokenizerConfig("bytes")

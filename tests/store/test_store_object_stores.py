@@ -1,4 +1,6 @@
-"""Caches on object stores: real servers of the protocols, the same code and the same batches as on a local disk."""
+"""Caches on object stores: real servers of the protocols, the same code and the same batches as on
+a local disk.
+"""
 
 import os
 
@@ -6,14 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import TokenSeqDataset
 from headrace.errors import CacheMissingError, CacheUnfinishedError, PlanMismatchError, ReadError
-from headrace.feed.loader import DataLoader
-from headrace.run.manifest import open_run
-from headrace.store import files
+from headrace.feed import DataLoader
+from headrace.run import open_run
+from headrace.store import CacheLayout, TokenCache, files
 from headrace.store.array import kvstore_spec
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter, data_url
 from headrace.testing import random_documents, write_cache

@@ -1,4 +1,6 @@
-"""Every way to a store over HTTP, through a proxy that is late and loses answers: build, open, inspect, read, load."""
+"""Every way to a store over HTTP, through a proxy that is late and loses answers: build, open,
+inspect, read, load.
+"""
 
 import json
 import subprocess
@@ -13,16 +15,13 @@ import tensorstore as ts
 from jax.sharding import Mesh
 
 from headrace.cli import main
-from headrace.data.token_seq import TokenSeqDataset
+from headrace.data import TokenSeqDataset
 from headrace.errors import CacheError
-from headrace.feed.loader import DataLoader
-from headrace.store import files, retry, sharded
+from headrace.feed import DataLoader
+from headrace.store import CacheLayout, TokenCache, files, retry, sharded
 from headrace.store.array import StoredArray, kvstore_spec
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
 from headrace.store.ledger import read_ledger
-from headrace.testing import FaultProxy, Faults, random_documents, write_cache
-from headrace.testing.servers import web_server
+from headrace.testing import FaultProxy, Faults, random_documents, web_server, write_cache
 
 LAYOUT = CacheLayout("uint8", chunk_elements=64, shard_chunks=4, compression="zstd")
 DOCUMENTS = random_documents(120, seed=1)

@@ -5,13 +5,9 @@ import tempfile
 import pytest
 
 from headrace.errors import CacheUnfinishedError
-from headrace.ingest import shuffle_plan
-from headrace.ingest.reshuffle import reshuffle
-from headrace.ingest.shuffle_plan import ReshuffleConfig, sizes_of
-from headrace.store import files
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout
-from headrace.store.verify import verify
+from headrace.ingest import ReshuffleConfig, reshuffle, shuffle_plan
+from headrace.ingest.shuffle_plan import sizes_of
+from headrace.store import CacheLayout, TokenCache, files, verify
 from headrace.testing import Faults, random_documents, write_cache
 
 LAYOUT = CacheLayout("uint8", chunk_elements=128, shard_chunks=3)
@@ -20,7 +16,9 @@ PARTS = [random_documents(60, seed=k) for k in range(2)]
 
 @pytest.fixture
 def little(monkeypatch):
-    """As if the interpreter took nothing, so that there are several runs and slices; and a cache with its settings."""
+    """As if the interpreter took nothing, so that there are several runs and slices; and a cache
+    with its settings.
+    """
     monkeypatch.setattr(shuffle_plan, "BASE_BYTES", 0)
     monkeypatch.setattr(shuffle_plan, "_LEAST_DOCUMENTS", 1)
     with tempfile.TemporaryDirectory() as folder:

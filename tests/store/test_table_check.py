@@ -1,4 +1,6 @@
-"""``ledger.bin`` that is missing, stale or damaged: refused, found by verify, and written anew by its repair."""
+"""``ledger.bin`` that is missing, stale or damaged: refused, found by verify, and written anew by
+its repair.
+"""
 
 from pathlib import Path
 

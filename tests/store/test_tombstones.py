@@ -1,4 +1,6 @@
-"""Tombstones of caches: generations that add up, one file that is old or new, and what is damaged is refused."""
+"""Tombstones of caches: generations that add up, one file that is old or new, and what is damaged
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.mixture import mixture_of
 from headrace.errors import CacheCorruptError, CacheError, ConfigError
-from headrace.ingest.reshuffle import ReshuffleConfig, reshuffle
+from headrace.ingest import reshuffle
+from headrace.ingest.reshuffle import ReshuffleConfig
 from headrace.order.intervals import Intervals
-from headrace.store.cache import TokenCache
+from headrace.store import TokenCache
 from headrace.store.files import filesystem
 from headrace.store.lease import LEASE_NAME, lease
 from headrace.store.tombstones import (

@@ -1,4 +1,6 @@
-"""Vectors in pieces: what is read is what was written, whatever was asked for, and wherever it lies."""
+"""Vectors in pieces: what is read is what was written, whatever was asked for, and wherever it
+lies.
+"""
 
 import resource
 

@@ -1,4 +1,6 @@
-"""Checking caches: what is damaged is found and named, what is sound is not, and only damaged parts are built again."""
+"""Checking caches: what is damaged is found and named, what is sound is not, and only damaged parts
+are built again.
+"""
 
 import json
 import shutil
@@ -10,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, CacheMissingError, ConfigError
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store import CacheLayout, TokenCache, verify
+from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter
-from headrace.store.verify import damaged_parts, invalidate, verify
+from headrace.store.verify import damaged_parts, invalidate
 from headrace.testing import random_documents, write_cache
 from headrace_levanter.export import write_levanter
 

@@ -1,4 +1,6 @@
-"""Every kind of file, damaged in every way: a loader gives what was written or an error, and verify names the file."""
+"""Every kind of file, damaged in every way: a loader gives what was written or an error, and verify
+names the file.
+"""
 
 import json
 import shutil
@@ -8,10 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from headrace import HeadraceError
 from headrace.cli.application import application
-from headrace.errors import HeadraceError
-from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store import CacheLayout, TokenCache, verify
+from headrace.store.layout import LeafSpec
 from headrace.store.ledger import (
     Ledger,
     canonical_tokenizer,
@@ -20,7 +22,6 @@ from headrace.store.ledger import (
     write_ledger,
 )
 from headrace.store.ragged import PartWriter
-from headrace.store.verify import verify
 
 LEAVES = [LeafSpec("mask", "uint8"), LeafSpec("id", "int32", "fixed")]
 TOKENIZER = json.dumps(
@@ -148,7 +149,9 @@ def found(root: Path, target: Path, *, deep: bool) -> bool:
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory):
-    """Of each compression: a sound cache, what can be read of it, and another one of the same sizes."""
+    """Of each compression: a sound cache, what can be read of it, and another one of the same
+    sizes.
+    """
     made = {}
     for compression in ("none", "zstd"):
         folder = tmp_path_factory.mktemp(compression)
@@ -209,7 +212,9 @@ def test_a_damaged_table_is_refused_with_a_cure_that_works(caches, tmp_path, how
 
 
 def refusal(root: Path, right: list[list[int]]) -> HeadraceError | None:
-    """The error of reading a cache; None if all is right: what nobody asked for is not looked at."""
+    """The error of reading a cache; None if all is right: what nobody asked for is
+    not looked at.
+    """
     try:
         assert content(root) == right
     except HeadraceError as error:

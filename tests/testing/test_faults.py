@@ -1,4 +1,6 @@
-"""The fault proxy does what it says, and says what it did: our fault tests rest on it, and users' too."""
+"""The fault proxy does what it says, and says what it did: our fault tests rest on it, and users'
+too.
+"""
 
 import contextlib
 import http.client
@@ -13,8 +15,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.testing import FaultProxy, Faults
-from headrace.testing.servers import web_server
+from headrace.testing import FaultProxy, Faults, web_server
 
 BODY = b"0123456789" * 100
 

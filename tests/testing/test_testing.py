@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.order.order import Identity, Order
-from headrace.order.permutation import Feistel
-from headrace.store.cache import TokenCache
+from headrace.order import Feistel, Identity, Order
+from headrace.store import TokenCache
 from headrace.testing import (
     CountingArray,
     SlowArray,

@@ -1,4 +1,6 @@
-"""A user's script over the public names passes a strict type checker, with the package as it is installed."""
+"""A user's script over the public names passes a strict type checker, with the package as it is
+installed.
+"""
 
 from __future__ import annotations
 

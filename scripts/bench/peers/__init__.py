@@ -1,4 +1,5 @@
-"""The loaders that ``bench_peers.py`` runs side by side, one file each; :mod:`peers.interface` says what a file gives.
+"""The loaders that ``bench_peers.py`` runs side by side, one file each; :mod:`peers.interface` says
+what a file gives.
 
 Importing this package imports none of them: what is not installed is found out by name.
 """

@@ -1,5 +1,6 @@
-"""Grain: rows in memory and rows in ArrayRecord files, in the order of its documentation (shuffle, read, batch) and
-with the batch made first; and, for ``--latency``, records that are each some milliseconds away.
+"""Grain: rows in memory and rows in ArrayRecord files, in the order of its documentation (shuffle,
+read, batch) and with the batch made first; and, for ``--latency``, records that are each some
+milliseconds away.
 """
 
 # pyright: reportMissingImports=false

@@ -1,4 +1,6 @@
-"""headrace: ``DataLoader`` over a token cache, in the braided order that is its default, and in a full shuffle."""
+"""headrace: ``DataLoader`` over a token cache, in the braided order that is its default, and in a
+full shuffle.
+"""
 
 from __future__ import annotations
 
@@ -81,5 +83,6 @@ PEER = Peer(
     stream=stream,
     modules=("headrace.feed.loader", "headrace.data.mixture", "headrace.data.token_seq"),
     resumes="iter_from_step(step)",
-    note="headrace stores tokens in the narrowest dtype, 2 bytes here; its 4-byte rows are like for like.",
+    note="headrace stores tokens in the narrowest dtype, 2 bytes here; its 4-byte rows are like"
+    " for like.",
 )

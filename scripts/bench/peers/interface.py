@@ -1,8 +1,9 @@
-"""What a peer is: how it writes the corpus in its own format, and how its users read it back as sharded jax arrays.
+"""What a peer is: how it writes the corpus in its own format, and how its users read it back as
+sharded jax arrays.
 
-A file of this folder defines one ``PEER``. It imports its library only inside ``write`` and ``stream``, so that the
-bench can name what is missing. ``stream`` is a generator: what stands after its ``yield`` (in a ``finally``) is the
-cleanup.
+A file of this folder defines one ``PEER``. It imports its library only inside ``write`` and
+``stream``, so that the bench can name what is missing. ``stream`` is a generator: what stands after
+its ``yield`` (in a ``finally``) is the cleanup.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Corpus:
     """The examples, the same for all.
 
     Attributes:
-        folder: Holds ``rows.int32`` and ``rows.uint16``, the same rows, and a folder for each peer's format.
+        folder: Holds ``rows.int32`` and ``rows.uint16``, the same rows, and a folder for each
+            peer's format.
         examples: Rows of ``SEQ_LEN`` tokens.
     """
 
@@ -71,9 +73,11 @@ class Setting:
 
     Attributes:
         name: Short, for the first column.
-        kind: ``"default"`` (as its documentation begins), ``"documented"`` (another of its documented ways),
-            ``"own code"`` (the user wrote the gather), ``"floor"`` or ``"reference"``.
-        whole: What of the corpus must lie in memory: ``"loads all"``, ``"maps all"`` or ``"streams"``.
+        kind: ``"default"`` (as its documentation begins), ``"documented"`` (another of its
+            documented ways), ``"own code"`` (the user wrote the gather), ``"floor"`` or
+            ``"reference"``.
+        whole: What of the corpus must lie in memory: ``"loads all"``, ``"maps all"`` or
+            ``"streams"``.
         dtype: Of the tokens as they are stored, and delivered.
         options: Read by the peer's ``stream``.
         period: The stretch that is timed is a multiple of this many batches.
@@ -122,9 +126,10 @@ class Peer:
         packages: Distributions that must be installed.
         install: The command that installs them.
         settings: How it is run.
-        write: ``write(corpus, format)`` puts the examples into ``corpus.folder`` in the peer's own format.
-        stream: ``stream(corpus, setting, step)`` yields delivered batches, endlessly, from batch ``step`` on; each is a
-            sharded jax array ``[BATCH, SEQ_LEN]`` of integers.
+        write: ``write(corpus, format)`` puts the examples into ``corpus.folder`` in the peer's own
+            format.
+        stream: ``stream(corpus, setting, step)`` yields delivered batches, endlessly, from batch
+            ``step`` on; each is a sharded jax array ``[BATCH, SEQ_LEN]`` of integers.
         modules: What ``stream`` imports; imported before any clock starts.
         resumes: How it is taken up again at a late step; empty: it is not measured.
         note: A sentence for the reader of the table.

@@ -1,5 +1,5 @@
-"""Levanter: its ``DataLoader`` over ``LmDataConfig.train_set`` with the default block shuffle, from a cache of its own
-writer.
+"""Levanter: its ``DataLoader`` over ``LmDataConfig.train_set`` with the default block shuffle, from
+a cache of its own writer.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ PEER = Peer(
     stream=stream,
     modules=("levanter.data.text.datasets", "levanter.data.loader"),
     resumes="iter_from_step(step)",
-    note="Levanter stores 4 bytes a token, and fetches 32 batches at a time that wait for each other; it is timed over"
+    note="Levanter stores 4 bytes a token, and fetches 32 batches at a time that wait for each"
+    " other; it is timed over"
     " whole windows.",
 )

@@ -1,4 +1,6 @@
-"""LitData: ``StreamingDataset`` with its ``TokensLoader``, which its documentation gives for language models."""
+"""LitData: ``StreamingDataset`` with its ``TokensLoader``, which its documentation gives for
+language models.
+"""
 
 # pyright: reportMissingImports=false
 # (the library is optional)

@@ -1,7 +1,7 @@
 """``np.memmap`` + ``np.take``: the floor, and the floor with its rows handed to the devices.
 
-The floor gathers shuffled rows into one buffer that it uses again and again: nothing that gives its caller a batch to
-keep can do less.
+The floor gathers shuffled rows into one buffer that it uses again and again: nothing that gives its
+caller a batch to keep can do less.
 """
 
 from __future__ import annotations

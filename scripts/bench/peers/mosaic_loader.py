@@ -77,6 +77,7 @@ PEER = Peer(
     stream=stream,
     modules=("peers.torchvision_stand_in", "streaming"),
     resumes="load_state_dict",
-    note="mosaicml-streaming imports torchvision; where that does not load (its builds need torch's accelerator build) "
+    note="mosaicml-streaming imports torchvision; where that does not load (its builds need"
+    " torch's accelerator build) "
     "empty stand-ins take the place of the three names, which serve pictures.",
 )

@@ -1,10 +1,13 @@
-"""One run of one peer in a process of its own; ``bench_peers.py`` starts it and reads the last line that it prints.
+"""One run of one peer in a process of its own; ``bench_peers.py`` starts it and reads the last line
+that it prints.
 
-    python -m peers.one_run '{"task": "write", "peer": "grain_loader", "format": "array_record", ...}'
+    python -m peers.one_run '{"task": "write", "peer": "grain_loader", "format": "array_record",
+    ...}'
 
-Tasks: ``write`` a format, ``time`` a setting (the floor before and after it in the same process, first batch, a stretch
-of whole periods), ``far`` (an epoch over a slow link, from opening on), ``restart`` at a late step (the first batch
-only). Clocks start once libraries are imported and jax is up.
+Tasks: ``write`` a format, ``time`` a setting (the floor before and after it in the same process,
+first batch, a stretch of whole periods), ``far`` (an epoch over a slow link, from opening on),
+``restart`` at a late step (the first batch only). Clocks start once libraries are imported and jax
+is up.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ RESULT = "RESULT "
 FLOOR_S = 0.15
 WARM_S = 0.3
 EPOCH_S = 3.0
-"""What is timed begins after so long, and after an epoch if that takes no longer than the second."""
+"""What is timed begins after so long, and after an epoch if that takes no longer
+than the second.
+"""
 
 
 def floor(corpus: Corpus, dtype: str) -> float:
@@ -54,7 +59,9 @@ def delivered(batch: Any) -> Any:
 
 
 def check(corpus: Corpus, batches: list[Any]) -> None:
-    """Raises unless every row of the batches is a row of the corpus and no row of a batch comes twice."""
+    """Raises unless every row of the batches is a row of the corpus and no row of a batch comes
+    twice.
+    """
     rows = corpus.rows("int32")
     heads = _heads(rows)
     order = np.argsort(heads)
@@ -130,7 +137,9 @@ def _period(stream: Iterator[Any], period: int, last: float, gaps: list[float]) 
 
 
 def far(corpus: Corpus, peer: Peer, setting: Setting, job: dict[str, Any]) -> dict[str, Any]:
-    """Over a slow link: from opening on, for at most an epoch, so that nothing is read a second time."""
+    """Over a slow link: from opening on, for at most an epoch, so that nothing is read a second
+    time.
+    """
     started = last = time.perf_counter()
     stream = peer.stream(corpus, setting, 0)
     gaps: list[float] = []

@@ -1,4 +1,5 @@
-"""A file server whose every answer takes a while: HTTP/1.1 with byte ranges, a thread for each connection.
+"""A file server whose every answer takes a while: HTTP/1.1 with byte ranges, a thread for each
+connection.
 
     python -m peers.range_server FOLDER MILLISECONDS
 

@@ -1,5 +1,5 @@
-"""TensorStore reading headrace's zstd cache in order, a batch's blocks in one read, nothing shuffled or delivered: what
-decoding alone allows. A reference, no loader.
+"""TensorStore reading headrace's zstd cache in order, a batch's blocks in one read, nothing
+shuffled or delivered: what decoding alone allows. A reference, no loader.
 """
 
 from __future__ import annotations

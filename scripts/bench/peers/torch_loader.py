@@ -1,5 +1,5 @@
-"""torch's ``DataLoader`` over rows of a memory map: row by row as its documentation begins, and with the batch gathered
-at once by the dataset's ``__getitems__``.
+"""torch's ``DataLoader`` over rows of a memory map: row by row as its documentation begins, and
+with the batch gathered at once by the dataset's ``__getitems__``.
 """
 
 # pyright: reportMissingImports=false
@@ -100,5 +100,6 @@ PEER = Peer(
     stream=stream,
     modules=("torch.utils.data",),
     resumes="a batch sampler of our own that leaves out what is done (the library has none)",
-    note="torch, `__getitems__`: the dataset gathers the whole batch, with the floor's own np.take.",
+    note="torch, `__getitems__`: the dataset gathers the whole batch, with the floor's own"
+    " np.take.",
 )

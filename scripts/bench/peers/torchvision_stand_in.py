@@ -1,8 +1,9 @@
 """Stands in for torchvision where it cannot be imported, once this module is imported.
 
-``import streaming`` imports three names of torchvision for its picture datasets. torchvision's published builds for
-Linux load only beside torch's accelerator build ("operator torchvision::nms does not exist" beside the CPU build), so
-there empty classes take their place: reading tokens touches none of them.
+``import streaming`` imports three names of torchvision for its picture datasets. torchvision's
+published builds for Linux load only beside torch's accelerator build ("operator torchvision::nms
+does not exist" beside the CPU build), so there empty classes take their place: reading tokens
+touches none of them.
 """
 
 from __future__ import annotations

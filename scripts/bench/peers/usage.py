@@ -1,4 +1,5 @@
-"""What a process and all its children use: CPU seconds, threads, processes, peak memory; read from ``/proc``.
+"""What a process and all its children use: CPU seconds, threads, processes, peak memory; read from
+``/proc``.
 
 Elsewhere than on Linux only the CPU time of the process and its ended children is known.
 """
@@ -23,8 +24,8 @@ class Usage:
         cpu_s: CPU seconds so far, ended children included.
         processes: Living processes.
         threads: Their threads.
-        peak_bytes: The sum of each one's highest resident size. Mapped file pages are in it, and what workers share
-            with their parent counts once for each.
+        peak_bytes: The sum of each one's highest resident size. Mapped file pages are in it, and
+            what workers share with their parent counts once for each.
     """
 
     cpu_s: float
@@ -75,6 +76,8 @@ def usage() -> Usage:
 
 
 def forget_peak() -> None:
-    """The highest resident size starts anew from now; where the system cannot do that, the floor's pages count too."""
+    """The highest resident size starts anew from now; where the system cannot do that, the floor's
+    pages count too.
+    """
     with contextlib.suppress(OSError):
         (PROC / "self" / "clear_refs").write_text("5")

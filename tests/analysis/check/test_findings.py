@@ -1,4 +1,6 @@
-"""Each rule finds what it is there for, says where it comes from and what to write, and keeps quiet otherwise."""
+"""Each rule finds what it is there for, says where it comes from and what to write, and keeps quiet
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,10 @@ import pytest
 
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig
 from headrace.errors import ConfigError
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
-from headrace.pack.spec import PackingConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig
+from headrace.pack import PackingConfig
 from headrace.testing import tiny_cache
 
 GIB = 1 << 30

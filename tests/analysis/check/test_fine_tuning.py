@@ -1,4 +1,6 @@
-"""What ``config check`` says of fine-tuning: each finding with its figures, its field, and a cure, typed here."""
+"""What ``config check`` says of fine-tuning: each finding with its figures, its field, and a cure,
+typed here.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 def chats_of(folder: Path, lengths, answers: int, name: str = "chats") -> str:
-    """A cache of conversations, each a question and an answer of ``answers`` tokens, which are trained on."""
+    """A cache of conversations, each a question and an answer of ``answers`` tokens, which are
+    trained on.
+    """
     documents = [np.full(n, number % 200) for number, n in enumerate(lengths)]
     path = folder / name
     if not path.exists():

@@ -6,9 +6,8 @@ import pytest
 
 from headrace.analysis.check.judgments import BURST, EXCESS, SHARED_READS, Judgment, judge_plan
 from headrace.analysis.check.plan import plan_run
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.order.shuffle_config import BlockShuffleConfig
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.order import BlockShuffleConfig
 
 
 def judged(*, hosts=(1,), icc=None, **changes):

@@ -1,4 +1,6 @@
-"""What a config resolves to is what its dataset does; declared sizes stand in for caches until there are any."""
+"""What a config resolves to is what its dataset does; declared sizes stand in for caches until
+there are any.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from headrace.analysis import RunSteps, simulate
 from headrace.analysis.check.plan import plan_run
 from headrace.analysis.check.sizes import planned_caches
-from headrace.analysis.simulate.forecast import RunSteps, simulate
 from headrace.cli.application import application
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
-from headrace.data.mixture import MixtureDataset
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset
 from headrace.errors import ConfigError
-from headrace.mix.stage_config import StageConfig
-from headrace.order.shuffle_config import BlockShuffleConfig, BraidShuffleConfig
-from headrace.pack.spec import PackingConfig
+from headrace.mix import StageConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig
+from headrace.pack import PackingConfig
 from headrace.testing import tiny_cache, write_cache
 
 
@@ -173,7 +174,9 @@ def test_a_source_without_cache_and_size_is_named_with_both_cures():
 
 
 def test_the_effective_batch_of_packed_rows(tmp_path):
-    """Eight rows of 16 tokens with three documents of 5 each; of rows that are not packed there is no such number."""
+    """Eight rows of 16 tokens with three documents of 5 each; of rows that are not packed there is
+    no such number.
+    """
     write_cache(str(tmp_path / "a"), [[np.arange(1, 6) for _ in range(60)]])
     packed = ComponentConfig(str(tmp_path / "a"), packing=PackingConfig(algorithm="next_fit"))
     config = LmDataConfig({"a": packed}, seq_len=16, batch_size=8, num_steps=4)

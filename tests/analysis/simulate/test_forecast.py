@@ -7,27 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.analysis.check.sizes import planned_caches, virtual_cache
+from headrace.analysis import Prices, RunSteps, simulate, virtual_cache
+from headrace.analysis.check.sizes import planned_caches
 from headrace.analysis.simulate import host_forecast as replaying
-from headrace.analysis.simulate.forecast import RunSteps, simulate
-from headrace.analysis.simulate.host_forecast import Prices
 from headrace.analysis.simulate.looks import LEAST_STEPS, MAX_STRETCHES, Stretch, all_steps, sampled
 from headrace.analysis.simulate.replay import variance_ratio
 from headrace.cli.options import parse_sizes
 from headrace.cli.simulate import _say_if_long
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.data.dataset import BatchOrder
-from headrace.data.mixture import MixtureDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
 from headrace.feed import read_ahead
 from headrace.feed.reader import Grouping, PlannedReader
 from headrace.metrics import IterationStats
-from headrace.mix.schedule import BatchSchedule
-from headrace.order.holdout import ValidationConfig
+from headrace.mix import BatchSchedule
+from headrace.order import ValidationConfig
 from headrace.order.residency import Residency
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout
 from headrace.testing import random_documents, write_cache
 
 CHUNK = 64
@@ -115,7 +112,9 @@ def test_hosts_read_what_was_forecast_to_the_block(cache, shuffle, row_order):
 
 @pytest.mark.parametrize("shuffle", ORDERS)
 def test_a_run_is_forecast_to_the_block_through_changes_of_size(cache, shuffle):
-    """Decisions before a change have the steps after it in view, in the forecast as in the loader."""
+    """Decisions before a change have the steps after it in view, in the forecast as
+    in the loader.
+    """
     dataset = ORDERS[shuffle](TokenSeqDataset(cache, SEQ))
     schedule = BatchSchedule({0: 8, 5: 12, 40: 4, 41: 20})
     stop = int(schedule.step_of(np.array([len(dataset) - 1]))[0]) + 1
@@ -143,7 +142,9 @@ def other(tmp_path_factory):
 
 @pytest.mark.parametrize("slots", [12, 20, 300])
 def test_mixtures_over_epochs_are_forecast_to_the_block(cache, other, slots, monkeypatch):
-    """A run without end: what its loader has decided to fetch for the steps looked at, read ahead beyond them."""
+    """A run without end: what its loader has decided to fetch for the steps looked at, read ahead
+    beyond them.
+    """
     decided = []
 
     class Recording(Residency):
@@ -456,7 +457,8 @@ def test_a_run_without_a_known_end_says_what_it_left_out():
     )
     assert forecast.steps == 2048
     assert forecast.notes == (
-        "No end of the run is known, and only steps below 2,048 were looked at: the batch size changes at step 10,000."
+        "No end of the run is known, and only steps below 2,048 were looked at: the batch size"
+        " changes at step 10,000."
         " Say how many steps it has.",
     )
     small = growing({0: 64, 100: 4})

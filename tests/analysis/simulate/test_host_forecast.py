@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from headrace import MixtureDataset, TokenSeqDataset
-from headrace.analysis.simulate.forecast import RunSteps, simulate
+from headrace.analysis import RunSteps, simulate
 from headrace.data.dataset import BatchOrder
 from headrace.feed.exchange import RowExchange
 from headrace.feed.reader import Grouping, PlannedReader
 from headrace.metrics import IterationStats
-from headrace.store.layout import CacheLayout
+from headrace.store import CacheLayout
 from headrace.testing import write_cache
 
 HOSTS = 4

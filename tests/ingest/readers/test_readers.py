@@ -1,4 +1,6 @@
-"""Every container gives the same records whole and in slices, and names what is wrong with a file."""
+"""Every container gives the same records whole and in slices, and names what is
+wrong with a file.
+"""
 
 import gzip
 import io
@@ -19,16 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, SourceError
-from headrace.ingest import documents
-from headrace.ingest.build import build_cache
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, documents
 from headrace.ingest.documents import described, open_reader, split_file
 from headrace.ingest.readers import columnar, streams
 from headrace.ingest.readers.datasets import HubAddress, HubReader, load_function
 from headrace.ingest.records import BadRecordError, Slice, lookup
-from headrace.ingest.source import SourceConfig, SourceFile
-from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store import retry
-from headrace.store.cache import TokenCache
+from headrace.ingest.source import SourceFile
+from headrace.store import TokenCache, retry
 from headrace.store.files import PatientFile
 
 TEXTS = [f"text {i} é日" * (i % 5) for i in range(40)]
@@ -124,7 +123,10 @@ def test_a_columnar_file_that_is_cut_off(tmp_path: Path, name: str, keep: int):
 
 def warc_record(kind: str, body: bytes, http: bytes = b"") -> bytes:
     payload = http + body
-    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: http://x/{len(body)}\r\nWARC-Record-ID: <urn:1>\r\n"
+    head = (
+        f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI:"
+        f" http://x/{len(body)}\r\nWARC-Record-ID: <urn:1>\r\n"
+    )
     kind_of = "application/http; msgtype=response" if http else "text/plain"
     head += f"Content-Type: {kind_of}\r\nContent-Length: {len(payload)}\r\n\r\n"
     return head.encode() + payload + b"\r\n\r\n"

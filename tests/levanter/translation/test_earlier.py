@@ -1,13 +1,15 @@
-"""Configs in the forms that Levanter had before: translated as those of today, or refused with their place."""
+"""Configs in the forms that Levanter had before: translated as those of today, or refused with
+their place.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import LmDataConfig
 from headrace.config.parsing import decode, read_mapping
 from headrace.errors import ConfigError
-from headrace.order.holdout import ValidationConfig
+from headrace.order import ValidationConfig
 from headrace_levanter.translation.translate import translate
 
 

@@ -1,4 +1,6 @@
-"""Configs that the real Levanter writes and reads, translated; every field of its classes is known here."""
+"""Configs that the real Levanter writes and reads, translated; every field of its classes is known
+here.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,18 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config import LmDataConfig, load_config
 from headrace.config.parsing import decode, read_mapping
 from headrace.errors import ConfigError
-from headrace.order.shuffle_config import BlockShuffleConfig
-from headrace.order.subset import SubsetConfig
-from headrace.pack.spec import PackingConfig
+from headrace.order import BlockShuffleConfig, SubsetConfig
+from headrace.pack import PackingConfig
 from headrace_levanter.translation import fields as known
 from headrace_levanter.translation.translate import translate
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
 
-# Runs where Levanter's imports may warn; prints the fields of its classes, and configs as its own draccus writes them,
-# each of them read again by it.
+# Runs where Levanter's imports may warn; prints the fields of its classes, and configs as its own
+# draccus writes them, each of them read again by it.
 PROGRAM = """
 import dataclasses, io, json, os, sys, warnings
 warnings.simplefilter("ignore")

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.mix.blend import Blend
+from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
 from headrace.mix.policies.kind import PolicyInputs
 from headrace.mix.policies.registry import POLICIES, policy_kind
 from headrace.mix.policy import MixingPolicy
-from headrace.mix.schedule import BatchSchedule
-from headrace.mix.stages import Stage
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

@@ -1,4 +1,6 @@
-"""A policy from outside: one file (here) and one entry in the registry, and it works wherever policies do."""
+"""A policy from outside: one file (here) and one entry in the registry, and it works wherever
+policies do.
+"""
 
 import json
 from typing import Any, cast
@@ -11,25 +13,23 @@ import yaml
 from headrace.analysis import RunSteps, simulate
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
-from headrace.config.lm_data import load_config
-from headrace.data.mixture import MixtureDataset
+from headrace.config import load_config
+from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.data.phased import PhasedDataset
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.feed.loader import DataLoader
+from headrace.feed import DataLoader
+from headrace.mix import BatchSchedule
 from headrace.mix.policies.kind import PolicyInputs, PolicyKind, equal_weights
 from headrace.mix.policies.registry import POLICIES
 from headrace.mix.policy import Anchor, MixingPolicy, Watch, anchor_integer
-from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import UNLIMITED
-from headrace.run.manifest import open_run
-from headrace.run.where import where
+from headrace.run import open_run, where
 from headrace.testing import tiny_cache, write_cache
 
 
 class InTurns(MixingPolicy):
-    """Each component in turn gives one example. In place of a dearer rule it notes how many examples it would count
-    up to the step that is asked for, from 0 or from its anchor.
+    """Each component in turn gives one example. In place of a dearer rule it notes how many
+    examples it would count up to the step that is asked for, from 0 or from its anchor.
     """
 
     name = "in_turns"

@@ -5,16 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.buckets import BucketsConfig
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix.blend import Blend
+from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.policies.kind import PolicyInputs
 from headrace.mix.policies.whole_batches import WholeBatches, check_whole
-from headrace.mix.schedule import BatchSchedule
-from headrace.mix.stages import Stage
-from headrace.pack.spec import PackingConfig
+from headrace.pack import PackingConfig
 from headrace.testing import random_documents, write_cache
 
 

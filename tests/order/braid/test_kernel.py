@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.order import BraidShuffle
 from headrace.order.braid.kernel import BraidKernel, spec_fields
-from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.spec import LAP_BITS, BraidSpec, braid_spec
 from headrace.order.braid.table import BraidRows
 from headrace.order.order import MAX_LENGTH
@@ -22,7 +22,9 @@ def check_equal(
     ordinal: np.ndarray,
     first_epoch: np.ndarray | None = None,
 ):
-    """Draws of many braids are those of each alone, which test_shuffle.py compares with the definition."""
+    """Draws of many braids are those of each alone, which test_shuffle.py compares with the
+    definition.
+    """
     rows, localities = KERNEL.rows(spec_fields(spec), component, ordinal, first_epoch)
     for number in np.unique(component).tolist():
         some = component == number

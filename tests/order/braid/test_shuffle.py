@@ -1,4 +1,6 @@
-"""Braided shuffle: bijective, the same for any number of hosts, close to a full shuffle, without bursts."""
+"""Braided shuffle: bijective, the same for any number of hosts, close to a full shuffle, without
+bursts.
+"""
 
 import math
 from bisect import bisect_right
@@ -10,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order import BraidShuffle
 from headrace.order.braid.spec import LAP_BITS, braid_spec, lattice_step
 from headrace.order.braid.table import BraidRows, braid_key
 from headrace.order.permutation import permute
@@ -195,7 +197,9 @@ def slow_row(
     p: int,
     epoch: int,
 ) -> tuple[int, float]:
-    """The definition in Python integers, which do not overflow. Permutations and hashes are those of headrace."""
+    """The definition in Python integers, which do not overflow. Permutations and hashes are those
+    of headrace.
+    """
 
     one = 2 ** min(max((62 - math.frexp(lap)[1]) // 2, 20), 30)
     period = round(lap * one)
@@ -400,7 +404,9 @@ def test_epochs_of_small_sources_are_full_shuffles(n: int, batch: int, block: in
 )  # whole in as many places as are counted, and no divisor of the strands
 @example(np.nextafter(3.0, 4.0), 1_000_000)
 def test_laps_stay_with_the_batches_over_a_long_run(lap: float, step: int) -> None:
-    """The draw that begins a lap is that of the batch with its number, but for a hundredth of a row."""
+    """The draw that begins a lap is that of the batch with its number, but for a hundredth of a
+    row.
+    """
     spec = braid_spec(1 << 40, io_block_size=32, strands=4096, lap=lap, key=0)
     begins = int(spec.period[0]) * step / 2 ** int(spec.bits[0])
     assert abs(begins - lap * step) < 0.04
@@ -458,7 +464,9 @@ def run_of(m: BraidShuffle, draws: int) -> tuple[np.ndarray, np.ndarray]:
 
 @given(braids(least=1, whole=True))
 def test_any_lap_takes_each_cell_once(m: BraidShuffle) -> None:
-    """Wherever it starts, also over the end of an epoch; cell c has localities in [c / lap, (c + 1) / lap)."""
+    """Wherever it starts, also over the end of an epoch; cell c has localities in [c / lap, (c + 1)
+    / lap).
+    """
     lap = int(m.lap)
     locality = m.locality(*run_of(m, 3 * len(m) + lap))
     assert ((locality >= 0) & (locality < 1)).all()
@@ -473,7 +481,9 @@ def test_any_lap_takes_each_cell_once(m: BraidShuffle) -> None:
 
 @given(braids(least=1), st.data())
 def test_every_batch_of_lap_rows_takes_the_same_cells(m: BraidShuffle, data: st.DataObject) -> None:
-    """A quota gives step s the draws from floor(lap s) or one more on: what differs between steps lies at the front."""
+    """A quota gives step s the draws from floor(lap s) or one more on: what differs between steps
+    lies at the front.
+    """
     steps = min(30, int(3 * len(m) / m.lap))
     early = np.array(
         data.draw(st.lists(st.integers(0, 1), min_size=steps + 1, max_size=steps + 1)), np.int64
@@ -494,7 +504,9 @@ def test_every_batch_of_lap_rows_takes_the_same_cells(m: BraidShuffle, data: st.
 def test_the_order_and_the_reading_fronts_do_not_depend_on_hosts(
     m: BraidShuffle, batches: int, epoch: int
 ) -> None:
-    """Hosts take equal parts of each batch sorted by locality: together they have the batch, rows in the same order."""
+    """Hosts take equal parts of each batch sorted by locality: together they have the batch, rows
+    in the same order.
+    """
     batch = max(1, len(m) // batches)
     for step in range(len(m) // batch):
         i = np.arange(step * batch, (step + 1) * batch)

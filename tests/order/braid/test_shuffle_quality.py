@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from headrace.analysis.icc import variance_ratio
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order import BraidShuffle
 
 
 @pytest.mark.parametrize("batch", [128, 1024])
@@ -46,7 +46,9 @@ def test_quality_with_other_strands_and_an_awkward_length() -> None:
 def test_quality_where_strands_are_shorter_than_blocks(
     n: int, block: int, strands: int, lap: float
 ) -> None:
-    """Several strands share a block: they are drawn as far apart as can be, also in the last, partial lap."""
+    """Several strands share a block: they are drawn as far apart as can be, also in the last,
+    partial lap.
+    """
     order = BraidShuffle(n, io_block_size=block, strands=strands, lap=lap, seed=0)(np.arange(n))
     for window in (int(lap) // 4, int(lap), 2 * int(lap)):
         if window <= n // 2:
@@ -54,7 +56,9 @@ def test_quality_where_strands_are_shorter_than_blocks(
 
 
 def test_neighbours_in_a_block_are_drawn_apart() -> None:
-    """Documents of 4 rows in blocks of 64: fewer rows of one document in 16 rounds than a random order would have."""
+    """Documents of 4 rows in blocks of 64: fewer rows of one document in 16 rounds than a random
+    order would have.
+    """
     n = 1 << 18
     order = BraidShuffle(n, io_block_size=64, strands=256, seed=0)(np.arange(n))
     # of the 63 others of its block, 15 are among the next 16 of a strand, and 3 are of its document

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order import BraidShuffle
 from headrace.order.braid.spec import lattice_step
 
 
@@ -24,7 +24,9 @@ def test_lattice_spreads_every_run(m: int) -> None:
 
 
 def test_each_host_reads_its_own_blocks() -> None:
-    """Rows of a batch stay on their hosts: each block is read by one, but for those at the borders of strands."""
+    """Rows of a batch stay on their hosts: each block is read by one, but for those at the borders
+    of strands.
+    """
     n = 64 * 64 * 32
     block = 32
     strands = 64

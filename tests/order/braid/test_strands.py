@@ -1,4 +1,6 @@
-"""Strands from a memory budget: within it, at least one each, never more than there are examples."""
+"""Strands from a memory budget: within it, at least one each, never more than there
+are examples.
+"""
 
 import numpy as np
 import pytest

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order import BraidShuffle, Repeat
 from headrace.order.braid.table import BraidTable
-from headrace.order.order import Repeat
 
 
 def some_table() -> tuple[BraidTable, list[BraidShuffle]]:
@@ -65,7 +64,9 @@ def test_a_table_of_braids() -> None:
 
 
 def test_components_do_not_tie() -> None:
-    """Equal components lie at different places of their cells, so sorting never shuffles them between hosts."""
+    """Equal components lie at different places of their cells, so sorting never shuffles them
+    between hosts.
+    """
     table = BraidTable(
         np.full(50, 100), io_block_size=8, strands=np.full(50, 1), seeds=list(range(50))
     )

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from headrace import DataLoader
-from headrace.batch.loss import token_mean, unified_loss
-from headrace.batch.packed_batch import PackedBatch, pack_rows
-from headrace.batch.vocabulary import hidden_stats, token_stats
+from headrace.batch import (
+    PackedBatch,
+    hidden_stats,
+    pack_rows,
+    token_mean,
+    token_stats,
+    unified_loss,
+)
 from headrace.data import PackedTokenDataset
 from headrace.errors import ConfigError
 from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
-from headrace_posttrain.losses.distillation import (
-    distillation_loss,
-    mtp_batch,
-    top_k_divergence,
-    z_loss,
-)
+from headrace_posttrain import distillation_loss, mtp_batch, top_k_divergence, z_loss
 
 VOCABULARY = 17
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "losses.json").read_text())[
@@ -162,7 +162,9 @@ def test_a_depth_is_not_negative():
 
 
 def test_a_teacher_teaches_more_than_hard_labels():
-    """A table of next tokens, learnt from few samples: with the teacher's top 4 it is nearer the truth."""
+    """A table of next tokens, learnt from few samples: with the teacher's top 4 it is nearer the
+    truth.
+    """
     rng = np.random.default_rng(0)
     truth = rng.dirichlet(np.full(12, 0.3), 12).astype(np.float32)
     tokens = [0]
@@ -196,7 +198,9 @@ def test_a_teacher_teaches_more_than_hard_labels():
 
 
 def write_taught(path):
-    """A cache with a teacher's three likeliest tokens of each, and weights; all follow from the token."""
+    """A cache with a teacher's three likeliest tokens of each, and weights; all follow from the
+    token.
+    """
     teacher = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY))
     log_probs = np.asarray(jax.nn.log_softmax(teacher))
     ids = np.argsort(-log_probs)[:, :3]
@@ -214,7 +218,9 @@ def write_taught(path):
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 def test_losses_over_columns_of_a_cache_are_plain_sums(tmp_path, direction):
-    """Loss and gradient of weighted NLL, distillation and z-loss against plain sums over the labels."""
+    """Loss and gradient of weighted NLL, distillation and z-loss against plain sums over the
+    labels.
+    """
     cache, ids, log_probs = write_taught(tmp_path / "cache")
     names = {"weight": "weights", "teacher_ids": "topk", "teacher_log_probs": "topk_log_probs"}
     dataset = PackedTokenDataset(cache, 16, columns=names).shuffle(seed=1)

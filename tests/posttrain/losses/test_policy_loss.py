@@ -1,4 +1,6 @@
-"""Losses of RL: those of trl and tinker, with gradients; packed or not, on one device or several."""
+"""Losses of RL: those of trl and tinker, with gradients; packed or not, on one
+device or several.
+"""
 
 import dataclasses
 import json
@@ -13,18 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from headrace.batch.loss import token_mean, unified_loss_from_hidden
-from headrace.batch.packed_batch import PackedBatch, pack_rows
-from headrace.batch.vocabulary import hidden_stats
-from headrace.errors import ConfigError
-from headrace_posttrain.losses.policy_loss import (
-    PRESETS,
-    Correction,
-    PolicyLoss,
-    importance_ratio,
-    kl_estimate,
-    policy_loss,
+from headrace.batch import (
+    PackedBatch,
+    hidden_stats,
+    pack_rows,
+    token_mean,
+    unified_loss_from_hidden,
 )
+from headrace.errors import ConfigError
+from headrace_posttrain import Correction, PolicyLoss, importance_ratio, kl_estimate, policy_loss
+from headrace_posttrain.losses.policy_loss import PRESETS
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "losses.json").read_text())
 ROLLOUTS = GOLDEN["rollouts"]
@@ -39,7 +39,9 @@ def settings_of(ours):
 
 
 def losses_of(cases, batch, log_probs, old, reference, entropy, sampler):
-    """Of each case the loss with its metrics, and its gradients for log probabilities and entropy."""
+    """Of each case the loss with its metrics, and its gradients for log
+    probabilities and entropy.
+    """
 
     def one(log_probs, entropy, loss):
         return policy_loss(
@@ -115,7 +117,9 @@ def test_losses_and_gradients_are_those_of_trl(losses, name):
 
 
 def test_the_golden_losses_differ_and_clip(losses):
-    """What would not be seen by a case that never clips: the cases have clipped, masked and corrected labels."""
+    """What would not be seen by a case that never clips: the cases have clipped, masked and
+    corrected labels.
+    """
     assert len({case["loss"] for case in GOLDEN["policy"]}) == len(GOLDEN["policy"])
     shares = [
         case["logged"] for case in GOLDEN["policy"] if case["logged"].get("clip_ratio/region_mean")
@@ -269,7 +273,8 @@ def test_estimates_of_kl_are_unbiased_and_their_gradients_are_known():
     for name in ("k1", "k3"):
         assert float((jnp.exp(p) * kl_estimate(p, q, name)).sum()) == pytest.approx(exact, abs=1e-6)
     assert float(kl_estimate(p, q, "k3").min()) >= 0
-    # the expectation of k2's gradient, under samples of p, is KL's: sum of p (log p - log q) d log p
+    # the expectation of k2's gradient, under samples of p, is KL's: sum of p (log p - log q) d log
+    # p
     found = jax.vmap(jax.grad(lambda x, y: kl_estimate(x, y, "k2")))(p, q)
     np.testing.assert_allclose(found, p - q, rtol=1e-6)
     assert (

@@ -1,4 +1,6 @@
-"""Losses of preferences: those of trl and tinker-cookbook, with gradients; in any layout, on one device or several."""
+"""Losses of preferences: those of trl and tinker-cookbook, with gradients; in any layout, on one
+device or several.
+"""
 
 import dataclasses
 import json
@@ -11,17 +13,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from headrace.batch.loss import unified_loss
-from headrace.batch.preference import dpo_weights, pair_log_probs, pair_weights
-from headrace.batch.vocabulary import token_nll
+from headrace.batch import dpo_weights, pair_log_probs, pair_weights, token_nll, unified_loss
 from headrace.errors import ConfigError
-from headrace_posttrain.losses.preference_loss import (
-    PRESETS,
-    PreferenceLoss,
-    kto_loss,
-    kto_reference_point,
-    preference_loss,
-)
+from headrace_posttrain import PreferenceLoss, kto_loss, kto_reference_point, preference_loss
+from headrace_posttrain.losses.preference_loss import PRESETS
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "losses.json").read_text())
 ROLLOUTS = GOLDEN["rollouts"]

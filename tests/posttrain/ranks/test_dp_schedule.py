@@ -9,16 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch.balance import TransformerCost, karmarkar_karp, split_bins
+from headrace.batch import TransformerCost, karmarkar_karp
+from headrace.batch.balance import split_bins
 from headrace.errors import ConfigError
-from headrace.pack.plan import plan_packs
-from headrace_posttrain.ranks.dp_schedule import (
-    Balance,
-    dp_balanced_packing,
-    dp_schedule,
-    matched_groups,
-    rl_bins,
-)
+from headrace.pack import plan_packs
+from headrace_posttrain import Balance, dp_balanced_packing, dp_schedule, matched_groups, rl_bins
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SCHEDULE = json.loads((GOLDEN / "slime_dp_schedule.json").read_text())
@@ -259,7 +254,9 @@ def test_bins_hold_at_most_so_many():
     st.integers(300, 2000),
 )
 def test_balanced_by_flops_as_slime_does(tokens, ranks, balance_ranks, cap):
-    """Without the cap: as few micro-batches as the tokens need, of equal FLOPs, halved until ranks come out even."""
+    """Without the cap: as few micro-batches as the tokens need, of equal FLOPs, halved until ranks
+    come out even.
+    """
     flops = MODEL.flops(np.array(tokens)).tolist()
     balance = Balance(MODEL.flops, ranks=balance_ranks, micro_batches=True, capped=False)
     ids = range(len(tokens))

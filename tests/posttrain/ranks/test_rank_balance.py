@@ -1,4 +1,6 @@
-"""Ranks of equal cost: beside the best of all assignments, and never worse than what they are made of."""
+"""Ranks of equal cost: beside the best of all assignments, and never worse than what they are made
+of.
+"""
 
 import functools
 
@@ -7,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from headrace.batch.balance import TransformerCost, costs_of, micro_batches
+from headrace.batch import TransformerCost, micro_batches
+from headrace.batch.balance import costs_of
 from headrace.errors import ConfigError
+from headrace_posttrain import RLSettings, ScoredGroup
 from headrace_posttrain.ranks.rank_balance import level_ranks
-from headrace_posttrain.rollouts.groups import ScoredGroup
-from headrace_posttrain.rollouts.settings import RLSettings
 from headrace_posttrain.rollouts.step_batch import pack_groups
 
 MODEL = TransformerCost(1024, 12, 16, 64, 4, 4096, 32000)
@@ -23,7 +25,9 @@ def most(ranks, costs):
 
 
 def best_of_all(costs, sizes, cap, ranks, height):
-    """The least that the costliest rank can cost, over all assignments that fit into so many micro-batches each."""
+    """The least that the costliest rank can cost, over all assignments that fit into so many
+    micro-batches each.
+    """
 
     @functools.cache
     def bins(subset):  # the fewest that hold it, and the least tokens in the last of these

@@ -1,4 +1,6 @@
-"""Advantages against the originals' numbers, and where the originals are wrong: groups go by number."""
+"""Advantages against the originals' numbers, and where the originals are wrong: groups go by
+number.
+"""
 
 import json
 from pathlib import Path
@@ -9,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace_posttrain.rollouts.advantages import (
-    PRESETS,
-    AdvantageSpec,
-    drop_constant,
-    group_advantages,
-    group_moments,
-    nonzero_std,
-    not_constant,
-    whiten,
-)
+from headrace_posttrain import AdvantageSpec, drop_constant, group_advantages, not_constant, whiten
+from headrace_posttrain.rollouts.advantages import PRESETS, group_moments, nonzero_std
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -168,7 +162,8 @@ OF_GROUPS = sorted(name for name, spec in PRESETS.items() if spec.scale == "grou
 
 @given(rewards_by_group, st.sampled_from(OF_GROUPS), st.randoms())
 def test_groups_go_by_number_not_by_place(rewards, preset, shuffler):
-    # slime reshapes to [-1, n] and takes a ragged batch for one group: a group's advantages then depend on the others
+    # slime reshapes to [-1, n] and takes a ragged batch for one group: a group's advantages then
+    # depend on the others
     flat = np.array([r for group in rewards for r in group])
     number = np.array([101 * g - 50 for g, group in enumerate(rewards) for _ in group])
     order = list(range(flat.size))

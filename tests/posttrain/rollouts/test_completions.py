@@ -1,4 +1,6 @@
-"""Groups from a server over HTTP: a real one on loopback, in every form of answer, and in every way to fail."""
+"""Groups from a server over HTTP: a real one on loopback, in every form of answer, and in every way
+to fail.
+"""
 
 import asyncio
 import json
@@ -10,15 +12,16 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError
-from headrace_posttrain.rollouts.completions import CompletionsSampler
-from headrace_posttrain.rollouts.dataset import RLDataset, RLSettings
-from headrace_posttrain.rollouts.groups import Prompt, SamplerError
+from headrace_posttrain import CompletionsSampler, Prompt, RLDataset, SamplerError
+from headrace_posttrain.rollouts.dataset import RLSettings
 
 PROMPT = Prompt(0, 0, np.array([5, 6, 7]))
 
 
 def choices(request, ids="token_ids", **more):
-    """Of n completions, the k-th of which is k + 1 tokens, the last of them the prompt's last id."""
+    """Of n completions, the k-th of which is k + 1 tokens, the last of them the
+    prompt's last id.
+    """
     answer = []
     for k in range(request["n"]):
         tokens = [*range(10, 10 + k), request["prompt"][-1]]
@@ -35,7 +38,9 @@ def choices(request, ids="token_ids", **more):
 
 @pytest.fixture
 def server():
-    """Answers as ``say`` does: a status and a body. Has the requests, and what became of connections."""
+    """Answers as ``say`` does: a status and a body. Has the requests, and what became of
+    connections.
+    """
     facts = SimpleNamespace(
         requests=[],
         headers=[],

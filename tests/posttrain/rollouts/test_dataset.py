@@ -1,4 +1,6 @@
-"""The pull loop: groups by number, filters, guards, staleness, and a store that makes every step once."""
+"""The pull loop: groups by number, filters, guards, staleness, and a store that makes every step
+once.
+"""
 
 import dataclasses
 import os
@@ -9,21 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.batch.examples import Example, pack_examples
+from headrace.batch import Example, pack_examples
 from headrace.errors import CacheError, ConfigError, PlanMismatchError
 from headrace.testing import tiny_cache
-from headrace_posttrain.rollouts.advantages import Verdict, group_advantages
-from headrace_posttrain.rollouts.dataset import NoGroupError, RLDataset, RLSettings
-from headrace_posttrain.rollouts.groups import CachePrompts, ScoredGroup
+from headrace_posttrain import CachePrompts, RLDataset, RolloutStore, ScoredGroup, group_advantages
+from headrace_posttrain.rollouts.advantages import Verdict
+from headrace_posttrain.rollouts.dataset import NoGroupError, RLSettings
 from headrace_posttrain.rollouts.prompt_order import PromptOrder
-from headrace_posttrain.rollouts.store import RolloutStore
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 PROMPTS = [np.array([i + 1]) for i in range(7)]
 
 
 class Scripted:
-    """Rewards by position; every completion names its position and its number. Counts what was asked."""
+    """Rewards by position; every completion names its position and its number. Counts what was
+    asked.
+    """
 
     def __init__(self, rewards=lambda position: [0.0, 1.0, float(position % 3)], version=0):
         self.rewards = rewards
@@ -49,7 +52,9 @@ def dataset(sampler, store=None, **options):
 
 
 def segments(batch):
-    """(tokens, weights of its labels, reward, group, log probabilities, versions) of each segment."""
+    """(tokens, weights of its labels, reward, group, log probabilities, versions)
+    of each segment.
+    """
     for b in range(batch.batch_size):
         for k, n in enumerate(batch.segment_lengths[b]):
             at = slice(batch.cu_seqlens[b, k], batch.cu_seqlens[b, k] + n)
@@ -212,7 +217,9 @@ def test_admission_is_by_the_oldest_token_and_old_tokens_may_be_masked_instead()
 )
 @settings(max_examples=25)
 def test_a_crash_loses_nothing_and_doubles_nothing(crashes, at_a_time, checkpoint_every):
-    """The sampler, or the write behind it, dies at any call; the trainer goes back to its last checkpoint."""
+    """The sampler, or the write behind it, dies at any call; the trainer goes back to its last
+    checkpoint.
+    """
     steps = 5
 
     class Dies(Scripted):
@@ -368,7 +375,9 @@ def test_bad_input(field, make):
 
 
 def test_columns_of_rollouts_are_beside_their_tokens(tmp_path):
-    """Stored and read back, they come with the tokens of each completion; groups without them have zeros."""
+    """Stored and read back, they come with the tokens of each completion; groups without them have
+    zeros.
+    """
     ids = [np.array([[1, 2], [3, 4], [5, 6]]), np.array([[7, 8], [9, 10]])]
     columns = {"ids": ids, "score": [[0.5] * 3, [1.5] * 2]}
     group = ScoredGroup(

@@ -1,4 +1,6 @@
-"""Sampling in the background: the first groups that are there, bounds on their age, stragglers, failures, replay."""
+"""Sampling in the background: the first groups that are there, bounds on their age, stragglers,
+failures, replay.
+"""
 
 import asyncio
 import logging
@@ -14,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, ConfigError
-from headrace_posttrain.rollouts.dataset import RLDataset, RLSettings
+from headrace_posttrain import PartialGroup, Prompt, RLDataset, RolloutStore, ScoredGroup
+from headrace_posttrain.rollouts.dataset import RLSettings
 from headrace_posttrain.rollouts.feeder import SamplerError
-from headrace_posttrain.rollouts.groups import PartialGroup, Prompt, ScoredGroup
 from headrace_posttrain.rollouts.sampler_calls import SamplerCalls
-from headrace_posttrain.rollouts.store import RolloutStore
 
 PROMPTS = [np.array([i + 1]) for i in range(7)]
 
@@ -242,7 +243,9 @@ def test_a_sampler_that_hangs_is_named_and_given_up(caplog):
 
 def test_what_is_too_old_is_aborted_and_goes_on_from_what_there_was(tmp_path):
     class Long:
-        """Takes three versions of the policy for position 1, and gives back what it has when it is aborted."""
+        """Takes three versions of the policy for position 1, and gives back what it has when it is
+        aborted.
+        """
 
         def __init__(self):
             self.version = 0

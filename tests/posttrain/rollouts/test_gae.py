@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.batch.packed_batch import pack_rows
-from headrace.batch.segments import segment_sums
+from headrace.batch import pack_rows, segment_sums
 from headrace.errors import ConfigError
-from headrace_posttrain.rollouts.advantages import group_advantages, whiten
-from headrace_posttrain.rollouts.gae import gae, kl_penalty, value_loss, whiten_labels
+from headrace_posttrain import gae, group_advantages, kl_penalty, value_loss, whiten, whiten_labels
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "losses.json").read_text())
 ROLLOUTS = GOLDEN["rollouts"]
@@ -104,7 +102,9 @@ def test_the_penalty_is_the_cookbooks(losses, case):
 
 
 def test_kl_in_the_reward_of_rloo(losses):
-    """trl takes beta times the sum of log o - log ref from each completion's reward before it compares them."""
+    """trl takes beta times the sum of log o - log ref from each completion's reward before it
+    compares them.
+    """
     mask = np.array(ROLLOUTS["mask"])
     layout = losses.Layout(mask, "packed")
     penalty = kl_penalty(

@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace_posttrain.rollouts.prompt_order import (
-    ListedOrder,
-    PromptOrder,
-    SlimeOrder,
-    rollout_shares,
-    tinker_schedule,
-)
+from headrace_posttrain import rollout_shares, tinker_schedule
+from headrace_posttrain.rollouts.prompt_order import ListedOrder, PromptOrder, SlimeOrder
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

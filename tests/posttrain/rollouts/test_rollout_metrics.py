@@ -1,4 +1,6 @@
-"""Figures of a step: against plain sums over its groups, the same in every process that reads the log."""
+"""Figures of a step: against plain sums over its groups, the same in every process that reads the
+log.
+"""
 
 import math
 
@@ -8,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.feed.run_log import LogStats
+from headrace.feed import LogStats
+from headrace_posttrain import RLDataset, RolloutStore, ScoredGroup
 from headrace_posttrain.rollouts.advantages import Verdict
-from headrace_posttrain.rollouts.dataset import RLDataset, RLSettings
-from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_posttrain.rollouts.dataset import RLSettings
 from headrace_posttrain.rollouts.selection import COUNTERS
-from headrace_posttrain.rollouts.store import RolloutStore
 
 PROMPTS = [np.array([i + 1, 9]) for i in range(7)]
 

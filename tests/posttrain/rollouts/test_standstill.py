@@ -1,4 +1,6 @@
-"""Whatever is needed, filtered, failed or too old: a step is made, or says why not. Nothing is waited for in vain."""
+"""Whatever is needed, filtered, failed or too old: a step is made, or says why not. Nothing is
+waited for in vain.
+"""
 
 import logging
 import tempfile
@@ -32,7 +34,9 @@ LEFT_OUT = (
 
 
 class Sampler:
-    """Groups that teach nothing at some positions; the first calls of some fail; always of one version."""
+    """Groups that teach nothing at some positions; the first calls of some fail; always of one
+    version.
+    """
 
     def __init__(self, empty=(), fails=(), version=0):
         self.empty = set(empty)
@@ -56,7 +60,9 @@ def run_of(folder, sampler=None, producer=None, **options):
 
 
 def make_steps(folder, samplers, steps, *, ahead, of, version=0, **options):
-    """Makes steps while producers sample, in this thread; returns the consumer, and what ended it."""
+    """Makes steps while producers sample, in this thread; returns the consumer, and
+    what ended it.
+    """
     trained = run_of(folder, **options)
     producers = [
         (share, run_of(folder, sampler, f"p{share}", **options))
@@ -148,7 +154,8 @@ def test_a_producer_samples_no_more_than_is_needed(tmp_path):
         except StopIteration:
             break
         sampled.append(made.produce(ahead=4))
-    # The step has left out all four and lacks six; of the next six it leaves out all; then it takes what comes.
+    # The step has left out all four and lacks six; of the next six it leaves out all; then it takes
+    # what comes.
     assert [positions for positions in sampled if positions] == [[*range(4, 10)], [*range(10, 16)]]
     assert made.produce(ahead=4) == [16, 17, 18, 19]
 

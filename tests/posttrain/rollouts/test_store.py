@@ -19,20 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import (
-    CacheCorruptError,
-    CacheError,
-    ConfigError,
-    HeadraceError,
-    PlanMismatchError,
-)
+from headrace import HeadraceError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
 from headrace.store import append_log
 from headrace.testing import tiny_cache
-from headrace_posttrain.rollouts.dataset import RLDataset, RLSettings
-from headrace_posttrain.rollouts.groups import CachePrompts, ScoredGroup
+from headrace_posttrain import CachePrompts, NoGroupError, RLDataset, RolloutStore, ScoredGroup
+from headrace_posttrain.rollouts.dataset import RLSettings
 from headrace_posttrain.rollouts.rollout_records import BatchRecord
-from headrace_posttrain.rollouts.selection import NoGroupError
-from headrace_posttrain.rollouts.store import RolloutStore
 
 PROMPTS = [np.array([i + 1]) for i in range(7)]
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -323,7 +316,9 @@ def damaged(raw, pick):
 
 @pytest.mark.parametrize("close", [True, False])
 def test_no_flip_and_no_cut_is_silent(tmp_path, close, caplog):
-    """80 each: an error, or a line in the log about the bytes that are left out; then the run goes on as it was."""
+    """80 each: an error, or a line in the log about the bytes that are left out; then the run goes
+    on as it was.
+    """
     steps = 3
     pick = random.Random(close)
     found = dataset(tmp_path)
@@ -397,7 +392,9 @@ def test_of_two_processes_one_wins(tmp_path):
 
 @pytest.mark.slow
 def test_thirty_kills(tmp_path):
-    """After each: every position is in one step, and the batches are those of a run that nobody killed."""
+    """After each: every position is in one step, and the batches are those of a run that nobody
+    killed.
+    """
     pick = random.Random(0)
     for _ in range(30):
         with program(tmp_path, 10**9) as process:
@@ -420,7 +417,8 @@ def test_thirty_kills(tmp_path):
             try:
                 assert digest(made.next_batch(step)) == expected
             except HeadraceError as error:
-                assert "let go" in str(error)  # noqa: PT017 - only groups of steps that were forgotten
+                # only groups of steps that were forgotten
+                assert "let go" in str(error)  # noqa: PT017
         assert store.lost_groups == 0
         print(f"{steps} steps; {store.describe()}")
 
@@ -511,7 +509,9 @@ class Counted(dict):
 @pytest.mark.parametrize("in_flight", [None, 4])
 @pytest.mark.parametrize("stragglers", ["wait", "keep"])
 def test_what_a_step_has_left_out_is_not_searched_again(stragglers, in_flight):
-    """A step that leaves out everything took a time that grew with the square of what it left out."""
+    """A step that leaves out everything took a time that grew with the square of
+    what it left out.
+    """
 
     class Equal:
         def sample_and_score(self, prompt):

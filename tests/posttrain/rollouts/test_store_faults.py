@@ -1,4 +1,6 @@
-"""What a sampler may get wrong: a group that cannot be is named and never stored, and no step is lost over it."""
+"""What a sampler may get wrong: a group that cannot be is named and never stored, and no step is
+lost over it.
+"""
 
 import dataclasses
 import os
@@ -11,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.batch.examples import Example
+from headrace.batch import Example
 from headrace.errors import CacheCorruptError, ConfigError
-from headrace_posttrain.rollouts.dataset import NoGroupError, RLDataset, RLSettings
-from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_posttrain import RLDataset, RolloutStore, ScoredGroup
+from headrace_posttrain.rollouts.dataset import NoGroupError, RLSettings
 from headrace_posttrain.rollouts.prompt_order import PromptOrder
 from headrace_posttrain.rollouts.rollout_records import BatchRecord
-from headrace_posttrain.rollouts.store import RolloutStore
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 PROMPTS = [np.array([i + 1]) for i in range(7)]
@@ -74,7 +75,9 @@ FAULTS = {
 def test_a_fault_that_is_mended_changes_nothing(
     faults, small, at_a_time, threads, restarts, numbered
 ):
-    """Any call may give a bad group, any step may find its rows too small: the run that goes on is the calm one's."""
+    """Any call may give a bad group, any step may find its rows too small: the run that goes on is
+    the calm one's.
+    """
     steps = 4
     calls = 0
 

@@ -1,4 +1,6 @@
-"""A process that follows another one's log, when that one is gone, is not there, or stands still."""
+"""A process that follows another one's log, when that one is gone, is not there, or
+stands still.
+"""
 
 import subprocess
 import sys
@@ -8,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace import DataLoader
-from headrace.errors import HeadraceError, HostError
+from headrace import DataLoader, HeadraceError
+from headrace.errors import HostError
 from headrace.store import lease as lease_module
 from headrace_posttrain import RLDataset, RLSettings, RolloutStore
 

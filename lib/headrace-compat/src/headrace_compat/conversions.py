@@ -1,8 +1,9 @@
 """Converts a ``PackedBatch`` for Megatron-LM and nanomoe trainers, and back from nanomoe.
 
-nanomoe's form (seed 002) is flat: one sequence of T tokens, segments by ``cu_seqlens``. It differs from
-:class:`~headrace.batch.packed_batch.FlatBatch` in three ways: a label at the end of a segment repeats the last token
-(and weighs 0), log probabilities are those of response tokens only, concatenated, and there is one reward per segment.
+nanomoe's form (seed 002) is flat: one sequence of T tokens, segments by ``cu_seqlens``. It differs
+from :class:`~headrace.batch.packed_batch.FlatBatch` in three ways: a label at the end of a segment
+repeats the last token (and weighs 0), log probabilities are those of response tokens only,
+concatenated, and there is one reward per segment.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def ltor_masks(
 ) -> LtorMasks:
     """Left-to-right masks and positions as Megatron-LM makes them for one row.
 
-    A PackedBatch with ``eos_id`` equals all three flags together, except at the last position of the row, which has no
-    label there and weighs 0.
+    A PackedBatch with ``eos_id`` equals all three flags together, except at the last position of
+    the row, which has no label there and weighs 0.
 
     Example:
         >>> ltor_masks(np.array([5, 0, 7]), 0, reset_position_ids=True).position_ids.tolist()
@@ -126,8 +127,15 @@ def to_nanomoe(batch: PackedBatch) -> NanomoeBatch:
     """Converts a batch on the host, without its padding.
 
     Example:
-        >>> found = to_nanomoe(pack_rows(np.array([[5, 6, 7, 8]]), segment_lengths=np.array([[2, 1]], np.int32)))
-        >>> found.tokens.tolist(), found.labels.tolist(), found.token_weights.tolist(), found.cu_seqlens.tolist()
+        >>> found = to_nanomoe(
+        ...     pack_rows(np.array([[5, 6, 7, 8]]), segment_lengths=np.array([[2, 1]], np.int32))
+        ... )
+        >>> (
+        ...     found.tokens.tolist(),
+        ...     found.labels.tolist(),
+        ...     found.token_weights.tolist(),
+        ...     found.cu_seqlens.tolist(),
+        ... )
         ([5, 6, 7], [6, 6, 7], [1.0, 0.0, 0.0], [0, 2, 3])
     """
     flat = batch.flatten().compact()
@@ -156,16 +164,17 @@ def from_nanomoe(
 ) -> PackedBatch:
     """Converts to a batch of one row with all tokens.
 
-    Labels and positions follow from tokens and segments; those given are ignored. The last position of a segment weighs
-    0 whatever it weighed before.
+    Labels and positions follow from tokens and segments; those given are ignored. The last position
+    of a segment weighs 0 whatever it weighed before.
 
     Args:
         flat: nanomoe's batch, or any object with its fields.
-        loss_mask: Which labels are trained on, if a weight may be 0 for another reason (an advantage of 0); None: those
-            with non-zero weight.
+        loss_mask: Which labels are trained on, if a weight may be 0 for another reason (an
+            advantage of 0); None: those with non-zero weight.
 
     Raises:
-        ConfigError: log probabilities and trained labels differ in number; segments do not cover the tokens.
+        ConfigError: log probabilities and trained labels differ in number; segments do not cover
+            the tokens.
 
     Example:
         >>> batch = pack_rows(np.array([[5, 6, 7]]), segment_lengths=np.array([[2, 1]], np.int32))

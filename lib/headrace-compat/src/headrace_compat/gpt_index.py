@@ -1,13 +1,16 @@
-"""Megatron-LM's GPT index: the tokens of sample k of a corpus, for runs that must continue as they began there.
+"""Megatron-LM's GPT index: the tokens of sample k of a corpus, for runs that must continue as they
+began there.
 
-Documents are shuffled, all epochs at once, and concatenated; sample k begins at token ``k * stride`` of that stream;
-then samples are shuffled. One ``numpy.random.RandomState`` does both. The last epoch is shuffled separately if fewer
-than 80 % of its samples are needed, so that these are not spread over the whole run.
+Documents are shuffled, all epochs at once, and concatenated; sample k begins at token ``k *
+stride`` of that stream; then samples are shuffled. One ``numpy.random.RandomState`` does both. The
+last epoch is shuffled separately if fewer than 80 % of its samples are needed, so that these are
+not spread over the whole run.
 
-The order depends on the number of samples: with more of them, it differs from the first sample on. Price: 4 bytes per
-document and epoch, 4 bytes per sample, and a shuffle of each, 20 ns per element, when a run starts; nothing is written.
-Reference: Megatron-LM ``megatron/core/datasets/gpt_dataset.py`` at d98e8a6; its sample index follows from the lengths
-of the documents in order and is not stored here.
+The order depends on the number of samples: with more of them, it differs from the first sample on.
+Price: 4 bytes per document and epoch, 4 bytes per sample, and a shuffle of each, 20 ns per element,
+when a run starts; nothing is written. Reference: Megatron-LM
+``megatron/core/datasets/gpt_dataset.py`` at d98e8a6; its sample index follows from the lengths of
+the documents in order and is not stored here.
 """
 
 from __future__ import annotations

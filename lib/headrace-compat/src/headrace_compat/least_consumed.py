@@ -1,18 +1,21 @@
-"""``least_consumed``: the next sample comes from the source with the fewest tokens so far; a seeded draw breaks ties.
+"""``least_consumed``: the next sample comes from the source with the fewest tokens so far; a seeded
+draw breaks ties.
 
-If the lengths of samples are known, the order is a plan (:class:`LeastConsumedPlan`), with random access and without a
-state. Invariant: as long as two sources have samples left, their counts differ by at most the longest sample drawn from
-them (plus their difference at the start). Price: 0.3 us per sample if few tie and 2 us if all do (1 us for 100
-sources). The draw of ties is sequential, so a far sample is counted up to, or restored from an anchor (10 kB).
+If the lengths of samples are known, the order is a plan (:class:`LeastConsumedPlan`), with random
+access and without a state. Invariant: as long as two sources have samples left, their counts differ
+by at most the longest sample drawn from them (plus their difference at the start). Price: 0.3 us
+per sample if few tie and 2 us if all do (1 us for 100 sources). The draw of ties is sequential, so
+a far sample is counted up to, or restored from an anchor (10 kB).
 
-The sources in use may change between stages. A source that joins or returns starts at the smallest count of those that
-stay, so that it is neither drawn alone until it has caught up nor left waiting. Only its count is raised: it continues
-at its own position in its order. If the run counts tokens, a packed row counts the tokens that it has
-(:mod:`headrace.mix.measure`).
+The sources in use may change between stages. A source that joins or returns starts at the smallest
+count of those that stay, so that it is neither drawn alone until it has caught up nor left waiting.
+Only its count is raised: it continues at its own position in its order. If the run counts tokens, a
+packed row counts the tokens that it has (:mod:`headrace.mix.measure`).
 
-The tie draw is ``random.Random(seed).choice`` over the tied sources in order, consumed only by ties; a source counts as
-exhausted once it was picked and had nothing, so until then it takes part in ties. Both are nanoschnack's. If lengths
-are not known in advance, see :mod:`headrace_compat.least_consumed_live`.
+The tie draw is ``random.Random(seed).choice`` over the tied sources in order, consumed only by
+ties; a source counts as exhausted once it was picked and had nothing, so until then it takes part
+in ties. Both are nanoschnack's. If lengths are not known in advance, see
+:mod:`headrace_compat.least_consumed_live`.
 """
 
 from __future__ import annotations
@@ -77,14 +80,17 @@ class Listed:
 
 
 class LeastConsumedPlan(SequencePolicy[PlanState]):
-    """The order for known lengths, with random access. Used-up sources drop out; the last step may not be full.
+    """The order for known lengths, with random access. Used-up sources drop out; the last step may
+    not be full.
 
     Args:
-        lengths: Tokens of every sample of each source, in order; or :class:`Equal` or :class:`InOrder` samples.
+        lengths: Tokens of every sample of each source, in order; or :class:`Equal` or
+            :class:`InOrder` samples.
         batch: Examples per step.
         seed: Seed of the tie draw.
         start_counts: Tokens consumed of each source before the first sample; 0 by default.
-        stages: First sample of each stage and the sources in use, in order; None: all from the first on.
+        stages: First sample of each stage and the sources in use, in order; None: all from the
+            first on.
 
     Raises:
         ConfigError: no sources, no samples, a negative length, not one start count per source.
@@ -93,7 +99,9 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         >>> plan = LeastConsumedPlan([[4, 4, 4], [4, 4, 4], [6, 6]], BatchSchedule(4))
         >>> plan.sequence(0, 8)
         array([2, 0, 1, 0, 1, 2, 1, 0], dtype=int32)
-        >>> joined = LeastConsumedPlan([Equal(4), Equal(2)], BatchSchedule(4), stages=[(0, [0]), (50, [0, 1])])
+        >>> joined = LeastConsumedPlan(
+        ...     [Equal(4), Equal(2)], BatchSchedule(4), stages=[(0, [0]), (50, [0, 1])]
+        ... )
         >>> joined.sequence(46, 56)
         array([0, 0, 0, 0, 0, 1, 1, 0, 1, 1], dtype=int32)
     """
@@ -143,7 +151,9 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         )
 
     def _end(self) -> int | None:
-        """Samples until a stage has none left; found by walking to the last stage whose sources all have an end."""
+        """Samples until a stage has none left; found by walking to the last stage whose sources all
+        have an end.
+        """
         borders = [*self._members, None]
         for (first, members), stop in zip(self._members.items(), borders[1:], strict=True):
             if None in (samples := [self._samples[d] for d in members]):
@@ -186,8 +196,9 @@ _Lengths: TypeAlias = Equal | InOrder | Listed
 
 
 class _Walk:
-    """The draws from a state on. A sample's turn is the number of tokens of its source before it, so stretches of known
-    samples are sorted by turn; only samples with equal turns are drawn one by one.
+    """The draws from a state on. A sample's turn is the number of tokens of its source before it,
+    so stretches of known samples are sorted by turn; only samples with equal turns are drawn one by
+    one.
     """
 
     def __init__(
@@ -210,7 +221,9 @@ class _Walk:
         )  # of samples that were not drawn yet
 
     def join(self, members: Sequence[int]) -> None:
-        """Sets the sources in use; the tokens of new ones rise to the smallest count of those that stay."""
+        """Sets the sources in use; the tokens of new ones rise to the smallest count of those that
+        stay.
+        """
         staying = [d for d in members if d in self.active]
         smallest = min((self.tokens[d] for d in staying or self.active), default=0)
         for d in members:
@@ -237,7 +250,9 @@ class _Walk:
                 self._ahead[d] = np.concatenate([lookahead, self._lengths[d].between(first, until)])
 
     def _draw_sorted(self, stop: int) -> bool:
-        """Draws all samples whose turn is before that of any unknown sample; False: there are none."""
+        """Draws all samples whose turn is before that of any unknown sample; False:
+        there are none.
+        """
         until = min((self.tokens[d] + int(self._ahead[d].sum()) for d in self.active), default=0)
         turns = [self.tokens[d] + np.cumsum(self._ahead[d]) - self._ahead[d] for d in self.active]
         turns = [turn[: np.searchsorted(turn, until)] for turn in turns]
@@ -257,7 +272,9 @@ class _Walk:
     def _ties_broken(
         self, turn: Int64[np.ndarray, " n"], sources: list[int], samples: int
     ) -> list[int]:
-        """The first ``samples`` sources by rising turns; equal turns are in the order of the tie draw."""
+        """The first ``samples`` sources by rising turns; equal turns are in the order of the tie
+        draw.
+        """
         begins = np.flatnonzero(np.diff(turn, prepend=-1))
         sizes = np.diff(begins, append=turn.size)
         for at, size in zip(begins[sizes > 1].tolist(), sizes[sizes > 1].tolist(), strict=True):
@@ -269,7 +286,9 @@ class _Walk:
         return sources[:samples]
 
     def _draw_one(self) -> bool:
-        """Draws a sample, after dropping sources that were picked and had none left; False: no source has any."""
+        """Draws a sample, after dropping sources that were picked and had none left; False: no
+        source has any.
+        """
         while self.active:
             k = least(self.tokens, self.active, self.rng)
             if self.rows[k] != self._lengths[k].samples:

@@ -1,14 +1,18 @@
 """``least_consumed`` if the lengths of samples are not known in advance.
 
-:func:`build_interleaved_dataset` reads streaming sources, and :class:`LeastConsumed` is the state, written as JSON in
-the format of nanoschnack's checkpoints::
+:func:`build_interleaved_dataset` reads streaming sources, and :class:`LeastConsumed` is the state,
+written as JSON in the format of nanoschnack's checkpoints::
 
-    {"datasets": [{"spec": "docs", "row_offset": 123, "token_offset": 4567}, ...],
-     "seeded_specs": [...], "exhausted_specs": [...], "tie_rng": [...]}
+    {
+        "datasets": [{"spec": "docs", "row_offset": 123, "token_offset": 4567}, ...],
+        "seeded_specs": [...],
+        "exhausted_specs": [...],
+        "tie_rng": [...],
+    }
 
-Ties are broken as in :mod:`headrace_compat.least_consumed`. Unlike in the original, the state of the tie draw is
-saved, so a resumed run continues as if it had not stopped; and a new source starts at the smallest count of the sources
-in use, even if an unused one in the checkpoint is far behind.
+Ties are broken as in :mod:`headrace_compat.least_consumed`. Unlike in the original, the state of
+the tie draw is saved, so a resumed run continues as if it had not stopped; and a new source starts
+at the smallest count of the sources in use, even if an unused one in the checkpoint is far behind.
 """
 
 from __future__ import annotations
@@ -29,15 +33,18 @@ class LeastConsumed:
     Args:
         specs: Names of the sources in use, each once.
         seed: Seed of the tie draw, unless the state contains its state.
-        state: The result of :meth:`resume_state`, or a checkpoint of nanoschnack; None for a new run.
-        baseline: A new source starts at the smallest count of these: ``"live"`` (sources in use that are not used up)
-            or ``"saved"`` (all in the checkpoint, as in the original).
+        state: The result of :meth:`resume_state`, or a checkpoint of nanoschnack; None for a new
+            run.
+        baseline: A new source starts at the smallest count of these: ``"live"`` (sources in use
+            that are not used up) or ``"saved"`` (all in the checkpoint, as in the original).
 
     Raises:
         ConfigError: a name twice, none at all, or a state that cannot be read.
 
     Example:
-        >>> mix = LeastConsumed(["a", "b"], state={"datasets": [{"spec": "a", "row_offset": 3, "token_offset": 40}]})
+        >>> mix = LeastConsumed(
+        ...     ["a", "b"], state={"datasets": [{"spec": "a", "row_offset": 3, "token_offset": 40}]}
+        ... )
         >>> mix.tokens, mix.seeded
         ({'a': 40, 'b': 40}, ['b'])
         >>> mix.consume("b", 7)
@@ -87,7 +94,9 @@ class LeastConsumed:
         self._resume_ties(state)
 
     def _live(self) -> list[str]:
-        """The sources that still have samples; all of them if none has, because they would then start over."""
+        """The sources that still have samples; all of them if none has, because they would then
+        start over.
+        """
         return [self.specs[d] for d in self._active] or list(self.specs)
 
     def _check_spec(self, spec: str) -> str:
@@ -108,7 +117,9 @@ class LeastConsumed:
             ) from e
 
     def pick(self) -> str | None:
-        """The source of the next sample; None when all are exhausted. Call it once per sample: ties use up draws."""
+        """The source of the next sample; None when all are exhausted. Call it once per sample: ties
+        use up draws.
+        """
         if not self._active:
             return None
         return self.specs[least([self.tokens[s] for s in self.specs], self._active, self._rng)]
@@ -139,10 +150,12 @@ class LeastConsumed:
         self._active = [d for d in self._active if d != index]
 
     def resume_state(self) -> dict[str, Any]:
-        """The state as JSON: sources in use in their order, then the others by name, which are kept.
+        """The state as JSON: sources in use in their order, then the others by name, which are
+        kept.
 
-        A source not in use is written with the smallest count of those that still have samples, and listed in
-        ``seeded_specs``: when it returns, it is neither drawn alone until it has caught up nor left waiting.
+        A source not in use is written with the smallest count of those that still have samples, and
+        listed in ``seeded_specs``: when it returns, it is neither drawn alone until it has caught
+        up nor left waiting.
         """
         smallest = min(self.tokens[s] for s in self._live())
         others = sorted(set(self.tokens) - set(self.specs))
@@ -165,7 +178,9 @@ class LeastConsumed:
         return state
 
     def consumed(self) -> dict[str, tuple[int, int]]:
-        """Rows and tokens of each source in use since the start of this run, for the sum over ranks."""
+        """Rows and tokens of each source in use since the start of this run, for the sum over
+        ranks.
+        """
         return {
             s: (self.rows[s] - self._started_rows[s], self.tokens[s] - self._started_tokens[s])
             for s in self.specs
@@ -175,7 +190,8 @@ class LeastConsumed:
         """Set the counts to those of all ranks together.
 
         Args:
-            consumed: :meth:`consumed` of every rank, including this one. All ranks must have started from one state.
+            consumed: :meth:`consumed` of every rank, including this one. All ranks must have
+                started from one state.
 
         Raises:
             ConfigError: a rank with other sources.
@@ -214,9 +230,11 @@ def build_interleaved_dataset(
     """Samples of several sources, always from the one with the fewest tokens so far.
 
     Args:
-        sources: Samples by name. When resuming, they must start after the ``row_offset`` rows already seen.
+        sources: Samples by name. When resuming, they must start after the ``row_offset`` rows
+            already seen.
         count_tokens: Counts the tokens of a sample.
-        mix: Live counts, updated before a sample is returned; read its ``resume_state`` at a checkpoint.
+        mix: Live counts, updated before a sample is returned; read its ``resume_state`` at a
+            checkpoint.
         token_counts: Instead of ``mix``: tokens consumed from each source so far.
         seed: Seed of the tie draw, without ``mix``.
 
@@ -224,8 +242,8 @@ def build_interleaved_dataset(
         (name, sample).
 
     Raises:
-        ConfigError: both ``mix`` and ``token_counts``; sources other than those of ``mix``; a count that is negative
-            or of a name that is no source.
+        ConfigError: both ``mix`` and ``token_counts``; sources other than those of ``mix``; a count
+            that is negative or of a name that is no source.
 
     Example:
         >>> texts = {"a": ["aaa", "aaa"], "b": ["b", "b", "b"]}
@@ -308,7 +326,8 @@ def _exhausted(state: Mapping[str, Any] | None) -> set[str]:
 
 
 def cap_resume_rows(rows: Mapping[str, int], totals: Mapping[str, int]) -> dict[str, int]:
-    """Row offsets within the current pass: subtracts full passes that all sources have made, and caps the rest.
+    """Row offsets within the current pass: subtracts full passes that all sources have made, and
+    caps the rest.
 
     Args:
         rows: Rows seen of each source.

@@ -1,13 +1,14 @@
-"""Rows as in Megatron-LM and nmoe: windows over stretches of a cache that are concatenated in some order.
+"""Rows as in Megatron-LM and nmoe: windows over stretches of a cache that are concatenated in some
+order.
 
-Megatron's stretches are documents in the order of its index (:mod:`headrace_compat.gpt_index`); consecutive windows
-share a token, and have their own order. nmoe's stretches are the shards in stored order; a window that reaches the end
-of the source continues at its beginning, and the next window follows it. Rows of
-:class:`~headrace.data.token_seq.TokenSeqDataset`, by contrast, end with a part, which keeps a row within a chunk or
-two.
+Megatron's stretches are documents in the order of its index (:mod:`headrace_compat.gpt_index`);
+consecutive windows share a token, and have their own order. nmoe's stretches are the shards in
+stored order; a window that reaches the end of the source continues at its beginning, and the next
+window follows it. Rows of :class:`~headrace.data.token_seq.TokenSeqDataset`, by contrast, end with
+a part, which keeps a row within a chunk or two.
 
-Invariant: the windows cover all tokens of the stretches except those after the last full window. Price: 12 bytes of
-memory per stretch and, for Megatron's, a read for each document in a row.
+Invariant: the windows cover all tokens of the stretches except those after the last full window.
+Price: 12 bytes of memory per stretch and, for Megatron's, a read for each document in a row.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Listing(NamedTuple):
     """The tokens of rows.
 
     Attributes:
-        start: First token of each stretch, in the stream of all parts of the cache. No stretch crosses parts.
+        start: First token of each stretch, in the stream of all parts of the cache. No stretch
+            crosses parts.
         size: Tokens of each stretch.
         stride: Tokens from one window to the next.
         order: Window at each row; None: in stored order.
@@ -65,8 +67,8 @@ class ListedDataset(CacheDataset["ListedRows"]):
         pairs: False: train on preference pairs as on text; None: they are refused.
 
     Raises:
-        ConfigError: the cache holds preference pairs; or, with ``split_documents``, neither stores documents nor names
-            the token that ends them.
+        ConfigError: the cache holds preference pairs; or, with ``split_documents``, neither stores
+            documents nor names the token that ends them.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class ListedDataset(CacheDataset["ListedRows"]):
 
     @property
     def dropped_tokens(self) -> int:
-        """Tokens of the cache that are in no row: those of other splits, and after the last full window."""
+        """Tokens of the cache that are in no row: those of other splits, and after the last full
+        window.
+        """
         return self.cache.num_tokens - self._tokens_once
 
     @property

@@ -1,4 +1,6 @@
-"""Megatron-LM's blends, which reproduce its sequences, and its counts: sizes with a surplus, rounded splits."""
+"""Megatron-LM's blends, which reproduce its sequences, and its counts: sizes with a surplus,
+rounded splits.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ from headrace_compat.sequence import SequencePolicy
 
 
 class _LargestShortfall(SequencePolicy[tuple[int, ...]]):
-    """Example s goes to the component with the largest ``weight * max(s, 1) - drawn``, the first on a tie.
+    """Example s goes to the component with the largest ``weight * max(s, 1) - drawn``, the first on
+    a tie.
 
-    In float64, operation by operation as in Megatron-LM; but a component without supply is never drawn, not even on a
-    tie at zero. The state is the number of examples drawn.
+    In float64, operation by operation as in Megatron-LM; but a component without supply is never
+    drawn, not even on a tie at zero. The state is the number of examples drawn.
     """
 
     def __init__(
@@ -78,9 +81,11 @@ class GreedyBlend(_LargestShortfall):
 
 
 class ExhaustiveBlend(_LargestShortfall):
-    """``exhaustive``: greedy in proportion to the sizes, until every example is used; used-up components drop out.
+    """``exhaustive``: greedy in proportion to the sizes, until every example is used; used-up
+    components drop out.
 
-    A size of zero is allowed (the original loops forever on it). The last step may have fewer examples than its batch.
+    A size of zero is allowed (the original loops forever on it). The last step may have fewer
+    examples than its batch.
 
     Raises:
         ConfigError: no sizes, a negative one, or all are zero.
@@ -129,7 +134,8 @@ class Exhaustive(PolicyKind):
 def megatron_sizes(
     weights: Sequence[float], targets: Sequence[int], surplus: float = 0.005
 ) -> list[list[int]]:
-    """``[dataset][split]`` samples that Megatron-LM requests, ``ceil(ceil(target * weight) * (1 + surplus))``.
+    """``[dataset][split]`` samples that Megatron-LM requests, ``ceil(ceil(target * weight) * (1 +
+    surplus))``.
 
     The surplus ensures that rounding in the blend never exhausts a dataset.
 
@@ -147,7 +153,8 @@ def megatron_sizes(
 
 
 def megatron_splits(split: str) -> list[tuple[float, float] | None]:
-    """Fractions of the documents at which a split such as ``"969,30,1"`` begins and ends; None for an empty one.
+    """Fractions of the documents at which a split such as ``"969,30,1"`` begins and ends; None for
+    an empty one.
 
     Raises:
         ConfigError: no numbers, a negative one, or all zero.

@@ -1,17 +1,20 @@
-"""nmoe's staged plans: stages with token budgets and exact quotas, where the next stage may start at any example.
+"""nmoe's staged plans: stages with token budgets and exact quotas, where the next stage may start
+at any example.
 
-A :class:`StagePlan` says how many examples of each source every stage holds (largest remainder). :class:`StageStream`
-runs it example by example, as nmoe does: smooth weighted round robin within a stage, and the next stage at the very
-example at which all quotas are met, also within a step; without stages it is :class:`SmoothRoundRobin`. For stages that
-begin at steps and for weights that are schedules see :mod:`headrace.mix.stages`.
+A :class:`StagePlan` says how many examples of each source every stage holds (largest remainder).
+:class:`StageStream` runs it example by example, as nmoe does: smooth weighted round robin within a
+stage, and the next stage at the very example at which all quotas are met, also within a step;
+without stages it is :class:`SmoothRoundRobin`. For stages that begin at steps and for weights that
+are schedules see :mod:`headrace.mix.stages`.
 
-nmoe's errors are corrected here, and tested: every quota is reached whatever the weights (nmoe gives up after 2 n draws
-in vain); the state at any example can be computed in any stage (nmoe resumes the first stage's shards or fails); a
-stage's tokens count what an example really uses (nmoe counts ``seq_len`` and uses ``seq_len + 1``).
+nmoe's errors are corrected here, and tested: every quota is reached whatever the weights (nmoe
+gives up after 2 n draws in vain); the state at any example can be computed in any stage (nmoe
+resumes the first stage's shards or fails); a stage's tokens count what an example really uses (nmoe
+counts ``seq_len`` and uses ``seq_len + 1``).
 
-Each source has one position in the whole plan: one that occurs in two stages continues in the second where it stopped
-in the first. Price: 2 us per example to count up to it once; without stages, the sequence repeats, so at most one
-period, about a million examples, is ever counted.
+Each source has one position in the whole plan: one that occurs in two stages continues in the
+second where it stopped in the first. Price: 2 us per example to count up to it once; without
+stages, the sequence repeats, so at most one period, about a million examples, is ever counted.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ class PlannedStage:
         tokens: Its budget; only whole examples are drawn.
 
     Raises:
-        ConfigError: no source, no positive weight, or a budget that is not a non-negative whole number.
+        ConfigError: no source, no positive weight, or a budget that is not a non-negative whole
+            number.
     """
 
     name: str
@@ -74,13 +78,19 @@ class PlannedStage:
 
 
 def scale_stages(stages: Sequence[PlannedStage], total_tokens: int) -> list[PlannedStage]:
-    """The same stages with their budgets scaled to a total, rounded down (nmoe's ``total_tokens_b``).
+    """The same stages with their budgets scaled to a total, rounded down (nmoe's
+    ``total_tokens_b``).
 
     Raises:
         ConfigError: the stages hold no tokens.
 
     Example:
-        >>> [s.tokens for s in scale_stages([PlannedStage("a", {"x": 1}, 3), PlannedStage("b", {"x": 1}, 1)], 1000)]
+        >>> [
+        ...     s.tokens
+        ...     for s in scale_stages(
+        ...         [PlannedStage("a", {"x": 1}, 3), PlannedStage("b", {"x": 1}, 1)], 1000
+        ...     )
+        ... ]
         [750, 250]
     """
     total = sum(s.tokens for s in stages)
@@ -94,16 +104,19 @@ class StagePlan(WeightPlan):
 
     Args:
         stages: At least one, names distinct.
-        example_tokens: Tokens that one example uses of its source: ``seq_len``, or ``seq_len + 1`` if windows do not
-            overlap.
+        example_tokens: Tokens that one example uses of its source: ``seq_len``, or ``seq_len + 1``
+            if windows do not overlap.
         names: All sources, in the order in which they are numbered; None: as they first occur.
 
     Raises:
-        ConfigError: no stage, a name twice, names that are not those of the stages, a stage whose budget holds no
-            example, ``example_tokens`` below 1.
+        ConfigError: no stage, a name twice, names that are not those of the stages, a stage whose
+            budget holds no example, ``example_tokens`` below 1.
 
     Example:
-        >>> first, last = PlannedStage("pretrain", {"web": 3, "code": 1}, 4000), PlannedStage("mid", {"code": 1}, 1000)
+        >>> first, last = (
+        ...     PlannedStage("pretrain", {"web": 3, "code": 1}, 4000),
+        ...     PlannedStage("mid", {"code": 1}, 1000),
+        ... )
         >>> plan = StagePlan([first, last], 100)
         >>> plan.names, plan.examples, plan.quotas
         (('web', 'code'), (40, 10), ((30, 10), (0, 10)))
@@ -143,7 +156,9 @@ class StagePlan(WeightPlan):
         self.quotas: tuple[tuple[int, ...], ...] = tuple(
             map(self._quotas, self.stages, self.examples)
         )
-        """Examples of each source in each stage, by largest remainder (of equals, the stage's first source)."""
+        """Examples of each source in each stage, by largest remainder (of equals, the stage's first
+        source).
+        """
 
     def _quotas(self, stage: PlannedStage, examples: int) -> tuple[int, ...]:
         counts = largest_remainder(list(stage.weights.values()), examples)
@@ -166,7 +181,9 @@ class StagePlan(WeightPlan):
         return self.over(names).mixture(batch)
 
     def mixture(self, batch: BatchSchedule) -> MixturePlan:
-        """The plan with its stages at the steps that contain their first examples, for code that counts in steps."""
+        """The plan with its stages at the steps that contain their first examples, for code that
+        counts in steps.
+        """
         stages = [
             Stage(step, Blend(dict(stage.weights), f"stages[{k}].weights"), stage.name)
             for k, (stage, step) in enumerate(
@@ -198,14 +215,18 @@ class StagePlan(WeightPlan):
 class StageStream(SequencePolicy[StageState]):
     """nmoe's staged stream: equal to its sequence wherever that is complete.
 
-    The state is (stage, credits of the stage's sources, examples drawn of each of the plan's sources in this stage).
+    The state is (stage, credits of the stage's sources, examples drawn of each of the plan's
+    sources in this stage).
 
     Args:
         plan: The stages.
         batch: Examples per step; the last step may hold fewer.
 
     Example:
-        >>> first, last = PlannedStage("a", {"x": 0.5, "y": 0.3, "z": 0.2}, 10), PlannedStage("b", {"z": 1}, 3)
+        >>> first, last = (
+        ...     PlannedStage("a", {"x": 0.5, "y": 0.3, "z": 0.2}, 10),
+        ...     PlannedStage("b", {"z": 1}, 3),
+        ... )
         >>> StageStream(StagePlan([first, last], 1), BatchSchedule(4)).sequence(0, 99).tolist()
         [0, 1, 2, 0, 0, 1, 0, 2, 1, 0, 2, 2, 2]
     """
@@ -234,7 +255,9 @@ class StageStream(SequencePolicy[StageState]):
         return drawn, state
 
     def _walk_stage(self, state: StageState, n: int) -> tuple[list[int], StageState]:
-        """Up to ``n`` examples of the state's stage. A source that has met its quota is charged, but skipped."""
+        """Up to ``n`` examples of the state's stage. A source that has met its quota is charged,
+        but skipped.
+        """
         stage, start, so_far = state
         ids = self._ids[stage]
         quotas = self.plan.quotas[stage]
@@ -251,7 +274,9 @@ class StageStream(SequencePolicy[StageState]):
         return drawn, (stage, tuple(credit), tuple(emitted))
 
     def nmoe_state(self, index: int) -> dict[str, object]:
-        """The counters of nmoe's ``state_dict`` before example ``index``; its file cursors follow from the ordinals."""
+        """The counters of nmoe's ``state_dict`` before example ``index``; its file cursors follow
+        from the ordinals.
+        """
         stage, credit, emitted = self.state_at(index)
         return {
             "version": 1,
@@ -281,7 +306,9 @@ class Swrr(PolicyKind):
             raise ConfigError(problem, field="policy", value="swrr", cure=cure)
 
     def run_steps(self, config: MixtureConfig) -> int | None:
-        """The steps that hold the examples of all stages, of which the next begins within a step."""
+        """The steps that hold the examples of all stages, of which the next begins
+        within a step.
+        """
         if not config.stages:
             return super().run_steps(config)
         try:
@@ -359,11 +386,12 @@ def smooth_plan(
 
 
 class SmoothRoundRobin(SequencePolicy[tuple[int, ...]]):
-    """``swrr``: each draw credits every component with its weight, selects the richest and charges it the sum.
+    """``swrr``: each draw credits every component with its weight, selects the richest and charges
+    it the sum.
 
-    As in nmoe (and nginx), over constant weights in millionths; weight 0 is never drawn. The state consists of the
-    credits. It returns to zero after a period of (sum of the weights / their common divisor) examples, which makes
-    random access possible.
+    As in nmoe (and nginx), over constant weights in millionths; weight 0 is never drawn. The state
+    consists of the credits. It returns to zero after a period of (sum of the weights / their common
+    divisor) examples, which makes random access possible.
 
     Raises:
         ConfigError: no weights, all zero, or a schedule.
@@ -427,7 +455,9 @@ class SmoothRoundRobin(SequencePolicy[tuple[int, ...]]):
 def smooth_draws(
     weights_fp: Sequence[int], credit: Sequence[int]
 ) -> Iterator[tuple[int, list[int]]]:
-    """Endless draws of smooth weighted round robin: (component, credits after it); the list is reused."""
+    """Endless draws of smooth weighted round robin: (component, credits after it); the list is
+    reused.
+    """
     total = sum(weights_fp)
     now = list(credit)
     while True:

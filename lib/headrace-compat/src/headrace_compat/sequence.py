@@ -1,12 +1,13 @@
 """Policies that are defined example by example, with random access to any of them.
 
-The state of the sequence is saved every 4096 examples (at most at 512 positions: the longer the run, the further
-apart), and a stretch is counted again when it is requested. A sequence does not depend on how it is cut into steps or
-hosts.
+The state of the sequence is saved every 4096 examples (at most at 512 positions: the longer the
+run, the further apart), and a stretch is counted again when it is requested. A sequence does not
+depend on how it is cut into steps or hosts.
 
-Price: 2 to 4 us per example to count up to it once, unless there is an anchor (``Quota`` needs 2 us per **step**, and
-nothing if weights are constant): 50 minutes for a billion examples. Then 10 ms for a stretch of 4096 near the last one,
-and 10 ms times the distance of two saved states for an earlier one.
+Price: 2 to 4 us per example to count up to it once, unless there is an anchor (``Quota`` needs 2 us
+per **step**, and nothing if weights are constant): 50 minutes for a billion examples. Then 10 ms
+for a stretch of 4096 near the last one, and 10 ms times the distance of two saved states for an
+earlier one.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ State = TypeVar("State")
 
 
 class _SavedStates(Generic[State]):
-    """States before some stretches: at most 512 evenly spaced ones and the latest few; the first one always.
+    """States before some stretches: at most 512 evenly spaced ones and the latest few; the first
+    one always.
 
-    Safe for several threads without a lock: the numbers of a pair always match its states, and thinning out makes a new
-    pair. Concurrent threads may lose a state, which can be computed again.
+    Safe for several threads without a lock: the numbers of a pair always match its states, and
+    thinning out makes a new pair. Concurrent threads may lose a state, which can be computed again.
     """
 
     def __init__(self, first: State) -> None:
@@ -85,10 +87,12 @@ class _SavedStates(Generic[State]):
 
 
 class SequencePolicy(MixingPolicy, Generic[State]):
-    """A sequence of components defined one example after the other, with random access. Thread-safe.
+    """A sequence of components defined one example after the other, with random access.
+    Thread-safe.
 
-    Subclasses define the state before the first example and how a stretch is computed from a state. ``length`` is the
-    total number of examples, None if it is endless. The last step may have fewer than its batch.
+    Subclasses define the state before the first example and how a stretch is computed from a state.
+    ``length`` is the total number of examples, None if it is endless. The last step may have fewer
+    than its batch.
     """
 
     def __init__(self, components: int, batch: BatchSchedule, length: int | None = None) -> None:
@@ -108,7 +112,9 @@ class SequencePolicy(MixingPolicy, Generic[State]):
 
     @abc.abstractmethod
     def walk(self, state: State, first: int, n: int) -> tuple[list[int], State]:
-        """The next ``n`` components from ``state`` on, and the state after them; ``state`` itself is not changed."""
+        """The next ``n`` components from ``state`` on, and the state after them; ``state`` itself
+        is not changed.
+        """
 
     def state_at(self, index: int) -> State:
         """State before the example ``index``."""

@@ -1,4 +1,5 @@
-"""Megatron-LM and nmoe, as ``compat`` of a config: their rows, their order, and the fields of a run that they set.
+"""Megatron-LM and nmoe, as ``compat`` of a config: their rows, their order, and the fields of a run
+that they set.
 
 .. code-block:: yaml
 
@@ -7,10 +8,11 @@
     num_steps: 1000
     components: {web: {cache: caches/web, weight: 0.7}, code: {cache: caches/code, weight: 0.3}}
 
-``megatron``: samples of Megatron-LM's GPT dataset with its blending (:mod:`headrace_compat.gpt_index`); the order
-depends on the number of samples, so ``num_steps`` is required. ``nmoe``: non-overlapping windows over all shards that
-wrap around at the end of a source, drawn by smooth weighted round robin, with nmoe's stages. Both set ``policy``,
-``shuffle`` and ``row_order``; features that the other system lacks are refused. For orders of rollouts see
+``megatron``: samples of Megatron-LM's GPT dataset with its blending
+(:mod:`headrace_compat.gpt_index`); the order depends on the number of samples, so ``num_steps`` is
+required. ``nmoe``: non-overlapping windows over all shards that wrap around at the end of a source,
+drawn by smooth weighted round robin, with nmoe's stages. Both set ``policy``, ``shuffle`` and
+``row_order``; features that the other system lacks are refused. For orders of rollouts see
 :class:`~headrace_posttrain.rollouts.settings.RLSettings`.
 """
 
@@ -194,7 +196,9 @@ class Megatron(ListedSystem):
 
 
 def _samples(config: LmDataConfig) -> dict[str, int | None]:
-    """Samples that Megatron-LM requests from each component; with several, a few more than the blend draws."""
+    """Samples that Megatron-LM requests from each component; with several, a few more than the
+    blend draws.
+    """
     names = [*config.components]
     steps = config.num_steps or 0
     batch = BatchSchedule(config.batch_size)
@@ -248,7 +252,9 @@ def _gpt(
 
 
 def _lapping(cache: TokenCache, seq_len: int) -> Listing:
-    """Windows of nmoe: as many laps over the shards as it takes until a window begins at the first token again."""
+    """Windows of nmoe: as many laps over the shards as it takes until a window begins at the first
+    token again.
+    """
     size = cache.part_tokens
     total = int(size.sum())
     if not total:

@@ -1,8 +1,10 @@
-"""Tinker-style datums: to and from :class:`~headrace.batch.examples.Example`, with tinker-cookbook's rules.
+"""Tinker-style datums: to and from :class:`~headrace.batch.examples.Example`, with
+tinker-cookbook's rules.
 
-A datum is a mapping with ``model_input`` (all tokens but the last), ``target_tokens`` (all but the first) and, aligned
-to the targets, ``weights`` (SFT) or ``logprobs``, ``advantages`` and ``mask`` (RL). An example holds the same per
-token, so converting back loses nothing: a datum's first token is the first of its model input.
+A datum is a mapping with ``model_input`` (all tokens but the last), ``target_tokens`` (all but the
+first) and, aligned to the targets, ``weights`` (SFT) or ``logprobs``, ``advantages`` and ``mask``
+(RL). An example holds the same per token, so converting back loses nothing: a datum's first token
+is the first of its model input.
 
 Reference: tinker-cookbook ``supervised/common.py`` and ``rl/data_processing.py`` at 9dfcc3a.
 """
@@ -34,7 +36,8 @@ def sft_datum(
     Args:
         tokens: All tokens.
         weights: How much each token counts.
-        max_length: Tokens after this many are cut off before the shift: the datum has ``max_length - 1`` positions.
+        max_length: Tokens after this many are cut off before the shift: the datum has ``max_length
+            - 1`` positions.
         reduction: ``mean``: weights are divided by their sum, unless that is 0.
 
     Raises:
@@ -42,7 +45,11 @@ def sft_datum(
 
     Example:
         >>> datum = sft_datum([1, 2, 3], [0, 1, 1], reduction="mean")
-        >>> datum["model_input"].tolist(), datum["target_tokens"].tolist(), datum["weights"].tolist()
+        >>> (
+        ...     datum["model_input"].tolist(),
+        ...     datum["target_tokens"].tolist(),
+        ...     datum["weights"].tolist(),
+        ... )
         ([1, 2], [2, 3], [0.5, 0.5])
     """
     ids = np.asarray(tokens)
@@ -160,23 +167,25 @@ def join_turns(
     group: int | None = None,
     strict: bool = False,
 ) -> list[Example]:
-    """Joins turns of a conversation into as few sequences as possible: a turn whose observation starts with all tokens
-    of the previous turn continues it.
+    """Joins turns of a conversation into as few sequences as possible: a turn whose observation
+    starts with all tokens of the previous turn continues it.
 
-    Continuation is decided by **token ids**, not text: the same text may be tokenised differently the second time, and
-    the model would then be trained on tokens it never saw.
+    Continuation is decided by **token ids**, not text: the same text may be tokenised differently
+    the second time, and the model would then be trained on tokens it never saw.
 
     Args:
         turns: In order.
         weight: Weight of trained tokens: the advantage.
         group: The group's number.
-        strict: Whether a turn that does not continue the previous one is an error instead of starting a new sequence.
+        strict: Whether a turn that does not continue the previous one is an error instead of
+            starting a new sequence.
 
     Returns:
         Examples whose mask is 1 on actions; none if there are no turns.
 
     Raises:
-        ConfigError: log probabilities and actions differ in number; with ``strict``, a turn does not continue.
+        ConfigError: log probabilities and actions differ in number; with ``strict``, a turn does
+            not continue.
 
     Example:
         >>> [example] = join_turns([Turn([1, 2], [3]), Turn([1, 2, 3, 4], [5])])
@@ -195,7 +204,8 @@ def join_turns(
             if strict:
                 same = np.append(observation[: so_far.size] == so_far[: observation.size], False)
                 raise ConfigError(
-                    f"does not begin with the tokens of the turns before it (first other one: {int(same.argmin())})",
+                    "does not begin with the tokens of the turns before it (first other one:"
+                    f" {int(same.argmin())})",
                     field=f"turns[{number}]",
                     value=observation.tolist() if observation.size < 20 else int(observation.size),
                     cure="Keep the ids that were sampled, rather than tokenise their text again.",

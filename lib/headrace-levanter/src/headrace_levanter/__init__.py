@@ -1,14 +1,19 @@
-"""The interface to Levanter: headrace's batches in ``levanter.main.train_lm`` and in ``Trainer.train``.
+"""The interface to Levanter: headrace's batches in ``levanter.main.train_lm`` and in
+``Trainer.train``.
 
-Two routes deliver the same batches, row for row, so a run can change from one to the other at any checkpoint:
+Two routes deliver the same batches, row for row, so a run can change from one to the other at any
+checkpoint:
 
-- :class:`~headrace_levanter.dataset.HeadraceDataset` is a Levanter dataset, which Levanter's ``DataLoader`` reads one
-  example at a time. :class:`~headrace_levanter.config.HeadraceDataConfig` makes it the ``data`` of ``TrainLmConfig``;
+- :class:`~headrace_levanter.dataset.HeadraceDataset` is a Levanter dataset, which Levanter's
+  ``DataLoader`` reads one example at a time. :class:`~headrace_levanter.config.HeadraceDataConfig`
+  makes it the ``data`` of ``TrainLmConfig``;
 - :class:`~headrace_levanter.loader.LmLoader` passes headrace's own loader to ``Trainer.train``;
-  :func:`~headrace_levanter.loader.own_loader` and ``python -m headrace_levanter.train_lm`` do so for ``train_lm``.
+  :func:`~headrace_levanter.loader.own_loader` and ``python -m headrace_levanter.train_lm`` do so
+  for ``train_lm``.
 
-Price: scripts/bench/bench_levanter.py compares both with Levanter's own cache; docs/levanter.md explains how to switch.
-Levanter is imported only when one of these names is used: the import takes seconds, and headrace works without it.
+Price: scripts/bench/bench_levanter.py compares both with Levanter's own cache; docs/levanter.md
+explains how to switch. Levanter is imported only when one of these names is used: the import takes
+seconds, and headrace works without it.
 """
 
 from typing import Any

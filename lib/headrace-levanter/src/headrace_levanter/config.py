@@ -1,8 +1,9 @@
 """``HeadraceDataConfig``: a headrace config as the ``data`` of Levanter's ``TrainLmConfig``.
 
-``train_lm`` requests four things from its data config: a tokenizer (for its length and for evaluation), the training
-set, and the evaluation sets with and without tags. This class takes them from a headrace config. Levanter neither mixes
-nor shuffles, so its ``data_seed`` has no effect: the seed is that of the headrace config.
+``train_lm`` requests four things from its data config: a tokenizer (for its length and for
+evaluation), the training set, and the evaluation sets with and without tags. This class takes them
+from a headrace config. Levanter neither mixes nor shuffles, so its ``data_seed`` has no effect: the
+seed is that of the headrace config.
 """
 
 from __future__ import annotations
@@ -36,18 +37,19 @@ class HeadraceDataConfig:
     .. code-block:: yaml
 
         data:
-          config: data.yaml             # or the config itself: {components: ..., seq_len: 2048, batch_size: 256}
+          # or the config itself: {components: ..., seq_len: 2048, batch_size: 256}
+          config: data.yaml
           run_dir: gs://runs/1b/checkpoints/run-7
 
     Attributes:
-        config: A headrace config: :class:`headrace.LmDataConfig`, the path of its YAML, or its content. Its ``seq_len``
-            and ``batch_size`` must equal the trainer's.
+        config: A headrace config: :class:`headrace.LmDataConfig`, the path of its YAML, or its
+            content. Its ``seq_len`` and ``batch_size`` must equal the trainer's.
         settings: ``name=value`` settings that override it.
-        tokenizer: Name or folder of the tokenizer that Levanter loads for evaluation and export. None: a stand-in with
-            the size of the caches' vocabulary.
-        run_dir: Folder of the run's checkpoints, ``checkpointer.base_path`` with the run's id. The run's manifest is
-            saved there; a resumed run with different data, order or mixture is refused, with the difference shown.
-            None: runs are not compared.
+        tokenizer: Name or folder of the tokenizer that Levanter loads for evaluation and export.
+            None: a stand-in with the size of the caches' vocabulary.
+        run_dir: Folder of the run's checkpoints, ``checkpointer.base_path`` with the run's id. The
+            run's manifest is saved there; a resumed run with different data, order or mixture is
+            refused, with the difference shown. None: runs are not compared.
     """
 
     config: Any = None
@@ -155,12 +157,15 @@ def open_run_beside(run_dir: str | None, rows: HeadraceDataset) -> None:
 
 
 def check_length(Pos: Any, config: LmDataConfig) -> None:
-    """Raises ConfigError unless rows are as long as Levanter's position axis, and batches are not split."""
+    """Raises ConfigError unless rows are as long as Levanter's position axis, and batches are not
+    split.
+    """
     check_whole_batches(config)
     lengths = [length for _, length in config.phases]
     if lengths != [Pos.size]:
         raise ConfigError(
-            f"is {lengths[0] if len(lengths) == 1 else lengths} for headrace and {Pos.size} for Levanter",
+            f"is {lengths[0] if len(lengths) == 1 else lengths} for headrace and {Pos.size} for"
+            " Levanter",
             field="seq_len",
             cure="Write the same in seq_len and in train_seq_len (or the model's max_seq_len).",
         )

@@ -1,8 +1,9 @@
 """Converts a ``PackedBatch`` for Levanter's trainers, and back.
 
-Levanter's ``LmExample`` (haliax arrays) and ``GrugLmExample`` (plain ones) hold tokens, a loss weight for the token
-that follows, and a causal mask with segment ids, aligned as in a PackedBatch. Levanter is imported on first use. It
-keeps no lengths, so converting back finds segments where ids change; a negative id is padding.
+Levanter's ``LmExample`` (haliax arrays) and ``GrugLmExample`` (plain ones) hold tokens, a loss
+weight for the token that follows, and a causal mask with segment ids, aligned as in a PackedBatch.
+Levanter is imported on first use. It keeps no lengths, so converting back finds segments where ids
+change; a negative id is padding.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from headrace.errors import ConfigError, install_command
 
 
 def to_grug_example(batch: PackedBatch) -> Any:
-    """Converts to Levanter's ``GrugLmExample``: ``[B, S]`` arrays on the batch's devices; works under jit.
+    """Converts to Levanter's ``GrugLmExample``: ``[B, S]`` arrays on the batch's devices; works
+    under jit.
 
     Raises:
         ConfigError: marin-levanter is not installed.
@@ -65,8 +67,8 @@ def to_lm_example(
 def from_levanter_example(example: Any) -> PackedBatch:
     """Converts a ``GrugLmExample`` or ``LmExample`` of one or more rows to a batch on the host.
 
-    A segment starts where the segment ids of the attention mask change; tokens of no segment (a negative id) must be at
-    the end of their row. Without segment ids each row is one segment.
+    A segment starts where the segment ids of the attention mask change; tokens of no segment (a
+    negative id) must be at the end of their row. Without segment ids each row is one segment.
 
     Raises:
         ConfigError: padding comes before tokens.

@@ -29,13 +29,15 @@ def command(
     form: Annotated[
         Literal["consolidated", "sharded"],
         typer.Option(
-            help="For levanter: one array per leaf (any release), or one folder per part (since May 2026)."
+            help="For levanter: one array per leaf (any release), or one folder per part (since"
+            " May 2026)."
         ),
     ] = "consolidated",
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Stored type of the tokens; by default int32 for levanter, otherwise that of the cache."
+            help="Stored type of the tokens; by default int32 for levanter, otherwise that of the"
+            " cache."
         ),
     ] = None,
     tokenizer: Annotated[
@@ -43,7 +45,8 @@ def command(
         typer.Option(
             "--tokenizer",
             "-t",
-            help="For headrace: the tokenizer of a Levanter cache, which keeps only its name. The copy keeps it.",
+            help="For headrace: the tokenizer of a Levanter cache, which keeps only its name. The"
+            " copy keeps it.",
             metavar="FILE",
         ),
     ] = None,
@@ -51,13 +54,15 @@ def command(
 ) -> None:
     """Write a token cache in Levanter's format, or one of Levanter's in headrace's.
 
-    Levanter's caches can also be read in place; a copy in headrace's format has checksums, digests and small chunks.
+    Levanter's caches can also be read in place; a copy in headrace's format has checksums, digests
+    and small chunks.
 
     For example:
 
         headrace convert cache levanter-cache/train --layout levanter
 
-        headrace convert levanter-cache/train cache --layout headrace --dtype uint16 --tokenizer llama3/
+        headrace convert levanter-cache/train cache --layout headrace --dtype uint16 --tokenizer
+        llama3/
     """
     from headrace.store.consolidate import consolidate
     from headrace.store.joined import open_cache
@@ -83,7 +88,8 @@ def command(
     typer.echo(
         json.dumps(facts)
         if as_json
-        else f"Wrote {output} in {layout}'s format: {format_count(source.num_documents, 'document')},"
+        else f"Wrote {output} in {layout}'s format:"
+        f" {format_count(source.num_documents, 'document')},"
         f" {source.num_tokens:,} tokens."
     )
 
@@ -91,7 +97,9 @@ def command(
 def _stated(
     cache: TokenCache, layout: ChunkLayout, path: str
 ) -> tuple[dict[str, Any], bytes | None]:
-    """Record and file of the tokenizer that the user names for a cache that does not keep its own."""
+    """Record and file of the tokenizer that the user names for a cache that does
+    not keep its own.
+    """
     from headrace.errors import ConfigError
     from headrace.ingest.base_tokenizer import named_only
     from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
@@ -115,7 +123,8 @@ def _stated(
         tokenizer = load_tokenizer(TokenizerConfig(path, bos="none", eos=plain.decode([end])))
     except ConfigError as error:
         raise ConfigError(
-            f"cannot be the tokenizer of {cache.path}: its first document ends with id {end}, no special token here",
+            f"cannot be the tokenizer of {cache.path}: its first document ends with id {end}, no"
+            " special token here",
             field="tokenizer",
             value=path,
             cure=f"Name the one with which it was built ({record.get('path')!r}).",

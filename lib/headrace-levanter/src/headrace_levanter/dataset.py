@@ -1,12 +1,15 @@
-"""A headrace dataset as a Levanter ``AsyncDataset``, for Levanter's ``DataLoader`` and ``train_lm``.
+"""A headrace dataset as a Levanter ``AsyncDataset``, for Levanter's ``DataLoader`` and
+``train_lm``.
 
-Levanter requests examples by number and stacks them itself, so each example is a separate object; all work that can be
-shared (locating rows, reading, weights, segments) is done once per request. Examples are numbered through the run:
-example ``offset(step) + k`` is row k of that step's batch, in the same order as in headrace's own loader. A run resumes
-with Levanter's ``iter_from_step``: nothing is stored.
+Levanter requests examples by number and stacks them itself, so each example is a separate object;
+all work that can be shared (locating rows, reading, weights, segments) is done once per request.
+Examples are numbered through the run: example ``offset(step) + k`` is row k of that step's batch,
+in the same order as in headrace's own loader. A run resumes with Levanter's ``iter_from_step``:
+nothing is stored.
 
-Price: scripts/bench/bench_levanter.py. Nothing is kept between requests, so each request (32 batches) reads again every
-stored block that it needs; :class:`~headrace_levanter.loader.LmLoader` reads it once.
+Price: scripts/bench/bench_levanter.py. Nothing is kept between requests, so each request (32
+batches) reads again every stored block that it needs; :class:`~headrace_levanter.loader.LmLoader`
+reads it once.
 """
 
 from __future__ import annotations
@@ -56,19 +59,22 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
 
     Args:
         dataset: The dataset to load: a mixture, or any dataset that yields a PackedBatch.
-        batch_size: Rows of the global batch, as for headrace's loader; not needed for a mixture, which has its own.
-        named: Whether examples are ``LmExample`` (what ``train_lm`` takes) or ``GrugLmExample`` (what goes into a
-            ``DirectDatasetComponent``).
+        batch_size: Rows of the global batch, as for headrace's loader; not needed for a mixture,
+            which has its own.
+        named: Whether examples are ``LmExample`` (what ``train_lm`` takes) or ``GrugLmExample``
+            (what goes into a ``DirectDatasetComponent``).
         position_axis: Name of the axis of positions.
-        row_order: As for headrace's loader; datasets that do not locate their rows are read in stream order.
-        prefetch_bytes: Budget of headrace's own loader, if :func:`~headrace_levanter.loader.own_loader` uses it in
-            place of Levanter's.
+        row_order: As for headrace's loader; datasets that do not locate their rows are read in
+            stream order.
+        prefetch_bytes: Budget of headrace's own loader, if
+            :func:`~headrace_levanter.loader.own_loader` uses it in place of Levanter's.
         row_exchange: As for that loader.
-        last_batch: As for that loader. Levanter's own loader sees the rows of whole batches, or of all with ``pad``.
+        last_batch: As for that loader. Levanter's own loader sees the rows of whole batches, or of
+            all with ``pad``.
 
     Raises:
-        ConfigError: the row length changes during the run, but Levanter's position axis is fixed; the batch size is
-            missing.
+        ConfigError: the row length changes during the run, but Levanter's position axis is fixed;
+            the batch size is missing.
     """
 
     def __init__(
@@ -103,7 +109,9 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         stop_loaders_at_exit()
 
     def describe(self) -> dict[str, Any]:
-        """Describes all that determines the batches, exactly as headrace's own loader of the same dataset."""
+        """Describes all that determines the batches, exactly as headrace's own loader of the same
+        dataset.
+        """
         return self._order.describe()
 
     def begin_as(self, beginning: Any) -> bool:
@@ -121,7 +129,9 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
 
     @property
     def _delivered_rows(self) -> int | None:
-        """Rows of all batches, repeated ones included and without padding; None if there is no end."""
+        """Rows of all batches, repeated ones included and without padding; None if
+        there is no end.
+        """
         end = self._order.data_end
         return None if end is None else end.rows + end.filled_rows - end.dropped_rows
 
@@ -184,7 +194,9 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeadraceDataset:
-        """Returns itself: Levanter copies its configs to log them, but open files cannot be copied."""
+        """Returns itself: Levanter copies its configs to log them, but open files
+        cannot be copied.
+        """
         return self
 
 
@@ -197,9 +209,9 @@ def direct_component(
 ) -> DirectDatasetComponent:
     """A component for Levanter's own ``LmDataConfig``, beside components of other kinds.
 
-    Levanter then mixes by its own rules and shuffles within blocks of ``mixture_block_size`` examples: each block holds
-    the same examples of a headrace mixture, in a different order. If ``mixture_block_size`` equals the batch size, each
-    batch holds the same examples as in headrace.
+    Levanter then mixes by its own rules and shuffles within blocks of ``mixture_block_size``
+    examples: each block holds the same examples of a headrace mixture, in a different order. If
+    ``mixture_block_size`` equals the batch size, each batch holds the same examples as in headrace.
 
     Args:
         train: Dataset to train on.

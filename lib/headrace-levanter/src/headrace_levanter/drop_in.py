@@ -1,8 +1,10 @@
-"""Feeds an unchanged Levanter data config from headrace: headrace delivers the training data, Levanter evaluates.
+"""Feeds an unchanged Levanter data config from headrace: headrace delivers the training data,
+Levanter evaluates.
 
-:func:`fed` returns a config of Levanter's own class with one more component, ``headrace``. Only this component has a
-weight; it holds the mixture that the given config describes. Levanter's evaluation uses all other components, with
-their tags; ``train_set``, ``train_sets`` and ``train_mixture`` return headrace's rows.
+:func:`fed` returns a config of Levanter's own class with one more component, ``headrace``. Only
+this component has a weight; it holds the mixture that the given config describes. Levanter's
+evaluation uses all other components, with their tags; ``train_set``, ``train_sets`` and
+``train_mixture`` return headrace's rows.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class FedMixture(MixtureDataset[Any]):
     Args:
         rows: The rows, which are not mixed again.
         own: The headrace config of the rows.
-        block_size: Rows that hooks count as a block: the batch size, or the largest common divisor of all batch sizes.
+        block_size: Rows that hooks count as a block: the batch size, or the largest common divisor
+            of all batch sizes.
     """
 
     def __init__(self, rows: HeadraceDataset, own: OwnConfig, block_size: int) -> None:
@@ -82,7 +85,8 @@ class FedMixture(MixtureDataset[Any]):
 
 @dataclass(frozen=True)
 class FedDataConfig(LmDataConfig):
-    """Levanter's data config with headrace's rows as the only component trained on; :func:`fed` makes it.
+    """Levanter's data config with headrace's rows as the only component trained on; :func:`fed`
+    makes it.
 
     Attributes:
         own: The headrace config of the rows.
@@ -120,8 +124,8 @@ class FedDataConfig(LmDataConfig):
         return FedMixture(self.rows, self.own, self.mixture_block_size)
 
     def validation_sets(self, Pos: Any) -> Mapping[str, Any]:
-        """Levanter's validation sets; those of components of which rows are held out are headrace's: the rows that it
-        does not train on.
+        """Levanter's validation sets; those of components of which rows are held out are
+        headrace's: the rows that it does not train on.
         """
         own = self._held_out(Pos.size)
         held_out = {
@@ -153,8 +157,8 @@ def fed(
 ) -> FedDataConfig:
     """A Levanter data config whose training rows headrace delivers.
 
-    Levanter builds missing caches if ``auto_build_caches`` allows it. Differences from Levanter are logged, with the
-    notes of ``headrace config from-levanter``.
+    Levanter builds missing caches if ``auto_build_caches`` allows it. Differences from Levanter are
+    logged, with the notes of ``headrace config from-levanter``.
 
     Args:
         config: Levanter's config; it is not changed.
@@ -180,7 +184,10 @@ def fed(
             cure=cure,
         )
     if COMPONENT in config.components:
-        cure = "Call it otherwise, and name its folder with cache_dir; a config that was fed before is not fed again."
+        cure = (
+            "Call it otherwise, and name its folder with cache_dir; a config that was fed before"
+            " is not fed again."
+        )
         raise ConfigError(
             "is the name of what is fed", field=f"data.components.{COMPONENT}", cure=cure
         )
@@ -238,7 +245,9 @@ def _translated(
 
 
 def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, Any]:
-    """The rows of a config; for caches that do not record their tokenizer, it gets that of Levanter's config."""
+    """The rows of a config; for caches that do not record their tokenizer, it gets that of
+    Levanter's config.
+    """
     try:
         return own, own.dataset()
     except ConfigError as error:
@@ -255,7 +264,9 @@ def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, Any]:
 
 
 def _listed_caches(config: LmDataConfig, name: str) -> str | list[str]:
-    """Paths of a component's caches according to the catalog, which overrides the component itself."""
+    """Paths of a component's caches according to the catalog, which overrides the
+    component itself.
+    """
     from levanter.store import cache  # only the newest release has catalogs, and this field
 
     url = str(getattr(config, "cache_catalog"))  # noqa: B009
@@ -273,7 +284,9 @@ def _listed_caches(config: LmDataConfig, name: str) -> str | list[str]:
 
 
 def _build_missing(config: LmDataConfig, own: OwnConfig) -> None:
-    """Lets Levanter build missing caches; existing ones may have either format, or be listed in a catalog."""
+    """Lets Levanter build missing caches; existing ones may have either format, or be listed in a
+    catalog.
+    """
     if own.cache_catalog is not None:
         return
     forms = (LEVANTERS_LEDGER, LEDGER_NAME)

@@ -1,17 +1,18 @@
 """Writing a cache in Levanter's form, from one of any form.
 
-A cache is built in headrace's format and then converted: its parts have digests and a checksum in every chunk, can be
-resumed and repaired one by one, and need only some megabytes to write. Levanter's format has none of that, and a shard
-of it is half a gigabyte that must be written at once. The output is what every release of Levanter opens (some refuse
-other chunks or codecs): shards of 134,217,728 elements in chunks of 262,144, blosc with lz4 at level 5, arrays of 2**54
+A cache is built in headrace's format and then converted: its parts have digests and a checksum in
+every chunk, can be resumed and repaired one by one, and need only some megabytes to write.
+Levanter's format has none of that, and a shard of it is half a gigabyte that must be written at
+once. The output is what every release of Levanter opens (some refuse other chunks or codecs):
+shards of 134,217,728 elements in chunks of 262,144, blosc with lz4 at level 5, arrays of 2**54
 elements that are never resized.
 
-``consolidated`` is one pair of arrays for each leaf, which all releases read; ``sharded`` keeps a folder for each part,
-which those since May 2026 read.
+``consolidated`` is one pair of arrays for each leaf, which all releases read; ``sharded`` keeps a
+folder for each part, which those since May 2026 read.
 
-Invariant: documents and leaves in order, row by row; a leaf with one value per document becomes one with rows of one
-value. Price: one pass over the cache; memory of about three times one shard of Levanter's (1.5 GiB of int32), less for
-a smaller cache.
+Invariant: documents and leaves in order, row by row; a leaf with one value per document becomes one
+with rows of one value. Price: one pass over the cache; memory of about three times one shard of
+Levanter's (1.5 GiB of int32), less for a smaller cache.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def write_levanter(
 
     Args:
         cache: The cache to write.
-        output: Folder or URL: new, empty, or with an interrupted conversion. Levanter looks for the caches of its
-            config in folders named ``train`` and ``validation``.
+        output: Folder or URL: new, empty, or with an interrupted conversion. Levanter looks for the
+            caches of its config in folders named ``train`` and ``validation``.
         form: One array for each leaf, or a folder for each part.
         dtype: Dtype of the tokens; Levanter's own is int32.
         advance: Called with the number of tokens and values written since its last call.
@@ -59,7 +60,8 @@ def write_levanter(
         The ledger.
 
     Raises:
-        CacheError: the output contains something else, cannot be written, or an id does not fit the dtype.
+        CacheError: the output contains something else, cannot be written, or an id does not fit the
+            dtype.
     """
     files.check_writable(output)
     _check_vacant(output)
@@ -118,7 +120,8 @@ def _writer(url: str, dtype: np.dtype[Any]) -> ArrayWriter:
 
 
 def array_metadata(dtype: np.dtype[Any]) -> dict[str, Any]:
-    """``zarr.json`` of an array as Levanter writes it. What is left out is TensorStore's default, there as here.
+    """``zarr.json`` of an array as Levanter writes it. What is left out is TensorStore's default,
+    there as here.
 
     Example:
         >>> array_metadata(np.dtype("int32"))["chunk_grid"]["configuration"]

@@ -39,8 +39,9 @@ def command(
 ) -> None:
     """Translate a Levanter or Marin data config, with a note on everything that differs.
 
-    A note names each feature that headrace does not have. Only FILE and the files that it includes are read. With
-    --look, the ledgers of the caches are read too, for at most 30 seconds: they show whether a tokenizer is needed.
+    A note names each feature that headrace does not have. Only FILE and the files that it includes
+    are read. With --look, the ledgers of the caches are read too, for at most 30 seconds: they show
+    whether a tokenizer is needed.
 
     For example:
 
@@ -76,9 +77,12 @@ def command(
 
 
 def _sizes_within(caches: list[str], seconds: float) -> dict[str, int | None]:
-    """Tokens of each cache that can be opened in time; reports the caches it looks at and those that did not answer."""
+    """Tokens of each cache that can be opened in time; reports the caches it looks at and those
+    that did not answer.
+    """
     typer.echo(
-        f"look: reading the ledgers of {format_count(len(caches), 'cache')} for at most {seconds:g} s:"
+        f"look: reading the ledgers of {format_count(len(caches), 'cache')} for at most"
+        f" {seconds:g} s:"
         f" {', '.join(caches)}",
         err=True,
     )

@@ -1,8 +1,9 @@
 """Stops Levanter's loaders before the interpreter ends.
 
-Their threads are daemons. When the interpreter ends, Python ends each of them at its next acquisition of the lock,
-which may be inside compiled code of JAX; the process then dies with signal 6 or 11 although all its work is done.
-Loaders that still run at the end of the program are therefore stopped first.
+Their threads are daemons. When the interpreter ends, Python ends each of them at its next
+acquisition of the lock, which may be inside compiled code of JAX; the process then dies with signal
+6 or 11 although all its work is done. Loaders that still run at the end of the program are
+therefore stopped first.
 """
 
 from __future__ import annotations

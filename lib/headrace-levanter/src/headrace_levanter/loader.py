@@ -1,8 +1,8 @@
 """headrace's own loader as an iterable of ``LmExample`` batches, for Levanter's ``Trainer.train``.
 
-The loader's background work shards batches over the trainer's mesh; then one small compiled function per batch computes
-weights and segments and names the axes. No example is handled separately, so the loader keeps its speed:
-scripts/bench/bench_levanter.py.
+The loader's background work shards batches over the trainer's mesh; then one small compiled
+function per batch computes weights and segments and names the axes. No example is handled
+separately, so the loader keeps its speed: scripts/bench/bench_levanter.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from headrace_levanter.dataset import HeadraceDataset, check_whole_batches
 
 
 class LmBatches(Iterator[Any]):
-    """Batches from a step on, from :meth:`LmLoader.iter_from_step`. Closing or deleting it stops the loading."""
+    """Batches from a step on, from :meth:`LmLoader.iter_from_step`. Closing or deleting it stops
+    the loading.
+    """
 
     def __init__(self, batches: Prefetched[Any], convert: Any) -> None:
         self._batches = batches
@@ -60,7 +62,8 @@ class LmLoaderOptions(LoaderOptions, total=False):
 
 
 class LmLoader:
-    """Batches of ``LmExample`` for ``Trainer.train``, with the interface of Levanter's ``DataLoader``.
+    """Batches of ``LmExample`` for ``Trainer.train``, with the interface of Levanter's
+    ``DataLoader``.
 
     ::
 
@@ -73,7 +76,8 @@ class LmLoader:
         dataset: The dataset to load.
         batch_size: As for :class:`headrace.DataLoader`.
         mesh: The trainer's mesh.
-        axis_resources: Mesh axes over which each named axis is sharded: ``trainer.compute_axis_mapping``.
+        axis_resources: Mesh axes over which each named axis is sharded:
+            ``trainer.compute_axis_mapping``.
         batch_axis: Name of the axis of rows.
         position_axis: Name of the axis of positions.
         options: ``prefetch_bytes``, ``row_order`` and others, as for :class:`headrace.DataLoader`.
@@ -110,9 +114,11 @@ class LmLoader:
         position_axis: str = "position",
         **options: Unpack[LmLoaderOptions],
     ) -> LmLoader:
-        """The loader for a trainer, with its mesh, axes and batch sizes, which must equal the dataset's.
+        """The loader for a trainer, with its mesh, axes and batch sizes, which must equal the
+        dataset's.
 
-        ``prefetch_bytes``, ``row_order`` and ``row_exchange`` come from the config, if there is one.
+        ``prefetch_bytes``, ``row_order`` and ``row_exchange`` come from the config, if there is
+        one.
 
         Raises:
             ConfigError: the batch size differs from ``trainer.train_batch_size``.
@@ -140,7 +146,9 @@ class LmLoader:
         return self.loader.describe()
 
     def iter_from_step(self, step: Any = None) -> LmBatches:
-        """Batches from ``step`` on: a number, an array of one number (as in the trainer's state), or None for 0."""
+        """Batches from ``step`` on: a number, an array of one number (as in the trainer's state),
+        or None for 0.
+        """
         return LmBatches(
             self.loader.iter_from_step(0 if step is None else int(step)), self._convert
         )
@@ -179,7 +187,8 @@ def check_schedule(
     )
     if schedule is not None and schedule != theirs:
         raise ConfigError(
-            f"is {schedule.to_config()} for headrace and {theirs.to_config()} for Levanter's trainer",
+            f"is {schedule.to_config()} for headrace and {theirs.to_config()} for Levanter's"
+            " trainer",
             field="batch_size",
             cure="Write the same in batch_size and in trainer.train_batch_size.",
         )
@@ -187,10 +196,11 @@ def check_schedule(
 
 @contextlib.contextmanager
 def own_loader() -> Iterator[None]:
-    """Within this context, ``Trainer.data_loader`` returns headrace's loader for headrace's datasets.
+    """Within this context, ``Trainer.data_loader`` returns headrace's loader for headrace's
+    datasets.
 
-    So an unchanged ``levanter.main.train_lm`` trains with headrace's own loader. Levanter's datasets, and all datasets
-    for evaluation, still get Levanter's loader.
+    So an unchanged ``levanter.main.train_lm`` trains with headrace's own loader. Levanter's
+    datasets, and all datasets for evaluation, still get Levanter's loader.
 
     Example:
         >>> with own_loader():  # doctest: +SKIP
@@ -222,7 +232,9 @@ def own_loader() -> Iterator[None]:
 def _sharding(
     mesh: Mesh, resources: Mapping[str, Any], batch_axis: str, position_axis: str
 ) -> NamedSharding:
-    """Sharding of ``[batch, position]`` arrays according to Levanter's mapping of names to mesh axes."""
+    """Sharding of ``[batch, position]`` arrays according to Levanter's mapping of names to mesh
+    axes.
+    """
     spec = [
         hax.partitioning.physical_axis_name(name, resources) for name in (batch_axis, position_axis)
     ]

@@ -14,8 +14,8 @@ _LEVANTER_PACKAGES = ("levanter", "haliax", "draccus")
 
 
 def how_to_install(python: tuple[int, int] = sys.version_info[:2]) -> str:
-    """The command, with pip and with uv, that installs the supported release; on a Python that is too old for it, also
-    which Python it needs.
+    """The command, with pip and with uv, that installs the supported release; on a Python that is
+    too old for it, also which Python it needs.
 
     Args:
         python: Major and minor version.
@@ -34,7 +34,9 @@ def how_to_install(python: tuple[int, int] = sys.version_info[:2]) -> str:
 
 
 def of_levanter(error: ImportError) -> bool:
-    """Whether an import failed because Levanter, or a package installed with it, lacks a module or a name."""
+    """Whether an import failed because Levanter, or a package installed with it, lacks a module or
+    a name.
+    """
     return (error.name or "").split(".")[0] in _LEVANTER_PACKAGES
 
 

@@ -1,8 +1,9 @@
-"""``python -m headrace_levanter.train_lm --config_path run.yaml``: Levanter's ``train_lm`` on headrace's data.
+"""``python -m headrace_levanter.train_lm --config_path run.yaml``: Levanter's ``train_lm`` on
+headrace's data.
 
-The file is a Levanter config. Its ``data`` is Levanter's own, in the current form or an earlier one, or names a
-headrace config (:class:`~headrace_levanter.config.HeadraceDataConfig`). ``loader`` selects the loader that reads it.
-Levanter makes checkpoints, evaluates, tracks and resumes.
+The file is a Levanter config. Its ``data`` is Levanter's own, in the current form or an earlier
+one, or names a headrace config (:class:`~headrace_levanter.config.HeadraceDataConfig`). ``loader``
+selects the loader that reads it. Levanter makes checkpoints, evaluates, tracks and resumes.
 
 No ``from __future__ import annotations`` here: Levanter reads the types from :func:`main`.
 """
@@ -42,11 +43,13 @@ class TrainLmConfig(train_lm.TrainLmConfig):
 
     Attributes:
         data: The data.
-        loader: ``headrace``: headrace's own loader feeds the trainer; ``levanter``: Levanter's loader reads one example
-            at a time. Both deliver the same batches.
+        loader: ``headrace``: headrace's own loader feeds the trainer; ``levanter``: Levanter's
+            loader reads one example at a time. Both deliver the same batches.
     """
 
-    data: HeadraceDataConfig = dataclasses.field(default_factory=HeadraceDataConfig)  # pyright: ignore
+    data: HeadraceDataConfig = dataclasses.field(  # pyright: ignore
+        default_factory=HeadraceDataConfig
+    )
     loader: Literal["headrace", "levanter"] = "headrace"
 
 
@@ -66,8 +69,8 @@ class StockConfig(train_lm.TrainLmConfig):
 def main(config: TrainLmConfig) -> None:
     """Trains, continuing from the run's latest checkpoint.
 
-    A run with an id (``trainer.id``) saves its manifest beside its checkpoints or in ``data.run_dir``. Resuming it with
-    different data, order or mixture is refused.
+    A run with an id (``trainer.id``) saves its manifest beside its checkpoints or in
+    ``data.run_dir``. Resuming it with different data, order or mixture is refused.
     """
     if config.data.run_dir is None:
         config = dataclasses.replace(
@@ -77,7 +80,8 @@ def main(config: TrainLmConfig) -> None:
 
 
 def main_of_stock(config: StockConfig) -> None:
-    """Trains on the data that Levanter's own config describes; length, batch size and seed are the trainer's.
+    """Trains on the data that Levanter's own config describes; length, batch size and seed are the
+    trainer's.
 
     Raises:
         ConfigError: a setting that determines the tokens trained on has no counterpart in headrace.
@@ -88,13 +92,14 @@ def main_of_stock(config: StockConfig) -> None:
 def with_fed_data(
     config: train_lm.TrainLmConfig, *, settings: Sequence[str] = (), run_dir: str | None = None
 ) -> train_lm.TrainLmConfig:
-    """A Levanter training config whose data headrace delivers; length, batch size and seed are the trainer's.
+    """A Levanter training config whose data headrace delivers; length, batch size and seed are the
+    trainer's.
 
     Args:
         config: Levanter's config; it is not changed.
         settings: ``name=value`` settings that override the translated data config.
-        run_dir: Folder of the run's checkpoints, for its manifest. None: the checkpointer's folder, if the run has an
-            id.
+        run_dir: Folder of the run's checkpoints, for its manifest. None: the checkpointer's folder,
+            if the run has an id.
 
     Raises:
         ConfigError: as for :func:`headrace_levanter.fed`.
@@ -126,7 +131,8 @@ def _train(config: train_lm.TrainLmConfig, loader: str) -> None:
 
 @contextlib.contextmanager
 def of_today_in(arguments: list[str]) -> Iterator[bool]:
-    """Whether the file after ``--config_path`` has Levanter's own data; if so, converts them to the current form.
+    """Whether the file after ``--config_path`` has Levanter's own data; if so, converts them to the
+    current form.
 
     Args:
         arguments: Arguments of the command line; the path is replaced by that of a temporary copy.

@@ -1,16 +1,18 @@
-"""The same part tasks as a pipeline of Marin's Zephyr: on the cluster of the current Fray client, or in threads here.
+"""The same part tasks as a pipeline of Marin's Zephyr: on the cluster of the current Fray client,
+or in threads here.
 
-Zephyr decides which worker builds which part, and reassigns a part if its worker is lost, although that worker may
-still be running. Every attempt therefore writes to its own folder in ``attempts/`` and moves its part into place when
-it is complete, unless the part is already there: a later attempt changes nothing, because parts are bit-identical.
+Zephyr decides which worker builds which part, and reassigns a part if its worker is lost, although
+that worker may still be running. Every attempt therefore writes to its own folder in ``attempts/``
+and moves its part into place when it is complete, unless the part is already there: a later attempt
+changes nothing, because parts are bit-identical.
 
-Zephyr's own result arrives only at the end. Completed parts are found in the cache itself, once a second, so that
-progress is visible and an interrupted build can be resumed. A part with a bad source ends the pipeline early: parts
-that were not started are skipped.
+Zephyr's own result arrives only at the end. Completed parts are found in the cache itself, once a
+second, so that progress is visible and an interrupted build can be resumed. A part with a bad
+source ends the pipeline early: parts that were not started are skipped.
 
-All workers must see the cache and the sources under the same path, and ``headrace`` must be installed there. Price: the
-pipeline starts in about a second here; one listing of ``parts/`` per second; in an object store, a copy of each part
-within the store.
+All workers must see the cache and the sources under the same path, and ``headrace`` must be
+installed there. Price: the pipeline starts in about a second here; one listing of ``parts/`` per
+second; in an object store, a copy of each part within the store.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def build_on_zephyr(
     report: Callable[[Progress], None] | None = None,
     spent: Callable[[Spent], None] | None = None,
 ) -> Generator[PartRecord]:
-    """Builds the parts of ``tasks`` with at most ``count`` workers; None: as many as Zephyr provides.
+    """Builds the parts of ``tasks`` with at most ``count`` workers; None: as many as Zephyr
+    provides.
 
     Args:
         job: What the parts have in common.
@@ -99,8 +102,8 @@ def build_on_zephyr(
 def build_attempt(job: Job, task: Task) -> Spent | HeadraceError:
     """On a worker: builds one part in a separate folder and moves it into place; returns its costs.
 
-    A recurring error is returned, because Zephyr retries what is raised; ``attempts/failed`` tells the other workers
-    not to start anything.
+    A recurring error is returned, because Zephyr retries what is raised; ``attempts/failed`` tells
+    the other workers not to start anything.
     """
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a worker has one core
     use_policy(job.retries)
@@ -124,7 +127,9 @@ def build_attempt(job: Job, task: Task) -> Spent | HeadraceError:
 def _finished(
     root: str, waiting: dict[str, Task], report: Callable[[Progress], None] | None
 ) -> Iterator[PartRecord]:
-    """The records of parts that became complete since the last call; they are no longer ``waiting``."""
+    """The records of parts that became complete since the last call; they are no longer
+    ``waiting``.
+    """
     names = files.names_in(files.join(root, "parts"))
     for name in sorted(waiting.keys() & set(names)):
         record = read_part_record(root, name)
@@ -141,7 +146,9 @@ def _finished(
 
 
 def _pipeline(job: Job, count: int | None, scratch: str) -> tuple[Any, Any]:
-    """Zephyr's context and its ``Dataset``; releases since October 2026 have the former in another module."""
+    """Zephyr's context and its ``Dataset``; releases since October 2026 have the former in another
+    module.
+    """
     try:
         dataset = importlib.import_module("zephyr.dataset").Dataset
         types = importlib.import_module("fray.types")

@@ -1,4 +1,6 @@
-"""``headrace inspect`` for a folder of rollouts: its run, the run's progress, and the contents of each log."""
+"""``headrace inspect`` for a folder of rollouts: its run, the run's progress, and the contents of
+each log.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from headrace.cli.shown import facts_table, figures_table
 
 
 def inspect_rollouts(folder: str, as_json: bool) -> bool:
-    """Reads a folder of rollouts, compares it with its checksums, and prints its contents; False if it is none."""
+    """Reads a folder of rollouts, compares it with its checksums, and prints its contents; False if
+    it is none.
+    """
     from headrace_posttrain.rollouts.store import RolloutStore, holds_rollouts
 
     if not holds_rollouts(folder):
@@ -34,9 +38,11 @@ def inspect_rollouts(folder: str, as_json: bool) -> bool:
                 "run": identity or "not recorded",
                 "steps": f"{facts['steps']:,}; the next is {facts['next_step']:,},"
                 f" from position {facts['next_position']:,}",
-                "groups": f"{facts['trained_groups']:,} trained on, {facts['dropped_groups']:,} left out,"
+                "groups": f"{facts['trained_groups']:,} trained on, {facts['dropped_groups']:,}"
+                " left out,"
                 f" {facts['pending_groups']:,} waiting for a step",
-                "not used": f"{facts['refused_groups']:,} too old, {facts['duplicate_groups']:,} sampled twice",
+                "not used": f"{facts['refused_groups']:,} too old, {facts['duplicate_groups']:,}"
+                " sampled twice",
                 "deleted": f"groups of steps before {facts['forgotten_steps']:,}",
             }
         )

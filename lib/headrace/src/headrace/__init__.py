@@ -1,5 +1,5 @@
-"""headrace feeds language-model training in JAX: every example of every step is a pure function of (config, seed,
-step).
+"""headrace feeds language-model training in JAX: every example of every step is a pure function of
+(config, seed, step).
 
 This package has the names that most programs need. Packages by theme, such as ``headrace.mix`` and
 ``headrace_posttrain.rollouts``, have the others. A package's public names are listed in its stub

@@ -14,7 +14,8 @@
     ├── ReadError                a read that failed: names array, chunk and step
     └── HostError                another host of the job failed, left or died: names it
 
-The command line prints ``str(error)`` and exits with status 2; in Python, catch the class that you need.
+The command line prints ``str(error)`` and exits with status 2; in Python, catch the class that you
+need.
 """
 
 from __future__ import annotations
@@ -46,16 +47,20 @@ __all__ = [
 ]
 
 _NOTHING = object()
-# What grants access in a URL: user and password before the host, and the signed or secret values of a query.
+# What grants access in a URL: user and password before the host, and the signed or secret values of
+# a query.
 _IN_AUTHORITY = re.compile(r"(?<=://)[^/\s@'\"]+@")
 _IN_QUERY = re.compile(
-    r"(?<=[?&])([\w.-]*(?:token|secret|password|passwd|signature|credential|api-?_?key|accesskeyid)[\w.-]*|sig|key)=[^&\s'\"#]+",
+    r"(?<=[?&])([\w.-]*"
+    r"(?:token|secret|password|passwd|signature|credential|api-?_?key|accesskeyid)"
+    r"[\w.-]*|sig|key)=[^&\s'\"#]+",
     re.IGNORECASE,
 )
 
 
 def install_command(package: str) -> str:
-    """The command that installs a package into this environment. Environments made by uv have no pip.
+    """The command that installs a package into this environment. Environments made by uv have no
+    pip.
 
     Example:
         >>> install_command("headrace[gcs]").endswith("pip install 'headrace[gcs]'")
@@ -73,7 +78,8 @@ def install_command(package: str) -> str:
 
 
 def of_another_version(number: object, own: int) -> str:
-    """The problem of a file whose format number is not the one that this version of headrace reads and writes.
+    """The problem of a file whose format number is not the one that this version of headrace reads
+    and writes.
 
     Example:
         >>> of_another_version(7, 2)
@@ -86,7 +92,8 @@ def of_another_version(number: object, own: int) -> str:
 
 
 def redact(text: str) -> str:
-    """The text without the credentials of its URLs; call it for everything that is written or shown.
+    """The text without the credentials of its URLs; call it for everything that is written or
+    shown.
 
     Example:
         >>> redact("s3://id:secret@bucket/a and https://host/a?X-Amz-Signature=0a1b&part=3")
@@ -98,7 +105,8 @@ def redact(text: str) -> str:
 
 
 class HeadraceError(Exception):
-    """Base class of all errors of headrace. The message never contains credentials of a URL (:func:`redact`).
+    """Base class of all errors of headrace. The message never contains credentials of a URL
+    (:func:`redact`).
 
     Args:
         problem: What is wrong, as one sentence without the field's name.
@@ -257,7 +265,8 @@ def check_whole(field: str, value: object) -> None:
 
 
 def as_whole(field: str, value: Any) -> int:
-    """A value of any integer type, for example from a checkpoint, as an int; ConfigError if it is not an integer.
+    """A value of any integer type, for example from a checkpoint, as an int; ConfigError if it is
+    not an integer.
 
     Example:
         >>> as_whole("step", "3")

@@ -1,17 +1,20 @@
-"""What other packages bring to headrace: mixing policies, orders of other systems, commands, engines.
+"""What other packages bring to headrace: mixing policies, orders of other systems, commands,
+engines.
 
-A package announces what it brings in its ``pyproject.toml``, as entry points of one of the groups below, and the core
-finds it by name when a config, a call or a command line names it. The core imports none of these packages.
+A package announces what it brings in its ``pyproject.toml``, as entry points of one of the groups
+below, and the core finds it by name when a config, a call or a command line names it. The core
+imports none of these packages.
 
-========================  =====================================================================================
+========================  ==========================================================================
 group                     what an entry point names
-========================  =====================================================================================
+========================  ==========================================================================
 ``headrace.policies``     a class :class:`~headrace.mix.policies.kind.PolicyKind`: ``policy: NAME``
 ``headrace.systems``      a class :class:`~headrace.config.compat.CompatSystem`: ``compat: NAME``
 ``headrace.commands``     a function with typer's annotations: ``headrace NAME``
 ``headrace.engines``      a function that builds parts: ``build --engine NAME``
-``headrace.inspectors``   a function ``(path, as_json)``; it shows the path and returns True if it knows it
-========================  =====================================================================================
+``headrace.inspectors``   a function ``(path, as_json)``; it shows the path and returns True if it
+                          knows it
+========================  ==========================================================================
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     ENGINES: {"zephyr": "levanter"},
     INSPECTORS: {},
 }
-"""What headrace's own packages bring, by the extra that installs each: for the cure where one is missing."""
+"""What headrace's own packages bring, by the extra that installs each: for the cure where one is
+missing.
+"""
 
 
 @cache
@@ -47,7 +52,9 @@ def _installed(group: str) -> dict[str, list[EntryPoint]]:
 
 
 def names_of(group: str) -> list[str]:
-    """Names that may be used: of installed packages, and of headrace's own packages that are not installed."""
+    """Names that may be used: of installed packages, and of headrace's own packages that are not
+    installed.
+    """
     return sorted({*_installed(group), *_BUILT_IN[group]})
 
 
@@ -65,8 +72,8 @@ def load_extension(group: str, name: str, field: str) -> Any:
         field: What the user wrote the name in, for the error.
 
     Raises:
-        ConfigError: the package that brings it is not installed, or cannot be imported; two packages bring the same
-            name.
+        ConfigError: the package that brings it is not installed, or cannot be imported; two
+            packages bring the same name.
     """
     points = _installed(group).get(name)
     if points is None:

@@ -1,71 +1,100 @@
 """Counters and timers of reading and loading, with their units and what high and low mean.
 
-===========================  =======  ==========================================================================
+===========================  =======  ==============================================================
 name                         unit     meaning
-===========================  =======  ==========================================================================
+===========================  =======  ==============================================================
 examples_requested           count    rows that batches requested on this host
-unique_examples              count    distinct rows among them, per batch; a lower number: rows repeat within a batch
-untrained_examples           count    rows none of whose tokens is trained on by their mask (chats, loaders of whole
-                                      rows): a place in a batch for nothing; near 0, or answers are cut off
-padded_rows                  count    empty rows of the last batch (``last_batch: pad``), in this host's part of it
-filled_rows                  count    rows of the last batch that were delivered before (``last_batch: fill``), likewise
-dropped_rows                 count    rows that are in no batch (``last_batch: drop``), counted with the last batch, in
-                                      this host's part of the one that they would have been in
-coalesced_ranges             count    runs of neighbouring rows, batch by batch; near examples_requested: no locality
-block_fetches                count    stored blocks read or mapped because they were not in memory; a block is a chunk
-                                      of tokens and, if there is one, that of their mask
+unique_examples              count    distinct rows among them, per batch; a lower number: rows
+                                      repeat within a batch
+untrained_examples           count    rows none of whose tokens is trained on by their mask (chats,
+                                      loaders of whole rows): a place in a batch for nothing; near
+                                      0, or answers are cut off
+padded_rows                  count    empty rows of the last batch (``last_batch: pad``), in this
+                                      host's part of it
+filled_rows                  count    rows of the last batch that were delivered before
+                                      (``last_batch: fill``), likewise
+dropped_rows                 count    rows that are in no batch (``last_batch: drop``), counted with
+                                      the last batch, in this host's part of the one that they would
+                                      have been in
+coalesced_ranges             count    runs of neighbouring rows, batch by batch; near
+                                      examples_requested: no locality
+block_fetches                count    stored blocks read or mapped because they were not in memory;
+                                      a block is a chunk of tokens and, if there is one, that of
+                                      their mask
 block_hits                   count    uses of a block that was in memory already
-tensorstore_reads_issued     count    read calls to TensorStore (one a block, two if it has a mask; without a block
-                                      cache one a range)
+tensorstore_reads_issued     count    read calls to TensorStore (one a block, two if it has a mask;
+                                      without a block cache one a range)
 bytes_read                   bytes    decoded bytes of those blocks and ranges, read or mapped
-mapped_blocks                count    chunks of them that lie in memory-mapped files (local, uncompressed), and are not
-                                      read through TensorStore; 0 there: see headrace.store.mapped
+mapped_blocks                count    chunks of them that lie in memory-mapped files (local,
+                                      uncompressed), and are not read through TensorStore; 0 there:
+                                      see headrace.store.mapped
 bytes_delivered              bytes    bytes of the rows in the delivered batches
-content_tokens               count    tokens of these rows without padding; over examples_requested times seq_len: the
-                                      fill of packed rows
-micro_batch_places           count    places of the micro-batches of this host, padding included (``micro_batches``);
-                                      content_tokens over it: how full they are; 0: there are none
-removed_tokens               count    tokens of these whose documents have tombstones (``headrace remove``): they are
-                                      neither read nor trained on
-exchanged_examples           count    rows that this host read for others, which got them through the devices (docs/
-                                      multi_host.md); over examples_requested: near 0 while shares do not change
+content_tokens               count    tokens of these rows without padding; over examples_requested
+                                      times seq_len: the fill of packed rows
+micro_batch_places           count    places of the micro-batches of this host, padding included
+                                      (``micro_batches``); content_tokens over it: how full they
+                                      are; 0: there are none
+removed_tokens               count    tokens of these whose documents have tombstones (``headrace
+                                      remove``): they are neither read nor trained on
+exchanged_examples           count    rows that this host read for others, which got them through
+                                      the devices (docs/multi_host.md); over examples_requested:
+                                      near 0 while shares do not change
 exchanged_bytes              bytes    bytes of these
-requests                     count    requests to stores over HTTP by this process since the loader was made, with the
-                                      two below; near block_fetches (twice that with masks); 0: all is local
-retries                      count    requests sent again after a failure; near 0, or the store throttles or breaks
-damaged                      count    of these, for answers that were not what was stored; above 0: something on the
-                                      way, or the cache itself (headrace verify --deep), is damaged
-refused                      count    of these, after a refusal (401, 403) or a redirect; above 0: look at credentials
-replica_switches             count    reads that went on at another replica of their cache; above 0: the log says which
-                                      place could not be read, and why
-hedges                       count    second requests for late answers; high: the store has a long tail
-reads_per_example            ratio    (tensorstore_reads_issued + mapped_blocks) / examples_requested; 1: random access
-read_amplification           ratio    bytes_read / bytes_delivered; 1, or below if all stays in memory; high: blocks
-                                      leave memory before they are used up, or hosts share them
-cache_hit_rate               ratio    block_hits / (block_hits + block_fetches); near 1: each block serves many rows
-queue_occupancy              ratio    ready batches / room for them when the trainer asks; near 1: the loader is ahead,
-                                      near 0: the trainer waits
+requests                     count    requests to stores over HTTP by this process since the loader
+                                      was made, with the two below; near block_fetches (twice that
+                                      with masks); 0: all is local
+retries                      count    requests sent again after a failure; near 0, or the store
+                                      throttles or breaks
+damaged                      count    of these, for answers that were not what was stored; above 0:
+                                      something on the way, or the cache itself (headrace verify
+                                      --deep), is damaged
+refused                      count    of these, after a refusal (401, 403) or a redirect; above 0:
+                                      look at credentials
+replica_switches             count    reads that went on at another replica of their cache; above 0:
+                                      the log says which place could not be read, and why
+hedges                       count    second requests for late answers; high: the store has a long
+                                      tail
+reads_per_example            ratio    (tensorstore_reads_issued + mapped_blocks) /
+                                      examples_requested; 1: random access
+read_amplification           ratio    bytes_read / bytes_delivered; 1, or below if all stays in
+                                      memory; high: blocks leave memory before they are used up, or
+                                      hosts share them
+cache_hit_rate               ratio    block_hits / (block_hits + block_fetches); near 1: each block
+                                      serves many rows
+queue_occupancy              ratio    ready batches / room for them when the trainer asks; near 1:
+                                      the loader is ahead, near 0: the trainer waits
 wait_s (p50, p95, p99, max)  seconds  how long the trainer waited for a batch
-host_wait_s                  seconds  time in which this host had its batch and waited for others to have theirs; high:
-                                      another one is late, that with the lowest
-late_hosts                   count    batches for which others were waited for so long that the log names them
-waiting_share                ratio    time waited / time from the first batch to the last; above 0.02 the data holds up
-                                      training
+host_wait_s                  seconds  time in which this host had its batch and waited for others to
+                                      have theirs; high: another one is late, that with the lowest
+late_hosts                   count    batches for which others were waited for so long that the log
+                                      names them
+waiting_share                ratio    time waited / time from the first batch to the last; above
+                                      0.02 the data holds up training
 batches_per_s                1/s      batches / that time: the speed of training
-num_stalls                   count    waits far above the usual (StallRule); ``stalls`` has the last, with their causes
-waiting_now_s                seconds  how long the trainer has waited for the batch that is not there yet; 0: it has one
-replayed_batches             count    batches of headspace runs; if not 0, the other figures are of these runs too
-resident_bytes               bytes    stored blocks in memory or in flight; at most prefetch_bytes an iteration
+num_stalls                   count    waits far above the usual (StallRule); ``stalls`` has the
+                                      last, with their causes
+waiting_now_s                seconds  how long the trainer has waited for the batch that is not
+                                      there yet; 0: it has one
+replayed_batches             count    batches of headspace runs; if not 0, the other figures are of
+                                      these runs too
+resident_bytes               bytes    stored blocks in memory or in flight; at most prefetch_bytes
+                                      an iteration
 hosts                        count    processes that the figures are of; see LoaderStats.over_hosts
-plan_s, read_s, gather_s,    seconds  where the loader's thread spent its time: planning, waiting for the store, waiting
-map_s, transfer_s                     for rows to be gathered, in functions of ``map``, handing arrays to the devices
-step                         count    steps whose batches the trainer has got; a resumed run goes on from its step
-sources/NAME/rows            rows     of the whole batches (all hosts) before ``step`` that are of this source, padding
-                                      left out; with sources/NAME/tokens computed from the plan when they are read
+plan_s, read_s, gather_s,    seconds  where the loader's thread spent its time: planning, waiting
+                                      for the store, waiting
+map_s, transfer_s                     for rows to be gathered, in functions of ``map``, handing
+                                      arrays to the devices
+step                         count    steps whose batches the trainer has got; a resumed run goes on
+                                      from its step
+sources/NAME/rows            rows     of the whole batches (all hosts) before ``step`` that are of
+                                      this source, padding left out; with sources/NAME/tokens
+                                      computed from the plan when they are read
 sources/NAME/tokens          tokens   of these
-sources/NAME/epochs          ratio    tokens / tokens of one pass over the source; it is not there if that is unknown
-sources/NAME/weight          ratio    share that ``step`` draws from the source, before limits: 1 over all sources
-===========================  =======  ==========================================================================
+sources/NAME/epochs          ratio    tokens / tokens of one pass over the source; it is not there
+                                      if that is unknown
+sources/NAME/weight          ratio    share that ``step`` draws from the source, before limits: 1
+                                      over all sources
+===========================  =======  ==============================================================
 """
 
 from __future__ import annotations
@@ -179,7 +208,8 @@ class LoaderStats:
     """A snapshot of a loader's counters; see the module's table.
 
     Attributes:
-        sources: The sources of a mixture at ``step``, by name; empty for other datasets, and in records.
+        sources: The sources of a mixture at ``step``, by name; empty for other datasets, and in
+            records.
         stalls: The last stalls, oldest first; each prints as one line. The rest is in the table.
     """
 
@@ -223,7 +253,9 @@ class LoaderStats:
         }
 
     def to_record(self) -> dict[str, Any]:
-        """All fields but ``sources``, which follow from the plan, as JSON values, for :meth:`from_record`."""
+        """All fields but ``sources``, which follow from the plan, as JSON values, for
+        :meth:`from_record`.
+        """
         return asdict(replace(self, sources={}))
 
     @classmethod
@@ -238,10 +270,10 @@ class LoaderStats:
     def over_hosts(cls, by_host: Mapping[int, LoaderStats]) -> LoaderStats:
         """One snapshot for all hosts of a job.
 
-        Counts of reads, bytes and stalls are summed. Waits, percentiles and seconds are those of the host with the
-        largest values, because all hosts wait for the slowest. Shares are means, and the speed is that of the slowest
-        host. Steps are the same everywhere, so the number of batches is the largest. ``stalls`` has the stalls of all
-        hosts, by step.
+        Counts of reads, bytes and stalls are summed. Waits, percentiles and seconds are those of
+        the host with the largest values, because all hosts wait for the slowest. Shares are means,
+        and the speed is that of the slowest host. Steps are the same everywhere, so the number of
+        batches is the largest. ``stalls`` has the stalls of all hosts, by step.
 
         Args:
             by_host: Snapshots by the index of the process.
@@ -268,7 +300,9 @@ _NESTED = ("reads", "sources", "stalls")
 
 
 class _Phase:
-    """A timed ``with`` block, at less than half the cost of a generator; a loader needs several per batch."""
+    """A timed ``with`` block, at less than half the cost of a generator; a loader needs several per
+    batch.
+    """
 
     __slots__ = ("_name", "_seconds", "_started")
 
@@ -314,7 +348,8 @@ class Stopwatch:
 
 
 class IterationStats:
-    """The counters of one iteration of a loader, each written by one thread; :meth:`absorb` adds up several iterations.
+    """The counters of one iteration of a loader, each written by one thread; :meth:`absorb` adds up
+    several iterations.
 
     Args:
         rule: Which waits are stalls.

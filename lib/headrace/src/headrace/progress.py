@@ -1,8 +1,9 @@
 """Progress of long work: functions report it, and commands show it.
 
-A function calls :func:`report`, or iterates over :func:`track`. A command that shows the progress opens :func:`watched`
-in the same thread; otherwise, a report costs only the look-up of a context variable. :func:`bar` is the progress bar of
-all commands: the task, a bar, the share done, a rate if there is one, and the time left.
+A function calls :func:`report`, or iterates over :func:`track`. A command that shows the progress
+opens :func:`watched` in the same thread; otherwise, a report costs only the look-up of a context
+variable. :func:`bar` is the progress bar of all commands: the task, a bar, the share done, a rate
+if there is one, and the time left.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def track(
 
 
 def bar(*, show: bool = True) -> Progress:
-    """A progress bar on stderr, if that is a terminal; it disappears at the end. Its tasks have a field ``rate``."""
+    """A progress bar on stderr, if that is a terminal; it disappears at the end. Its tasks have a
+    field ``rate``.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.text import Text

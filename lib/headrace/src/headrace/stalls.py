@@ -1,9 +1,10 @@
 """Waits of the consumer of a queue: how long, how often, why, and which of them were stalls.
 
-Every stall gets a cause (docs/metrics.md explains them). The loader's thread records each of its own waits of at least
-:data:`LEAST_S`, with the reason. When the trainer has waited too long (:class:`StallRule`), the recorded waits within
-that time are added up by reason, and the largest sum names the stall. If long waits do not account for a stall, batches
-are simply requested faster than they are made. The current wait counts too, so a stall can be explained while it lasts.
+Every stall gets a cause (docs/metrics.md explains them). The loader's thread records each of its
+own waits of at least :data:`LEAST_S`, with the reason. When the trainer has waited too long
+(:class:`StallRule`), the recorded waits within that time are added up by reason, and the largest
+sum names the stall. If long waits do not account for a stall, batches are simply requested faster
+than they are made. The current wait counts too, so a stall can be explained while it lasts.
 
 Price: 0.6 us for each block and for each other possible wait; about 0.5 ms for a stall.
 """
@@ -89,8 +90,8 @@ class StallRule:
         least_s: Seconds.
         times_median: Multiple of the median of the last 10,000 waits. 0: only ``least_s`` counts.
         kept: Number of stalls to keep, the latest ones.
-        say_after_s: A longer wait is logged while it lasts (logger ``headrace.metrics``), then each time that it has
-            doubled.
+        say_after_s: A longer wait is logged while it lasts (logger ``headrace.metrics``), then each
+            time that it has doubled.
 
     Raises:
         ConfigError: a value is negative.
@@ -115,8 +116,8 @@ class QueueStats:
 
     Args:
         rule: Which waits are stalls.
-        explain: Makes a stall from the number of the batch, counted from 0, and the start and end of the wait for it.
-            None: stalls are not kept.
+        explain: Makes a stall from the number of the batch, counted from 0, and the start and end
+            of the wait for it. None: stalls are not kept.
     """
 
     def __init__(
@@ -154,7 +155,9 @@ class QueueStats:
         self._waiting_since = None
 
     def explain_wait(self) -> Stall | None:
-        """What the consumer is waiting for; None if it is not waiting. Can be called from any thread."""
+        """What the consumer is waiting for; None if it is not waiting. Can be called from any
+        thread.
+        """
         since = self._waiting_since
         now = time.perf_counter()
         return (
@@ -167,7 +170,8 @@ class QueueStats:
             _LOG.warning("still waiting: %s", stall)
 
     def record(self, wait_s: float, occupancy: float) -> None:
-        """Records one batch: the seconds waited for it, and how full the queue was (0 to 1) when it was requested.
+        """Records one batch: the seconds waited for it, and how full the queue was (0 to 1) when it
+        was requested.
 
         The very first batch (the cold start) counts as a wait; ``waiting_share`` starts after it.
         """
@@ -192,7 +196,9 @@ class QueueStats:
         self.gets += 1
 
     def absorb(self, other: QueueStats) -> None:
-        """Adds the later waits of another instance. Percentiles then cover the last waits of both."""
+        """Adds the later waits of another instance. Percentiles then cover the last
+        waits of both.
+        """
         self._waits.extend(list(other._waits))
         self._stalls.extend(list(other._stalls))
         self.num_stalls += other.num_stalls
@@ -262,7 +268,8 @@ class WaitLog:
         >>> log.add(Wait("gather", 10.0, 10.02))
         >>> log.add(Wait("store", 10.02, 10.5, "gs://corpus/a", 3, "read took 700 ms"))
         >>> print(log.explain(5, began=10.0, ended=10.52))
-        step 12 waited 520 ms: store, chunk 3 of gs://corpus/a (store 480 ms, gather 20 ms; read took 700 ms)
+        step 12 waited 520 ms: store, chunk 3 of gs://corpus/a
+        (store 480 ms, gather 20 ms; read took 700 ms)
     """
 
     def __init__(self, first_step: int = 0) -> None:
@@ -280,7 +287,9 @@ class WaitLog:
         return _During(self, cause, detail)
 
     def explain(self, number: int, began: float, ended: float) -> Stall:
-        """The stall of batch ``number`` of the iteration, waited for from ``began`` to ``ended``."""
+        """The stall of batch ``number`` of the iteration, waited for from ``began``
+        to ``ended``.
+        """
         seconds: dict[Cause, float] = {}
         longest: dict[Cause, tuple[float, Wait]] = {}
         under_way = self.under_way

@@ -1,8 +1,9 @@
 """Converts configs of earlier releases of Levanter to the current form.
 
-There were three forms before ``data: {components: ...}``: one source with its fields in ``data`` itself; ``configs``,
-whose values mix the fields of source and cache; and the supervised trainers' ``supervised_data`` with
-``chat_train_urls``, ``mixture_weights`` and a tokenizer at the top of the file.
+There were three forms before ``data: {components: ...}``: one source with its fields in ``data``
+itself; ``configs``, whose values mix the fields of source and cache; and the supervised trainers'
+``supervised_data`` with ``chat_train_urls``, ``mixture_weights`` and a tokenizer at the top of the
+file.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def of_today(into: Translation, raw: Mapping[str, Any]) -> dict[str, Any]:
             "is the name of a data set whose examples a script makes in Python",
             field="data",
             value=config["data"],
-            cure="Write the conversations as JSON lines, and use the file as a component's source with kind: chat.",
+            cure="Write the conversations as JSON lines, and use the file as a component's source"
+            " with kind: chat.",
         )
     if isinstance(config.get("data"), Mapping):
         return {**config, "data": _data_of_today(into, mapping_at(config["data"], "data"), "data.")}
@@ -198,7 +200,8 @@ def _of_supervised(into: Translation, config: dict[str, Any]) -> dict[str, Any]:
     }
     into.differs(
         key,
-        "became data.components; the caches that its trainer wrote have other fields, so they are built anew, in the"
+        "became data.components; the caches that its trainer wrote have other fields, so they are"
+        " built anew, in the"
         " folder train within cache_dir",
     )
     for name in ("max_seq_len", "max_tune_length"):

@@ -36,7 +36,9 @@ DATA = (
 LATER = ("cache_catalog", "prior_context_phases")
 """Fields of the newest release only."""
 EARLIER = ("configs", "id", "train_urls", "validation_urls")
-"""Fields of earlier releases: components without their own source, and one source in the data config itself."""
+"""Fields of earlier releases: components without their own source, and one source in the data
+config itself.
+"""
 COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "cached": ("source", "cache_dir", "format", "pack", "tags", "split", "flat_cache"),
     "direct": ("datasets", "tags"),
@@ -113,7 +115,9 @@ def number_at(value: object, path: str) -> float:
 
 
 def whole_at(value: object, path: str) -> int:
-    """Reads a whole number, including those that YAML reads as text, such as ``1e4``; raises ConfigError otherwise."""
+    """Reads a whole number, including those that YAML reads as text, such as ``1e4``; raises
+    ConfigError otherwise.
+    """
     number = int(value) if isinstance(value, str) and value.isdecimal() else whole_number(value)
     if isinstance(number, bool) or not isinstance(number, int):
         raise ConfigError("is not a whole number", field=path, value=value)
@@ -121,7 +125,9 @@ def whole_at(value: object, path: str) -> int:
 
 
 def flag_at(value: object, path: str) -> bool:
-    """Reads true or false, with or without quotes, as Levanter does; raises ConfigError otherwise."""
+    """Reads true or false, with or without quotes, as Levanter does; raises
+    ConfigError otherwise.
+    """
     flag = {"true": True, "false": False}.get(str(value).lower())
     if flag is None:
         raise ConfigError("is neither true nor false", field=path, value=value)
@@ -136,7 +142,8 @@ def texts_at(value: object, path: str) -> list[str]:
 
 
 def points(value: object, path: str) -> list[tuple[int, Any]]:
-    """Reads a schedule in Levanter's form: ``[[step, value], ...]`` or ``[{start: step, value: value}, ...]``.
+    """Reads a schedule in Levanter's form: ``[[step, value], ...]`` or ``[{start: step, value:
+    value}, ...]``.
 
     Example:
         >>> points([[0, 32], {"start": 100, "value": 64}], "train_batch_size")

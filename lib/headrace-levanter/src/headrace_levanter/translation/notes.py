@@ -18,7 +18,8 @@ class Note:
         field: Levanter's field, dotted.
         kind: ``differs``: it exists, but works differently; ``missing``: there is no counterpart.
         text: What differs, and what to write.
-        decides: Whether it changes the tokens trained on or their weights, so that the drop-in refuses it.
+        decides: Whether it changes the tokens trained on or their weights, so that the drop-in
+            refuses it.
     """
 
     field: str

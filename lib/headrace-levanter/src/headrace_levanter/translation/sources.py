@@ -38,7 +38,8 @@ def component(
     if kind == "direct":
         into.missing(
             f"{path}.datasets",
-            "datasets made in Python cannot be in a config: write them to a cache (headrace build --format python),"
+            "datasets made in Python cannot be in a config: write them to a cache (headrace build"
+            " --format python),"
             " or mix them with headrace.MixtureDataset",
         )
         return None
@@ -78,15 +79,16 @@ def component(
         result["packing"] = _packing(pack, options, path)
         into.differs(
             f"{path}.pack",
-            "neighbours are packed into rows as in Levanter, where a dropped document also ends its row;"
+            "neighbours are packed into rows as in Levanter, where a dropped document also ends"
+            " its row;"
             " algorithm: windowed fills rows better, without a limit of documents per row",
         )
     return result
 
 
 def _packing(pack: bool | int | str, said: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Translates ``pack``, the number of documents that may share a row (64 by default), and ``slice_strategy``, which
-    sets what happens to documents longer than a row.
+    """Translates ``pack``, the number of documents that may share a row (64 by default), and
+    ``slice_strategy``, which sets what happens to documents longer than a row.
     """
     strategy = str(said.get("slice_strategy", "left"))
     field_path = f"{path}.format.slice_strategy"
@@ -115,7 +117,8 @@ def _source(into: Translation, raw: object, path: str) -> dict[str, Any]:
         if fields.get("validation_urls"):
             into.missing(
                 f"{path}.validation_urls",
-                "a separate validation split: build a cache of these files, and evaluate on it; or hold out part of the"
+                "a separate validation split: build a cache of these files, and evaluate on it; or"
+                " hold out part of the"
                 " training data with validation: {one_in: 100}",
             )
         return {"paths": texts_at(fields.get("train_urls"), f"{path}.train_urls"), "format": "auto"}
@@ -152,7 +155,8 @@ def _format(
             fields["loss_mask"] = said["loss_weights_key"]
             into.differs(
                 f"{path}.loss_weights_key",
-                "a mask of 0 and 1 is kept and used, other weights are refused; from an existing cache, no leaf of"
+                "a mask of 0 and 1 is kept and used, other weights are refused; from an existing"
+                " cache, no leaf of"
                 " weights is read",
                 decides=True,
             )
@@ -160,7 +164,8 @@ def _format(
     if form == "supervised":
         into.missing(
             path,
-            f"records of {said.get('input_key', 'input')!r} and {said.get('target_key', 'target')!r}: write them as"
+            f"records of {said.get('input_key', 'input')!r} and"
+            f" {said.get('target_key', 'target')!r}: write them as"
             " conversations of two turns, with messages",
             decides=True,
         )
@@ -182,7 +187,8 @@ def _format(
         )
     into.differs(
         path,
-        "chosen and rejected answers alternate as documents: with packing {unit: 2, long: drop}, the rejected ones"
+        "chosen and rejected answers alternate as documents: with packing {unit: 2, long: drop},"
+        " the rejected ones"
         " have weight -1; you provide the loss (headrace.batch.preference)",
     )
     pair = {name: said.get(f"{name}_field", name) for name in ("chosen", "rejected")}
@@ -193,12 +199,14 @@ def _of_chats(into: Translation, said: Mapping[str, Any], path: str) -> None:
     if said.get("system_prompt"):
         into.missing(
             f"{path}.system_prompt",
-            f"a separate field for the system turn ({said['system_prompt']!r}): put it into the messages",
+            f"a separate field for the system turn ({said['system_prompt']!r}): put it into the"
+            " messages",
         )
     if said.get("chat_template_kwargs", "chat_template_kwargs") is not None:
         into.differs(
             f"{path}.chat_template_kwargs",
-            "template variables of single records are not read: chat.variables applies to all records",
+            "template variables of single records are not read: chat.variables applies to all"
+            " records",
         )
 
 
@@ -211,7 +219,9 @@ def concat(
     chat_template: str | None,
     path: str,
 ) -> dict[str, Any] | None:
-    """Translates a concatenation to one component over the caches of its children; None if it has none."""
+    """Translates a concatenation to one component over the caches of its children; None if it has
+    none.
+    """
     parts: list[dict[str, Any]] = []
     for child, raw in children.items():
         child_path = f"{path}.children.{child}"
@@ -238,7 +248,10 @@ def concat(
         for part in parts
     ]
     if any(one != alike[0] for one in alike):
-        text = f"its children are packed or masked differently, but here all are treated like {next(iter(children))!r}:"
+        text = (
+            "its children are packed or masked differently, but here all are treated like"
+            f" {next(iter(children))!r}:"
+        )
         text += " make each a separate component, with its share of the weight"
         into.missing(path, text, decides=True)
     into.differs(

@@ -1,7 +1,8 @@
 """Translates a Levanter data config, or a whole training config, to a headrace config.
 
-It translates what determines the batches: sources, weights, shuffles, lengths and ends. No order is the same bit for
-bit, because Levanter's depends on jax keys. Whatever has no counterpart, or is guessed, becomes a note.
+It translates what determines the batches: sources, weights, shuffles, lengths and ends. No order is
+the same bit for bit, because Levanter's depends on jax keys. Whatever has no counterpart, or is
+guessed, becomes a note.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from headrace_levanter.translation.sources import component, concat
 Sizes: TypeAlias = Callable[[str], int | None]
 """Returns the tokens of the cache at a path; None if there is none."""
 WHICH_ROWS = (
-    "as many rows as in Levanter, which takes the first of its shuffled order: without a shuffle the same rows,"
+    "as many rows as in Levanter, which takes the first of its shuffled order: without a shuffle"
+    " the same rows,"
     " otherwise stored chunks selected by a keyed hash"
 )
 _SHUFFLE = {"io_block_size": 256, "window_blocks": 512, "perm_type": "feistel"}
@@ -41,8 +43,10 @@ def translate(raw: Mapping[str, Any], *, sizes: Sizes | None = None) -> Translat
     """Translates a config.
 
     Args:
-        raw: Content of Levanter's YAML: a data config, or a training config with one under ``data``.
-        sizes: Looks up the tokens of a cache, where they make a difference. None: nothing is looked up.
+        raw: Content of Levanter's YAML: a data config, or a training config with one under
+            ``data``.
+        sizes: Looks up the tokens of a cache, where they make a difference. None: nothing is looked
+            up.
 
     Raises:
         ConfigError: a field or kind that Levanter does not have, or a value that it cannot read.
@@ -58,7 +62,8 @@ def translate(raw: Mapping[str, Any], *, sizes: Sizes | None = None) -> Translat
     data = {name: value for name, value in data.items() if value is not None or name == "cache_dir"}
     into.differs(
         f"{prefix}components",
-        "the order differs: Levanter's cannot be reproduced exactly, and is the same in every epoch",
+        "the order differs: Levanter's cannot be reproduced exactly, and is the same in every"
+        " epoch",
     )
     _components(into, data, prefix)
     _weights(into, data, prefix)
@@ -67,7 +72,8 @@ def translate(raw: Mapping[str, Any], *, sizes: Sizes | None = None) -> Translat
     if into.config["split_documents"]:
         into.differs(
             f"{prefix}block_cross_document_attention",
-            "labels do not cross documents either: the last token of one does not predict the first of the next",
+            "labels do not cross documents either: the last token of one does not predict the"
+            " first of the next",
         )
     _pack_all_or_none(into, prefix)
     into.config["stop_strategy"] = str(data.get("stop_strategy", "restart"))
@@ -220,7 +226,9 @@ def _weights(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
 
 
 def _keeps_documents_apart(into: Translation, data: Mapping[str, Any], prefix: str) -> bool:
-    """Whether attention ends with a document, which Levanter finds by packs and by end-of-text tokens."""
+    """Whether attention ends with a document, which Levanter finds by packs and by end-of-text
+    tokens.
+    """
     apart = flag_at(
         data.get("block_cross_document_attention", True), f"{prefix}block_cross_document_attention"
     )
@@ -242,14 +250,16 @@ def _shuffle(into: Translation, data: Mapping[str, Any], prefix: str) -> Any:
         if shuffle is True:
             into.differs(
                 path,
-                "a full shuffle reads a chunk for each row; leave shuffle out to read each chunk about once",
+                "a full shuffle reads a chunk for each row; leave shuffle out to read each chunk"
+                " about once",
             )
         return shuffle
     fields = mapping_at(shuffle, path)
     check_known(fields, SHUFFLE, path)
     into.differs(
         path,
-        "kept as a block shuffle, with which every host reads every block; leave shuffle out for the braid, which reads"
+        "kept as a block shuffle, with which every host reads every block; leave shuffle out for"
+        " the braid, which reads"
         " each block about once on any number of hosts",
     )
     return {
@@ -259,7 +269,9 @@ def _shuffle(into: Translation, data: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _pack_all_or_none(into: Translation, prefix: str) -> None:
-    """If documents are kept apart, packs all components or none; streams get packs without padding."""
+    """If documents are kept apart, packs all components or none; streams get packs
+    without padding.
+    """
     components = into.config["components"]
     plain = [name for name, one in components.items() if "packing" not in one]
     if not into.config["split_documents"] or not 0 < len(plain) < len(components):
@@ -268,7 +280,8 @@ def _pack_all_or_none(into: Translation, prefix: str) -> None:
         components[name]["packing"] = {"algorithm": "wrap"}
         into.differs(
             f"{prefix}components.{name}.pack",
-            "packed end to end, because other components are packed and a batch must be packed as a whole",
+            "packed end to end, because other components are packed and a batch must be packed as"
+            " a whole",
         )
 
 
@@ -283,7 +296,8 @@ def _tokenizer(into: Translation, data: Mapping[str, Any], prefix: str, sizes: S
     ):
         into.differs(
             path,
-            f"not set ({name}): the tokenizer of the caches is used, which must be the same for all",
+            f"not set ({name}): the tokenizer of the caches is used, which must be the same for"
+            " all",
         )
         return
     if name == "passthrough":
@@ -320,7 +334,8 @@ def _budget(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
             f"must be positive and at most the target_budget of {target}",
             field=path,
             value=experiment,
-            cure="Write the tokens of this run, and as target_budget those of the run that it simulates.",
+            cure="Write the tokens of this run, and as target_budget those of the run that it"
+            " simulates.",
         )
     if data.get("max_train_batches") or data.get("num_validation_sequences"):
         raise ConfigError(
@@ -335,7 +350,9 @@ def _budget(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
 
 
 def _subset_choice(into: Translation) -> dict[str, Any]:
-    """Selects the rows of a subset: the first in stored order, as in Levanter, otherwise some drawn by the seed."""
+    """Selects the rows of a subset: the first in stored order, as in Levanter, otherwise some drawn
+    by the seed.
+    """
     if into.config["shuffle"] is False:
         return {"by": "start"}
     return {"seed": into.config["seed"]} if into.config.get("seed") else {}
@@ -368,7 +385,8 @@ def _limits(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
         elif first is None:
             into.missing(
                 path,
-                f"{batches} batches of rows: set components.{name}.subset: {{rows: BATCHES x BATCH}}",
+                f"{batches} batches of rows: set components.{name}.subset: {{rows: BATCHES x"
+                " BATCH}",
             )
         else:
             into.config["components"][name]["subset"] = {"rows": rows, **_subset_choice(into)}
@@ -385,7 +403,8 @@ def _limits(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
             into.config["components"][name]["validation"] = number
             into.differs(
                 path,
-                f"{number:,} rows are held out, in blocks that a keyed hash selects; Levanter takes the last of a"
+                f"{number:,} rows are held out, in blocks that a keyed hash selects; Levanter"
+                " takes the last of a"
                 " shuffled order, so losses on them are those of other rows",
             )
     if held_out and "shuffle_before_trainval_split" in data:
@@ -406,13 +425,15 @@ def _without_counterpart(into: Translation, data: Mapping[str, Any], prefix: str
         into.config["cache_catalog"] = str(data["cache_catalog"])
         into.differs(
             f"{prefix}cache_catalog",
-            "ledgers are taken from it, and folders from here: if it names another folder for a component, Levanter"
+            "ledgers are taken from it, and folders from here: if it names another folder for a"
+            " component, Levanter"
             " reads that one",
         )
     if data.get("prior_context_phases"):
         into.missing(
             f"{prefix}prior_context_phases",
-            "write the lengths of all phases as seq_len: {0: 4096, STEP: 32768}; sources continue where they stopped",
+            "write the lengths of all phases as seq_len: {0: 4096, STEP: 32768}; sources continue"
+            " where they stopped",
             decides=True,
         )
     if data.get("chat_template") and not any(

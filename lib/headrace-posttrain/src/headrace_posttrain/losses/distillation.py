@@ -1,20 +1,22 @@
-"""Losses besides next-token prediction: distillation from a teacher, multi-token prediction, z-loss.
+"""Losses besides next-token prediction: distillation from a teacher, multi-token prediction,
+z-loss.
 
-A teacher is given by its K most likely tokens at each label and their log probabilities (``[B, S, K]``, aligned with
-labels). The remaining probability mass is one more outcome, the *rest*, so that both sides are distributions and the
-divergence is a lower bound of that over the whole vocabulary, tight when K covers all of it. With t the teacher and p
-the policy, over the K tokens and the rest::
+A teacher is given by its K most likely tokens at each label and their log probabilities (``[B, S,
+K]``, aligned with labels). The remaining probability mass is one more outcome, the *rest*, so that
+both sides are distributions and the divergence is a lower bound of that over the whole vocabulary,
+tight when K covers all of it. With t the teacher and p the policy, over the K tokens and the rest::
 
     forward   KL(t || p) = sum of t (log t - log p)         covers what the teacher does
     reverse   KL(p || t) = sum of p (log p - log t)         keeps to what the teacher does
 
-A cache stores the teacher's output for each token as columns (:mod:`headrace.data.columns`); ``batch.of_labels`` aligns
-them with labels.
+A cache stores the teacher's output for each token as columns (:mod:`headrace.data.columns`);
+``batch.of_labels`` aligns them with labels.
 
-Price: the log probabilities of K ids per label, in the one pass over the vocabulary that the loss makes anyway.
+Price: the log probabilities of K ids per label, in the one pass over the vocabulary that the loss
+makes anyway.
 
-References: Hinton et al., arXiv:1503.02531, and Agarwal et al., arXiv:2306.13649 (distillation); DeepSeek-AI,
-arXiv:2412.19437 (several next tokens); Chowdhery et al., arXiv:2204.02311 (z-loss).
+References: Hinton et al., arXiv:1503.02531, and Agarwal et al., arXiv:2306.13649 (distillation);
+DeepSeek-AI, arXiv:2412.19437 (several next tokens); Chowdhery et al., arXiv:2204.02311 (z-loss).
 """
 
 from __future__ import annotations
@@ -43,14 +45,16 @@ def top_k_divergence(
     *,
     rest: bool = True,
 ) -> Float[Array, "*batch"]:
-    """KL divergence of teacher and policy at each label; reduce it with ``token_mean`` or ``weighted_mean``.
+    """KL divergence of teacher and policy at each label; reduce it with ``token_mean`` or
+    ``weighted_mean``.
 
     Args:
         log_probs: The policy's log probabilities of the teacher's tokens, as
             :func:`~headrace.batch.vocabulary.hidden_stats` returns them for labels ``[*batch, K]``.
         teacher_log_probs: The teacher's own; -inf for unused entries.
         direction: ``forward``: KL(teacher || policy); ``reverse``: KL(policy || teacher).
-        rest: Whether the remaining mass counts; without it the sum over the K tokens may be negative.
+        rest: Whether the remaining mass counts; without it the sum over the K tokens may be
+            negative.
 
     Raises:
         ConfigError: no such direction; other shapes.
@@ -59,7 +63,9 @@ def top_k_divergence(
         >>> half = jnp.log(jnp.array([[0.5, 0.25]]))
         >>> float(top_k_divergence(half, half)[0])
         0.0
-        >>> round(float(top_k_divergence(jnp.log(jnp.array([[0.25, 0.25]])), half)[0]), 4)  # .5 log 2 + .25 log .5
+        >>> round(
+        ...     float(top_k_divergence(jnp.log(jnp.array([[0.25, 0.25]])), half)[0]), 4
+        ... )  # .5 log 2 + .25 log .5
         0.1733
     """
     check_choice("direction", direction, ("forward", "reverse"), "is no direction")
@@ -111,9 +117,17 @@ def distillation_loss(
     Example:
         >>> import numpy as np
         >>> from headrace.batch import pack_rows
-        >>> teacher = {"ids": np.array([[[0], [1], [2]]]), "log_probs": np.log(np.full((1, 3, 1), 0.25, np.float32))}
+        >>> teacher = {
+        ...     "ids": np.array([[[0], [1], [2]]]),
+        ...     "log_probs": np.log(np.full((1, 3, 1), 0.25, np.float32)),
+        ... }
         >>> batch = pack_rows(np.array([[1, 2, 3]]), extras=teacher)
-        >>> round(float(distillation_loss(jnp.zeros((1, 3, 4)), batch, *map(batch.of_labels, teacher))), 6)
+        >>> round(
+        ...     float(
+        ...         distillation_loss(jnp.zeros((1, 3, 4)), batch, *map(batch.of_labels, teacher))
+        ...     ),
+        ...     6,
+        ... )
         0.0
     """
     stats = token_stats(logits, jnp.asarray(teacher_ids), entropy=False, chunk=chunk)
@@ -143,11 +157,12 @@ def z_loss(
 
 
 def mtp_batch(batch: PackedBatch | ExpandedBatch, depth: int) -> ExpandedBatch:
-    """The batch with labels ``depth`` tokens further ahead, for the loss of a multi-token prediction head.
+    """The batch with labels ``depth`` tokens further ahead, for the loss of a multi-token
+    prediction head.
 
-    Label i becomes label ``i + depth``, with its weight and mask, if it is in the same segment; otherwise the position
-    is not trained on. It works with any loss and any denominator. Nothing is stored or transferred: it is derived on
-    the device.
+    Label i becomes label ``i + depth``, with its weight and mask, if it is in the same segment;
+    otherwise the position is not trained on. It works with any loss and any denominator. Nothing is
+    stored or transferred: it is derived on the device.
 
     Args:
         batch: The batch as delivered.
@@ -159,7 +174,9 @@ def mtp_batch(batch: PackedBatch | ExpandedBatch, depth: int) -> ExpandedBatch:
     Example:
         >>> import numpy as np
         >>> from headrace.batch import pack_rows
-        >>> batch = mtp_batch(pack_rows(np.array([[5, 6, 7, 8, 9]]), segment_lengths=np.array([[3, 2]])), 1)
+        >>> batch = mtp_batch(
+        ...     pack_rows(np.array([[5, 6, 7, 8, 9]]), segment_lengths=np.array([[3, 2]])), 1
+        ... )
         >>> batch.labels.tolist(), batch.token_weights.tolist()
         ([[7, 0, 0, 0, 0]], [[1.0, 0.0, 0.0, 0.0, 0.0]])
     """

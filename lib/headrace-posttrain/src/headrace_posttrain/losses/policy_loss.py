@@ -1,39 +1,46 @@
-"""Losses for reinforcement learning, in three steps: a ratio, a clip, and a sum normalised by :func:`weighted_mean`.
+"""Losses for reinforcement learning, in three steps: a ratio, a clip, and a sum normalised by
+:func:`weighted_mean`.
 
-With A the batch's token weights (advantages), p the trained policy, o the *old* policy (the trainer's when the step's
-batches were made), s the *sampler's* (``batch.log_probs``), and r a ratio of p to o::
+With A the batch's token weights (advantages), p the trained policy, o the *old* policy (the
+trainer's when the step's batches were made), s the *sampler's* (``batch.log_probs``), and r a ratio
+of p to o::
 
     ratio     r[i] = p[i] / o[i]                        level "token"
               r[i] = exp(mean over the segment of log(p / o))       "sequence": GSPO
               r[i] = sg(that mean's) * p[i] / sg(p[i])              "sequence_token": GSPO-token
-              r[i] = exp(sum over the segment of log(p / o))        "product": of whole answers, RLOO
-    clip      "ratio":     f = min(r, 1 + high) where A >= 0, max(r, 1 - low) where A < 0;   term - A f
+              r[i] = exp(sum over the segment of log(p / o))        "product": whole answers, RLOO
+    clip      "ratio":     f = min(r, 1 + high) where A >= 0, max(r, 1 - low) where A < 0;
+                           term - A f
                            and f = min(f, dual_clip) where A < 0
-              "log_prob":  f = sg(min(max(r, 1 - low), 1 + high));                           term - A f log p
-    loss      sum of c * correction * term  +  kl_coef * sum of c * KL  -  entropy_coef * sum of c * H
+              "log_prob":  f = sg(min(max(r, 1 - low), 1 + high));   term - A f log p
+    loss      sum of c * correction * term + kl_coef * sum of c * KL
+              - entropy_coef * sum of c * H
 
-``sg`` stops the gradient, c is the denominator's coefficient (:mod:`headrace.batch.loss`), and sums are over trained
-labels. ``- A min(r, ..)`` and so on is PPO's ``- min(r A, clip(r) A)``, written out by sign. Log ratios are bounded to
-+-20, so that nothing becomes infinite.
+``sg`` stops the gradient, c is the denominator's coefficient (:mod:`headrace.batch.loss`), and sums
+are over trained labels. ``- A min(r, ..)`` and so on is PPO's ``- min(r A, clip(r) A)``, written
+out by sign. Log ratios are bounded to +-20, so that nothing becomes infinite.
 
-=======================  ===========================================================================================
+=======================  ===========================================================================
 preset                   what differs from the one before
-=======================  ===========================================================================================
+=======================  ===========================================================================
 ``reinforce``            "log_prob", clipped to exactly 1: A log p; no ratio needed (Williams, 1992)
 ``importance_sampling``  "ratio", not clipped
 ``ppo``                  "ratio", clipped to 1 +- 0.2, a mean over tokens: arXiv:1707.06347
 ``grpo``                 PPO's, a mean over sequences of each one's mean: arXiv:2402.03300
 ``dapo``                 PPO's, clipped to 1 - 0.2 .. 1 + 0.28: arXiv:2503.14476
-``gspo``                 GRPO's of level "sequence", clipped to 1 - 3e-4 .. 1 + 4e-4: arXiv:2507.18071
+``gspo``                 GRPO's of level "sequence", clipped to 1 - 3e-4 .. 1 + 4e-4:
+                         arXiv:2507.18071
 ``cispo``                "log_prob", clipped above at 5 alone, a mean over tokens: arXiv:2506.13585
-=======================  ===========================================================================================
+=======================  ===========================================================================
 
-Dr. GRPO (arXiv:2503.20783) is PPO's with a number as denominator: completions x their longest length.
+Dr. GRPO (arXiv:2503.20783) is PPO's with a number as denominator: completions x their longest
+length.
 
-Sources of the rest: dual clip, Ye et al., arXiv:1912.09729; estimators of KL, Schulman, "Approximating KL divergence",
-2020; truncated and masked correction of the sampler's mismatch, Yao et al., "Your efficient RL framework secretly
-brings you off-policy RL training", 2025, and Ling Team, arXiv:2510.18855 (IcePop); masks of sequences far from the old
-policy, and KL times the ratio, DeepSeek-AI, arXiv:2512.02556.
+Sources of the rest: dual clip, Ye et al., arXiv:1912.09729; estimators of KL, Schulman,
+"Approximating KL divergence", 2020; truncated and masked correction of the sampler's mismatch, Yao
+et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025, and Ling
+Team, arXiv:2510.18855 (IcePop); masks of sequences far from the old policy, and KL times the ratio,
+DeepSeek-AI, arXiv:2512.02556.
 
 Price: elementwise over [B, S], and two scatters for sequence levels.
 """
@@ -60,17 +67,20 @@ LARGEST_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class Correction:
-    """The weight of each label for the mismatch between sampler and trainer: ``w = o / s``, bounded, without gradient.
+    """The weight of each label for the mismatch between sampler and trainer: ``w = o / s``,
+    bounded, without gradient.
 
     Attributes:
         level: Level of the ratio; see the module.
         low: Lower bound of the ratio.
         high: Upper bound of the ratio.
-        outside: What happens to ratios out of bounds: ``clip`` bounds them (truncated importance sampling), ``mask``
-            removes their labels from the sum (masked; IcePop), not from the denominator.
+        outside: What happens to ratios out of bounds: ``clip`` bounds them (truncated importance
+            sampling), ``mask`` removes their labels from the sum (masked; IcePop), not from the
+            denominator.
 
     Raises:
-        ConfigError: a bound is negative or the lower one exceeds the upper one; no such ``level`` or ``outside``.
+        ConfigError: a bound is negative or the lower one exceeds the upper one; no such ``level``
+            or ``outside``.
     """
 
     level: Level = "token"
@@ -93,18 +103,21 @@ class PolicyLoss:
     """A loss for reinforcement learning; the module defines what each setting does.
 
     Attributes:
-        objective: ``ratio``: the gradient goes through the ratio; ``log_prob``: the ratio weighs log p.
+        objective: ``ratio``: the gradient goes through the ratio; ``log_prob``: the ratio weighs
+            log p.
         level: Level of the ratio.
         clip_low: How far below 1 the ratio counts; None: no limit.
         clip_high: How far above 1 the ratio counts; None: no limit.
-        dual_clip: With negative advantages, the largest ratio that counts, above ``1 + clip_high``; None: no limit.
+        dual_clip: With negative advantages, the largest ratio that counts, above ``1 + clip_high``;
+            None: no limit.
         kl_coef: Weight of the KL divergence to the reference.
         kl: Estimator of the KL divergence, see :func:`kl_estimate`.
-        kl_ratio: Whether it is multiplied by the ratio, so that its gradient is KL's off-policy as well.
+        kl_ratio: Whether it is multiplied by the ratio, so that its gradient is KL's off-policy as
+            well.
         entropy_coef: Weight of the entropy bonus.
         correction: Correction for the mismatch between sampler and trainer; None: none.
-        max_sequence_kl: Segments with a mean ``log s - log p`` above this are not trained on where their advantage is
-            negative (they stay in the denominator); None: all are.
+        max_sequence_kl: Segments with a mean ``log s - log p`` above this are not trained on where
+            their advantage is negative (they stay in the denominator); None: all are.
         denominator: Denominator of all terms; see :mod:`headrace.batch.loss`.
 
     Raises:
@@ -172,7 +185,8 @@ def policy_loss(
 
     Args:
         log_probs: Log probability of each label under the trained policy, for example from
-            :func:`~headrace.batch.vocabulary.hidden_stats`: gradients flow only to these and to ``entropy``.
+            :func:`~headrace.batch.vocabulary.hidden_stats`: gradients flow only to these and to
+            ``entropy``.
         batch: The batch; its token weights are the advantages.
         loss: Settings, or a preset of the module's table.
         old_log_probs: Under the old policy of the ratio; None: the sampler's.
@@ -181,15 +195,18 @@ def policy_loss(
         entropy: Entropy at each label, for a bonus; reported whenever given.
 
     Returns:
-        The loss, and means over trained labels (of the whole batch, on all devices): ``policy_loss``, the first term;
-        ``ratio_mean``, ``ratio_min``, ``ratio_max``; ``clip_low_share`` and ``clip_high_share``, where the clip blocks
-        the gradient, and ``dual_clip_share``; ``old_kl``, the mean of log o - log p; ``sampler_kl``, ``sampler_kl_k2``
-        and ``sampler_entropy``, of s; ``kl`` (to the reference); ``entropy``; ``correction_mean``, ``correction_min``,
-        ``correction_max`` and ``correction_share``, the share out of bounds; ``sequence_mask_share``. Metrics whose
-        inputs or settings are missing are omitted.
+        The loss, and means over trained labels (of the whole batch, on all devices):
+        ``policy_loss``, the first term; ``ratio_mean``, ``ratio_min``, ``ratio_max``;
+        ``clip_low_share`` and ``clip_high_share``, where the clip blocks the gradient, and
+        ``dual_clip_share``; ``old_kl``, the mean of log o - log p; ``sampler_kl``,
+        ``sampler_kl_k2`` and ``sampler_entropy``, of s; ``kl`` (to the reference); ``entropy``;
+        ``correction_mean``, ``correction_min``, ``correction_max`` and ``correction_share``, the
+        share out of bounds; ``sequence_mask_share``. Metrics whose inputs or settings are missing
+        are omitted.
 
     Raises:
-        ConfigError: log probabilities that the settings need are missing; shapes do not match; no such preset.
+        ConfigError: log probabilities that the settings need are missing; shapes do not match; no
+            such preset.
 
     Example:
         >>> import numpy as np
@@ -267,7 +284,8 @@ def importance_ratio(
     batch: LossBatch,
     level: Level = "token",
 ) -> Float[Array, "B S"]:
-    """The ratio of two policies at each label; 1 where a label is not trained on. No gradient flows to the old policy.
+    """The ratio of two policies at each label; 1 where a label is not trained on. No gradient flows
+    to the old policy.
 
     Args:
         log_probs: Log probability of each label under the trained policy.
@@ -279,7 +297,10 @@ def importance_ratio(
         >>> import numpy as np
         >>> from headrace.batch import pack_rows
         >>> batch = pack_rows(np.array([[5, 6, 7]]))
-        >>> policy, old = jnp.log(jnp.array([[0.5, 0.5, 0.5]])), jnp.log(jnp.array([[0.25, 0.5, 1.0]]))
+        >>> policy, old = (
+        ...     jnp.log(jnp.array([[0.5, 0.5, 0.5]])),
+        ...     jnp.log(jnp.array([[0.25, 0.5, 1.0]])),
+        ... )
         >>> importance_ratio(policy, old, batch).tolist()
         [[2.0, 1.0, 1.0]]
     """
@@ -303,15 +324,18 @@ def kl_estimate(
 ) -> Float[Array, "*batch"]:
     """An estimate of KL(policy || reference) from samples of the policy, label by label.
 
-    With ``x = log reference - log policy``: k1 is ``-x``, unbiased and of either sign; k2 is ``x^2 / 2``, whose
-    gradient is that of KL; k3 is ``exp(x) - x - 1``, unbiased and never negative (Schulman, 2020). No gradient flows to
-    the reference.
+    With ``x = log reference - log policy``: k1 is ``-x``, unbiased and of either sign; k2 is ``x^2
+    / 2``, whose gradient is that of KL; k3 is ``exp(x) - x - 1``, unbiased and never negative
+    (Schulman, 2020). No gradient flows to the reference.
 
     Raises:
         ConfigError: unknown estimator.
 
     Example:
-        >>> [round(float(kl_estimate(jnp.array(-1.0), jnp.array(-2.0), name)), 4) for name in ("k1", "k2", "k3")]
+        >>> [
+        ...     round(float(kl_estimate(jnp.array(-1.0), jnp.array(-2.0), name)), 4)
+        ...     for name in ("k1", "k2", "k3")
+        ... ]
         [1.0, 0.5, 0.3679]
     """
     check_choice("kl", estimator, get_args(Estimator), "is no estimator")
@@ -344,7 +368,9 @@ def _clip(
 def _correct(
     old: Any, sampler: Any, batch: LossBatch, correction: Correction
 ) -> tuple[Float[Array, "B S"], Bool[Array, "B S"]]:
-    """The correction weight of each label for the sampler's mismatch, and where the ratio was out of bounds."""
+    """The correction weight of each label for the sampler's mismatch, and where the ratio was out
+    of bounds.
+    """
     ratio = importance_ratio(jax.lax.stop_gradient(old), sampler, batch, correction.level)
     outside = (ratio < correction.low) | (ratio > correction.high)
     if correction.outside == "mask":
@@ -389,7 +415,8 @@ def _check_arrays(loss: PolicyLoss, batch: LossBatch, arrays: dict[str, Any]) ->
     }
     cures = {
         "sampler_log_probs": "Sample with log probabilities: the batch's log_probs.",
-        "old_log_probs": "Sample with log probabilities (the batch's log_probs), or, where each batch is trained on "
+        "old_log_probs": "Sample with log probabilities (the batch's log_probs), or, where each"
+        " batch is trained on "
         "once, pass old_log_probs=jax.lax.stop_gradient(log_probs).",
         "reference_log_probs": "Run the reference model on the batch, or set kl_coef=0.",
         "entropy": "Pass the entropy of token_stats or hidden_stats, or set entropy_coef=0.",

@@ -1,31 +1,37 @@
-"""Preference losses, in three steps: a score for each answer, the margin of a pair, a link from margin to loss.
+"""Preference losses, in three steps: a score for each answer, the margin of a pair, a link from
+margin to loss.
 
-With log P(y) the sum over the answer's trained labels, log Q(y) the reference's, and n their number::
+With log P(y) the sum over the answer's trained labels, log Q(y) the reference's, and n their
+number::
 
     score   s = log P - log Q            (log P without a reference)
             s = s / n                    with ``length_normalized``
             s = s - log(1 - exp(s))      with ``odds``: the log of the odds
     margin  m = beta * (s of the chosen one - s of the rejected one) - target_margin
-    link    sigmoid   - (1 - e) log sigmoid(m) - e log sigmoid(-m)                    e being ``label_smoothing``
+    link    sigmoid   - (1 - e) log sigmoid(m) - e log sigmoid(-m)   e: ``label_smoothing``
             robust    (- (1 - e) log sigmoid(m) + e log sigmoid(-m)) / (1 - 2 e)      rDPO
             hinge     max(0, 1 - m)
             square    (m / beta - 1 / (2 beta))^2                                     IPO
-    loss    scale * mean over pairs of the link  +  nll_coef * mean NLL of the chosen answers' labels
+    loss    scale * mean over pairs of the link
+            + nll_coef * mean NLL of the chosen answers' labels
 
-==========  ==============================================================================  ===========================
-preset      settings                                                                        source
-==========  ==============================================================================  ===========================
-``dpo``     sigmoid, beta 0.1; with label smoothing it is conservative DPO                  arXiv:2305.18290, equation 7
-``rdpo``    robust, label smoothing 0.1                                                     arXiv:2403.00409
-``slic``    hinge                                                                           arXiv:2305.10425
-``ipo``     square, length normalised                                                       arXiv:2310.12036, eq. 17
-``cpo``     sigmoid without reference, nll_coef 1                                           arXiv:2401.08417
-``simpo``   sigmoid without reference, length normalised, beta 2, target_margin 1           arXiv:2405.14734
-``orpo``    sigmoid of the log odds ratio without reference, beta 1, scale 0.1, nll_coef 1  arXiv:2403.07691
-==========  ==============================================================================  ===========================
+==========  =========================================================  ============================
+preset      settings                                                   source
+==========  =========================================================  ============================
+``dpo``     sigmoid, beta 0.1; with label smoothing it is              arXiv:2305.18290, equation 7
+            conservative DPO
+``rdpo``    robust, label smoothing 0.1                                arXiv:2403.00409
+``slic``    hinge                                                      arXiv:2305.10425
+``ipo``     square, length normalised                                  arXiv:2310.12036, eq. 17
+``cpo``     sigmoid without reference, nll_coef 1                      arXiv:2401.08417
+``simpo``   sigmoid without reference, length normalised, beta 2,      arXiv:2405.14734
+            target_margin 1
+``orpo``    sigmoid of the log odds ratio without reference, beta 1,   arXiv:2403.07691
+            scale 0.1, nll_coef 1
+==========  =========================================================  ============================
 
-KTO (arXiv:2402.01306) needs no pairs: :func:`kto_loss`. If only gradients are needed, DPO is also the unified loss of
-weighted pairs: :mod:`headrace.batch.preference`.
+KTO (arXiv:2402.01306) needs no pairs: :func:`kto_loss`. If only gradients are needed, DPO is also
+the unified loss of weighted pairs: :mod:`headrace.batch.preference`.
 
 Price: sums over segments; and one forward pass of the reference for its log probabilities.
 """
@@ -135,12 +141,13 @@ def preference_loss(
         pairs: Divisor of the sum over pairs; None: the batch's pairs, on all devices.
 
     Returns:
-        The loss, and means over pairs: ``accuracy`` (the chosen answer scores higher), ``margin``, ``chosen_reward``
-        and ``rejected_reward`` (beta times the score), ``chosen_log_prob`` and ``rejected_log_prob`` (sums over
-        labels).
+        The loss, and means over pairs: ``accuracy`` (the chosen answer scores higher), ``margin``,
+        ``chosen_reward`` and ``rejected_reward`` (beta times the score), ``chosen_log_prob`` and
+        ``rejected_log_prob`` (sums over labels).
 
     Raises:
-        ConfigError: the batch has no pairs; the reference is missing or not needed; shapes do not match.
+        ConfigError: the batch has no pairs; the reference is missing or not needed; shapes do not
+            match.
 
     Example:
         >>> import numpy as np
@@ -199,7 +206,8 @@ def kto_loss(
     kl: Float[Any, ""] | float = 0.0,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """KTO: the mean over answers of ``w (1 - sigmoid(beta (s - kl)))``, and of the opposite for undesirable ones.
+    """KTO: the mean over answers of ``w (1 - sigmoid(beta (s - kl)))``, and of the opposite for
+    undesirable ones.
 
     Args:
         log_probs: Log probability of each label under the model; gradients flow only to these.
@@ -207,21 +215,26 @@ def kto_loss(
         batch: Answers, one per segment.
         desirable: Which answers are desirable, for example ``batch.rewards > 0``.
         beta: Scale of the score ``s = log P - log Q``.
-        kl: The reference point: how far the model is from the reference, see :func:`kto_reference_point`.
+        kl: The reference point: how far the model is from the reference, see
+            :func:`kto_reference_point`.
         weights: Weights of desirable and of undesirable answers, for classes of unequal size.
 
     Returns:
-        The loss, and ``desirable_reward`` and ``undesirable_reward``, means of beta times the score.
+        The loss, and ``desirable_reward`` and ``undesirable_reward``, means of beta times the
+        score.
 
     Raises:
         ConfigError: shapes do not match; beta is not positive.
 
-    Reference: Ethayarajh et al., "KTO: model alignment as prospect theoretic optimization", arXiv:2402.01306, eq. 7.
+    Reference: Ethayarajh et al., "KTO: model alignment as prospect theoretic optimization",
+        arXiv:2402.01306, eq. 7.
 
     Example:
         >>> import numpy as np
         >>> from headrace.batch import Example, pack_examples
-        >>> batch = pack_examples([Example(np.array([1, 2]), reward=1.0), Example(np.array([1, 3]), reward=-1.0)], 4)
+        >>> batch = pack_examples(
+        ...     [Example(np.array([1, 2]), reward=1.0), Example(np.array([1, 3]), reward=-1.0)], 4
+        ... )
         >>> value, _ = kto_loss(jnp.zeros((1, 4)), jnp.zeros((1, 4)), batch, batch.rewards > 0)
         >>> float(value)
         0.5
@@ -263,13 +276,17 @@ def kto_reference_point(
     Args:
         log_probs: Log probability of each label under the model.
         reference_log_probs: The same under the reference model.
-        batch: Prompts with answers **to other prompts**, for example those of the batch, each with the next one's
-            answer.
+        batch: Prompts with answers **to other prompts**, for example those of the batch, each with
+            the next one's answer.
 
     Example:
         >>> import numpy as np
         >>> from headrace.batch import pack_rows
-        >>> float(kto_reference_point(jnp.zeros((1, 3)), -jnp.ones((1, 3)), pack_rows(np.array([[1, 2, 3]]))))
+        >>> float(
+        ...     kto_reference_point(
+        ...         jnp.zeros((1, 3)), -jnp.ones((1, 3)), pack_rows(np.array([[1, 2, 3]]))
+        ...     )
+        ... )
         2.0
     """
     score, is_answer = _log_ratios(log_probs, reference_log_probs, batch)
@@ -299,7 +316,9 @@ def _linked(margin: Float[Array, "B P"], loss: PreferenceLoss) -> Float[Array, "
 
 
 def _log_of_complement(log_p: Float[Array, "B M"]) -> Float[Array, "B M"]:
-    """``log(1 - exp(x))`` for negative x; a probability of 1 counts as the largest float32 below it."""
+    """``log(1 - exp(x))`` for negative x; a probability of 1 counts as the largest float32 below
+    it.
+    """
     x = jnp.minimum(log_p, -6e-8)
     near = x > -0.6931472  # each form is exact where the other is not
     return jnp.where(
@@ -342,7 +361,10 @@ def _check(
     _check_labels("log_probs", log_probs, batch)
     if loss.reference != (reference_log_probs is not None):
         if loss.reference:
-            cure = "Run the reference model on the batch, or set reference=False for a loss without one."
+            cure = (
+                "Run the reference model on the batch, or set reference=False for a loss without"
+                " one."
+            )
             raise ConfigError(
                 "is missing, and the loss needs it", field="reference_log_probs", cure=cure
             )

@@ -1,11 +1,13 @@
-"""Assigns the samples of a step to ranks and micro-batches, by the rules of slime, Megatron-LM and ms-swift.
+"""Assigns the samples of a step to ranks and micro-batches, by the rules of slime, Megatron-LM and
+ms-swift.
 
-Invariant: all ranks have the same number of micro-batches in a step, and no micro-batch exceeds the cap unless it is a
-single sample that does.
+Invariant: all ranks have the same number of micro-batches in a step, and no micro-batch exceeds the
+cap unless it is a single sample that does.
 
-ms-swift packs samples in groups of 1000 that arrive at a process, and carries the last pack over, so its plan depends
-on the number of processes; :func:`~headrace.pack.plan.plan_packs` does not. CoordExp's plans are ``plan_packs(...,
-"bfd" or "wfd", "error")``, whose ``json_checksum`` is CoordExp's.
+ms-swift packs samples in groups of 1000 that arrive at a process, and carries the last pack over,
+so its plan depends on the number of processes; :func:`~headrace.pack.plan.plan_packs` does not.
+CoordExp's plans are ``plan_packs(..., "bfd" or "wfd", "error")``, whose ``json_checksum`` is
+CoordExp's.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class DpSchedule:
 
     Attributes:
         samples: Samples of each rank, in the order in which it trains on them.
-        micro_batches: For each rank, positions in its ``samples``; the micro-batches of all steps in order.
+        micro_batches: For each rank, positions in its ``samples``; the micro-batches of all steps
+            in order.
         num_micro_batches: Micro-batches per rank in each step.
         batch_sizes: Rollouts of each step.
         dropped: Samples at the end that do not fill a step.
@@ -59,7 +62,8 @@ class Balance:
         costs: Cost of each sample, or a function from their tokens to costs; None: their tokens.
         ranks: Whether ranks get micro-batches of equal cost rather than every ``ranks``-th.
         micro_batches: Whether micro-batches have equal cost rather than being full.
-        capped: Whether those of equal cost still respect the cap; slime's do not (``balance_by_flops``).
+        capped: Whether those of equal cost still respect the cap; slime's do not
+            (``balance_by_flops``).
     """
 
     costs: Costs = None
@@ -81,8 +85,9 @@ def dp_schedule(
 ) -> DpSchedule:
     """Steps of ``batch_size`` rollouts, cut into micro-batches and assigned to ranks, as in slime.
 
-    Samples of one rollout stay in one step. Micro-batches are packed first-fit in the order of arrival, or with
-    ``Balance.micro_batches`` by cost, under the cap unless ``Balance.capped`` is False.
+    Samples of one rollout stay in one step. Micro-batches are packed first-fit in the order of
+    arrival, or with ``Balance.micro_batches`` by cost, under the cap unless ``Balance.capped`` is
+    False.
 
     Args:
         tokens: Tokens of each sample.
@@ -92,14 +97,17 @@ def dp_schedule(
         max_tokens: Tokens per micro-batch, over all context-parallel ranks.
         micro_batch_size: Samples per micro-batch, instead of ``max_tokens``.
         balance: What to balance; None: nothing.
-        multiple: The number of micro-batches per rank and step is a multiple of this (interleaved pipelines).
+        multiple: The number of micro-batches per rank and step is a multiple of this (interleaved
+            pipelines).
 
     Raises:
-        ConfigError: no size or both sizes are given; too few samples for all ranks; not one rollout or cost per sample;
-            a count below 1.
+        ConfigError: no size or both sizes are given; too few samples for all ranks; not one rollout
+            or cost per sample; a count below 1.
 
     Example:
-        >>> schedule = dp_schedule([3, 5, 4, 6, 2], [0, 1, 2, 3, 4], batch_size=4, ranks=2, max_tokens=8)
+        >>> schedule = dp_schedule(
+        ...     [3, 5, 4, 6, 2], [0, 1, 2, 3, 4], batch_size=4, ranks=2, max_tokens=8
+        ... )
         >>> schedule.samples, schedule.micro_batches, schedule.dropped
         ([[1, 3], [2, 0]], [[[0], [1]], [[0], [1]]], [4])
     """
@@ -169,10 +177,11 @@ def dp_balanced_packing(
     copies: int = 1,
     multiple: int = 1,
 ) -> list[Bins]:
-    """Packs for every micro-batch and rank: next fit in order of arrival, as in Megatron-LM's balanced scheduler.
+    """Packs for every micro-batch and rank: next fit in order of arrival, as in Megatron-LM's
+    balanced scheduler.
 
-    If packs do not divide evenly, the last sample of the last pack with several becomes a pack of its own, until they
-    do.
+    If packs do not divide evenly, the last sample of the last pack with several becomes a pack of
+    its own, until they do.
 
     Args:
         tokens: Tokens of each sample.
@@ -216,7 +225,9 @@ def dp_balanced_packing(
 def _steps(
     rollout_ids: Sequence[int] | np.ndarray, batch_size: int
 ) -> tuple[list[list[int]], list[int]]:
-    """Samples of each full step of this many rollouts, rollout by rollout, and the samples left over."""
+    """Samples of each full step of this many rollouts, rollout by rollout, and the samples left
+    over.
+    """
     rollouts: dict[int, list[int]] = {}
     for sample, rollout in enumerate(
         rollout_ids.tolist() if isinstance(rollout_ids, np.ndarray) else rollout_ids
@@ -236,10 +247,11 @@ def matched_groups(
     fit: Literal["best", "worst"] = "worst",
     finished: bool = True,
 ) -> tuple[Bins, list[int]]:
-    """ms-swift's packs of one group of samples, and the samples carried over: the last pack, unless ``finished``.
+    """ms-swift's packs of one group of samples, and the samples carried over: the last pack, unless
+    ``finished``.
 
-    ``binpack`` is best fit up to ``binpacking`` 1.5.2 and worst fit since 2.0; ``sequential`` is next fit. A sample
-    longer than a pack is a ConfigError.
+    ``binpack`` is best fit up to ``binpacking`` 1.5.2 and worst fit since 2.0; ``sequential`` is
+    next fit. A sample longer than a pack is a ConfigError.
 
     Example:
         >>> matched_groups([4, 8, 1, 4, 2, 1], 10)
@@ -267,10 +279,11 @@ def matched_groups(
 def rl_bins(
     lengths: Sequence[int], bin_size: int, *, max_sequences: int = 16, multiple: int = 1
 ) -> tuple[Bins, Bins]:
-    """Megatron-RL's bins of rollouts: longest first; the first rollout that does not fit closes a bin.
+    """Megatron-RL's bins of rollouts: longest first; the first rollout that does not fit closes a
+    bin.
 
-    A rollout takes a multiple of ``multiple`` tokens; one longer than a bin is a ConfigError. Returns the rollouts of
-    each bin, and where each begins in it, followed by the end of the last.
+    A rollout takes a multiple of ``multiple`` tokens; one longer than a bin is a ConfigError.
+    Returns the rollouts of each bin, and where each begins in it, followed by the end of the last.
 
     Example:
         >>> rl_bins([3, 7, 2, 5, 5, 1], 8)

@@ -1,12 +1,14 @@
-"""``level_ranks``: moves or swaps samples between ranks, one at a time, until the ranks' costs are as equal as
-possible.
+"""``level_ranks``: moves or swaps samples between ranks, one at a time, until the ranks' costs are
+as equal as possible.
 
-Karmarkar and Karp's method makes micro-batches of equal cost if the cap on tokens allows it; when they are dealt to
-ranks, their remaining differences add up, to a third of a rank's cost at worst. So the most costly rank gives a sample
-to another rank, or swaps it for a cheaper one, whichever brings the two closest, as long as both still fit into as many
-micro-batches as before. With few samples all assignments are tried.
+Karmarkar and Karp's method makes micro-batches of equal cost if the cap on tokens allows it; when
+they are dealt to ranks, their remaining differences add up, to a third of a rank's cost at worst.
+So the most costly rank gives a sample to another rank, or swaps it for a cheaper one, whichever
+brings the two closest, as long as both still fit into as many micro-batches as before. With few
+samples all assignments are tried.
 
-Price: a few milliseconds for a step of a thousand samples; nothing if ranks are equal to a thousandth.
+Price: a few milliseconds for a step of a thousand samples; nothing if ranks are equal to a
+thousandth.
 """
 
 from __future__ import annotations
@@ -39,13 +41,15 @@ def level_ranks(
     """Exchanges samples between ranks so that the most costly rank costs less.
 
     Args:
-        ranks: Samples by rank and micro-batch, as from :func:`~headrace.batch.balance.micro_batches`.
+        ranks: Samples by rank and micro-batch, as from
+            :func:`~headrace.batch.balance.micro_batches`.
         costs: Cost of each sample.
         tokens: Tokens of each sample.
         max_tokens: Most tokens in a micro-batch.
 
     Returns:
-        Equally many micro-batches of each rank, the most costly first; ``ranks`` itself if nothing can be gained.
+        Equally many micro-batches of each rank, the most costly first; ``ranks`` itself if nothing
+        can be gained.
 
     Example:
         >>> ranks = [[[0], [3]], [[1], [2]]]  # they cost 12 and 6
@@ -77,7 +81,9 @@ def level_ranks(
 def _exchanged(
     bins: list[Bins], load: list[int], units: Int64[np.ndarray, " n"], fit: _Fit
 ) -> list[Bins] | None:
-    """The bins after the best exchange of the costliest rank with another; None if no exchange that fits is better."""
+    """The bins after the best exchange of the costliest rank with another; None if no exchange that
+    fits is better.
+    """
     samples = [sorted(i for b in of_rank for i in b) for of_rank in bins]
     heavy = load.index(max(load))
     others = [r for r in range(len(bins)) if r != heavy]
@@ -106,7 +112,9 @@ def _exchanged(
 
 
 def _searched(bins: list[Bins], units: Int64[np.ndarray, " n"], fit: _Fit) -> list[Bins]:
-    """The best assignment, or the best found by a bounded search; the costliest samples are placed first."""
+    """The best assignment, or the best found by a bounded search; the costliest samples are placed
+    first.
+    """
     order = sorted(
         (i for of_rank in bins for b in of_rank for i in b), key=lambda i: (-int(units[i]), i)
     )
@@ -142,7 +150,9 @@ def _searched(bins: list[Bins], units: Int64[np.ndarray, " n"], fit: _Fit) -> li
 def _fit(
     samples: list[int], units: Int64[np.ndarray, " n"], sizes: list[int], cap: int, height: int
 ) -> Bins | None:
-    """Samples in this many micro-batches of nearly equal cost, none empty or above the cap; None if none was found."""
+    """Samples in this many micro-batches of nearly equal cost, none empty or above the cap; None if
+    none was found.
+    """
     if len(samples) < height:
         return None
     tokens = [sizes[i] for i in samples]

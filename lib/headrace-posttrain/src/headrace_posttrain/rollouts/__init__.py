@@ -1,1 +1,3 @@
-"""Reinforcement learning: rollouts, stored, filtered and packed into batches. Losses: :mod:`headrace.batch`."""
+"""Reinforcement learning: rollouts, stored, filtered and packed into batches. Losses:
+:mod:`headrace.batch`.
+"""

@@ -1,33 +1,38 @@
 """Advantages of rewards within their groups, computed as in other systems.
 
-A group is all completions of one prompt, and is identified by its **number**, never by its position: groups may differ
-in size and be in any order.
+A group is all completions of one prompt, and is identified by its **number**, never by its
+position: groups may differ in size and be in any order.
 
-======================  ====================================  ========================================================
+======================  ====================================  ======================================
 preset                  advantage                             note
-======================  ====================================  ========================================================
+======================  ====================================  ======================================
 nanomoe                 (r - mean) / (std with n - 1 + 1e-8)
 slime                   (r - mean) / (std with n - 1 + 1e-6)  GRPO
 trl                     (r - mean) / (std with n - 1 + 1e-4)  GRPO
-megatron                (r - mean) / (std with n + 1e-4)      rewards that are left out (``counted``) get 0
+megatron                (r - mean) / (std with n + 1e-4)      rewards that are left out
+                                                              (``counted``) get 0
 tinker                  r - mean
-dr_grpo                 r - mean                              arXiv:2503.20783; with a constant denominator of the loss
+dr_grpo                 r - mean                              arXiv:2503.20783; with a constant
+                                                              denominator of the loss
 rloo                    r - mean of the group's others        arXiv:2402.14740
-batch_std               (r - mean) / (std of all r + 1e-4)    arXiv:2508.08221: of the batch, which no group makes small
-reinforce_pp            (r - mean of all r) / (their std)     REINFORCE++, arXiv:2501.03262: no groups; 1e-8 is added
+batch_std               (r - mean) / (std of all r + 1e-4)    arXiv:2508.08221: of the batch, which
+                                                              no group makes small
+reinforce_pp            (r - mean of all r) / (their std)     REINFORCE++, arXiv:2501.03262: no
+                                                              groups; 1e-8 is added
 reinforce_pp_baseline   a = r - mean, then (a - mean of all   the same reference
                         a) / (their std)
-======================  ====================================  ========================================================
+======================  ====================================  ======================================
 
-"All" are the completions of the batch. A group of one has advantage 0 and is counted, and so is a group with equal
-rewards; without a group baseline (``reinforce_pp``), both have advantages like any other. A reward that is not finite
-is an error that names its group.
+"All" are the completions of the batch. A group of one has advantage 0 and is counted, and so is a
+group with equal rewards; without a group baseline (``reinforce_pp``), both have advantages like any
+other. A reward that is not finite is an error that names its group.
 
 Price: 20 numpy calls for all groups of a batch; no loop.
 
-References: Shao et al., arXiv:2402.03300 (GRPO); Liu et al., arXiv:2503.20783 (Dr. GRPO); Yu et al., arXiv:2503.14476
-(DAPO's filter). slime reshapes rewards to groups of one size, and treats the whole batch as one group if their number
-does not fit; a group of one becomes NaN there. Neither happens here.
+References: Shao et al., arXiv:2402.03300 (GRPO); Liu et al., arXiv:2503.20783 (Dr. GRPO); Yu et
+al., arXiv:2503.14476 (DAPO's filter). slime reshapes rewards to groups of one size, and treats the
+whole batch as one group if their number does not fit; a group of one becomes NaN there. Neither
+happens here.
 """
 
 from __future__ import annotations
@@ -53,8 +58,8 @@ class AdvantageSpec:
         equal: A group whose standard deviation is at most this has advantage 0.
         baseline: What is subtracted from a reward: its ``group``'s mean, that of the group's others
             (``leave_one_out``), or nothing (``none``).
-        scale: The standard deviation to divide by: of the ``group``'s rewards, of all ``rewards`` of the batch, or of
-            all advantages of the ``batch``, whose mean is subtracted first.
+        scale: The standard deviation to divide by: of the ``group``'s rewards, of all ``rewards``
+            of the batch, or of all advantages of the ``batch``, whose mean is subtracted first.
 
     Raises:
         ConfigError: a limit is negative; no such baseline or scale.
@@ -105,7 +110,9 @@ PRESETS: dict[str, AdvantageSpec] = {
 
 
 class Advantages(NamedTuple):
-    """Advantages of rewards, in their order; groups with a counted reward, and those without any advantage."""
+    """Advantages of rewards, in their order; groups with a counted reward, and those without any
+    advantage.
+    """
 
     values: Float64[np.ndarray, " n"]
     groups: int
@@ -116,7 +123,9 @@ class Advantages(NamedTuple):
 
 
 class GroupMoments(NamedTuple):
-    """Size, mean and standard deviation of each group's counted rewards, in the order of the groups' numbers."""
+    """Size, mean and standard deviation of each group's counted rewards, in the order of the
+    groups' numbers.
+    """
 
     number: Int64[np.ndarray, " g"]
     group: Int64[np.ndarray, " n"]
@@ -147,13 +156,17 @@ def group_advantages(
         rewards: One per completion.
         groups: Number of each completion's group: any integers, in any order.
         advantages: A preset of the module's table, or a spec.
-        counted: Rewards that count; the others get 0 and do not affect their group's mean. None: all.
+        counted: Rewards that count; the others get 0 and do not affect their group's mean. None:
+            all.
 
     Raises:
-        ConfigError: a counted reward is not finite (its group is named); the arrays do not fit; no such preset.
+        ConfigError: a counted reward is not finite (its group is named); the arrays do not fit; no
+            such preset.
 
     Example:
-        >>> found = group_advantages(np.array([1.0, 0.0, 5.0, 1.0]), np.array([7, 7, 3, 7]), "tinker")
+        >>> found = group_advantages(
+        ...     np.array([1.0, 0.0, 5.0, 1.0]), np.array([7, 7, 3, 7]), "tinker"
+        ... )
         >>> found.values.round(3).tolist(), found.single_groups
         ([0.333, -0.667, 0.0, 0.333], 1)
     """
@@ -242,10 +255,12 @@ def group_moments(
 def whiten(
     values: Float64[np.ndarray, "*n"], mask: Bool[np.ndarray, "*n"], *, shift_mean: bool = True
 ) -> Float64[np.ndarray, "*n"]:
-    """Values minus their masked mean, over their masked standard deviation (n - 1; ``1e-8`` added to the variance).
+    """Values minus their masked mean, over their masked standard deviation (n - 1; ``1e-8`` added
+    to the variance).
 
-    As in slime, all values (such as advantages of tokens) are whitened, masked or not; the mask selects those that
-    count in the moments. Pass the values of all ranks. The mean becomes 0 if ``shift_mean``.
+    As in slime, all values (such as advantages of tokens) are whitened, masked or not; the mask
+    selects those that count in the moments. Pass the values of all ranks. The mean becomes 0 if
+    ``shift_mean``.
 
     Raises:
         ConfigError: nothing is counted.
@@ -273,7 +288,8 @@ class Verdict(NamedTuple):
 
 
 def nonzero_std(rewards: Float64[np.ndarray, " n"], *, epsilon: float = 1e-6) -> Verdict:
-    """DAPO's filter: keeps a group whose rewards have a standard deviation (n - 1) above ``epsilon``.
+    """DAPO's filter: keeps a group whose rewards have a standard deviation (n - 1) above
+    ``epsilon``.
 
     Example:
         >>> nonzero_std(np.array([1.0, 1.0])), nonzero_std(np.array([1.0, 0.0])).keep
@@ -300,7 +316,8 @@ def not_constant(rewards: Float64[np.ndarray, " n"]) -> Verdict:
 
 
 def drop_constant(rewards: list[list[float]]) -> list[int]:
-    """Groups that are not constant, as in tinker: if all are constant, the first is kept, so a batch is never empty.
+    """Groups that are not constant, as in tinker: if all are constant, the first is kept, so a
+    batch is never empty.
 
     Example:
         >>> drop_constant([[1, 1], [0, 1], [0, 0]]), drop_constant([[1, 1], [0, 0]])
@@ -315,7 +332,9 @@ def drop_constant(rewards: list[list[float]]) -> list[int]:
 def _all_equal(
     rewards: Float64[np.ndarray, " n"], counted: Bool[np.ndarray, " n"], moments: GroupMoments
 ) -> Bool[np.ndarray, " g"]:
-    """Groups whose counted rewards are the same number; a mean is rounded, so the deviation alone cannot tell."""
+    """Groups whose counted rewards are the same number; a mean is rounded, so the deviation alone
+    cannot tell.
+    """
     low = np.full(moments.size.size, np.inf)
     high = np.full(moments.size.size, -np.inf)
     np.minimum.at(low, moments.group[counted], rewards[counted])

@@ -1,18 +1,21 @@
-"""``CompletionsSampler``: groups from a server with OpenAI's completions API, such as vLLM and SGLang.
+"""``CompletionsSampler``: groups from a server with OpenAI's completions API, such as vLLM and
+SGLang.
 
-One request per group: ``POST <url>/completions`` with the prompt's ids, ``n``, ``logprobs`` and ``return_token_ids``.
-Text is never tokenized again: training uses the ids that the server sampled. They are, in each choice::
+One request per group: ``POST <url>/completions`` with the prompt's ids, ``n``, ``logprobs`` and
+``return_token_ids``. Text is never tokenized again: training uses the ids that the server sampled.
+They are, in each choice::
 
     token_ids             vLLM (vllm-project/vllm#22587), SGLang (sgl-project/sglang#30917)
     response_token_ids    what SGLang is about to call them (sgl-project/sglang#38459)
     logprobs.tokens       vLLM before that, asked by return_tokens_as_token_ids: "token_id:17"
 
-Both servers return log probabilities in ``logprobs.token_logprobs``. They must be those of the policy that samples:
-with a temperature other than 1, or ``top_p`` and the like, vLLM returns these only if it was started with
-``--logprobs-mode processed_logprobs``.
+Both servers return log probabilities in ``logprobs.token_logprobs``. They must be those of the
+policy that samples: with a temperature other than 1, or ``top_p`` and the like, vLLM returns these
+only if it was started with ``--logprobs-mode processed_logprobs``.
 
-Price: one connection per request. A request that is cancelled (``stragglers="abort"``, ``timeout_s``) is closed at
-once, which tells the server to stop. Proxies of the environment are not used.
+Price: one connection per request. A request that is cancelled (``stragglers="abort"``,
+``timeout_s``) is closed at once, which tells the server to stop. Proxies of the environment are not
+used.
 """
 
 from __future__ import annotations
@@ -69,24 +72,30 @@ class CompletionsSampler:
 
     Args:
         url: URL of the server's API, e.g. ``http://localhost:8000/v1``.
-        score: Computes the reward of a completion; may be async, and is called from a thread if it is not.
+        score: Computes the reward of a completion; may be async, and is called from a thread if it
+            is not.
         group_size: Completions per prompt.
         max_tokens: Largest number of tokens in a completion.
         model: Its name; None: the server's only one (vLLM).
-        options: Further fields of the request, e.g. ``{"temperature": 0.8, "stop_token_ids": [2]}``.
+        options: Further fields of the request, e.g. ``{"temperature": 0.8, "stop_token_ids":
+            [2]}``.
         headers: Headers of the request, e.g. ``{"Authorization": "Bearer ..."}``.
         timeout_s: Seconds that an answer may take.
 
     Attributes:
-        version: Version of the server's weights: set it when the server has new ones. A group has the version that was
-            set when its request was sent.
+        version: Version of the server's weights: set it when the server has new ones. A group has
+            the version that was set when its request was sent.
 
     Raises:
         ConfigError: an invalid URL or number.
 
     Example:
-        >>> sampler = CompletionsSampler("http://localhost:8000/v1", lambda prompt, done: float(done.text == "4"),
-        ...                              group_size=8, max_tokens=64)
+        >>> sampler = CompletionsSampler(
+        ...     "http://localhost:8000/v1",
+        ...     lambda prompt, done: float(done.text == "4"),
+        ...     group_size=8,
+        ...     max_tokens=64,
+        ... )
         >>> sampler.version = 1
     """
 
@@ -129,10 +138,10 @@ class CompletionsSampler:
         """A group of a prompt's completions.
 
         Raises:
-            SamplerError: the server cannot be reached, does not answer in time or is overloaded: the call is repeated,
-                up to ``RLSettings.retries`` times.
-            ConfigError: the server refuses the request, or returns no ids or log probabilities; a reward is not a
-                number.
+            SamplerError: the server cannot be reached, does not answer in time or is overloaded:
+                the call is repeated, up to ``RLSettings.retries`` times.
+            ConfigError: the server refuses the request, or returns no ids or log probabilities; a
+                reward is not a number.
         """
         version = self.version
         completions = await self.complete(prompt.tokens)
@@ -218,8 +227,14 @@ class CompletionsSampler:
             AttributeError,
             OverflowError,
         ) as error:
-            cure = "Use a vLLM or an SGLang that knows return_token_ids; see headrace_posttrain.rollouts.completions."
-            problem = f"gave no completions with ids and log probabilities ({type(error).__name__}: {error})"
+            cure = (
+                "Use a vLLM or an SGLang that knows return_token_ids; see"
+                " headrace_posttrain.rollouts.completions."
+            )
+            problem = (
+                f"gave no completions with ids and log probabilities ({type(error).__name__}:"
+                f" {error})"
+            )
             raise ConfigError(problem, field="url", value=self.url, cure=cure) from error
         if any(completion.finish_reason == "abort" for completion in completions):
             cure = "It may be taking new weights: allow retries."

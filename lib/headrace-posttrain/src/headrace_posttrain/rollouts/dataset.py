@@ -1,22 +1,24 @@
-"""``RLDataset``: pulls groups from a sampler, leaves out those that carry no signal, and packs the rest into batches.
+"""``RLDataset``: pulls groups from a sampler, leaves out those that carry no signal, and packs the
+rest into batches.
 
 A step uses prompts in the order of their positions
 (:mod:`headrace_posttrain.rollouts.prompt_order`) until it has its groups. The
 reasons for leaving out groups are counted:
 
-===================  =================================================================================================
+===================  ===============================================================================
 counter              meaning (of one step)
-===================  =================================================================================================
+===================  ===============================================================================
 attempts_per_batch   groups that were considered; each is in exactly one of the counters below
 valid_groups         groups that the step trains on
 zero_var_groups      left out: all rewards equal
 single_groups        of one completion: no advantage; left out by the default filter
 filtered_groups      left out by a filter of the user's
 too_long_groups      left out: a completion is longer than a row
-untrained_groups     left out: no token is trained on (``prompt_len``, ``loss_masks``; with ``mask``, all are too old)
+untrained_groups     left out: no token is trained on (``prompt_len``, ``loss_masks``; with
+                     ``mask``, all are too old)
 stale_groups         sampled again: the policy that sampled them is too old
 given_up_groups      left out: sampled again, or aborted, too often (``max_renewals``)
-===================  =================================================================================================
+===================  ===============================================================================
 
 With a :class:`~headrace_posttrain.rollouts.store.RolloutStore` on disk the run can be killed at any
 moment, and other processes can sample for it (:meth:`RLDataset.produce`); see there.
@@ -73,25 +75,32 @@ class RLDataset(AsyncDataset[PackedBatch]):
 
     Args:
         prompts: Prompts by number.
-        sampler: Completes them and scores the completions; None: waits for other processes to do so (:meth:`produce`).
+        sampler: Completes them and scores the completions; None: waits for other processes to do so
+            (:meth:`produce`).
         settings: How they become batches.
         store: Where to keep rollouts; None: in memory.
 
     Attributes:
         counts: Counters of the latest step, by name.
-        totals: Their sums over all steps that this process made; a step that is made again counts once.
+        totals: Their sums over all steps that this process made; a step that is made again counts
+            once.
 
     Raises:
         ConfigError: there are no prompts; no sampler, and no store.
-        PlanMismatchError: the store belongs to another run, with other prompts, seed, seq_len, advantages or tokenizer.
+        PlanMismatchError: the store belongs to another run, with other prompts, seed, seq_len,
+            advantages or tokenizer.
         CacheError: another process, which is named, makes steps with the same store.
 
     Example:
         >>> from headrace_posttrain import ScoredGroup
         >>> class Guess:
         ...     def sample_and_score(self, prompt):
-        ...         return ScoredGroup([np.append(prompt.tokens, a) for a in (0, 1)], np.arange(2.0), 1)
-        >>> dataset = RLDataset([np.array([7])] * 4, Guess(), RLSettings(seq_len=8, groups_per_batch=2, seed=0))
+        ...         return ScoredGroup(
+        ...             [np.append(prompt.tokens, a) for a in (0, 1)], np.arange(2.0), 1
+        ...         )
+        >>> dataset = RLDataset(
+        ...     [np.array([7])] * 4, Guess(), RLSettings(seq_len=8, groups_per_batch=2, seed=0)
+        ... )
         >>> batch = dataset.next_batch()
         >>> batch.rewards.tolist(), dataset.counts["valid_groups"]
         ([[0.0, 1.0, 0.0, 1.0]], 2)
@@ -194,16 +203,21 @@ class RLDataset(AsyncDataset[PackedBatch]):
         """The batch of a step.
 
         Args:
-            step: The trainer's step: the next one, or any earlier one (which is the same again); None: the next one.
-            policy_version: The trainer's version; groups are sampled by it, or accepted if they are not much older.
+            step: The trainer's step: the next one, or any earlier one (which is the same again);
+                None: the next one.
+            policy_version: The trainer's version; groups are sampled by it, or accepted if they are
+                not much older.
 
         Raises:
-            ConfigError: a step after the next one; an invalid group, e.g. with a reward that is not finite (its
-                position and prompt are named), which is not stored, and whose prompt is sampled again; a batch that
-                does not fit ``rows`` or ``max_segments``: its groups are stored, and the step is not made.
-            NoGroupError: ``max_attempts`` groups in a row were left out; the message has the counts.
+            ConfigError: a step after the next one; an invalid group, e.g. with a reward that is not
+                finite (its position and prompt are named), which is not stored, and whose prompt is
+                sampled again; a batch that does not fit ``rows`` or ``max_segments``: its groups
+                are stored, and the step is not made.
+            NoGroupError: ``max_attempts`` groups in a row were left out; the message has the
+                counts.
             SamplerError: the sampler did not answer within ``timeout_s``.
-            HostError: the process whose steps this one follows is gone; or no producer may sample what is missing.
+            HostError: the process whose steps this one follows is gone; or no producer may sample
+                what is missing.
         """
         step = self.store.next_step if step is None else operator.index(step)
         self.set_policy_version(policy_version)
@@ -219,9 +233,11 @@ class RLDataset(AsyncDataset[PackedBatch]):
                 time.sleep(_POLL_S)
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Counters and figures (:mod:`headrace_posttrain.rollouts.rollout_metrics`) of a step that was made, for a log.
+        """Counters and figures (:mod:`headrace_posttrain.rollouts.rollout_metrics`) of a step that
+        was made, for a log.
 
-        Pass them to :class:`~headrace.feed.run_log.RunLog` with ``log(step, rollout=dataset.metrics(step))``.
+        Pass them to :class:`~headrace.feed.run_log.RunLog` with ``log(step,
+        rollout=dataset.metrics(step))``.
 
         Raises:
             ConfigError: the step has not been made.
@@ -273,8 +289,8 @@ class RLDataset(AsyncDataset[PackedBatch]):
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
         """Rows of steps, for a loader: row r of step s is number s * ``rows`` + r.
 
-        A step is made when it is requested and the policy that trains on it, whose version is its number, is at most
-        ``max_staleness`` versions away.
+        A step is made when it is requested and the policy that trains on it, whose version is its
+        number, is at most ``max_staleness`` versions away.
         """
         steps, rows = np.divmod(np.asarray(indices, np.int64), self.own_schedule.max_size)
         parts: list[Any] = []
@@ -308,7 +324,9 @@ class RLDataset(AsyncDataset[PackedBatch]):
             await asyncio.sleep(_ASYNC_POLL_S)
 
     def _make(self, step: int, policy_version: int) -> Generator[None, None, PackedBatch]:
-        """Makes a step unless it exists, yielding to other tasks while it waits. Returns its batch."""
+        """Makes a step unless it exists, yielding to other tasks while it waits.
+        Returns its batch.
+        """
         if self.store.producer is not None:
             cure = "Call produce() here, and next_batch() in the process that trains."
             raise ConfigError(
@@ -380,7 +398,10 @@ class RLDataset(AsyncDataset[PackedBatch]):
     ) -> Iterator[None]:
         bound = self.settings.max_staleness
         while bound is not None and (self._version or 0) < policy_version - bound:
-            message = "step %d waits for policy version %d: tell it by set_policy_version(version) after each update"
+            message = (
+                "step %d waits for policy version %d: tell it by set_policy_version(version) after"
+                " each update"
+            )
             patience.say(message, step, policy_version - bound)
             yield
 
@@ -430,23 +451,27 @@ class RLDataset(AsyncDataset[PackedBatch]):
         return selection
 
     def _measure(self, record: BatchRecord, selection: Selection, batch: PackedBatch) -> None:
-        """Adds the step's figures to the record, and the counters of the sampler's calls since the previous step."""
+        """Adds the step's figures to the record, and the counters of the sampler's calls since the
+        previous step.
+        """
         counts, call_s = (Counter(), []) if self._calls is None else self._calls.take_counts()
         record.counts.update({name: n for name, n in counts.items() if n})
         record.metrics.update(rollout_metrics(selection, batch, call_s, oldest=record.oldest))
 
     def produce(self, share: tuple[int, int] = (0, 1), *, ahead: int = 64) -> list[int]:
-        """Samples groups, once, for the process that makes the steps. Requires a store that was opened with a
-        producer's name.
+        """Samples groups, once, for the process that makes the steps. Requires a store that was
+        opened with a producer's name.
 
         Args:
-            share: This producer's number, and the number of producers, which divide the positions. Positions of a
-                share that nobody has stay open: a step that waits for one ends with an error.
-            ahead: Largest number of groups that wait for a step; a step that lacks more gets as many as it lacks.
+            share: This producer's number, and the number of producers, which divide the positions.
+                Positions of a share that nobody has stay open: a step that waits for one ends with
+                an error.
+            ahead: Largest number of groups that wait for a step; a step that lacks more gets as
+                many as it lacks.
 
         Returns:
-            Positions whose groups were stored; empty if there is nothing to do until the trainer needs more groups, or
-            until a group of this share is refused as too old.
+            Positions whose groups were stored; empty if there is nothing to do until the trainer
+            needs more groups, or until a group of this share is refused as too old.
 
         Raises:
             ConfigError: as for :meth:`next_batch`; an invalid share or number.
@@ -467,15 +492,17 @@ class RLDataset(AsyncDataset[PackedBatch]):
 
     def _choose(self, number: int, producers: int, ahead: int) -> list[int]:
         """Positions that a producer with this share may sample now, ascending."""
-        # 1. Those of its share among the first that no step has used and the open step has not considered. They are
-        #    as many as may wait, or as the open step lacks: once all have groups, it can go on.
+        # 1. Those of its share among the first that no step has used and the open step has not
+        #    considered. They are as many as may wait, or as the open step lacks: once all have
+        #    groups, it can go on.
         within = max(ahead, self.store.needed)
         near = [p for p in islice(self.store.open_positions(), within) if p % producers == number]
         missing = [p for p in near if not self.store.has_group(p)]
         lacking = self.store.needed - self.store.num_waiting
         if missing or lacking <= 0 or self.settings.stragglers == "wait":
             return missing
-        # 2. The others have not sampled theirs: a step that takes any group takes later ones of this share.
+        # 2. The others have not sampled theirs: a step that takes any group takes later ones of
+        #    this share.
         later = (
             p
             for p in self.store.open_positions()
@@ -484,14 +511,18 @@ class RLDataset(AsyncDataset[PackedBatch]):
         return list(islice(later, lacking))
 
     def _sample_missing(self) -> None:
-        """Samples the next group that the step needs, together with as many prompts as are sampled at a time."""
+        """Samples the next group that the step needs, together with as many prompts as are sampled
+        at a time.
+        """
         at_a_time = self.settings.prompts_at_a_time
         missing = (p for p in self.store.open_positions() if not self.store.has_group(p))
         first = next(missing)
         self._sample([first, *takewhile(lambda p: p < first + at_a_time, missing)])
 
     def _prompt(self, position: int) -> Prompt:
-        """The prompt of a position, with its partial group unless that is too old to continue from."""
+        """The prompt of a position, with its partial group unless that is too old
+        to continue from.
+        """
         index = int(self.order(np.array([position]))[0])
         partial = self.store.partial(position)
         version = self._version or 0

@@ -1,9 +1,10 @@
 """``Feeder``: samples in the background, in its own threads, during training.
 
-A prompt is started when there is room for it: at most ``in_flight`` calls are running, and no more groups are running
-or waiting than steps can use before they are older than ``max_staleness``. The next prompt is always the lowest
-position that no step has used, that has no group, and that is not running. A crash therefore loses nothing: a running
-call has left nothing in the log, and its prompt is the first to be started again.
+A prompt is started when there is room for it: at most ``in_flight`` calls are running, and no more
+groups are running or waiting than steps can use before they are older than ``max_staleness``. The
+next prompt is always the lowest position that no step has used, that has no group, and that is not
+running. A crash therefore loses nothing: a running call has left nothing in the log, and its prompt
+is the first to be started again.
 
 Price: a thread for each running call, which ends after 5 s without work.
 """
@@ -95,13 +96,17 @@ class Feeder:
         self.fill()
 
     def end_step(self) -> None:
-        """Samples only for later steps from now on. Call it before the step is stored and uses its groups."""
+        """Samples only for later steps from now on. Call it before the step is stored and uses its
+        groups.
+        """
         with self._changed:
             if self._selection is not None:
                 self._selection, self._next_version = None, self._selection.policy_version + 1
 
     def set_policy_version(self, version: int) -> None:
-        """Sets the trainer's policy. Calls that are too old for it are aborted, if the settings say so."""
+        """Sets the trainer's policy. Calls that are too old for it are aborted, if the settings say
+        so.
+        """
         settings = self._settings
         with self._changed:
             self.policy_version = max(version, self.policy_version)
@@ -250,7 +255,10 @@ class Feeder:
             elif seconds > call.say_after_s:
                 call.say_after_s = 2 * seconds
                 others = len(self._under_way) - 1
-                message = "the sampler has not answered for %.0f s: %s, begun at policy version %d; %d other calls"
+                message = (
+                    "the sampler has not answered for %.0f s: %s, begun at policy version %d; %d"
+                    " other calls"
+                )
                 logger.warning(
                     message, seconds, describe_prompt(call.prompt), call.policy_version, others
                 )
@@ -262,7 +270,9 @@ class Feeder:
                 self._changed.wait(seconds)
 
     def check(self) -> None:
-        """Raises an error of a call once; its prompt is then started again. Raises ConfigError after :meth:`close`."""
+        """Raises an error of a call once; its prompt is then started again. Raises ConfigError
+        after :meth:`close`.
+        """
         with self._changed:
             error = self._error
             self._error = None

@@ -1,4 +1,5 @@
-"""Advantages of labels, on devices: generalised advantage estimation, its critic, whitening, and KL in the reward.
+"""Advantages of labels, on devices: generalised advantage estimation, its critic, whitening, and KL
+in the reward.
 
 The results are aligned with labels: set them as a batch's ``weights`` with ``dataclasses.replace``.
 
@@ -31,15 +32,18 @@ def gae(
     """Advantages and returns of labels, from a critic's values::
 
         delta[i] = reward[i] + discount * value[next] - value[i]
-        advantage[i] = delta[i] + discount * trace * advantage[next]          return[i] = advantage[i] + value[i]
+        advantage[i] = delta[i] + discount * trace * advantage[next]
+        return[i] = advantage[i] + value[i]
 
-    ``next`` is the segment's next trained label: tokens in between (such as a tool's answer) do not count as time.
-    After the last one, values are 0. With values of 0 and a trace of 1, advantages are discounted returns.
+    ``next`` is the segment's next trained label: tokens in between (such as a tool's answer) do not
+    count as time. After the last one, values are 0. With values of 0 and a trace of 1, advantages
+    are discounted returns.
 
     Args:
         values: The critic's value at each label: of the state in which it is chosen.
         batch: Rollouts.
-        rewards: One per segment, earned at its last trained label; None: ``batch.rewards``, if there are any.
+        rewards: One per segment, earned at its last trained label; None: ``batch.rewards``, if
+            there are any.
         token_rewards: Additional rewards of each label, such as :func:`kl_penalty`.
         discount: Gamma.
         trace: Lambda: 0 trusts the critic, 1 the rewards.
@@ -50,7 +54,8 @@ def gae(
     Raises:
         ConfigError: there are no rewards of either kind.
 
-    Reference: Schulman et al., "High-dimensional continuous control using generalized advantage estimation",
+    Reference: Schulman et al., "High-dimensional continuous control using generalized advantage
+        estimation",
     arXiv:1506.02438.
 
     Example:
@@ -90,7 +95,8 @@ def value_loss(
     old_values: Float[Array, "B S"] | None = None,
     clip: float | None = None,
 ) -> Float[Array, ""]:
-    """PPO's loss of a critic: ``max((v - R)^2, (v' - R)^2) / 2``, v' being v within ``clip`` of the old value.
+    """PPO's loss of a critic: ``max((v - R)^2, (v' - R)^2) / 2``, v' being v within ``clip`` of the
+    old value.
 
     Args:
         values: The critic's value at each label.
@@ -106,7 +112,13 @@ def value_loss(
     Example:
         >>> import numpy as np
         >>> from headrace.batch import pack_rows
-        >>> float(value_loss(jnp.array([[1.0, 3.0, 0.0]]), jnp.zeros((1, 3)), pack_rows(np.array([[1, 2, 3]]))))
+        >>> float(
+        ...     value_loss(
+        ...         jnp.array([[1.0, 3.0, 0.0]]),
+        ...         jnp.zeros((1, 3)),
+        ...         pack_rows(np.array([[1, 2, 3]])),
+        ...     )
+        ... )
         2.5
     """
     error = (values - returns) ** 2
@@ -131,7 +143,8 @@ def kl_penalty(
     centered: bool = False,
     discount: float = 0.0,
 ) -> Float[Array, "B S"]:
-    """The penalty of each label's reward for its distance from a reference: ``- coef * KL``, without gradient.
+    """The penalty of each label's reward for its distance from a reference: ``- coef * KL``,
+    without gradient.
 
     Args:
         log_probs: Log probabilities of the policy that sampled, e.g. ``batch.log_probs``.
@@ -139,15 +152,18 @@ def kl_penalty(
         batch: The batch of the labels.
         coef: Weight of the penalty.
         estimator: See :func:`~headrace_posttrain.losses.policy_loss.kl_estimate`.
-        centered: Whether the batch's mean KL is subtracted, so that the penalties add up to 0, as tinker-cookbook does
-            when it adds them to advantages.
-        discount: If above 0, a label also gets the discounted penalties of later labels of its segment.
+        centered: Whether the batch's mean KL is subtracted, so that the penalties add up to 0, as
+            tinker-cookbook does when it adds them to advantages.
+        discount: If above 0, a label also gets the discounted penalties of later labels of its
+            segment.
 
     Example:
         >>> import numpy as np
         >>> from headrace.batch import pack_rows
         >>> batch = pack_rows(np.array([[1, 2, 3]]))
-        >>> kl_penalty(jnp.array([[-1.0, -1.0, 0.0]]), jnp.array([[-2.0, -4.0, 0.0]]), batch, 0.5).tolist()
+        >>> kl_penalty(
+        ...     jnp.array([[-1.0, -1.0, 0.0]]), jnp.array([[-2.0, -4.0, 0.0]]), batch, 0.5
+        ... ).tolist()
         [[-0.5, -1.5, 0.0]]
     """
     mask = jnp.asarray(batch.label_mask)
@@ -162,11 +178,12 @@ def kl_penalty(
 def whiten_labels(
     values: Float[Array, "B S"], batch: LossBatch, *, epsilon: float = 1e-8
 ) -> Float[Array, "B S"]:
-    """Values minus their mean, over their standard deviation, both over all trained labels of the batch.
+    """Values minus their mean, over their standard deviation, both over all trained labels of the
+    batch.
 
-    The variance divides by n - 1, and has ``epsilon`` added. REINFORCE++ does this to advantages of tokens
-    (arXiv:2501.03262); :func:`headrace_posttrain.rollouts.advantages.whiten` does the same on the
-    host, for arrays of all ranks.
+    The variance divides by n - 1, and has ``epsilon`` added. REINFORCE++ does this to advantages of
+    tokens (arXiv:2501.03262); :func:`headrace_posttrain.rollouts.advantages.whiten` does the same
+    on the host, for arrays of all ranks.
 
     Example:
         >>> import numpy as np

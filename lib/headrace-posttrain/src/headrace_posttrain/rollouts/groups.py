@@ -1,7 +1,9 @@
-"""``ScoredGroup``: the completions of one prompt with their rewards; and ``Sampler``, which makes them.
+"""``ScoredGroup``: the completions of one prompt with their rewards; and ``Sampler``, which makes
+them.
 
-The user supplies the sampler: an inference server, or a model in this process. It needs no state: it receives a
-:class:`Prompt`, whose position in the run it can use as the seed of its random numbers.
+The user supplies the sampler: an inference server, or a model in this process. It needs no state:
+it receives a :class:`Prompt`, whose position in the run it can use as the seed of its random
+numbers.
 """
 
 from __future__ import annotations
@@ -92,21 +94,28 @@ class ScoredGroup:
         tokens: Each completion's ids, beginning with its prompt.
         rewards: One per completion.
         prompt_len: Tokens of the prompt, which are not trained on.
-        log_probs: Log probabilities (natural logarithms, at most 0) of each completion's tokens under the policy that
-            sampled them: of its last tokens, if there are fewer than tokens. 0 for tokens that were not sampled.
-        loss_masks: Instead of ``prompt_len``, the tokens of each completion to train on (several turns, tools): 1 or 0
-            for each token, including the prompt's.
-        policy_version: Version of the policy that sampled each completion's tokens: one number, or one per token.
-        extras: Columns by name: for each completion ``[n, ...]``, an entry for each token, including the prompt's, such
-            as a teacher's most likely tokens. They become columns of the batch.
-        truncated: Whether each completion was cut off at its limit of tokens, for the log; None: unknown.
+        log_probs: Log probabilities (natural logarithms, at most 0) of each completion's tokens
+            under the policy that sampled them: of its last tokens, if there are fewer than tokens.
+            0 for tokens that were not sampled.
+        loss_masks: Instead of ``prompt_len``, the tokens of each completion to train on (several
+            turns, tools): 1 or 0 for each token, including the prompt's.
+        policy_version: Version of the policy that sampled each completion's tokens: one number, or
+            one per token.
+        extras: Columns by name: for each completion ``[n, ...]``, an entry for each token,
+            including the prompt's, such as a teacher's most likely tokens. They become columns of
+            the batch.
+        truncated: Whether each completion was cut off at its limit of tokens, for the log; None:
+            unknown.
 
     Raises:
-        ConfigError: lists differ in length; no completion; ids or versions are not whole numbers; an array does not
-            match the tokens of its completion; a log probability that is above 0 or not finite.
+        ConfigError: lists differ in length; no completion; ids or versions are not whole numbers;
+            an array does not match the tokens of its completion; a log probability that is above 0
+            or not finite.
 
     Example:
-        >>> group = ScoredGroup([np.array([1, 2, 3]), np.array([1, 2])], np.array([1.0, 0.0]), prompt_len=1)
+        >>> group = ScoredGroup(
+        ...     [np.array([1, 2, 3]), np.array([1, 2])], np.array([1.0, 0.0]), prompt_len=1
+        ... )
         >>> [e.loss_mask.tolist() for e in group.examples(np.array([0.5, -0.5]), 0)]
         [[0, 1, 1], [0, 1]]
     """
@@ -179,13 +188,16 @@ class ScoredGroup:
         return max(t.size for t in self.tokens)
 
     def mask(self, i: int, *, oldest: int | None = None) -> np.ndarray:
-        """The tokens of a completion that are trained on, uint8: with ``oldest``, none that an older policy sampled."""
+        """The tokens of a completion that are trained on, uint8: with ``oldest``, none that an
+        older policy sampled.
+        """
         plain = (np.arange(self.tokens[i].size) >= self.prompt_len).astype(np.uint8)
         mask = plain if self.loss_masks is None else np.asarray(self.loss_masks[i])
         return mask if oldest is None else mask * (self.versions(i) >= oldest)
 
     def trains(self, *, oldest: int | None = None) -> bool:
-        """Whether any token is trained on; the first of a completion never is, because nothing precedes it.
+        """Whether any token is trained on; the first of a completion never is, because nothing
+        precedes it.
 
         Example:
             >>> ScoredGroup([np.array([1, 2])], np.array([1.0]), prompt_len=2).trains()
@@ -194,7 +206,9 @@ class ScoredGroup:
         return any(self.mask(i, oldest=oldest)[1:].any() for i in range(len(self.tokens)))
 
     def versions(self, i: int) -> np.ndarray:
-        """Version of the policy that sampled each token of a completion; -1 for tokens that were not sampled."""
+        """Version of the policy that sampled each token of a completion; -1 for tokens that were
+        not sampled.
+        """
         version = self.policy_version
         sampled = (
             np.full(self.tokens[i].size, version)
@@ -270,7 +284,9 @@ class ScoredGroup:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str) -> ScoredGroup:
-        """The group of :meth:`to_bytes`; raises CacheCorruptError if the bytes are something else."""
+        """The group of :meth:`to_bytes`; raises CacheCorruptError if the bytes are
+        something else.
+        """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 names = [name.removesuffix(".sizes") for name in arrays if name.endswith(".sizes")]
@@ -299,30 +315,36 @@ class ScoredGroup:
 
 @dataclass(frozen=True, eq=False)
 class PartialGroup:
-    """What a sampler has of a group when it is stopped; it is stored, and sampling continues from it later.
+    """What a sampler has of a group when it is stopped; it is stored, and sampling continues from
+    it later.
 
     Attributes:
-        group: The completions so far, in any state from which the sampler can continue; rewards are ignored.
+        group: The completions so far, in any state from which the sampler can continue; rewards are
+            ignored.
     """
 
     group: ScoredGroup
 
 
 class SamplerError(HeadraceError):
-    """The sampler did not answer, or not in time. A sampler that raises it is called again, up to ``retries`` times."""
+    """The sampler did not answer, or not in time. A sampler that raises it is called again, up to
+    ``retries`` times.
+    """
 
 
 class Sampler(Protocol):
     """Completes prompts and scores the completions.
 
-    It may have a method ``abort(prompt)``, plain or async, which makes a running call end soon: with the group, a
-    :class:`PartialGroup`, or an error. Without it, an async call is cancelled.
+    It may have a method ``abort(prompt)``, plain or async, which makes a running call end soon:
+    with the group, a :class:`PartialGroup`, or an error. Without it, an async call is cancelled.
     """
 
     def sample_and_score(
         self, prompt: Prompt, /
     ) -> ScoredGroup | PartialGroup | Awaitable[ScoredGroup | PartialGroup]:
-        """A group of completions of one prompt, with rewards. May be called from several threads, and be async."""
+        """A group of completions of one prompt, with rewards. May be called from several threads,
+        and be async.
+        """
         ...
 
 
@@ -386,7 +408,8 @@ def _last(field: str, values: Any, size: int) -> np.ndarray:
     if wrong.size:
         at = int(wrong[0])
         cure = (
-            "Give natural logarithms of probabilities, e.g. np.log(0.5), as the policy that sampled has them;"
+            "Give natural logarithms of probabilities, e.g. np.log(0.5), as the policy that"
+            " sampled has them;"
             " 0 for tokens that were not sampled."
         )
         raise ConfigError(

@@ -1,4 +1,6 @@
-"""``ProducerWatch``: whether any producer may sample what a step waits for; if none does for long, the step ends."""
+"""``ProducerWatch``: whether any producer may sample what a step waits for; if none does for long,
+the step ends.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from headrace_posttrain.rollouts.store import RolloutStore
 class ProducerWatch:
     """Looks at the leases of the producers that may sample a position.
 
-    A producer may sample a position of its share, while its process has its log open. One that is started anew, or
-    later than the trainer, is waited for as long as a process that makes steps is (``lease.NEVER_S``).
+    A producer may sample a position of its share, while its process has its log open. One that is
+    started anew, or later than the trainer, is waited for as long as a process that makes steps is
+    (``lease.NEVER_S``).
     """
 
     def __init__(self, store: RolloutStore) -> None:
@@ -52,7 +55,10 @@ class ProducerWatch:
         if position is not None and self._store.shares:
             producers = max(of for _, of in self._store.shares.values())
             of_share = f" with share=({position % producers}, {producers})"
-        cure = f"Start a producer that calls produce(){of_share}, then this run again: it goes on with this step."
+        cure = (
+            f"Start a producer that calls produce(){of_share}, then this run again: it goes on"
+            " with this step."
+        )
         raise HostError(
             problem + self.describe(position),
             field="rollouts",

@@ -1,8 +1,9 @@
 """The order of prompts: a pure function of a position, so that resuming needs one number.
 
-Position p belongs to pass p // n over the prompts, and each pass has its own order: 10 us per position, no memory. The
-orders of slime and tinker, for runs that have to reproduce them, use Python's generator and hold all prompts.
-:func:`rollout_shares` rounds like Megatron-RL's multi-task agent.
+Position p belongs to pass p // n over the prompts, and each pass has its own order: 10 us per
+position, no memory. The orders of slime and tinker, for runs that have to reproduce them, use
+Python's generator and hold all prompts. :func:`rollout_shares` rounds like Megatron-RL's multi-task
+agent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class PromptOrder:
 
     Example:
         >>> order = PromptOrder(5, seed=0)
-        >>> sorted(order(np.arange(5)).tolist()), order(np.arange(5)).tolist() != order(np.arange(5, 10)).tolist()
+        >>> (
+        ...     sorted(order(np.arange(5)).tolist()),
+        ...     order(np.arange(5)).tolist() != order(np.arange(5, 10)).tolist(),
+        ... )
         ([0, 1, 2, 3, 4], True)
     """
 
@@ -97,20 +101,21 @@ def tinker_schedule(
 ) -> list[list[tuple[int, int]]]:
     """Prompts as tinker interleaves sources: (source, group) of each position of each batch.
 
-    The source is drawn by weight and supplies its next group; a source whose groups (``sizes``) are used up starts
-    again, in another order. One generator shuffles and draws.
+    The source is drawn by weight and supplies its next group; a source whose groups (``sizes``) are
+    used up starts again, in another order. One generator shuffles and draws.
 
     Args:
         sizes: Groups of each source.
         weights: Weight of each source, above 0.
         groups_per_batch: Groups in a batch.
-        total_batches: Batches; None: as many as the source that is used up first has for its share of a batch, at least
-            one. (Draws are random, so it may still start again a little before the end.)
+        total_batches: Batches; None: as many as the source that is used up first has for its share
+            of a batch, at least one. (Draws are random, so it may still start again a little before
+            the end.)
         seed: Integer seed.
 
     Raises:
-        ConfigError: a source is empty, there is not one weight for each or not all are above 0, or a number of batches
-            or groups is below 1.
+        ConfigError: a source is empty, there is not one weight for each or not all are above 0, or
+            a number of batches or groups is below 1.
 
     Example:
         >>> tinker_schedule([2, 2], [1, 1], 2, 2, seed=7)
@@ -134,8 +139,8 @@ def tinker_schedule(
             )
     groups_per_batch = checked_count("groups_per_batch", groups_per_batch)
     if total_batches is None:
-        # What each source supplies to a batch on average says how many batches it lasts. In tinker's order of
-        # operations: another one rounds otherwise.
+        # What each source supplies to a batch on average says how many batches it lasts. In
+        # tinker's order of operations: another one rounds otherwise.
         sum_of_all = sum(weights)
         lasting = [
             int(size / (weight / sum_of_all * groups_per_batch))
@@ -164,13 +169,14 @@ def tinker_schedule(
 
 
 def rollout_shares(weights: Sequence[float] | np.ndarray, total: int) -> list[int]:
-    """``total`` rollouts by weight: largest remainder; then each environment with a weight but no rollout takes one.
+    """``total`` rollouts by weight: largest remainder; then each environment with a weight but no
+    rollout takes one.
 
     It takes it from the environment that is furthest above its share, the first of equals.
 
     Raises:
-        ConfigError: a weight that is negative or not finite, no positive one, or fewer rollouts than environments with
-            a weight.
+        ConfigError: a weight that is negative or not finite, no positive one, or fewer rollouts
+            than environments with a weight.
 
     Example:
         >>> rollout_shares([0.98, 0.01, 0.01], 8)

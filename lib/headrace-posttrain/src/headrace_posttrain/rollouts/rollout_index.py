@@ -1,7 +1,9 @@
-"""``RolloutIndex``: the content of the logs of rollouts: which groups exist, and which step has each.
+"""``RolloutIndex``: the content of the logs of rollouts: which groups exist, and which step has
+each.
 
-It stores where groups are, and the groups themselves only if they are of this process and wait for a step. While a step
-is made, it also tracks the groups considered, so that neither these nor used ones are searched again.
+It stores where groups are, and the groups themselves only if they are of this process and wait for
+a step. While a step is made, it also tracks the groups considered, so that neither these nor used
+ones are searched again.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ class RolloutIndex:
 
     Attributes:
         duplicate_groups: Groups of prompts that already had one.
-        needed: Groups that the open step still lacks, as its log says; 0 if it has not said so. Only in producers.
-        shares: The share of positions that each producer samples: its number, and the number of producers.
+        needed: Groups that the open step still lacks, as its log says; 0 if it has not said so.
+            Only in producers.
+        shares: The share of positions that each producer samples: its number, and the number of
+            producers.
         lock: Held while any of it changes.
     """
 
@@ -94,7 +98,9 @@ class RolloutIndex:
             self._next.clear()
 
     def open_positions(self) -> Iterator[int]:
-        """Positions that no step has used or left out, and that the current step has not considered, endlessly."""
+        """Positions that no step has used or left out, and that the current step has not
+        considered, endlessly.
+        """
         position = self._open_from(0)
         while True:
             yield position

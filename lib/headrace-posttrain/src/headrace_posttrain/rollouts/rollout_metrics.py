@@ -1,21 +1,27 @@
 """Figures of the rollouts of a step, for logs;
 :meth:`RLDataset.metrics <headrace_posttrain.rollouts.dataset.RLDataset.metrics>`.
 
-They are computed once, by the process that makes the step, and stored in the step's record with its counters, so every
-reader of the log has the same. ``scored`` completions are those of all groups that the step has considered, including
-those that it left out, but not those that are sampled again because they are too old.
+They are computed once, by the process that makes the step, and stored in the step's record with its
+counters, so every reader of the log has the same. ``scored`` completions are those of all groups
+that the step has considered, including those that it left out, but not those that are sampled again
+because they are too old.
 
-============================  ========================================================================================
+============================  ======================================================================
 name                          is, of one step
-============================  ========================================================================================
-reward_mean, _std, _min, _max  of completions that were scored
+============================  ======================================================================
+reward_mean, _std, _min,      of completions that were scored
+_max
 length_mean, _max             tokens of these behind their prompt
-truncated_share               of these, those cut off at their limit; only of groups that say so (``truncated``)
-zero_variance_share           of groups that were looked at, those left out since all their rewards are equal
-staleness_mean, _max          versions between the policy that trains on a token and the one that sampled it
-sample_s_mean, _max           seconds of calls of the sampler that ended since the step before, in this process
+truncated_share               of these, those cut off at their limit; only of groups that say so
+                              (``truncated``)
+zero_variance_share           of groups that were looked at, those left out since all their rewards
+                              are equal
+staleness_mean, _max          versions between the policy that trains on a token and the one that
+                              sampled it
+sample_s_mean, _max           seconds of calls of the sampler that ended since the step before, in
+                              this process
 wait_s                        seconds that the step waited for groups after it was asked for
-============================  ========================================================================================
+============================  ======================================================================
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ _CURES = {
 }
 
 Source = tuple[str, int, int, int]
-"""Identifies a group: the producer's name, the numbers of its writer and of the record, the checksum."""
+"""Identifies a group: the producer's name, the numbers of its writer and of the record, the
+checksum.
+"""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,10 @@ def check_json(identity: dict[str, Any]) -> None:
         except (TypeError, ValueError):
             decoded = ...
         if decoded != value:
-            cure = "Give text, numbers, booleans, None, and lists and mappings of them, with text for keys."
+            cure = (
+                "Give text, numbers, booleans, None, and lists and mappings of them, with text for"
+                " keys."
+            )
             raise ConfigError(
                 "cannot be stored as JSON", field=f"identity.{name}", value=value, cure=cure
             )
@@ -128,7 +133,9 @@ def check_json(identity: dict[str, Any]) -> None:
 def check_identity(
     stored: dict[str, Any], identity: dict[str, Any], where: str | None, producer: str
 ) -> None:
-    """Raises PlanMismatchError if the rollouts in a folder (of a producer, if one is named) belong to another run."""
+    """Raises PlanMismatchError if the rollouts in a folder (of a producer, if one is named) belong
+    to another run.
+    """
     for name, value in sorted(stored.items()):
         if value == identity.get(name):
             continue

@@ -32,7 +32,8 @@ _LAST_WAIT_S = 10.0
 
 
 class SamplerCalls:
-    """The sampler, for any number of threads. Async samplers run on one event loop, in a separate thread.
+    """The sampler, for any number of threads. Async samplers run on one event loop, in a separate
+    thread.
 
     Attributes:
         counts: Counters by name.
@@ -51,7 +52,10 @@ class SamplerCalls:
         self._lock = threading.Lock()
         is_async = inspect.iscoroutinefunction(sampler.sample_and_score)
         if settings.stragglers == "abort" and not is_async and not hasattr(sampler, "abort"):
-            cure = "Give it a method abort(prompt), make sample_and_score async, or use stragglers='keep'."
+            cure = (
+                "Give it a method abort(prompt), make sample_and_score async, or use"
+                " stragglers='keep'."
+            )
             raise ConfigError(
                 "cannot be aborted", field="sampler", value=type(sampler).__name__, cure=cure
             )
@@ -78,7 +82,8 @@ class SamplerCalls:
                 if is_final or not retries_left:
                     if self._settings.retries:
                         error.add_note(
-                            f"{self._settings.retries - retries_left + 1} calls failed of {describe_prompt(prompt)}"
+                            f"{self._settings.retries - retries_left + 1} calls failed of"
+                            f" {describe_prompt(prompt)}"
                         )
                     raise
                 logger.warning(
@@ -98,7 +103,9 @@ class SamplerCalls:
         store.put_group(position, group.group if is_partial else group, partial=is_partial)
 
     def abort(self, prompt: Prompt) -> None:
-        """Stops the sampler with its ``abort`` or, if it is async and has none, by cancelling the call."""
+        """Stops the sampler with its ``abort`` or, if it is async and has none, by cancelling the
+        call.
+        """
         stop: Any = getattr(self.sampler, "abort", None)
         if stop is None:
             if (call := self._awaited.get(prompt)) is not None:
@@ -178,7 +185,10 @@ class SamplerCalls:
                 map(len, started_tokens)
             ):  # it would be requested forever
                 problem = f"has no more tokens than the call began with ({describe_prompt(prompt)})"
-                cure = "Go on from prompt.partial, and return a ScoredGroup, not a PartialGroup, at the end."
+                cure = (
+                    "Go on from prompt.partial, and return a ScoredGroup, not a PartialGroup, at"
+                    " the end."
+                )
                 raise ConfigError(
                     problem, field="sample_and_score()", value="PartialGroup", cure=cure
                 )

@@ -39,8 +39,10 @@ _STALE_CURE = "Give the sampler the trainer's weights and version, or raise max_
 _CURES = {  # by the reason for leaving out groups; any other reason is about their rewards
     "stale": _STALE_CURE,
     "too_long": "Raise seq_len, or sample shorter completions.",
-    "untrained": "Look at prompt_len and loss_masks: no token after the first of a completion is trained on.",
-    "aborted": "Raise max_staleness, or let the sampler give back what it has (PartialGroup) when it is aborted.",
+    "untrained": "Look at prompt_len and loss_masks: no token after the first of a completion is"
+    " trained on.",
+    "aborted": "Raise max_staleness, or let the sampler give back what it has (PartialGroup) when"
+    " it is aborted.",
 }
 _OF_REWARDS = (
     "Look at the rewards: a task that is always or never solved, or sampled once, teaches nothing."
@@ -53,8 +55,8 @@ class NoGroupError(HeadraceError):
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Statistics of a group that was considered: for each completion its reward, its tokens after the prompt, and
-    whether it was cut off, if the sampler reports it.
+    """Statistics of a group that was considered: for each completion its reward, its tokens after
+    the prompt, and whether it was cut off, if the sampler reports it.
     """
 
     rewards: np.ndarray
@@ -145,7 +147,9 @@ class Selection:
         return next(self._store.open_positions())
 
     def _consider(self, position: int) -> None:
-        """Selects the group of a position, leaves it out, or refuses it, so that its prompt is sampled again."""
+        """Selects the group of a position, leaves it out, or refuses it, so that its prompt is
+        sampled again.
+        """
         group = self._store.group(position)
         oldest = self._settings.oldest(self.policy_version, "resample")
         self.counts["attempts_per_batch"] += 1

@@ -56,38 +56,42 @@ class RLSettings:
         advantages: A preset (see :mod:`headrace_posttrain.rollouts.advantages`), or a spec.
         keep: Decides from a group's rewards whether it is trained on; None: every group is.
         max_attempts: This many groups left out in a row are an error.
-        prompts_at_a_time: Prompts that are sampled at once if any is missing; surplus groups are kept for the next step
-            (oversampling).
+        prompts_at_a_time: Prompts that are sampled at once if any is missing; surplus groups are
+            kept for the next step (oversampling).
         threads: Threads that call the sampler, unless it runs in the background.
-        max_staleness: Number of versions by which the policy may have advanced since a token was sampled; None: any.
-        stale: What to do with a group that is too old: sample its prompt again (``resample``), or do not train on the
-            tokens that are too old (``mask``).
+        max_staleness: Number of versions by which the policy may have advanced since a token was
+            sampled; None: any.
+        stale: What to do with a group that is too old: sample its prompt again (``resample``), or
+            do not train on the tokens that are too old (``mask``).
         rows: Rows of a batch, see :func:`~headrace.batch.examples.pack_examples`.
         multiple: Without ``rows``, their number is a multiple of this.
-        max_segments: Largest number of segments in a row; None: as many as there are. With ``rows``, all batches then
-            have one shape.
-        tokenizer: Names the tokenizer of prompts and completions, so that a store is not continued with another one;
-            None: that of the prompts (``tokenizer`` of
+        max_segments: Largest number of segments in a row; None: as many as there are. With
+            ``rows``, all batches then have one shape.
+        tokenizer: Names the tokenizer of prompts and completions, so that a store is not continued
+            with another one; None: that of the prompts (``tokenizer`` of
             :class:`~headrace_posttrain.rollouts.groups.CachePrompts`), if they have one.
-        prompt_order: ``shuffled``: each pass in its own order; ``slime``: slime's order, with ``seed``; or ``listed``:
-            the order of the list.
+        prompt_order: ``shuffled``: each pass in its own order; ``slime``: slime's order, with
+            ``seed``; or ``listed``: the order of the list.
         group_size: Completions per group; another number is an error. None: any number.
-        in_flight: Concurrent calls of the sampler, in the background during training; None: prompts are sampled only
-            within :meth:`~headrace_posttrain.rollouts.dataset.RLDataset.next_batch`.
-        stragglers: What a step does about slow prompts: wait for each (``wait``), so that steps use prompts in order;
-            or use the first groups that are ready, while the others continue for later steps (``keep``), until they are
-            too old (``abort``).
+        in_flight: Concurrent calls of the sampler, in the background during training; None: prompts
+            are sampled only within
+            :meth:`~headrace_posttrain.rollouts.dataset.RLDataset.next_batch`.
+        stragglers: What a step does about slow prompts: wait for each (``wait``), so that steps use
+            prompts in order; or use the first groups that are ready, while the others continue for
+            later steps (``keep``), until they are too old (``abort``).
         retries: How often a failed call of the sampler is repeated.
-        timeout_s: Seconds after which a call in the background has failed; None: it is only named in the log.
-        hang_s: Seconds after which a call in the background is named in the log, and again when they have doubled. A
-            step that for as long gets only groups that were sampled for it by too old a policy, more than
-            ``max_renewals`` of them, ends with an error.
-        max_renewals: How often a prompt is restarted because its rollout was too old, unless a step waits for it; then
-            it is left out.
+        timeout_s: Seconds after which a call in the background has failed; None: it is only named
+            in the log.
+        hang_s: Seconds after which a call in the background is named in the log, and again when
+            they have doubled. A step that for as long gets only groups that were sampled for it by
+            too old a policy, more than ``max_renewals`` of them, ends with an error.
+        max_renewals: How often a prompt is restarted because its rollout was too old, unless a step
+            waits for it; then it is left out.
         ranks: Rows are distributed to this many ranks, in blocks of equal cost
             (:func:`~headrace.batch.balance.micro_batches`).
-        costs: Costs of sequences by number of tokens, for ``ranks``, e.g. :meth:`TransformerCost.flops
-            <headrace.batch.balance.TransformerCost.flops>`; None: their tokens.
+        costs: Costs of sequences by number of tokens, for ``ranks``, e.g.
+            :meth:`TransformerCost.flops <headrace.batch.balance.TransformerCost.flops>`; None:
+            their tokens.
 
     Raises:
         ConfigError: an invalid number or name.
@@ -143,11 +147,17 @@ class RLSettings:
         check_choice("stragglers", self.stragglers, STRAGGLERS)
         resolve(self.advantages)
         if self.keep is not None and not callable(self.keep):
-            cure = "Give a function of a group's rewards, e.g. headrace_posttrain.rollouts.advantages.nonzero_std."
+            cure = (
+                "Give a function of a group's rewards, e.g."
+                " headrace_posttrain.rollouts.advantages.nonzero_std."
+            )
             raise ConfigError("is no function", field="keep", value=self.keep, cure=cure)
         if self.stragglers == "abort" and (self.max_staleness is None or self.in_flight is None):
             field = "max_staleness" if self.max_staleness is None else "in_flight"
-            cure = f"Set {field}, e.g. {field}={1 if self.max_staleness is None else self.groups_per_batch}."
+            cure = (
+                f"Set {field}, e.g."
+                f" {field}={1 if self.max_staleness is None else self.groups_per_batch}."
+            )
             raise ConfigError("is needed by stragglers='abort'", field=field, value=None, cure=cure)
         if self.rows is not None and self.rows % self.ranks:
             cure = f"Use {-(-self.rows // self.ranks) * self.ranks} rows."

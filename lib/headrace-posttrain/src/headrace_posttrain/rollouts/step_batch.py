@@ -1,4 +1,6 @@
-"""``pack_groups``: makes the batch of a step from its groups; and ``Patience``: logs what a step waits for."""
+"""``pack_groups``: makes the batch of a step from its groups; and ``Patience``: logs what a step
+waits for.
+"""
 
 from __future__ import annotations
 

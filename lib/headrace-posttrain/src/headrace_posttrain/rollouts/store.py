@@ -1,24 +1,27 @@
-"""``RolloutStore``: groups and steps on disk, as logs, so that a crash loses no rollout and trains on none twice.
+"""``RolloutStore``: groups and steps on disk, as logs, so that a crash loses no rollout and trains
+on none twice.
 
-``<folder>/steps/`` is the consumer's log: the run that the rollouts belong to, and the groups of each step.
-A step that waits for producers also says there what it has considered and how many groups it lacks, so that they sample
-as many. ``<folder>/producers/<name>/`` has the groups that a producer sampled, and its share of the positions; the
-consumer's own are in ``consumer``. Each is
-an :class:`~headrace.store.append_log.AppendLog`: records with checksums, one writer at a time under a lease, a defined
-state after a crash. A group is on disk before it is used, and a step before its batch is returned. The logs are the
-complete state of a run:
+``<folder>/steps/`` is the consumer's log: the run that the rollouts belong to, and the groups of
+each step. A step that waits for producers also says there what it has considered and how many
+groups it lacks, so that they sample as many. ``<folder>/producers/<name>/`` has the groups that a
+producer sampled, and its share of the positions; the consumer's own are in ``consumer``. Each is an
+:class:`~headrace.store.append_log.AppendLog`: records with checksums, one writer at a time under a
+lease, a defined state after a crash. A group is on disk before it is used, and a step before its
+batch is returned. The logs are the complete state of a run:
 
 - a group that no step has is pending: a later step uses it, and its prompt is not sampled again;
 - a step has a record once its batch is packed: if it did not fit, its groups are pending;
-- a step with a record is always the same, however often the trainer returns to it: the record names each of its groups
-  by producer and number, even if a prompt was sampled twice;
+- a step with a record is always the same, however often the trainer returns to it: the record names
+  each of its groups by producer and number, even if a prompt was sampled twice;
 - a group that was being sampled, or is invalid, leaves nothing, and is sampled again.
 
-:meth:`RolloutStore.put_record` ensures that a position is in at most one step. The trainer's checkpoint determines the
-next step. Whatever step that is, the steps before and after it together use each prompt exactly once.
+:meth:`RolloutStore.put_record` ensures that a position is in at most one step. The trainer's
+checkpoint determines the next step. Whatever step that is, the steps before and after it together
+use each prompt exactly once.
 
 Price: one ``fsync`` per group and step (one PUT in an object store); opening reads all logs.
-:meth:`RolloutStore.forget` forgets groups to which no checkpoint will return, and deletes segments that have no others.
+:meth:`RolloutStore.forget` forgets groups to which no checkpoint will return, and deletes segments
+that have no others.
 """
 
 from __future__ import annotations
@@ -69,12 +72,14 @@ _STEPS_CURE = (
 class RolloutStore(RolloutIndex):
     """Groups and records of one run.
 
-    Opening it reads; :meth:`claim` opens it for writing. Use it in a ``with`` statement, or :meth:`close` it.
+    Opening it reads; :meth:`claim` opens it for writing. Use it in a ``with`` statement, or
+    :meth:`close` it.
 
     Args:
         folder: Path or URL; None: in memory, for runs that need not survive their process.
         producer: Name of a process that only adds groups; None: this process makes the steps.
-        follow: Whether this process only reads the steps that another one makes, as hosts of a job do.
+        follow: Whether this process only reads the steps that another one makes, as hosts of a job
+            do.
 
     Raises:
         CacheCorruptError: a record in the middle of a log is damaged; names segment and offset.
@@ -144,7 +149,9 @@ class RolloutStore(RolloutIndex):
         self._own = None
 
     def refresh(self) -> None:
-        """Reads what other processes have added: groups of producers; for a producer, the consumer's steps."""
+        """Reads what other processes have added: groups of producers; for a producer, the
+        consumer's steps.
+        """
         with self.lock:
             for record in self._steps.refresh():
                 self._apply(record)
@@ -154,7 +161,9 @@ class RolloutStore(RolloutIndex):
                     self._add_groups(name, self._log(name).refresh())
 
     def check_leader(self) -> None:
-        """For a process that follows: raises HostError if the process that makes steps has ended, or never started."""
+        """For a process that follows: raises HostError if the process that makes steps has ended,
+        or never started.
+        """
         if self._leader is None:
             self._leader = LeaseWatch(self._join(_STEPS) or "")
         seconds = self._leader.absence_s()
@@ -167,9 +176,15 @@ class RolloutStore(RolloutIndex):
             else f": {watch.holder.who}, which did, has ended or stands still"
         )
         problem = f"has nobody who makes steps, for {seconds:.0f} s{who}"
-        cure = "Start the run again: it goes on with the next step. The log of that process says what it died of."
+        cure = (
+            "Start the run again: it goes on with the next step. The log of that process says what"
+            " it died of."
+        )
         if watch.holder is None:
-            cure = "Start the process that makes the steps, with a RolloutStore of this folder and without follow."
+            cure = (
+                "Start the process that makes the steps, with a RolloutStore of this folder and"
+                " without follow."
+            )
         raise HostError(problem, field="rollouts", value=self.folder, cure=cure)
 
     @property
@@ -184,7 +199,8 @@ class RolloutStore(RolloutIndex):
             identity: JSON values by name; None is not checked.
 
         Raises:
-            PlanMismatchError: the rollouts belong to another run; names the first value that differs.
+            PlanMismatchError: the rollouts belong to another run; names the first value that
+                differs.
             ConfigError: a value is not JSON.
             CacheError: another process is writing (it is named), or the store cannot be written.
         """
@@ -249,7 +265,10 @@ class RolloutStore(RolloutIndex):
         problem = (
             f"of step {step} is lost: the log of producer {pinned[0]!r} does not have it any more"
         )
-        cure = f"Bring its file back from a copy, or take the step back with RolloutStore.rewind({step})."
+        cure = (
+            "Bring its file back from a copy, or take the step back with"
+            f" RolloutStore.rewind({step})."
+        )
         return CacheCorruptError(problem, field="group", value=position, cure=cure)
 
     def partial(self, position: int) -> ScoredGroup | None:
@@ -263,7 +282,8 @@ class RolloutStore(RolloutIndex):
             )
 
     def put_group(self, position: int, group: ScoredGroup, *, partial: bool = False) -> None:
-        """Stores the group of a position, replacing one that no step has. Can be called from several threads.
+        """Stores the group of a position, replacing one that no step has. Can be called from
+        several threads.
 
         Args:
             position: The position.
@@ -296,7 +316,9 @@ class RolloutStore(RolloutIndex):
                 self._append(_REFUSED, position, source)
 
     def put_open_step(self, step: int, open_step: OpenStep) -> None:
-        """Tells producers what a step that waits for groups has considered, and how many it lacks."""
+        """Tells producers what a step that waits for groups has considered, and how
+        many it lacks.
+        """
         with self.lock:
             self._append(_OPEN_STEP, step, asdict(open_step))
 
@@ -307,7 +329,8 @@ class RolloutStore(RolloutIndex):
                 "has no name of a producer",
                 field="producer",
                 value=None,
-                cure="Open the store with RolloutStore(FOLDER, producer='sampler-0') to sample for it.",
+                cure="Open the store with RolloutStore(FOLDER, producer='sampler-0') to sample for"
+                " it.",
             )
         with self.lock:
             if self.shares.get(self.producer) != share:
@@ -317,14 +340,17 @@ class RolloutStore(RolloutIndex):
 
     @property
     def producers(self) -> dict[str, str]:
-        """The folders of processes that have sampled for this run, or sample for it, by their names."""
+        """The folders of processes that have sampled for this run, or sample for it, by their
+        names.
+        """
         return {name: self._join(_PRODUCERS, name) or "" for name in self._logs if name != CONSUMER}
 
     def put_record(self, record: BatchRecord) -> BatchRecord:
         """Stores the record of a step, which is final, and returns it with its groups.
 
         Raises:
-            CacheError: a position is already in another step; its group is not stored; the lease was lost.
+            CacheError: a position is already in another step; its group is not stored; the lease
+                was lost.
         """
         with self.lock:
             for position in (*record.positions, *record.dropped):
@@ -350,13 +376,16 @@ class RolloutStore(RolloutIndex):
             return record
 
     def forget(self, before_step: int) -> int:
-        """Forgets the groups of steps before ``before_step``, but not their records; returns the number of groups."""
+        """Forgets the groups of steps before ``before_step``, but not their records; returns the
+        number of groups.
+        """
         with self.lock:
             steps = [r for r in self._records.values() if self._forgotten <= r.step < before_step]
             stored = [p for r in steps for p in (*r.positions, *r.dropped) if p in self._groups]
             if stored:
                 self._append(_FORGET, before_step, None)
-                # Who holds the lease of the steps decides which groups are kept, also those of producers.
+                # Who holds the lease of the steps decides which groups are kept, also those of
+                # producers.
                 with nullcontext() if self.folder is None else owning(self.folder):
                     for log in self._logs.values():
                         log.drop(
@@ -457,7 +486,9 @@ class RolloutStore(RolloutIndex):
             self._let_go(record.key)
 
     def _apply_open_step(self, record: Record) -> None:
-        """Follows the step that another process makes. The process that makes it has its own, newer view."""
+        """Follows the step that another process makes. The process that makes it has its own, newer
+        view.
+        """
         if self.producer is None:
             return
         try:

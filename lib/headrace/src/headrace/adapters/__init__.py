@@ -1,12 +1,13 @@
-"""headrace's rows and batches for other loaders: Grain's datasets, MaxText, torch's ``IterableDataset``.
+"""headrace's rows and batches for other loaders: Grain's datasets, MaxText, torch's
+``IterableDataset``.
 
 ::
 
     from headrace.adapters import GrainBatches, GrainRows, MaxTextIterator, TorchBatches
 
-The other packages are imported when a name is used. The adapters for Grain and torch deliver numpy arrays (or torch
-tensors) with the names of ``PackedBatch.expand()`` and do not touch JAX's devices; the one for MaxText delivers arrays
-on the devices.
+The other packages are imported when a name is used. The adapters for Grain and torch deliver numpy
+arrays (or torch tensors) with the names of ``PackedBatch.expand()`` and do not touch JAX's devices;
+the one for MaxText delivers arrays on the devices.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """headrace's rows as a ``grain.MapDataset``, and its batches as a ``grain.IterDataset``.
 
-With ``GrainRows``, each element is one row, and Grain shuffles, maps and batches. With ``GrainBatches``, each element
-is one batch, with headrace's mixture and order. Its state is a step and a fingerprint, and
-``DatasetIterator.set_state`` refuses the state of a run that has changed.
+With ``GrainRows``, each element is one row, and Grain shuffles, maps and batches. With
+``GrainBatches``, each element is one batch, with headrace's mixture and order. Its state is a step
+and a fingerprint, and ``DatasetIterator.set_state`` refuses the state of a run that has changed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ Element = dict[str, np.ndarray]
 class GrainRows(grain.MapDataset[Element]):
     """Each element is one row: ``{"tokens": [S], "labels": [S], ...}``.
 
-    Indices past the end wrap around, as in Grain's own datasets; ``.repeat()``, ``.shuffle()``, ``.batch()`` and
-    ``.to_iter_dataset()`` work as usual. Rows that Grain requests together are read together.
+    Indices past the end wrap around, as in Grain's own datasets; ``.repeat()``, ``.shuffle()``,
+    ``.batch()`` and ``.to_iter_dataset()`` work as usual. Rows that Grain requests together are
+    read together.
 
     Args:
         dataset: What to load. It must be finite: a component, or a mixture with ``num_steps``.
@@ -64,7 +65,8 @@ class GrainRows(grain.MapDataset[Element]):
 
 
 class GrainBatches(grain.IterDataset[Element]):
-    """Each element is this process's share of a batch: ``{"tokens": [B, S], "labels": [B, S], ...}``.
+    """Each element is this process's share of a batch: ``{"tokens": [B, S], "labels": [B, S],
+    ...}``.
 
     Args:
         dataset: What to load.

@@ -1,10 +1,10 @@
 """Batches as numpy arrays on the host, for programs that move them to the devices themselves.
 
-The batches are those of :class:`headrace.DataLoader`, in the same order and also read ahead. Each of ``world`` equal
-processes gets a contiguous share of every batch's rows.
+The batches are those of :class:`headrace.DataLoader`, in the same order and also read ahead. Each
+of ``world`` equal processes gets a contiguous share of every batch's rows.
 
-Price: that of the loader without the transfer, plus about 5 ns per token to compute labels, positions and weights in
-numpy. ``PackedBatch`` derives them on the device, which is cheaper.
+Price: that of the loader without the transfer, plus about 5 ns per token to compute labels,
+positions and weights in numpy. ``PackedBatch`` derives them on the device, which is cheaper.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "token_weights")
 
 
 class HostOptions(TypedDict, total=False):
-    """Keywords of :class:`HostBatches` and the adapters built on it: which share of the batches, and how to read it."""
+    """Keywords of :class:`HostBatches` and the adapters built on it: which share of the batches,
+    and how to read it.
+    """
 
     rank: int
     world: int
@@ -50,8 +52,8 @@ class HostBatches(BatchOrder):
         rank: Number of this process.
         world: Processes; must divide every batch size.
         row_order: As for :class:`headrace.DataLoader`.
-        prefetch_bytes: Budget for stored blocks in memory and in flight, in addition to up to 48 batches that are ready
-            or in progress.
+        prefetch_bytes: Budget for stored blocks in memory and in flight, in addition to up to 48
+            batches that are ready or in progress.
         last_batch: As for :class:`headrace.DataLoader`.
 
     Raises:
@@ -60,7 +62,9 @@ class HostBatches(BatchOrder):
     Example:
         >>> import headrace.testing
         >>> from headrace import TokenSeqDataset
-        >>> batches = HostBatches(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), 8, rank=1, world=2)
+        >>> batches = HostBatches(
+        ...     TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), 8, rank=1, world=2
+        ... )
         >>> step, batch = next(batches.from_step(3))
         >>> step, batch.tokens.shape
         (3, (4, 8))
@@ -106,7 +110,9 @@ class HostBatches(BatchOrder):
         return loader_state.step
 
     def from_step(self, step: int = 0) -> Generator[tuple[int, PackedBatch], None, None]:
-        """Steps and their batches, from ``step`` on, read ahead until the iterator is closed or dropped."""
+        """Steps and their batches, from ``step`` on, read ahead until the iterator is closed or
+        dropped.
+        """
         reader = open_reader(self, cast(Placement, self._share), self._prefetch_bytes, self._stats)
         maker = (
             None if self.planned is None else BatchMaker(self.planned.eos_id, self.planned.pairs)
@@ -124,7 +130,9 @@ class HostBatches(BatchOrder):
 
 
 class _Share:
-    """The rows of one of several equal processes; the part of a ``Placement`` that needs no devices."""
+    """The rows of one of several equal processes; the part of a ``Placement`` that needs no
+    devices.
+    """
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
@@ -139,8 +147,9 @@ class _Share:
 
 
 def arrays_of(batch: Any) -> dict[str, np.ndarray]:
-    """The arrays that a training step reads, by name: tokens, labels, positions, segments and loss weights, ``[B, S]``
-    each, and further columns. A dict that a function of ``map`` returned is passed through.
+    """The arrays that a training step reads, by name: tokens, labels, positions, segments and loss
+    weights, ``[B, S]`` each, and further columns. A dict that a function of ``map`` returned is
+    passed through.
 
     Raises:
         ConfigError: the batch is neither.

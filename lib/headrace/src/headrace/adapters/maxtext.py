@@ -1,13 +1,15 @@
-"""headrace's batches in the form of MaxText's training step, from an iterator that Orbax saves like one of Grain's.
+"""headrace's batches in the form of MaxText's training step, from an iterator that Orbax saves like
+one of Grain's.
 
 ::
 
     iterator = MaxTextIterator(config.loader(mesh=mesh, batch_axis=("data", "fsdp")))
     batch = next(iterator)  # {"inputs": [B, S], ..., "targets_segmentation": [B, S]}
 
-MaxText counts segments from 1 and writes 0 for padding. Its loss counts each label whose ``targets_segmentation`` is
-not 0, so the labels that headrace does not train on are 0 there: those after the end of a document, masked ones, and
-padding. MaxText's own packing trains the last token of a document on the first of the next one; headrace does not.
+MaxText counts segments from 1 and writes 0 for padding. Its loss counts each label whose
+``targets_segmentation`` is not 0, so the labels that headrace does not train on are 0 there: those
+after the end of a document, masked ones, and padding. MaxText's own packing trains the last token
+of a document on the first of the next one; headrace does not.
 
 Price: one small program on the devices per batch, which writes six int32 arrays.
 """
@@ -29,12 +31,14 @@ from headrace.run.manifest import LoaderState, RunManifest
 
 
 def to_maxtext(batch: PackedBatch) -> dict[str, Int32[Any, "B S"]]:
-    """The six arrays of MaxText's batch, int32 ``[B, S]`` each; numpy arrays for a batch on the host. Works under jit.
+    """The six arrays of MaxText's batch, int32 ``[B, S]`` each; numpy arrays for a batch on the
+    host. Works under jit.
 
     Returns:
-        ``inputs`` and ``targets``: tokens and the next tokens. ``inputs_position`` and ``targets_position``: the
-        position of the input in its document, from 0, in both. ``inputs_segmentation``: the number of the document in
-        its row, from 1; 0 in padding. ``targets_segmentation``: the same where the target is trained on, else 0.
+        ``inputs`` and ``targets``: tokens and the next tokens. ``inputs_position`` and
+        ``targets_position``: the position of the input in its document, from 0, in both.
+        ``inputs_segmentation``: the number of the document in its row, from 1; 0 in padding.
+        ``targets_segmentation``: the same where the target is trained on, else 0.
 
     Raises:
         ConfigError: the batch has its own weights, which MaxText's loss cannot express.
@@ -73,18 +77,21 @@ def to_maxtext(batch: PackedBatch) -> dict[str, Int32[Any, "B S"]]:
 
 
 class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
-    """A loader's batches for MaxText: global arrays with the loader's sharding, and Grain's iterator state.
+    """A loader's batches for MaxText: global arrays with the loader's sharding, and Grain's
+    iterator state.
 
-    Its state is a step and the run's fingerprint: the same on all hosts, for any number of hosts, and without the
-    batches that were read ahead. Orbax saves it with ``grain.checkpoint.CheckpointSave``; MaxText saves it with the
-    model if its ``dataset_type`` is ``grain``.
+    Its state is a step and the run's fingerprint: the same on all hosts, for any number of hosts,
+    and without the batches that were read ahead. Orbax saves it with
+    ``grain.checkpoint.CheckpointSave``; MaxText saves it with the model if its ``dataset_type`` is
+    ``grain``.
 
     Args:
         loader: The loader.
         step: The first one.
 
     Raises:
-        ConfigError: (at the first batch) it has its own weights, or is not a :class:`~headrace.PackedBatch`.
+        ConfigError: (at the first batch) it has its own weights, or is not a
+            :class:`~headrace.PackedBatch`.
 
     Example:
         >>> import headrace.testing

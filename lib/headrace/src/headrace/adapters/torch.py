@@ -8,13 +8,15 @@
 
 headrace reads ahead in threads, so torch's workers would gain nothing: leave ``num_workers`` at 0.
 
-Every pass has all batches. ``state_dict`` and ``load_state_dict``, of the dataset and of each pass, follow torchdata's
-protocol: with ``torchdata.stateful_dataloader.StatefulDataLoader``, its own state is the one to save, with or without a
-worker. torch's own ``DataLoader`` with a worker has no access to the worker's position, so save states without workers.
+Every pass has all batches. ``state_dict`` and ``load_state_dict``, of the dataset and of each pass,
+follow torchdata's protocol: with ``torchdata.stateful_dataloader.StatefulDataLoader``, its own
+state is the one to save, with or without a worker. torch's own ``DataLoader`` with a worker has no
+access to the worker's position, so save states without workers.
 """
 
 # torch is not a dependency of headrace, so its types may be missing
-# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportAttributeAccessIssue=false
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false
+# pyright: reportAttributeAccessIssue=false
 # pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _INDICES = ("tokens", "labels")
 
 
 class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
-    """Batches as dicts of tensors: ``tokens`` and ``labels`` as int64, ``token_weights`` as float32.
+    """Batches as dicts of tensors: ``tokens`` and ``labels`` as int64, ``token_weights`` as
+    float32.
 
     Args:
         dataset: What to load.
@@ -45,8 +48,8 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
             :class:`~headrace.adapters.host_batches.HostBatches`.
 
     Raises:
-        ConfigError: as for :class:`~headrace.adapters.host_batches.HostBatches`; when a pass begins: there are several
-            workers, each of which would deliver all batches.
+        ConfigError: as for :class:`~headrace.adapters.host_batches.HostBatches`; when a pass
+            begins: there are several workers, each of which would deliver all batches.
     """
 
     def __init__(
@@ -74,8 +77,8 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
                 value=worker.num_workers,
                 cure="Use num_workers=0: headrace reads ahead in threads of its own.",
             )
-        # A loaded state is used up here, not at the first batch: a loader that finds that the saved pass was over asks
-        # for another one, without taking anything from the first.
+        # A loaded state is used up here, not at the first batch: a loader that finds that the saved
+        # pass was over asks for another one, without taking anything from the first.
         self._pass = _Pass(self.batches, self._first_step)
         self._first_step = 0
         return self._pass
@@ -96,7 +99,9 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
 
 
 class _Pass(Iterator[dict[str, torch.Tensor]]):
-    """One pass over the batches, with a position of its own; a stateful iterator in torchdata's sense."""
+    """One pass over the batches, with a position of its own; a stateful iterator in torchdata's
+    sense.
+    """
 
     def __init__(self, batches: HostBatches, step: int) -> None:
         self.step = step

@@ -1,29 +1,33 @@
-"""What an order costs in loss: the excess loss of training in it, relative to training in a full shuffle.
+"""What an order costs in loss: the excess loss of training in it, relative to training in a full
+shuffle.
 
-Near a minimum, along a direction of curvature ``c``, SGD with learning rates ``r_t`` ends at ``e = sum_t a_t g_t``: the
-gradient noise of its batches, weighted by how much of it later steps leave::
+Near a minimum, along a direction of curvature ``c``, SGD with learning rates ``r_t`` ends at ``e =
+sum_t a_t g_t``: the gradient noise of its batches, weighted by how much of it later steps leave::
 
     a_t = r_t c prod_{s > t} (1 - r_s c)      excess loss ~ sum over directions of E e**2
 
-if noise along a direction has the variance c, as near the minimum of a log likelihood (Mandt, Hoffman and Blei 2017,
-*Stochastic gradient descent as approximate Bayesian inference*; Zhang et al. 2019, *Which algorithmic choices matter at
-which batch sizes?*). There the noise of different steps is independent. If rows of a stored unit are alike, it is not:
-let the share ``s`` of a row's noise (the intraclass correlation, :mod:`headrace.analysis.icc`) come from its unit. Then
+if noise along a direction has the variance c, as near the minimum of a log likelihood (Mandt,
+Hoffman and Blei 2017, *Stochastic gradient descent as approximate Bayesian inference*; Zhang et al.
+2019, *Which algorithmic choices matter at which batch sizes?*). There the noise of different steps
+is independent. If rows of a stored unit are alike, it is not: let the share ``s`` of a row's noise
+(the intraclass correlation, :mod:`headrace.analysis.icc`) come from its unit. Then
 
     E e**2 ~ (1 - s) sum_rows a**2 + s sum_units (sum of a over the rows of the unit)**2
 
-which depends only on the order: VR over an exponential window as long as the optimiser's memory (1 / (r c) steps).
-Neighbourhood lengths add up as in :func:`~headrace.analysis.icc.batch_noise`. In a full shuffle, two of n positions
-belong to one unit of b rows with probability (b - 1) / (n - 1), which gives the second sum in closed form.
+which depends only on the order: VR over an exponential window as long as the optimiser's memory (1
+/ (r c) steps). Neighbourhood lengths add up as in :func:`~headrace.analysis.icc.batch_noise`. In a
+full shuffle, two of n positions belong to one unit of b rows with probability (b - 1) / (n - 1),
+which gives the second sum in closed form.
 
-The loss is that on text of other units, so what a small corpus lacks counts, in a full shuffle too: if a pass is not
-much longer than the optimiser's memory, the figure is near 1 and says little (experiments/001). Parts of the loss that
-no order changes do not count: the descent from initial weights, and what the model cannot learn. Not modelled: noise
-that depends on the weights, momentum, Adam (it changes curvatures), and differences between sources. `python
+The loss is that on text of other units, so what a small corpus lacks counts, in a full shuffle too:
+if a pass is not much longer than the optimiser's memory, the figure is near 1 and says little
+(experiments/001). Parts of the loss that no order changes do not count: the descent from initial
+weights, and what the model cannot learn. Not modelled: noise that depends on the weights, momentum,
+Adam (it changes curvatures), and differences between sources. `python
 scripts/bench/bench_order_training.py --check` compares the figure with SGD.
 
-Price: at most 2**17 positions of the order are mapped, however large store and run: all of them, or a random sample,
-whose sum over pairs is an unbiased estimate, accurate to about 2 %. 0.15 s a call.
+Price: at most 2**17 positions of the order are mapped, however large store and run: all of them, or
+a random sample, whose sum over pairs is an unbiased estimate, accurate to about 2 %. 0.15 s a call.
 """
 
 from __future__ import annotations
@@ -67,20 +71,24 @@ def excess_loss(
     rates: Float64[np.ndarray, " t"] | None = None,
     curvatures: Float64[np.ndarray, " k"] = CURVATURES,
 ) -> float:
-    """Excess loss of training in an order, relative to a full shuffle: 1 is as good, 2 has twice the excess.
+    """Excess loss of training in an order, relative to a full shuffle: 1 is as good, 2 has twice
+    the excess.
 
     See the module for the derivation and what is not modelled.
 
     Args:
         order: The order of a pass; passes follow each other.
         rows_per_step: Rows per step: the batch size, or a source's share of it.
-        shares: Share of a row's noise by neighbourhood length in rows, as from :func:`nested_shares`.
-        rates: Learning rate of each step of the run; None: :func:`wsd_rates` over one pass, of 65,536 steps at most.
-        curvatures: Curvatures of the loss, scaled so that ``rates * curvatures`` is below 1; all count equally.
+        shares: Share of a row's noise by neighbourhood length in rows, as from
+            :func:`nested_shares`.
+        rates: Learning rate of each step of the run; None: :func:`wsd_rates` over one pass, of
+            65,536 steps at most.
+        curvatures: Curvatures of the loss, scaled so that ``rates * curvatures`` is below 1; all
+            count equally.
 
     Raises:
-        ConfigError: an empty order; shares that are negative or sum to more than 1; rates times curvatures of 1 or
-            more.
+        ConfigError: an empty order; shares that are negative or sum to more than 1; rates times
+            curvatures of 1 or more.
 
     Example:
         >>> from headrace.order import BraidShuffle, EraShuffle, Feistel
@@ -89,7 +97,9 @@ def excess_loss(
         >>> era = EraShuffle(n, era_length=4096, seed=0)
         >>> [round(excess_loss(order, 128, shares), 1) for order in (Feistel(n, 0), braid, era)]
         [1.0, 1.5, 6.7]
-        >>> excess_loss(braid, 128, {256: 0.0})  # rows whose neighbours are no more alike than others
+        >>> excess_loss(
+        ...     braid, 128, {256: 0.0}
+        ... )  # rows whose neighbours are no more alike than others
         1.0
     """
     check_at_least("order", len(order), cure="Give an order of one row at least.")
@@ -158,8 +168,8 @@ def source_excess(
         dataset: The mixture, or its phases, of which the first is used.
         steps: Steps of the run; None: a pass over each source.
         batch_size: Rows of a batch.
-        icc: Share of the variance between blocks of one stored chunk, by source; for other sources, what ``headrace icc
-            CACHE --save`` has written next to their caches.
+        icc: Share of the variance between blocks of one stored chunk, by source; for other sources,
+            what ``headrace icc CACHE --save`` has written next to their caches.
 
     Raises:
         ConfigError: a share for an unknown source, or below 0 or above 1.
@@ -199,7 +209,9 @@ def source_excess(
 def _sample_rows(
     weight: Float64[np.ndarray, "k t"], rows_per_step: float
 ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, "k m"], float]:
-    """Positions to look at, the weight of each by curvature, and the factor for a sum over pairs of them."""
+    """Positions to look at, the weight of each by curvature, and the factor for a sum over pairs of
+    them.
+    """
     steps = weight.shape[1]
     total = int(steps * rows_per_step)
     if total <= MOST_PLACES:

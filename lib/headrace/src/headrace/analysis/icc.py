@@ -1,19 +1,21 @@
 """How similar neighbouring rows are, and what that means for the batches of an order.
 
-Give each row a value, such as its loss. If rows of one block resemble each other (a book, one language, one source of a
-corpus that was written source by source), a part of the variance is between blocks: the intraclass correlation, ICC
-(Searle, Casella and McCulloch 1992, *Variance Components*, chapter 3). An order that puts neighbours into one batch
-then has batches whose means vary more than in a full shuffle, by ``1 + ICC (VR - 1)``, with VR from
-:func:`variance_ratio`. The loss it costs depends on all the batches in the optimiser's memory:
-:mod:`headrace.analysis.excess`. If there is no variance between blocks, any order will do. (Displacement, inversions
-and rank correlation cannot tell a good order from one in which every batch is a single block.)
+Give each row a value, such as its loss. If rows of one block resemble each other (a book, one
+language, one source of a corpus that was written source by source), a part of the variance is
+between blocks: the intraclass correlation, ICC (Searle, Casella and McCulloch 1992, *Variance
+Components*, chapter 3). An order that puts neighbours into one batch then has batches whose means
+vary more than in a full shuffle, by ``1 + ICC (VR - 1)``, with VR from :func:`variance_ratio`. The
+loss it costs depends on all the batches in the optimiser's memory: :mod:`headrace.analysis.excess`.
+If there is no variance between blocks, any order will do. (Displacement, inversions and rank
+correlation cannot tell a good order from one in which every batch is a single block.)
 
-Blocks may resemble their neighbours too, so :func:`nested_shares` examines several lengths at once: rows in blocks,
-blocks in stretches of blocks, and so on. Each length has its own share of the variance and its own VR, and
-:func:`batch_noise` adds them up.
+Blocks may resemble their neighbours too, so :func:`nested_shares` examines several lengths at once:
+rows in blocks, blocks in stretches of blocks, and so on. Each length has its own share of the
+variance and its own VR, and :func:`batch_noise` adds them up.
 
-Invariant: for values that are sums of independent effects of these lengths and of each row, estimated variances are
-unbiased (they may come out below 0: read that as 0). Price: a few passes, 50 ns per row.
+Invariant: for values that are sums of independent effects of these lengths and of each row,
+estimated variances are unbiased (they may come out below 0: read that as 0). Price: a few passes,
+50 ns per row.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ class BlockShare:
     """The share of a variance that is between blocks.
 
     Attributes:
-        icc: Variance between blocks / total variance. 0: rows of a block differ as much as any; 1: they are equal. May
-            come out slightly below 0.
+        icc: Variance between blocks / total variance. 0: rows of a block differ as much as any; 1:
+            they are equal. May come out slightly below 0.
         low: Lower end of its 95 % confidence interval.
         high: Upper end.
         between: Variance between blocks, in squares of the value.
@@ -65,10 +67,13 @@ def between_block_share(
         block: The block of each row, any numbers.
 
     Raises:
-        ConfigError: values that are not finite, lengths that differ, fewer than three blocks, no block with two rows.
+        ConfigError: values that are not finite, lengths that differ, fewer than three blocks, no
+            block with two rows.
 
     Example:
-        >>> between_block_share(np.array([1.0, 1.1, 5.0, 5.1, 9.0, 9.1]), np.array([0, 0, 1, 1, 2, 2])).icc > 0.99
+        >>> between_block_share(
+        ...     np.array([1.0, 1.1, 5.0, 5.1, 9.0, 9.1]), np.array([0, 0, 1, 1, 2, 2])
+        ... ).icc > 0.99
         True
     """
     values = _checked(values)
@@ -106,21 +111,26 @@ def between_block_share(
 def nested_shares(values: Float64[np.ndarray, " n"], units: tuple[int, ...]) -> dict[int, float]:
     """The share of the variance contributed by each neighbourhood length.
 
-    Nested analysis of variance with equal sizes: rows in units of ``units[0]``, these in units of ``units[1]``, and so
-    on. Rows after the last full unit are left out. The rows' own share is 1 minus the sum.
+    Nested analysis of variance with equal sizes: rows in units of ``units[0]``, these in units of
+    ``units[1]``, and so on. Rows after the last full unit are left out. The rows' own share is 1
+    minus the sum.
 
     Args:
         values: One value per row, in stored order (or sampled in whole units of the largest size).
         units: Rows per unit, ascending, each a multiple of the one before.
 
     Returns:
-        Shares by unit, negative estimates as 0. The ICC of a unit is its share and those of all larger ones.
+        Shares by unit, negative estimates as 0. The ICC of a unit is its share and those of all
+        larger ones.
 
     Raises:
-        ConfigError: sizes that do not nest, fewer than two units of the largest size, values that are not finite.
+        ConfigError: sizes that do not nest, fewer than two units of the largest size, values that
+            are not finite.
 
     Example:
-        >>> values = np.repeat([0.0, 1.0, 0.0, 1.0], 4)  # pairs of rows are alike because groups of four are
+        >>> values = np.repeat(
+        ...     [0.0, 1.0, 0.0, 1.0], 4
+        ... )  # pairs of rows are alike because groups of four are
         >>> nested_shares(values, (2, 4))
         {2: 0.0, 4: 1.0}
     """
@@ -157,12 +167,13 @@ def nested_shares(values: Float64[np.ndarray, " n"], units: tuple[int, ...]) -> 
 def variance_ratio(order: Int64[np.ndarray, " n"], window: int, unit: int) -> float:
     """``VR_w``: variance over windows of the mean of a per-unit value, relative to a full shuffle.
 
-    Rows ``u * unit .. (u + 1) * unit - 1`` of the store are a *correlation unit*: they share a value ``g_u`` (think of
-    how hard a document is), independent between units. For windows of ``window`` consecutive examples from the start,
-    without the last partial one, let ``c_wu`` be the number of rows of unit u in window w. The variance of the windows'
-    means is then, in expectation over ``g``, proportional to ``sum_wu (c_wu - window * p_u)**2``, with ``p_u`` the
-    share of unit u. This is divided by its expectation under a full shuffle (the hypergeometric variance), so no random
-    values are drawn and a full shuffle gives 1 on average.
+    Rows ``u * unit .. (u + 1) * unit - 1`` of the store are a *correlation unit*: they share a
+    value ``g_u`` (think of how hard a document is), independent between units. For windows of
+    ``window`` consecutive examples from the start, without the last partial one, let ``c_wu`` be
+    the number of rows of unit u in window w. The variance of the windows' means is then, in
+    expectation over ``g``, proportional to ``sum_wu (c_wu - window * p_u)**2``, with ``p_u`` the
+    share of unit u. This is divided by its expectation under a full shuffle (the hypergeometric
+    variance), so no random values are drawn and a full shuffle gives 1 on average.
 
     Args:
         order: Rows in the order seen, non-negative.
@@ -170,8 +181,8 @@ def variance_ratio(order: Int64[np.ndarray, " n"], window: int, unit: int) -> fl
         unit: Rows in a correlation unit.
 
     Returns:
-        Non-negative; below 1 where the order spreads units more evenly than chance; NaN with less than one window or
-        where a window is the whole order or all rows are of one unit.
+        Non-negative; below 1 where the order spreads units more evenly than chance; NaN with less
+        than one window or where a window is the whole order or all rows are of one unit.
 
     Raises:
         ConfigError: ``window`` or ``unit`` below 1.
@@ -180,7 +191,9 @@ def variance_ratio(order: Int64[np.ndarray, " n"], window: int, unit: int) -> fl
         >>> n = 64
         >>> variance_ratio(np.arange(n), window=8, unit=8)  # each window is one unit
         9.0
-        >>> variance_ratio(np.arange(n).reshape(8, 8).T.ravel(), window=8, unit=8)  # one row of each
+        >>> variance_ratio(
+        ...     np.arange(n).reshape(8, 8).T.ravel(), window=8, unit=8
+        ... )  # one row of each
         0.0
     """
     for name, value in (("window", window), ("unit", unit)):
@@ -199,7 +212,8 @@ def variance_ratio(order: Int64[np.ndarray, " n"], window: int, unit: int) -> fl
     cell = np.sort(np.repeat(np.arange(windows), window) * units + of_unit[:covered])
     first = np.flatnonzero(np.diff(cell, prepend=-1))
     counts = np.diff(first, append=covered).astype(np.float64)
-    # sum (c - w p)^2 = sum c^2 - 2 w sum c p + windows w^2 sum p^2, with only the cells that occur listed
+    # sum (c - w p)^2 = sum c^2 - 2 w sum c p + windows w^2 sum p^2, with only the cells that occur
+    # listed
     p = share[cell[first] % units]
     measured = (
         np.square(counts).sum()
@@ -219,10 +233,13 @@ def batch_noise(order: Int64[np.ndarray, " n"], window: int, shares: Mapping[int
         shares: Share of the variance by neighbourhood length, as from :func:`nested_shares`.
 
     Returns:
-        ``1 + sum share (VR - 1)``: 1 is a full shuffle; 4 means batches as noisy as those of a quarter of the size.
+        ``1 + sum share (VR - 1)``: 1 is a full shuffle; 4 means batches as noisy as those of a
+            quarter of the size.
 
     Example:
-        >>> batch_noise(np.arange(64), 8, {8: 0.5})  # every batch is a block; half of the variance is between blocks
+        >>> batch_noise(
+        ...     np.arange(64), 8, {8: 0.5}
+        ... )  # every batch is a block; half of the variance is between blocks
         5.0
     """
     noise = 1.0
@@ -248,7 +265,9 @@ def _checked(values: np.ndarray) -> Float64[np.ndarray, " n"]:
 def _mean_squares(
     size: np.ndarray, mean: np.ndarray, inner: np.ndarray
 ) -> tuple[float, float, float]:
-    """Mean squares between and within blocks, the effective rows per block, and the means of centred values."""
+    """Mean squares between and within blocks, the effective rows per block, and the means of
+    centred values.
+    """
     k = size.size
     n = float(size.sum())
     outer = float((size * np.square(mean)).sum() - np.square((size * mean).sum()) / n)
@@ -262,7 +281,9 @@ def _mean_squares(
 def _without_each(
     size: np.ndarray, mean: np.ndarray, inner: np.ndarray
 ) -> Float64[np.ndarray, " k"]:
-    """Logarithm of F with each block left out in turn; not finite if nothing within or between blocks remains."""
+    """Logarithm of F with each block left out in turn; not finite if nothing within or between
+    blocks remains.
+    """
     k = size.size
     n = float(size.sum())
     remaining = n - size

@@ -1,13 +1,15 @@
-"""Whether a corpus needs shuffling, judged from its cached tokens: how similar neighbouring rows are.
+"""Whether a corpus needs shuffling, judged from its cached tokens: how similar neighbouring rows
+are.
 
-Each row gets a value: its loss under the user's model or, without one, under the token frequencies of the sample (a
-unigram model), which distinguishes sources, languages and formats. From these values follow the share of the variance
-between blocks (:mod:`headrace.analysis.icc`) and, for headrace's orders, how much noisier their batches are than those
-of a full shuffle.
+Each row gets a value: its loss under the user's model or, without one, under the token frequencies
+of the sample (a unigram model), which distinguishes sources, languages and formats. From these
+values follow the share of the variance between blocks (:mod:`headrace.analysis.icc`) and, for
+headrace's orders, how much noisier their batches are than those of a full shuffle.
 
-What it cannot see: similarity that does not show in the value (two sources of equal loss), and similarity over more
-than 64 blocks beyond its share; for orders that preserve the stored order at large (none, era) the noise is then a
-lower bound. Price: at most 4,096 blocks are read, 536 MB of uint16 tokens; a few passes over them.
+What it cannot see: similarity that does not show in the value (two sources of equal loss), and
+similarity over more than 64 blocks beyond its share; for orders that preserve the stored order at
+large (none, era) the noise is then a lower bound. Price: at most 4,096 blocks are read, 536 MB of
+uint16 tokens; a few passes over them.
 """
 
 from __future__ import annotations
@@ -101,7 +103,8 @@ def probe_cache(
         seq_len: Tokens in a row.
         batch_size: Examples in a batch.
         block: Rows in a block; None: one stored chunk.
-        losses: Loss of each row in stored order, from a model; None: under the sample's token frequencies.
+        losses: Loss of each row in stored order, from a model; None: under the sample's token
+            frequencies.
         max_blocks: Most blocks to read.
 
     Raises:
@@ -110,7 +113,9 @@ def probe_cache(
 
     Example:
         >>> import headrace.testing
-        >>> found = probe_cache(headrace.testing.tiny_cache(documents=2000), seq_len=8, batch_size=16, block=16)
+        >>> found = probe_cache(
+        ...     headrace.testing.tiny_cache(documents=2000), seq_len=8, batch_size=16, block=16
+        ... )
         >>> found.rows, found.needs_shuffling  # random tokens
         (6659, False)
     """
@@ -148,7 +153,9 @@ def probe_cache(
 
 
 def save_probe(cache: TokenCache, seq_len: int, probe: ShuffleProbe) -> str:
-    """Saves the result of a probe of rows of ``seq_len`` tokens for later forecasts; returns its path."""
+    """Saves the result of a probe of rows of ``seq_len`` tokens for later forecasts; returns its
+    path.
+    """
     url = files.join(cache.path, PROBE_NAME)
     record = {"fingerprint": cache.fingerprint, "seq_len": seq_len, **probe.to_json()}
     files.write_atomic(url, json.dumps(record, indent=1).encode() + b"\n")
@@ -156,8 +163,9 @@ def save_probe(cache: TokenCache, seq_len: int, probe: ShuffleProbe) -> str:
 
 
 def saved_shares(dataset: PlannedDataset) -> dict[int, float]:
-    """The shares of the variance by neighbourhood length that :func:`save_probe` saved for a dataset's cache; empty if
-    the cache was not probed or has changed. For joined caches, the token-weighted mean, if all were probed.
+    """The shares of the variance by neighbourhood length that :func:`save_probe` saved for a
+    dataset's cache; empty if the cache was not probed or has changed. For joined caches, the
+    token-weighted mean, if all were probed.
 
     Raises:
         CacheError: a file cannot be read or is damaged.
@@ -202,7 +210,10 @@ def neighbourhoods(rows: int, block: int) -> tuple[int, ...]:
             if most > 1
             else "Give shorter rows, or a larger cache."
         )
-        problem = f"must be at least 2 rows, and {_LEAST_UNITS} blocks of the {rows:,} rows that there are"
+        problem = (
+            f"must be at least 2 rows, and {_LEAST_UNITS} blocks of the {rows:,} rows that there"
+            " are"
+        )
         raise ConfigError(problem, field="block", value=block, cure=cure)
     sizes = [block * _GROWTH**level for level in range(_LEVELS + 1)]
     return tuple(size for size in sizes if rows // size >= _LEAST_UNITS)

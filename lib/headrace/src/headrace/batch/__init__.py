@@ -1,5 +1,5 @@
-"""The contract between data and training: batches, examples, masks, losses, and conversions to other systems' formats.
-This package does not know where rows come from.
+"""The contract between data and training: batches, examples, masks, losses, and conversions to
+other systems' formats. This package does not know where rows come from.
 """
 
 import lazy_loader

@@ -1,5 +1,5 @@
-"""Functions along the rows of a batch, ``[B, S]``: shifts, counts, segment starts; in numpy on the host, in jax on
-devices, for any sharding of rows and columns.
+"""Functions along the rows of a batch, ``[B, S]``: shifts, counts, segment starts; in numpy on the
+host, in jax on devices, for any sharding of rows and columns.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ def with_auto_axes(
 ) -> T:
     """Runs ``function(*arguments)`` with sharding left to the compiler, on any mesh.
 
-    On a mesh with explicit axes, as ``jax.make_mesh`` makes them, types carry the sharding, and operations that mix
-    rows of several devices do not type-check. There the function runs as on a mesh with automatic axes, and its result
-    gets the sharding from ``out`` (PartitionSpecs of its leaves, given that of the first argument's first leaf).
+    On a mesh with explicit axes, as ``jax.make_mesh`` makes them, types carry the sharding, and
+    operations that mix rows of several devices do not type-check. There the function runs as on a
+    mesh with automatic axes, and its result gets the sharding from ``out`` (PartitionSpecs of its
+    leaves, given that of the first argument's first leaf).
     """
     sharding: Any = jax.typeof(jax.tree.leaves(arguments)[0]).sharding
     mesh = sharding.mesh
@@ -41,7 +42,9 @@ def with_auto_axes(
 
 
 def shifted(values: Any, by: int, fill: Any) -> Any:
-    """Values this many positions ahead, or behind (-1). In jax, only ``pad`` type-checks on sharded rows."""
+    """Values this many positions ahead, or behind (-1). In jax, only ``pad`` type-checks on sharded
+    rows.
+    """
     if not isinstance(values, np.ndarray):
         around = [(0, 0, 0), (by, -by, 0)] + [(0, 0, 0)] * (values.ndim - 2)
         return jax.lax.pad(values, jnp.asarray(fill, values.dtype), around)
@@ -68,7 +71,8 @@ def count_starts(starts: Bool[Any, "B S"]) -> Int32[Any, "B S"]:
 
 
 def unpacked_bits(tokens: Any, bits: Any) -> Bool[Any, "B S"]:
-    """A bit for each token, sharded like the tokens: bit ``i % 8`` of byte ``i // 8`` of a row is that of token i.
+    """A bit for each token, sharded like the tokens: bit ``i % 8`` of byte ``i // 8`` of a row is
+    that of token i.
 
     Example:
         >>> unpacked_bits(np.zeros((1, 10)), np.array([[5, 2]], np.uint8)).astype(int).tolist()

@@ -1,10 +1,12 @@
-"""Partitions of equal cost: distributes samples over ranks and micro-batches so that no rank waits for another.
+"""Partitions of equal cost: distributes samples over ranks and micro-batches so that no rank waits
+for another.
 
-Costs are tokens or a function of tokens, such as FLOPs (:class:`TransformerCost`), which grow faster. A cap on tokens
-is hard, as memory does not average out. These functions handle the samples of one step, some thousands.
+Costs are tokens or a function of tokens, such as FLOPs (:class:`TransformerCost`), which grow
+faster. A cap on tokens is hard, as memory does not average out. These functions handle the samples
+of one step, some thousands.
 
-Reference: Karmarkar, Karp, "The differencing method of set partitioning", 1982. slime and verl use it; ties are broken
-as theirs are, so that partitions are equal to theirs.
+Reference: Karmarkar, Karp, "The differencing method of set partitioning", 1982. slime and verl use
+it; ties are broken as theirs are, so that partitions are equal to theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ Costs: TypeAlias = (
     | Callable[[Int64[np.ndarray, " n"]], Sequence[Any] | np.ndarray]
     | None
 )
-"""Cost of each sample, or a function from tokens to costs, such as :meth:`TransformerCost.flops`; None: tokens."""
+"""Cost of each sample, or a function from tokens to costs, such as :meth:`TransformerCost.flops`;
+None: tokens.
+"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,9 @@ def costs_of(costs: Costs, sizes: Int64[np.ndarray, " n"]) -> list[Any]:
 
 
 class _Differences:
-    """Sets that become ``parts`` partitions, largest first, empty ones omitted; two are merged until one is left."""
+    """Sets that become ``parts`` partitions, largest first, empty ones omitted; two are merged
+    until one is left.
+    """
 
     __slots__ = ("parts", "sets", "spread")
 
@@ -115,14 +121,15 @@ def karmarkar_karp(costs: Sequence[Any] | np.ndarray, k: int, *, equal_size: boo
     Args:
         costs: Cost of each item: tokens or FLOPs.
         k: Number of partitions.
-        equal_size: Whether all get the same number of items; the total must then be a multiple of ``k``.
+        equal_size: Whether all get the same number of items; the total must then be a multiple of
+            ``k``.
 
     Returns:
         Items of each partition, ascending; the most costly partition first.
 
     Raises:
-        ConfigError: fewer items than partitions, a number that does not divide, or costs that are not finite and
-            from 0 up.
+        ConfigError: fewer items than partitions, a number that does not divide, or costs that are
+            not finite and from 0 up.
 
     Example:
         >>> karmarkar_karp([10, 9, 8, 7, 6, 5, 4, 3], 4)
@@ -151,7 +158,8 @@ def _differenced(values: list[Any], k: int, equal_size: bool = False) -> Bins:
 
 
 def first_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
-    """Bins of at most ``max_tokens``, each item in the first that has room, in order. A larger item is a bin by itself.
+    """Bins of at most ``max_tokens``, each item in the first that has room, in order. A larger item
+    is a bin by itself.
 
     Raises:
         ConfigError: a cap below 1, or tokens that are not whole numbers from 0 up.
@@ -198,9 +206,9 @@ def next_fit(tokens: Sequence[int] | np.ndarray, max_tokens: int) -> Bins:
 def split_bins(tokens: Sequence[int] | np.ndarray, bins: Bins, count: int) -> Bins:
     """``count`` bins, made by halving the largest bin with several items again and again.
 
-    Among equally large bins, the last is halved. Items go, largest first, to the lighter half (left if equal); the
-    right half becomes the last bin. ConfigError: fewer items than ``count``, more bins, an item that is none of
-    ``tokens``.
+    Among equally large bins, the last is halved. Items go, largest first, to the lighter half (left
+    if equal); the right half becomes the last bin. ConfigError: fewer items than ``count``, more
+    bins, an item that is none of ``tokens``.
 
     Example:
         >>> split_bins([10, 9, 8, 7, 6, 5, 4, 3], [[0], [1, 7], [2, 6], [3, 5], [4]], 7)
@@ -250,8 +258,8 @@ def capped_partitions(
 ) -> Bins:
     """The fewest partitions of nearly equal cost with at most ``max_tokens`` each.
 
-    Uses Karmarkar-Karp if its result respects the cap; otherwise places the most costly item first, in the cheapest
-    partition that has room.
+    Uses Karmarkar-Karp if its result respects the cap; otherwise places the most costly item first,
+    in the cheapest partition that has room.
 
     Args:
         costs: Cost of each item.
@@ -260,8 +268,8 @@ def capped_partitions(
         multiple: The number of partitions is a multiple of this.
 
     Raises:
-        ConfigError: an item is larger than the cap, there are fewer items than partitions, or costs and items differ in
-            number.
+        ConfigError: an item is larger than the cap, there are fewer items than partitions, or costs
+            and items differ in number.
 
     Example:
         >>> capped_partitions([9, 4, 4, 1], [3, 2, 2, 1], 5, multiple=2)
@@ -301,8 +309,8 @@ def micro_batches(
 ) -> list[Bins]:
     """Micro-batches of every rank: equally many each, none above the cap, the most costly first.
 
-    Micro-batches at the same position have about the same cost on all ranks, and so have the ranks' sums. With the most
-    costly first, a step that does not fit into memory fails at once.
+    Micro-batches at the same position have about the same cost on all ranks, and so have the ranks'
+    sums. With the most costly first, a step that does not fit into memory fails at once.
 
     Args:
         tokens: Tokens of each sample of the step.
@@ -315,8 +323,8 @@ def micro_batches(
         Samples, by rank and micro-batch.
 
     Raises:
-        ConfigError: a sample is larger than the cap; there are fewer samples than micro-batches; costs and samples
-            differ in number; a count is below 1.
+        ConfigError: a sample is larger than the cap; there are fewer samples than micro-batches;
+            costs and samples differ in number; a count is below 1.
 
     Example:
         >>> micro_batches([5, 4, 3, 2, 1, 1], 6, ranks=2)
@@ -340,7 +348,9 @@ def micro_batches(
 
 
 def cheapest_with_room(values: list[Any], sizes: list[int], max_tokens: int, k: int) -> Bins | None:
-    """``k`` partitions: costliest item first, into the cheapest with room; None if an item or a partition is left."""
+    """``k`` partitions: costliest item first, into the cheapest with room; None if an item or a
+    partition is left.
+    """
     bins: Bins = [[] for _ in range(k)]
     load: list[Any] = [0] * k
     room = [max_tokens] * k

@@ -1,10 +1,11 @@
 """Which tokens each context-parallel rank holds, so that causal attention costs all ranks the same.
 
-A token attends to those before it, so with contiguous slices the last rank would do most of the work. *Zig-zag* cuts a
-document into 2R chunks and gives rank r chunks r and 2R - 1 - r; *striped* deals tokens out one by one regardless of
-documents, so packed rows need no padding.
+A token attends to those before it, so with contiguous slices the last rank would do most of the
+work. *Zig-zag* cuts a document into 2R chunks and gives rank r chunks r and 2R - 1 - r; *striped*
+deals tokens out one by one regardless of documents, so packed rows need no padding.
 
-Invariant: every token is on exactly one rank; positions without a token are -1. Price: a few array operations a row.
+Invariant: every token is on exactly one rank; positions without a token are -1. Price: a few array
+operations a row.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class ContextSplit(NamedTuple):
     lengths: Int64[np.ndarray, " d"]
 
     def take(self, values: np.ndarray, fill: int | float = 0) -> np.ndarray:
-        """Each rank's part of ``values`` (one entry per token of the row, ``[n, ...]``), padded with ``fill``.
+        """Each rank's part of ``values`` (one entry per token of the row, ``[n, ...]``), padded
+        with ``fill``.
 
         Raises:
             ConfigError: there are fewer values than tokens.
@@ -50,7 +52,8 @@ class ContextSplit(NamedTuple):
 
 
 def zigzag(lengths: Int64[np.ndarray, " d"], ranks: int) -> ContextSplit:
-    """Splits each document of a row into two chunks per rank: the r-th from the front and the r-th from the back.
+    """Splits each document of a row into two chunks per rank: the r-th from the front and the r-th
+    from the back.
 
     Documents are padded to 2 x ``ranks`` equal chunks.
 
@@ -101,11 +104,13 @@ def striped(length: int, ranks: int) -> ContextSplit:
 
 
 class ContextBatch(NamedTuple):
-    """A batch laid out as context-parallel ranks hold it: a contiguous slice of a row is one rank's part.
+    """A batch laid out as context-parallel ranks hold it: a contiguous slice of a row is one rank's
+    part.
 
-    As a token's neighbours are elsewhere, labels and positions are stored: attention follows from ``position_ids`` and
-    ``segment_ids`` (a token attends to those of its segment up to its own position). Losses accept it like whole rows,
-    with the denominators ``weights``, ``tokens`` and numbers.
+    As a token's neighbours are elsewhere, labels and positions are stored: attention follows from
+    ``position_ids`` and ``segment_ids`` (a token attends to those of its segment up to its own
+    position). Losses accept it like whole rows, with the denominators ``weights``, ``tokens`` and
+    numbers.
 
     Attributes:
         tokens: Token ids.
@@ -128,7 +133,8 @@ class ContextBatch(NamedTuple):
     label_extras: dict[str, Any]
 
     def of_labels(self, name: str) -> Shaped[Any, "B S ..."]:
-        """A column beside the labels; see :meth:`~headrace.batch.packed_batch.PackedBatch.of_labels`.
+        """A column beside the labels; see
+        :meth:`~headrace.batch.packed_batch.PackedBatch.of_labels`.
 
         Raises:
             ConfigError: there is no such column.
@@ -217,7 +223,8 @@ def attention_work(
 
 
 class ResponsePart(NamedTuple):
-    """A zig-zag rank's part of a response, in each of its two chunks: ranges of positions in the document.
+    """A zig-zag rank's part of a response, in each of its two chunks: ranges of positions in the
+    document.
 
     Attributes:
         chunk: Tokens of a chunk.
@@ -233,7 +240,8 @@ class ResponsePart(NamedTuple):
 
 
 def response_part(total: int, response: int, ranks: int, rank: int) -> ResponsePart:
-    """Which positions of a response a rank has logits for. Nothing predicts the first token of a document.
+    """Which positions of a response a rank has logits for. Nothing predicts the first token of a
+    document.
 
     Args:
         total: Tokens of prompt and response.
@@ -246,7 +254,8 @@ def response_part(total: int, response: int, ranks: int, rank: int) -> ResponseP
 
     Example:
         >>> response_part(17, 9, 4, 2)
-        ResponsePart(chunk=3, chunks=((6, 9), (15, 18)), logits=((7, 9), (15, 16)), tokens=((8, 10), (16, 17)))
+        ResponsePart(chunk=3, chunks=((6, 9), (15, 18)), logits=((7, 9), (15, 16)),
+            tokens=((8, 10), (16, 17)))
     """
     total = checked_count("total", total, 0)
     response = checked_count("response", response, 0)

@@ -1,12 +1,12 @@
 """``Example``: one sequence with its per-token data; and batches made of examples.
 
-In an example all data is per **token**, as it is recorded: the mask tells which tokens are trained on, log
-probabilities are the tokens' own. In a batch all data is per **label**: position i holds the data of the token at i +
-1, and the last position of a segment holds nothing. Only :func:`pack_examples` converts one into the other, so nothing
-is shifted twice.
+In an example all data is per **token**, as it is recorded: the mask tells which tokens are trained
+on, log probabilities are the tokens' own. In a batch all data is per **label**: position i holds
+the data of the token at i + 1, and the last position of a segment holds nothing. Only
+:func:`pack_examples` converts one into the other, so nothing is shifted twice.
 
-Examples that belong together (the two answers of a preference pair) are one *unit* and are never separated by packing.
-Price: a few numpy calls a batch; examples are iterated once.
+Examples that belong together (the two answers of a preference pair) are one *unit* and are never
+separated by packing. Price: a few numpy calls a batch; examples are iterated once.
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ class Example:
     Attributes:
         tokens: Token ids.
         loss_mask: 1 where the token itself is trained on; None: everywhere.
-        weights: Weight of each token's loss, for example its advantage, or one number for all; None: 1.
-        log_probs: Log probability of each token under the policy that sampled it; 0 for tokens that were not sampled.
+        weights: Weight of each token's loss, for example its advantage, or one number for all;
+            None: 1.
+        log_probs: Log probability of each token under the policy that sampled it; 0 for tokens that
+            were not sampled.
         reward: Its reward.
         group: Number of its group.
-        policy_version: Version of the policy that sampled each token; -1 for tokens that were not sampled.
-        extras: Further per-token values, ``[n, ...]`` each, for example which picture a token stands for.
+        policy_version: Version of the policy that sampled each token; -1 for tokens that were not
+            sampled.
+        extras: Further per-token values, ``[n, ...]`` each, for example which picture a token
+            stands for.
 
     Raises:
-        ConfigError: a value has more or fewer entries than tokens; no tokens; ids, a mask or versions that are not
-            integers; a weight, log probability or reward that is not finite.
+        ConfigError: a value has more or fewer entries than tokens; no tokens; ids, a mask or
+            versions that are not integers; a weight, log probability or reward that is not finite.
 
     Example:
         >>> Example(np.array([5, 6, 7]), loss_mask=[0, 1, 1]).length
@@ -119,7 +123,9 @@ def _check_length(name: str, values: np.ndarray, tokens: int, ndim: int | None =
 
 
 def _check_values(name: str, values: np.ndarray, dtype: np.dtype[Any], cure: str) -> None:
-    """Raises ConfigError unless a batch can hold the values: integers in range, or finite numbers."""
+    """Raises ConfigError unless a batch can hold the values: integers in range, or
+    finite numbers.
+    """
     is_integer = dtype.kind in "iu"
     if np.can_cast(values.dtype, dtype) and (is_integer or np.isfinite(values).all()):
         return
@@ -152,8 +158,9 @@ def pack_examples(
 ) -> PackedBatch:
     """Packs examples into a batch by best fit decreasing, each example a segment.
 
-    The same examples give the same batch. Leaves that no example has are omitted; an example that lacks a leaf of
-    others gets the neutral value (mask 1, weight 1, log probability 0, reward 0, version -1, extras 0).
+    The same examples give the same batch. Leaves that no example has are omitted; an example that
+    lacks a leaf of others gets the neutral value (mask 1, weight 1, log probability 0, reward 0,
+    version -1, extras 0).
 
     Args:
         examples: What to pack.
@@ -161,13 +168,14 @@ def pack_examples(
         unit: This many neighbours are one unit (2 for pairs): they stay in one row, in order.
         rows: Rows of the batch, padded with empty ones; None: as many as needed.
         multiple: In that case, the number of rows is a multiple of this.
-        max_segments: Width of ``segment_lengths``, for batches of one shape; None: as wide as is needed.
-        bins: Examples of each row, in order, as :func:`~headrace.batch.balance.micro_batches` returns them for a rank;
-            None: best fit.
+        max_segments: Width of ``segment_lengths``, for batches of one shape; None: as wide as is
+            needed.
+        bins: Examples of each row, in order, as :func:`~headrace.batch.balance.micro_batches`
+            returns them for a rank; None: best fit.
 
     Raises:
-        ConfigError: a unit is longer than a row or incomplete; more rows or segments are needed than allowed; a length
-            or count below 1; extras of one name with different shapes.
+        ConfigError: a unit is longer than a row or incomplete; more rows or segments are needed
+            than allowed; a length or count below 1; extras of one name with different shapes.
 
     Example:
         >>> batch = pack_examples([Example(np.array([1, 2, 3])), Example(np.array([4, 5]))], 6)
@@ -282,8 +290,8 @@ def _laid(
     *,
     of_labels: int = 0,
 ) -> np.ndarray:
-    """Places the values of each example at its tokens or, with ``of_labels`` = 1, at their labels. A scalar applies to
-    all tokens of an example.
+    """Places the values of each example at its tokens or, with ``of_labels`` = 1, at their labels.
+    A scalar applies to all tokens of an example.
     """
     trailing = next((v.shape[1:] for v in values if isinstance(v, np.ndarray)), ())
     out = np.full((shape[0] * shape[1], *trailing), empty, dtype)
@@ -300,7 +308,9 @@ def _leaves(
     place: tuple[np.ndarray, np.ndarray],
     segments: np.ndarray,
 ) -> dict[str, Any]:
-    """The leaves that any example has, as the batch holds them: a token's data one position before it."""
+    """The leaves that any example has, as the batch holds them: a token's data one position before
+    it.
+    """
     leaves: dict[str, Any] = {}
     for name, dtype, empty in _OF_TOKENS:
         of_examples = [getattr(e, name) for e in examples]

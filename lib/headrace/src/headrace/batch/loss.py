@@ -1,29 +1,31 @@
-"""``unified_loss``: one loss for pretraining, SFT, preferences and RL, with an explicit, global denominator.
+"""``unified_loss``: one loss for pretraining, SFT, preferences and RL, with an explicit, global
+denominator.
 
-With p the model's probability of ``labels[b, i]``, w the weight there and c a coefficient that depends only on the
-denominator::
+With p the model's probability of ``labels[b, i]``, w the weight there and c a coefficient that
+depends only on the denominator::
 
     loss = - sum over b, i of  c[b, i] * w[b, i] * log p[b, i]
 
-===============  ====================================================================================================
+===============  ===================================================================================
 denominator      c
-===============  ====================================================================================================
+===============  ===================================================================================
 ``"weights"``    1 / max(1, sum of all ``|w|``); the default, seed 002's and nanomoe's
 ``"tokens"``     1 / max(1, trained labels), whatever their weight
-``"sequences"``  1 / (trained labels of the segment x segments that have any): the mean over segments of each segment's
-                 mean
-``"groups"``     the same with groups instead of segments; a group is all segments with one number in
-                 ``segment_groups``, anywhere in the batch
+``"sequences"``  1 / (trained labels of the segment x segments that have any): the mean over
+                 segments of each segment's mean
+``"groups"``     the same with groups instead of segments; a group is all segments with one number
+                 in ``segment_groups``, anywhere in the batch
 a number         1 / that number (Dr. GRPO: completions x the longest length)
 a function       1 / its result for the batch: a scalar, or one value per label
-===============  ====================================================================================================
+===============  ===================================================================================
 
 A label with weight 0 because its advantage is 0 is trained on and counts; a masked one does not.
 
-Under jit on a sharded batch every sum is over the whole batch, not a device's part, so the loss and its gradient do not
-depend on the number of devices. All losses reduce their per-label terms with :func:`token_mean` or
-:func:`weighted_mean`, so every loss works with every denominator, packed or not. The softmax is that of
-:mod:`headrace.batch.vocabulary`: :func:`unified_loss_from_hidden` never holds [B, S, V] in any dtype.
+Under jit on a sharded batch every sum is over the whole batch, not a device's part, so the loss and
+its gradient do not depend on the number of devices. All losses reduce their per-label terms with
+:func:`token_mean` or :func:`weighted_mean`, so every loss works with every denominator, packed or
+not. The softmax is that of :mod:`headrace.batch.vocabulary`: :func:`unified_loss_from_hidden` never
+holds [B, S, V] in any dtype.
 """
 
 from __future__ import annotations
@@ -101,7 +103,12 @@ def unified_loss_from_hidden(
         >>> import numpy as np
         >>> from headrace.batch import pack_rows
         >>> batch = pack_rows(np.array([[1, 2, 3]]))
-        >>> round(float(unified_loss_from_hidden(jnp.zeros((1, 3, 2)), jnp.ones((4, 2)), batch, chunk=3)), 4)
+        >>> round(
+        ...     float(
+        ...         unified_loss_from_hidden(jnp.zeros((1, 3, 2)), jnp.ones((4, 2)), batch, chunk=3)
+        ...     ),
+        ...     4,
+        ... )
         1.3863
     """
     _check_shape(hidden.shape[:-1], batch, "hidden")
@@ -113,7 +120,8 @@ def unified_loss_from_hidden(
 def weighted_mean(
     nll: Float[Array, "B S"], batch: LabelBatch, denominator: Denominator = "weights"
 ) -> Float[Array, ""]:
-    """``sum(coefficient * weight * nll)``: the loss from negative log likelihoods that the caller computed.
+    """``sum(coefficient * weight * nll)``: the loss from negative log likelihoods that the caller
+    computed.
 
     Where coefficient times weight is 0, the likelihood is ignored: it may be infinite.
     """
@@ -123,7 +131,8 @@ def weighted_mean(
 def token_mean(
     values: Float[Array, "B S"], batch: LabelBatch, denominator: Denominator = "tokens"
 ) -> Float[Array, ""]:
-    """``sum(coefficient * value)`` over the trained labels, whatever their weight: KL, entropy, z-loss.
+    """``sum(coefficient * value)`` over the trained labels, whatever their weight: KL, entropy,
+    z-loss.
 
     Values of other labels are ignored: they may be NaN.
 
@@ -144,7 +153,8 @@ def coefficients(batch: LabelBatch, denominator: Denominator = "weights") -> Flo
     """The coefficient c of the module's table for a batch: one value per label, or one for all.
 
     Raises:
-        ConfigError: no such denominator, or one of segments, which the ranks of a context hold in parts.
+        ConfigError: no such denominator, or one of segments, which the ranks of a context hold in
+            parts.
     """
     if callable(denominator):
         return 1.0 / jnp.asarray(denominator(cast(LossBatch, batch)), jnp.float32)
@@ -192,7 +202,9 @@ def _trained_of_segments(
 def _summed_by_group(
     trained: Int[Array, "B M"], groups: Int[Array, "B M"]
 ) -> tuple[Int[Array, "B M"], Int[Array, ""]]:
-    """For each segment, the labels of its whole group; and the number of groups with any. Matched by number."""
+    """For each segment, the labels of its whole group; and the number of groups with any. Matched
+    by number.
+    """
     _, group = jnp.unique(groups, return_inverse=True, size=groups.size)
     sums = jnp.zeros(groups.size, jnp.int32).at[group.reshape(-1)].add(trained.reshape(-1))
     return sums[group.reshape(groups.shape)], (sums > 0).sum()

@@ -1,18 +1,19 @@
 """What is trained on: which turns of a conversation, and which leaf of a cache masks its tokens.
 
-Chats have a mask (``headrace build --kind chat`` writes ``loss_mask``, Levanter's builder ``assistant_masks``): 1 for
-the assistant's tokens. Rows of such a cache carry it through packing, shuffles, mixtures and the loader to
-:attr:`headrace.batch.packed_batch.PackedBatch.token_mask`. In caches without a mask all tokens count. Turns are chosen
-by mode; the modes are tinker's ``TrainOnWhat``:
+Chats have a mask (``headrace build --kind chat`` writes ``loss_mask``, Levanter's builder
+``assistant_masks``): 1 for the assistant's tokens. Rows of such a cache carry it through packing,
+shuffles, mixtures and the loader to :attr:`headrace.batch.packed_batch.PackedBatch.token_mask`. In
+caches without a mask all tokens count. Turns are chosen by mode; the modes are tinker's
+``TrainOnWhat``:
 
-===============================  ======================================================================================
+===============================  ===================================================================
 ``last_assistant_message``       the last turn whose role is ``assistant``
 ``last_assistant_turn``          the assistant's turns after the user's last one
 ``all_assistant_messages``       the assistant's turns
 ``all_messages``                 every turn
-``all_user_and_system_messages``  turns of users and of the system
+``all_user_and_system_messages`` turns of users and of the system
 ``customized``                   turns marked ``trainable``
-===============================  ======================================================================================
+===============================  ===================================================================
 
 Price: one more byte per token to read and to transfer to devices.
 """
@@ -54,7 +55,9 @@ def trained_turns(
         ConfigError: no such mode; with ``customized``, a turn is not marked trainable or not.
 
     Example:
-        >>> trained_turns(["user", "assistant", "tool", "assistant", "user"], "last_assistant_message")
+        >>> trained_turns(
+        ...     ["user", "assistant", "tool", "assistant", "user"], "last_assistant_message"
+        ... )
         [False, False, False, True, False]
     """
     assistant = [role == "assistant" for role in roles]
@@ -89,7 +92,8 @@ def mask_leaf(cache: TokenCache, loss_mask: str, field: str = "loss_mask") -> st
 
     Args:
         cache: The cache.
-        loss_mask: ``auto``: one of :data:`MASKS`, if the cache has it; ``none``: all tokens; or the name of a leaf.
+        loss_mask: ``auto``: one of :data:`MASKS`, if the cache has it; ``none``: all tokens; or the
+            name of a leaf.
         field: Its name in errors.
 
     Raises:

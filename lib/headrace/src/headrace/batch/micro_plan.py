@@ -1,20 +1,22 @@
-"""``micro_batches``: splits the batch of a step into pieces of bounded size, whose gradients are summed.
+"""``micro_batches``: splits the batch of a step into pieces of bounded size, whose gradients are
+summed.
 
 .. code-block:: yaml
 
     micro_batches: {max_tokens: 8192, balance: tokens}
 
-Rows of a batch are seldom full: packed ones nearly, rows of one document each about half. Here the rows of a step are
-concatenated, without their padding, into rows of ``max_tokens`` positions; a micro-batch has as many of these as the
-mesh splits rows. The placement follows from the lengths of the step's rows alone: no state, identical on all hosts.
+Rows of a batch are seldom full: packed ones nearly, rows of one document each about half. Here the
+rows of a step are concatenated, without their padding, into rows of ``max_tokens`` positions; a
+micro-batch has as many of these as the mesh splits rows. The placement follows from the lengths of
+the step's rows alone: no state, identical on all hosts.
 
-Invariants: every row is in exactly one micro-batch, whole; each document counts as at least 64 tokens (fewer if rows
-are short or hold many), which bounds their number; shapes depend only on the sizes of batch and row. A step has room
-for as many micro-batches as would hold its rows if all were full, and tells how many it fills, so the loop over them is
-compiled once.
+Invariants: every row is in exactly one micro-batch, whole; each document counts as at least 64
+tokens (fewer if rows are short or hold many), which bounds their number; shapes depend only on the
+sizes of batch and row. A step has room for as many micro-batches as would hold its rows if all were
+full, and tells how many it fills, so the loop over them is compiled once.
 
-Price, on one core: 1.4 ms for 256 rows into 38, 10 ms for 2048 into 296; with ``balance`` 8 ms and 0.3 s (Python, in
-the prefetching thread).
+Price, on one core: 1.4 ms for 256 rows into 38, 10 ms for 2048 into 296; with ``balance`` 8 ms and
+0.3 s (Python, in the prefetching thread).
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from headrace.errors import ConfigError, check_choice
 MicroBalance: TypeAlias = Literal["none", "tokens", "flops"]
 _DOCUMENT_PLACES = 64
 _MODEL = (
-    "{hidden_size: 2048, num_layers: 24, num_heads: 16, head_size: 128, num_kv_heads: 4, ffn_size: 8192, vocab_size:"
+    "{hidden_size: 2048, num_layers: 24, num_heads: 16, head_size: 128, num_kv_heads: 4, ffn_size:"
+    " 8192, vocab_size:"
     " 128000}"
 )
 
@@ -44,7 +47,8 @@ class MicroShape(NamedTuple):
         number: Micro-batches that there is room for (K).
         rows: Rows per micro-batch (R).
         places: Positions per row (T).
-        document_places: Positions that a document counts for at least, so that no row has more than T // this of them.
+        document_places: Positions that a document counts for at least, so that no row has more than
+            T // this of them.
     """
 
     number: int
@@ -54,12 +58,14 @@ class MicroShape(NamedTuple):
 
 
 class MicroPlan(NamedTuple):
-    """Where each row of a step's batch goes. Row r of micro-batch k is row ``r * K + k`` of all K x R.
+    """Where each row of a step's batch goes. Row r of micro-batch k is row ``r * K + k`` of all K x
+    R.
 
     Attributes:
-        place: Where each row of the batch begins, as a position in all K x R rows concatenated; K x R x T: nowhere, as
-            it is empty.
-        segment: Segments of each of the K x R rows, by number in the batch (row x M + number); -1 after the last.
+        place: Where each row of the batch begins, as a position in all K x R rows concatenated; K x
+            R x T: nowhere, as it is empty.
+        segment: Segments of each of the K x R rows, by number in the batch (row x M + number); -1
+            after the last.
         filled: Number of micro-batches that hold rows; they come first.
     """
 
@@ -73,11 +79,13 @@ class MicroBatchConfig:
     """How the batch of a step is split into micro-batches.
 
     Attributes:
-        max_tokens: Positions in a row of a micro-batch, which a device computes at once: at least ``seq_len``.
-        balance: ``none``: rows of a batch fill rows one after the other, in order. ``tokens``, ``flops``: rows have
-            about equal cost, the most costly micro-batch first (Karmarkar-Karp under the cap).
-        rows: Rows per micro-batch; None: as many as the mesh splits rows. It determines what each micro-batch holds, so
-            set it if a run must have the same ones on another mesh.
+        max_tokens: Positions in a row of a micro-batch, which a device computes at once: at least
+            ``seq_len``.
+        balance: ``none``: rows of a batch fill rows one after the other, in order. ``tokens``,
+            ``flops``: rows have about equal cost, the most costly micro-batch first (Karmarkar-Karp
+            under the cap).
+        rows: Rows per micro-batch; None: as many as the mesh splits rows. It determines what each
+            micro-batch holds, so set it if a run must have the same ones on another mesh.
         model: The model whose FLOPs count, with ``balance: flops``.
 
     Raises:
@@ -86,7 +94,12 @@ class MicroBatchConfig:
     Example:
         >>> config = MicroBatchConfig(8)
         >>> shape = config.shape(batch_size=4, seq_len=4, row_segments=2, ways=1)
-        >>> shape.number, config.plan(np.array([[2, 0], [1, 2], [4, 0], [3, 0]], np.int32), shape).place.tolist()
+        >>> (
+        ...     shape.number,
+        ...     config.plan(
+        ...         np.array([[2, 0], [1, 2], [4, 0], [3, 0]], np.int32), shape
+        ...     ).place.tolist(),
+        ... )
         (2, [0, 2, 8, 5])
     """
 
@@ -137,7 +150,10 @@ class MicroBatchConfig:
         # This many rows fit however full they are, and first fit never skips a row that holds fewer
         number = -(-batch_size // (self.max_tokens // seq_len * rows))
         if number * rows * self.max_tokens > np.iinfo(np.int32).max:
-            cure = f"Give {seq_len} or more, but no more than a device computes at a time, or fewer rows."
+            cure = (
+                f"Give {seq_len} or more, but no more than a device computes at a time, or fewer"
+                " rows."
+            )
             problem = f"times {number * rows} rows is more than 2**31 places"
             raise ConfigError(
                 problem, field="micro_batches.max_tokens", value=self.max_tokens, cure=cure

@@ -1,19 +1,24 @@
-"""``MicroBatches``: the batch of a step as micro-batches whose losses and gradients sum to those of the whole batch.
+"""``MicroBatches``: the batch of a step as micro-batches whose losses and gradients sum to those of
+the whole batch.
 
 .. code-block:: python
 
     def loss(params, batch, denominator):
         return unified_loss(model(params, batch), batch, denominator)
 
+
     @jax.jit
     def train_step(params, step: MicroBatches):
-        value, gradient = step.sum(lambda batch, whole: jax.value_and_grad(loss)(params, batch, whole))
+        value, gradient = step.sum(
+            lambda batch, whole: jax.value_and_grad(loss)(params, batch, whole)
+        )
 
-The mean of micro-batch means is not the mean over the step, as micro-batches hold different numbers of labels.
-``whole`` is the step's denominator (:mod:`headrace.batch.loss`) in the form that each micro-batch has to apply.
+The mean of micro-batch means is not the mean over the step, as micro-batches hold different numbers
+of labels. ``whole`` is the step's denominator (:mod:`headrace.batch.loss`) in the form that each
+micro-batch has to apply.
 
-All K x R rows are one :class:`~headrace.batch.packed_batch.PackedBatch`, sharded like any batch. Row r of micro-batch k
-is row ``r * K + k``: each device selects its own rows, and nothing is moved.
+All K x R rows are one :class:`~headrace.batch.packed_batch.PackedBatch`, sharded like any batch.
+Row r of micro-batch k is row ``r * K + k``: each device selects its own rows, and nothing is moved.
 """
 
 from __future__ import annotations
@@ -56,7 +61,9 @@ class MicroBatches(eqx.Module):
         >>> [step.at(k).tokens.tolist() for k in range(step.number)]
         [[[0, 1, 4, 5, 6, 12, 13, 14]], [[8, 9, 10, 11, 0, 0, 0, 0]]]
         >>> whole = unified_loss(jnp.zeros((4, 4, 16)), batch)
-        >>> loss = step.sum(lambda some, denominator: unified_loss(jnp.zeros((1, 8, 16)), some, denominator))
+        >>> loss = step.sum(
+        ...     lambda some, denominator: unified_loss(jnp.zeros((1, 8, 16)), some, denominator)
+        ... )
         >>> round(float(whole), 5), round(float(loss), 5)
         (2.77259, 2.77259)
     """
@@ -78,8 +85,8 @@ class MicroBatches(eqx.Module):
         function: Callable[[PackedBatch, Denominator], T],
         denominator: Denominator = "weights",
     ) -> T:
-        """Sums ``function`` over the micro-batches that hold rows: a loss, its gradient, any pytree of arrays. The loop
-        is compiled once, whatever their number.
+        """Sums ``function`` over the micro-batches that hold rows: a loss, its gradient, any pytree
+        of arrays. The loop is compiled once, whatever their number.
 
         Args:
             function: Takes a micro-batch, and the denominator to pass to its losses.
@@ -119,7 +126,8 @@ def lay_out(
 ) -> MicroBatches:
     """Lays out a batch as micro-batches, by a :class:`~headrace.batch.micro_plan.MicroPlan`.
 
-    This is a collective if rows are on several devices: all processes must call it, in the same order.
+    This is a collective if rows are on several devices: all processes must call it, in the same
+    order.
 
     Args:
         batch: The batch, on host or devices.

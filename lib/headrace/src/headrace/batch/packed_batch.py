@@ -1,14 +1,15 @@
 """``PackedBatch``: the one contract between data and training (seed 002).
 
-``token_weights[b, i]`` multiplies the loss of predicting ``labels[b, i]`` from position i. The last position of each
-segment and all padding have weight 0, and no label crosses a segment: labels, positions and weights are derived from
-tokens and segments, so they always agree with them.
+``token_weights[b, i]`` multiplies the loss of predicting ``labels[b, i]`` from position i. The last
+position of each segment and all padding have weight 0, and no label crosses a segment: labels,
+positions and weights are derived from tokens and segments, so they always agree with them.
 
-A batch holds, and transfers to devices, only what cannot be derived: token ids in the narrowest dtype and a few numbers
-per row. Everything else is a property; in a jitted training step it costs no transfer and fuses with its consumer, in
-the batch's own sharding. Outside jit it is computed where the tokens are: by numpy on the host, by jax on devices.
-``expand()`` and ``flatten()`` materialise all of it; expanded batches of one shape have one structure, whatever they
-were made for, so one compiled training step handles them all.
+A batch holds, and transfers to devices, only what cannot be derived: token ids in the narrowest
+dtype and a few numbers per row. Everything else is a property; in a jitted training step it costs
+no transfer and fuses with its consumer, in the batch's own sharding. Outside jit it is computed
+where the tokens are: by numpy on the host, by jax on devices. ``expand()`` and ``flatten()``
+materialise all of it; expanded batches of one shape have one structure, whatever they were made
+for, so one compiled training step handles them all.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ T = TypeVar("T")
 
 
 class ExpandedBatch(eqx.Module):
-    """B rows of S tokens with everything a training step reads, as arrays; see :class:`PackedBatch` for each."""
+    """B rows of S tokens with everything a training step reads, as arrays; see :class:`PackedBatch`
+    for each.
+    """
 
     tokens: Int32[Any, "B S"]
     labels: Int32[Any, "B S"]
@@ -55,7 +58,8 @@ class ExpandedBatch(eqx.Module):
 class FlatBatch(eqx.Module):
     """T tokens of n segments, concatenated; nanomoe's form once compacted.
 
-    Segment k is ``tokens[cu_seqlens[k]:cu_seqlens[k + 1]]``; weight i multiplies the loss of label i.
+    Segment k is ``tokens[cu_seqlens[k]:cu_seqlens[k + 1]]``; weight i multiplies the loss of label
+    i.
 
     Attributes:
         tokens: Token ids.
@@ -111,25 +115,28 @@ class PackedBatch(eqx.Module):
         source_id: Number of the source of each row; -1 for rows that only fill up the batch.
         log_probs: Log probability of each label under the policy that sampled it (RL), or None.
         rewards: One reward per segment (RL), or None.
-        segment_lengths: Tokens of each row's segments, zeros after the last; the rest of the row is padding. None: rows
-            are full, and ``document_ends`` or ``eos_id`` says where segments end.
-        document_ends: Where segments of full rows end, a bit for each token: bit ``i % 8`` of byte ``i // 8`` is 1 if a
-            document ends after token i. None: see ``eos_id``.
-        eos_id: The token that ends documents. Without ``document_ends``, a segment ends after each of these tokens, and
-            each row is one segment if it is None. Static under jit.
-        loss_mask: Which labels are trained on, as far as segments allow (RL, and SFT of examples); None: all. Position
-            i is about token i + 1; for a mask of tokens, as in caches, see ``token_mask``.
-        weights: Weight of each label (RL: its advantage), or ``[B, 1]``, one for each row (its source's); None: 1.
-            Ignored where a label is not trained on.
-        group_ids: Group of each segment (RL: the prompt; preference: the pair), any numbers; None: each its own.
+        segment_lengths: Tokens of each row's segments, zeros after the last; the rest of the row is
+            padding. None: rows are full, and ``document_ends`` or ``eos_id`` says where segments
+            end.
+        document_ends: Where segments of full rows end, a bit for each token: bit ``i % 8`` of byte
+            ``i // 8`` is 1 if a document ends after token i. None: see ``eos_id``.
+        eos_id: The token that ends documents. Without ``document_ends``, a segment ends after each
+            of these tokens, and each row is one segment if it is None. Static under jit.
+        loss_mask: Which labels are trained on, as far as segments allow (RL, and SFT of examples);
+            None: all. Position i is about token i + 1; for a mask of tokens, as in caches, see
+            ``token_mask``.
+        weights: Weight of each label (RL: its advantage), or ``[B, 1]``, one for each row (its
+            source's); None: 1. Ignored where a label is not trained on.
+        group_ids: Group of each segment (RL: the prompt; preference: the pair), any numbers; None:
+            each its own.
         policy_version: Version of the policy that sampled each label (RL), or None.
-        token_mask: Which tokens are trained on, as caches store it (SFT): the label of a position counts if the token
-            after it does. Float values are weights as well: they weight the label's loss, and a label with weight 0 is
-            not trained on. None: all.
-        pairs: Whether the segments of each row alternate between chosen and rejected: rejected ones weigh -1, and the
-            two of a pair are one group. Static under jit.
-        extras: Further leaves, each ``[B, S, ...]``, one entry per token: columns of caches, or where pictures go.
-            Carried unchanged; :meth:`of_labels` aligns them with labels.
+        token_mask: Which tokens are trained on, as caches store it (SFT): the label of a position
+            counts if the token after it does. Float values are weights as well: they weight the
+            label's loss, and a label with weight 0 is not trained on. None: all.
+        pairs: Whether the segments of each row alternate between chosen and rejected: rejected ones
+            weigh -1, and the two of a pair are one group. Static under jit.
+        extras: Further leaves, each ``[B, S, ...]``, one entry per token: columns of caches, or
+            where pictures go. Carried unchanged; :meth:`of_labels` aligns them with labels.
 
     Example:
         >>> batch = pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0)
@@ -188,13 +195,16 @@ class PackedBatch(eqx.Module):
         return self._ahead(self.tokens, 1)
 
     def of_labels(self, name: str) -> Shaped[Any, "B S ..."]:
-        """A leaf of ``extras`` aligned with labels: position i holds the entry of token i + 1; 0 at a segment's end.
+        """A leaf of ``extras`` aligned with labels: position i holds the entry of token i + 1; 0 at
+        a segment's end.
 
         Raises:
             ConfigError: no such leaf.
 
         Example:
-            >>> batch = pack_rows(np.array([[5, 6, 7]]), extras={"score": np.array([[0.1, 0.2, 0.3]], np.float32)})
+            >>> batch = pack_rows(
+            ...     np.array([[5, 6, 7]]), extras={"score": np.array([[0.1, 0.2, 0.3]], np.float32)}
+            ... )
             >>> batch.of_labels("score").round(1).tolist()
             [[0.20000000298023224, 0.30000001192092896, 0.0]]
         """
@@ -202,7 +212,8 @@ class PackedBatch(eqx.Module):
         return self._ahead((self.extras or {})[name], 1)
 
     def next_labels(self, count: int) -> Int32[Any, "B S n"]:
-        """The next ``count`` tokens of the segment at each position, for multi-token prediction; 0 past its end.
+        """The next ``count`` tokens of the segment at each position, for multi-token prediction; 0
+        past its end.
 
         Derived where the batch is stored; :meth:`next_weights` gives the loss weights.
 
@@ -235,7 +246,9 @@ class PackedBatch(eqx.Module):
 
     @property
     def label_mask(self) -> Bool[Any, "B S"]:
-        """Which labels are trained on: none at the end of a segment or in padding, otherwise as the masks tell."""
+        """Which labels are trained on: none at the end of a segment or in padding, otherwise as the
+        masks tell.
+        """
         trained = ~self._ends & self.valid[:, None]
         if self.segment_lengths is not None:
             trained = trained & ~self._padding
@@ -245,8 +258,8 @@ class PackedBatch(eqx.Module):
 
     @property
     def token_weights(self) -> Float32[Any, "B S"]:
-        """Loss weight of each label: ``weights`` (or 1) times ``token_mask``, negated in rejected segments of
-        ``pairs``; 0 where a label is not trained on.
+        """Loss weight of each label: ``weights`` (or 1) times ``token_mask``, negated in rejected
+        segments of ``pairs``; 0 where a label is not trained on.
         """
         has_weights = self.token_mask is not None and jnp.issubdtype(
             self.token_mask.dtype, jnp.floating
@@ -274,10 +287,12 @@ class PackedBatch(eqx.Module):
 
     @property
     def cu_seqlens(self) -> Int32[Any, "B M1"]:
-        """Where segments begin: row b's segment k is ``tokens[b, cu_seqlens[b, k]:cu_seqlens[b, k + 1]]``.
+        """Where segments begin: row b's segment k is ``tokens[b, cu_seqlens[b, k]:cu_seqlens[b, k +
+        1]]``.
 
-        Entries past the last segment are S, so one more range covers the padding. M is 1 if each row is one segment;
-        one more than the width of ``segment_lengths``, if given; otherwise S, the maximum.
+        Entries past the last segment are S, so one more range covers the padding. M is 1 if each
+        row is one segment; one more than the width of ``segment_lengths``, if given; otherwise S,
+        the maximum.
         """
         xp = self._xp
         length = self.seq_len
@@ -298,7 +313,9 @@ class PackedBatch(eqx.Module):
 
     @property
     def segment_groups(self) -> Int32[Any, "B M"]:
-        """Group of each range of ``cu_seqlens``: ``group_ids``; without them, each pair or range is its own group."""
+        """Group of each range of ``cu_seqlens``: ``group_ids``; without them, each pair or range is
+        its own group.
+        """
         rows = self.token_ids.shape[0]
         ranges = self.cu_seqlens.shape[1] - 1
         if self.group_ids is None:
@@ -311,7 +328,8 @@ class PackedBatch(eqx.Module):
         return self._xp.pad(self.group_ids, ((0, 0), (0, spare)))
 
     def expand(self) -> ExpandedBatch:
-        """Everything derived, as arrays; if the tokens are on devices, there and in the batch's sharding.
+        """Everything derived, as arrays; if the tokens are on devices, there and in the batch's
+        sharding.
 
         Example:
             >>> pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0).expand().labels.tolist()
@@ -330,10 +348,11 @@ class PackedBatch(eqx.Module):
         )
 
     def flatten(self) -> FlatBatch:
-        """The batch as one sequence of T = B x S tokens with one ``cu_seqlens``, for variable-length kernels.
+        """The batch as one sequence of T = B x S tokens with one ``cu_seqlens``, for
+        variable-length kernels.
 
-        Its shape depends only on the batch's shape, so it works under jit: unused ranges are empty, and padding is a
-        range of its own. :meth:`FlatBatch.compact` removes both, on the host.
+        Its shape depends only on the batch's shape, so it works under jit: unused ranges are empty,
+        and padding is a range of its own. :meth:`FlatBatch.compact` removes both, on the host.
 
         Example:
             >>> flat = pack_rows(np.array([[5, 6, 0, 8]], np.uint16), eos_id=0).flatten()
@@ -425,7 +444,9 @@ def pack_rows(
     extras: dict[str, np.ndarray] | None = None,
     document_ends: UInt8[np.ndarray, "B W"] | None = None,
 ) -> PackedBatch:
-    """A batch whose rows all hold data, on the host. Arguments are its attributes; ``source_id`` defaults to 0."""
+    """A batch whose rows all hold data, on the host. Arguments are its attributes; ``source_id``
+    defaults to 0.
+    """
     rows = token_ids.shape[0]
     return PackedBatch(
         token_ids=token_ids,

@@ -1,18 +1,21 @@
 """Preference pairs as weighted pairs: the same batch and the same loss as everything else.
 
-A pair is two examples that stay together: the even one is chosen, the odd one rejected. Its loss is the unified loss
-with positive weights on the chosen tokens and negative weights on the rejected ones.
+A pair is two examples that stay together: the even one is chosen, the odd one rejected. Its loss is
+the unified loss with positive weights on the chosen tokens and negative weights on the rejected
+ones.
 
-DPO is of that form: with m = beta * ((log p_c - log q_c) - (log p_r - log q_r)), where p is the policy and q the
-reference, the gradient of ``-log sigmoid(m)`` is that of ``-w * (log p_c - log p_r)`` for ``w = beta * sigmoid(-m)``
-held fixed. :func:`pair_log_probs` sums the log probabilities of both sides, :func:`dpo_weights` returns w, and
-:func:`pair_weights` spreads it over the tokens; divide by the number of pairs (``denominator=pairs``).
+DPO is of that form: with m = beta * ((log p_c - log q_c) - (log p_r - log q_r)), where p is the
+policy and q the reference, the gradient of ``-log sigmoid(m)`` is that of ``-w * (log p_c - log
+p_r)`` for ``w = beta * sigmoid(-m)`` held fixed. :func:`pair_log_probs` sums the log probabilities
+of both sides, :func:`dpo_weights` returns w, and :func:`pair_weights` spreads it over the tokens;
+divide by the number of pairs (``denominator=pairs``).
 
-Pairs of a cache (``headrace build --kind preference``) are packed as units by a static plan, ``unit=2`` of
-:class:`~headrace.data.packed.PackedTokenDataset`; :func:`pack_pairs` packs pairs in memory. Either way batches have
-``pairs`` set, which gives the weights their sign.
+Pairs of a cache (``headrace build --kind preference``) are packed as units by a static plan,
+``unit=2`` of :class:`~headrace.data.packed.PackedTokenDataset`; :func:`pack_pairs` packs pairs in
+memory. Either way batches have ``pairs`` set, which gives the weights their sign.
 
-Price: DPO needs the log probabilities of both sides before the step: one forward pass of policy and reference each.
+Price: DPO needs the log probabilities of both sides before the step: one forward pass of policy and
+reference each.
 
 Reference: Rafailov et al., "Direct preference optimization", arXiv:2305.18290, equation 7.
 """
@@ -36,10 +39,11 @@ from headrace.errors import ConfigError
 def pair_log_probs(
     batch: PackedBatch, log_probs: Float[Any, "B S"]
 ) -> tuple[Float[Any, "B P"], Float[Any, "B P"]]:
-    """Log probabilities of the chosen and the rejected answer of each pair: sums over trained labels.
+    """Log probabilities of the chosen and the rejected answer of each pair: sums over trained
+    labels.
 
-    Works on host and device batches, under jit or not. P is half the width of ``segment_lengths``; rows with fewer
-    pairs are padded with zeros.
+    Works on host and device batches, under jit or not. P is half the width of ``segment_lengths``;
+    rows with fewer pairs are padded with zeros.
 
     Args:
         batch: Rows of pairs.
@@ -85,7 +89,9 @@ def dpo_weights(
         beta: Strength of the pull towards the reference.
 
     Example:
-        >>> dpo_weights(np.array([-1.0]), np.array([-1.0]), np.array([-2.0]), np.array([-2.0])).tolist()
+        >>> dpo_weights(
+        ...     np.array([-1.0]), np.array([-1.0]), np.array([-2.0]), np.array([-2.0])
+        ... ).tolist()
         [0.05000000074505806]
     """
     xp = np if isinstance(chosen, np.ndarray) else jnp
@@ -97,7 +103,9 @@ def pair_examples(
     pairs: Sequence[tuple[Example, Example]],
     weights: float | Sequence[float] | Float32[np.ndarray, " p"] = 1.0,
 ) -> list[Example]:
-    """Alternating chosen and rejected examples, with weights of opposite signs, each pair one group."""
+    """Alternating chosen and rejected examples, with weights of opposite signs, each pair one
+    group.
+    """
     of_pairs: Any = np.full(len(pairs), weights) if np.ndim(weights) == 0 else weights
     numbers = checked_costs(of_pairs, field="weights")
     if len(numbers) != len(pairs):
@@ -119,7 +127,8 @@ def pack_pairs(
     rows: int | None = None,
     multiple: int = 1,
 ) -> PackedBatch:
-    """A batch of pairs, both sides of a pair in one row, chosen first. Without pairs, an empty batch.
+    """A batch of pairs, both sides of a pair in one row, chosen first. Without pairs, an empty
+    batch.
 
     Args:
         pairs: (chosen, rejected), each with its mask.
@@ -129,7 +138,8 @@ def pack_pairs(
         multiple: In that case, the number of rows is a multiple of this.
 
     Raises:
-        ConfigError: a pair is longer than a row; not one weight per pair, or a weight is negative or not finite.
+        ConfigError: a pair is longer than a row; not one weight per pair, or a weight is negative
+            or not finite.
 
     Example:
         >>> pair = Example(np.array([1, 2])), Example(np.array([1, 3]))

@@ -1,7 +1,7 @@
 """Validates the inputs of partitions, one number for each sample and counts, once on entry.
 
-A missing or surplus number would leave a sample in no partition; a non-finite one cannot be sorted. Price: some numpy
-passes over the numbers of a step.
+A missing or surplus number would leave a sample in no partition; a non-finite one cannot be sorted.
+Price: some numpy passes over the numbers of a step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def checked_tokens(
 def checked_costs(
     costs: Sequence[Any] | np.ndarray, samples: int | None = None, field: str = "costs"
 ) -> list[Any]:
-    """Cost of each sample (``None``: any number of them), finite and non-negative; ConfigError otherwise.
+    """Cost of each sample (``None``: any number of them), finite and non-negative; ConfigError
+    otherwise.
 
     They are Python numbers, whose sums are exact for integers.
 

@@ -1,9 +1,11 @@
-"""Sums over the segments of a packed batch, on devices: of whole segments, and from each label to its segment's end.
+"""Sums over the segments of a packed batch, on devices: of whole segments, and from each label to
+its segment's end.
 
-Segments are identified by ``segment_ids``, so a row may hold any number of them; padding belongs to none. Values of
-labels that are not trained on are ignored, and may be NaN.
+Segments are identified by ``segment_ids``, so a row may hold any number of them; padding belongs to
+none. Values of labels that are not trained on are ignored, and may be NaN.
 
-Price: one scatter and one gather of [B, S] values; sums to a segment's end are a scan of log2(S) steps.
+Price: one scatter and one gather of [B, S] values; sums to a segment's end are a scan of log2(S)
+steps.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ def spread_segments(
 def discounted_sums(
     values: Float[Array, "B S"], batch: PackedBatch | ExpandedBatch, decay: float = 1.0
 ) -> Float[Array, "B S"]:
-    """``y[i] = value[i] + decay * y[next]``, where next is the segment's next trained label; 0 elsewhere.
+    """``y[i] = value[i] + decay * y[next]``, where next is the segment's next trained label; 0
+    elsewhere.
 
     If values are rewards, these are returns.
 
@@ -98,7 +101,8 @@ def discounted_sums(
 
 
 def next_in_segment(values: Any, batch: PackedBatch | ExpandedBatch, distance: int = 1) -> Any:
-    """The value of the label ``distance`` positions ahead, if it is in the same segment; 0 otherwise.
+    """The value of the label ``distance`` positions ahead, if it is in the same segment; 0
+    otherwise.
 
     Example:
         >>> import numpy as np

@@ -1,13 +1,13 @@
 """Supervised fine-tuning: which parts of a conversation, possibly with media, are trained on.
 
-A conversation is a list of :class:`Message`: the ids of its header (role markers, trained on only with ``all_tokens``)
-and its content, text ids and :class:`Media`, placeholders for the model's own embeddings. ``train_on`` is a mode of
-:mod:`headrace.batch.masks`, which selects whose content is trained on, or ``all_tokens``: every token including
-headers, but never media.
+A conversation is a list of :class:`Message`: the ids of its header (role markers, trained on only
+with ``all_tokens``) and its content, text ids and :class:`Media`, placeholders for the model's own
+embeddings. ``train_on`` is a mode of :mod:`headrace.batch.masks`, which selects whose content is
+trained on, or ``all_tokens``: every token including headers, but never media.
 
-Masks are per token, 1 where the token itself is trained on, like ``loss_mask`` in a cache of chats (headrace.ingest);
-packing shifts them to labels. Media count in every length and are never cut: truncation within one ends the
-conversation before it.
+Masks are per token, 1 where the token itself is trained on, like ``loss_mask`` in a cache of chats
+(headrace.ingest); packing shifts them to labels. Media count in every length and are never cut:
+truncation within one ends the conversation before it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from headrace.batch.masks import TURN_MODES, TurnMode, trained_turns
 from headrace.errors import ConfigError, check_at_least, check_choice
 
 TrainOnWhat: TypeAlias = TurnMode | Literal["all_tokens"]
-"""Which turns of a conversation are trained on: a mode of :func:`~headrace.batch.masks.trained_turns`, or
-``"all_tokens"``: every token including headers."""
+"""Which turns of a conversation are trained on: a mode of
+:func:`~headrace.batch.masks.trained_turns`, or ``"all_tokens"``: every token including headers.
+"""
 MODES = (*TURN_MODES, "all_tokens")
 MEDIA = "media"
 """Leaf of batches: number of the conversation's medium that a token represents, from 1; 0: none."""
@@ -80,7 +81,8 @@ def conversation(
         max_length: Tokens after this many are cut off; cutting into a medium removes all of it.
 
     Returns:
-        An example with its mask, which may be 0 everywhere, and, if there are media, the leaf ``media``.
+        An example with its mask, which may be 0 everywhere, and, if there are media, the leaf
+        ``media``.
 
     Raises:
         ConfigError: no such mode; an invalid length; nothing is left.

@@ -1,19 +1,23 @@
-"""What losses need from the softmax over the vocabulary: log probabilities of labels, log normaliser, entropy.
+"""What losses need from the softmax over the vocabulary: log probabilities of labels, log
+normaliser, entropy.
 
-With logits z of one position: ``norm = log sum_j exp z_j``, log p_j = z_j - norm, and H = - sum_j p_j log p_j. One pass
-over ``chunk`` entries of the vocabulary at a time computes all of them, for one label per position or several (a
-teacher's most likely tokens), so float32 memory is [N, chunk], never [N, V]. The gradients are written by hand::
+With logits z of one position: ``norm = log sum_j exp z_j``, log p_j = z_j - norm, and H = - sum_j
+p_j log p_j. One pass over ``chunk`` entries of the vocabulary at a time computes all of them, for
+one label per position or several (a teacher's most likely tokens), so float32 memory is [N, chunk],
+never [N, V]. The gradients are written by hand::
 
     d norm / dz_j = p_j      d log p_k / dz_j = 1[j = k] - p_j      d H / dz_j = - p_j (log p_j + H)
 
-From hidden states, logits are computed chunk by chunk, forward and backward, and never materialised in any dtype.
+From hidden states, logits are computed chunk by chunk, forward and backward, and never materialised
+in any dtype.
 
-Price: the backward pass from hidden states computes the logits again, a third more work than with logits summary; at 8
-x 4096 tokens and 128,256 entries that saves 16.8 GB of float32 and holds 0.5 GB with the default chunk. An unembedding
-matrix that is sharded over the vocabulary is gathered chunk by chunk. Entropy costs one more sum, K labels a position K
-comparisons an entry.
+Price: the backward pass from hidden states computes the logits again, a third more work than with
+logits summary; at 8 x 4096 tokens and 128,256 entries that saves 16.8 GB of float32 and holds 0.5
+GB with the default chunk. An unembedding matrix that is sharded over the vocabulary is gathered
+chunk by chunk. Entropy costs one more sum, K labels a position K comparisons an entry.
 
-Reference: Milakov, Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867 (the running maximum).
+Reference: Milakov, Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867 (the
+running maximum).
 """
 
 from __future__ import annotations
@@ -55,7 +59,8 @@ def token_stats(
     """Log probabilities of labels, log normaliser and entropy, from logits.
 
     Args:
-        logits: Of any float dtype; sums are in float32, and the gradient has the dtype of the logits.
+        logits: Of any float dtype; sums are in float32, and the gradient has the dtype of the
+            logits.
         labels: One per position, ``[*batch]``, or K, ``[*batch, K]``.
         entropy: Whether the entropy is computed.
         chunk: Entries of the vocabulary at a time.
@@ -65,7 +70,11 @@ def token_stats(
 
     Example:
         >>> stats = token_stats(jnp.zeros((1, 3, 4)), jnp.zeros((1, 3), jnp.int32))
-        >>> stats.log_probs.shape, round(float(stats.log_probs[0, 0]), 4), round(float(stats.entropy[0, 0]), 4)  # log 4
+        >>> (
+        ...     stats.log_probs.shape,
+        ...     round(float(stats.log_probs[0, 0]), 4),
+        ...     round(float(stats.entropy[0, 0]), 4),
+        ... )  # log 4
         ((1, 3), -1.3863, 1.3863)
     """
     size = logits.shape[-1]
@@ -98,10 +107,13 @@ def hidden_stats(
         chunk: Entries of the vocabulary at a time.
 
     Raises:
-        ConfigError: the matrix has a different width; labels and hidden states differ in positions; a chunk below 1.
+        ConfigError: the matrix has a different width; labels and hidden states differ in positions;
+            a chunk below 1.
 
     Example:
-        >>> stats = hidden_stats(jnp.zeros((1, 3, 2)), jnp.ones((4, 2)), jnp.zeros((1, 3, 2), jnp.int32), chunk=3)
+        >>> stats = hidden_stats(
+        ...     jnp.zeros((1, 3, 2)), jnp.ones((4, 2)), jnp.zeros((1, 3, 2), jnp.int32), chunk=3
+        ... )
         >>> stats.log_probs.shape, stats.log_normalizer.shape
         ((1, 3, 2), (1, 3))
     """
@@ -143,7 +155,8 @@ def hidden_nll(
     *,
     chunk: int = DEFAULT_CHUNK,
 ) -> Float[Array, "*labels"]:
-    """``-log softmax(hidden @ unembedding.T)[label]`` in float32: :func:`hidden_stats` without the rest.
+    """``-log softmax(hidden @ unembedding.T)[label]`` in float32: :func:`hidden_stats` without the
+    rest.
 
     Example:
         >>> nll = hidden_nll(jnp.zeros((1, 2, 3)), jnp.ones((4, 3)), jnp.zeros((1, 2), jnp.int32))
@@ -189,7 +202,9 @@ def _chunk_of(chunk: int, size: int) -> int:
 
 
 def _columns(first: Any, size: int, chunk: int) -> tuple[Any, Any, Any]:
-    """A chunk's start, its columns, and which of them are new: the last chunk overlaps the one before."""
+    """A chunk's start, its columns, and which of them are new: the last chunk overlaps the one
+    before.
+    """
     start = jnp.minimum(first, size - chunk)
     column = start + jnp.arange(chunk)[None, :]
     return start, column, column >= first
@@ -201,7 +216,9 @@ def _scan_vocabulary(
     chunking: tuple[int, int],
     entropy: bool,
 ) -> tuple[Any, Any, Any]:
-    """Normaliser, logits of ids, entropy; ``logits_from(start)`` returns a chunk, ``chunking`` is V and its size."""
+    """Normaliser, logits of ids, entropy; ``logits_from(start)`` returns a chunk, ``chunking`` is V
+    and its size.
+    """
     size, chunk = chunking
 
     def step(carry: tuple[Any, ...], first: Any) -> tuple[tuple[Any, ...], None]:

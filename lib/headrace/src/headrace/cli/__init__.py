@@ -1,8 +1,8 @@
 """The command line: one file for each command, or for a few related commands.
 
-It must start fast, so command modules import what they need inside their functions, and a command's options are built
-only when that command is called; ``scripts/house.py --only startup`` measures this. exits.py shows errors and sets the
-exit status.
+It must start fast, so command modules import what they need inside their functions, and a command's
+options are built only when that command is called; ``scripts/house.py --only startup`` measures
+this. exits.py shows errors and sets the exit status.
 """
 
 from __future__ import annotations

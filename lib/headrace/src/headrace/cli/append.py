@@ -34,7 +34,9 @@ _OF_CACHE = ("dtype", "chunk_tokens", "compression", "part_bytes")
 
 
 Encoder: TypeAlias = tuple[str | None, str | None, str | None, TokenizerEngine]
-"""Tokenizer, tokens before and after each document, and encoding library, as the command receives them."""
+"""Tokenizer, tokens before and after each document, and encoding library, as the command receives
+them.
+"""
 
 
 def append_as_typed(
@@ -49,13 +51,17 @@ def append_as_typed(
     """Appends to a cache; settings that the command line leaves out are those of the cache.
 
     Raises:
-        ConfigError: --repair was given; otherwise as for :func:`~headrace.ingest.append.append_cache`.
+        ConfigError: --repair was given; otherwise as for
+            :func:`~headrace.ingest.append.append_cache`.
     """
     from headrace.errors import ConfigError
     from headrace.ingest.append import append_cache
 
     if repair:
-        cure = "Leave it out: headrace verify CACHE --repair repairs a cache and everything appended to it."
+        cure = (
+            "Leave it out: headrace verify CACHE --repair repairs a cache and everything appended"
+            " to it."
+        )
         raise ConfigError(
             "cannot be combined with --append", field="--repair", value=True, cure=cure
         )

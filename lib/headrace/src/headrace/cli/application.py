@@ -40,12 +40,16 @@ PANELS = {
     "Runs": ("config", "simulate", "icc", "cat", "where", "report"),
     "Shell": ("completion",),
 }
-"""Commands in the groups of the help. Those of packages that are not installed are left out of it, and those that no
-group names come last."""
+"""Commands in the groups of the help. Those of packages that are not installed are left out of it,
+and those that no group names come last.
+"""
 WITH_PANELS = ("build",)
 """Commands whose help shows options in groups."""
 
-_HELP = "Data for language-model training in JAX: build and inspect token caches, forecast and follow runs."
+_HELP = (
+    "Data for language-model training in JAX: build and inspect token caches, forecast and follow"
+    " runs."
+)
 _SETTINGS: Any = {
     "no_args_is_help": True,
     "pretty_exceptions_enable": False,
@@ -101,7 +105,9 @@ class _Commands(MutableMapping[str, Any]):
 
 
 class _Group(TyperGroup):
-    """``headrace`` itself: its help shows the first paragraph of each docstring, without building commands."""
+    """``headrace`` itself: its help shows the first paragraph of each docstring, without building
+    commands.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -127,7 +133,9 @@ class _Group(TyperGroup):
 
 
 def _extensions_in(group: str) -> list[str]:
-    """Commands that installed packages add to a group; to ``headrace`` itself, if the group is empty."""
+    """Commands that installed packages add to a group; to ``headrace`` itself, if the group is
+    empty.
+    """
     names = extensions.installed_names(extensions.COMMANDS)
     split = [name.rpartition(" ") for name in names]
     return [command for prefix, _, command in split if prefix == group]

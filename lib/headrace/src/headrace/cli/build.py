@@ -80,15 +80,19 @@ def command(
 
         headrace build corpus/ --output cache --tokenizer tokenizer.json
 
-        headrace build 'dump/**/*.jsonl.zst' -o gs://bucket/cache -t llama3/ --text-field content --on-bad-line skip
+        headrace build 'dump/**/*.jsonl.zst' -o gs://bucket/cache -t llama3/ --text-field content
+        --on-bad-line skip
 
         headrace build src/ -o code-cache -t bytes --format text --extension .py --eos none
 
-        headrace build code/ -o fim-cache -t starcoder/ --fim '<fim_prefix>' '<fim_suffix>' '<fim_middle>'
+        headrace build code/ -o fim-cache -t starcoder/ --fim '<fim_prefix>' '<fim_suffix>'
+        '<fim_middle>'
 
-        headrace build 's3://bucket/web/part-{000..499}.parquet' -o cache -t llama3/ --leaf id=meta.id --engine ray
+        headrace build 's3://bucket/web/part-{000..499}.parquet' -o cache -t llama3/ --leaf
+        id=meta.id --engine ray
 
-        headrace build chats.jsonl -o chat-cache -t llama3/ --kind chat --mask roles --mask-role assistant
+        headrace build chats.jsonl -o chat-cache -t llama3/ --kind chat --mask roles --mask-role
+        assistant
 
         headrace build 'hf://owner/poems?split=train' -o shuffled -t llama3/ --shuffle 7
 
@@ -169,7 +173,10 @@ def _build(
 
     path, bos, eos, engine = encoder
     if path is None:
-        cure = "Give a tokenizer.json, hf://OWNER/NAME or bytes; only --append takes the tokenizer of the cache."
+        cure = (
+            "Give a tokenizer.json, hf://OWNER/NAME or bytes; only --append takes the tokenizer of"
+            " the cache."
+        )
         raise ConfigError("is missing", field="--tokenizer", cure=cure)
     tokenizer = TokenizerConfig(path, bos, eos, engine)
     with kept_when_interrupted():
@@ -178,7 +185,8 @@ def _build(
         if how is None:
             return build_cache(source, tokenizer, output, **options)
         typer.echo(
-            f"Builds {output}/unshuffled, then shuffles it: meanwhile, {output} takes three times its final size.",
+            f"Builds {output}/unshuffled, then shuffles it: meanwhile, {output} takes three times"
+            " its final size.",
             err=True,
         )
         return build_shuffled(
@@ -264,7 +272,8 @@ def cost_in_words(cost: ReshuffleCost) -> str:
     )
     return (
         f"Shuffles {format_count(cost.documents, 'document')}, {cost.tokens:,} tokens,"
-        f" into {format_count(cost.parts, 'part')}: reads {read} and writes {written} in two passes,"
+        f" into {format_count(cost.parts, 'part')}: reads {read} and writes {written} in two"
+        " passes,"
         f" {between} of it temporary;"
         f" {in_bytes(cost.memory)} of memory per worker."
     )
@@ -276,7 +285,8 @@ def summary(report: BuildReport) -> str:
     documents = format_count(report.documents, "document")
     if report.parts_built == 0:
         lines = [
-            f"{report.path} is already finished: {documents}, {format_count(report.tokens, 'token')}."
+            f"{report.path} is already finished: {documents},"
+            f" {format_count(report.tokens, 'token')}."
         ]
     else:
         tokens, megabytes = (
@@ -285,13 +295,16 @@ def summary(report: BuildReport) -> str:
         rates = f"{tokens:.2f} M tokens/s, {megabytes:.1f} MB/s"
         there = f"; {report.parts_reused:,} were already there" if report.parts_reused else ""
         lines = [
-            f"Built {report.path}: {documents}, {format_count(report.tokens, 'token')}, {format_count(parts, 'part')}.",
-            f"This run: {format_count(report.parts_built, 'part')} in {report.seconds:.1f} s ({rates}){there}.",
+            f"Built {report.path}: {documents}, {format_count(report.tokens, 'token')},"
+            f" {format_count(parts, 'part')}.",
+            f"This run: {format_count(report.parts_built, 'part')} in {report.seconds:.1f} s"
+            f" ({rates}){there}.",
         ]
     lines += _encoding_in_words(report)
     if report.empty_documents:
         lines.append(
-            f"{format_count(report.empty_documents, 'document')} without text (kept, with special tokens only)."
+            f"{format_count(report.empty_documents, 'document')} without text (kept, with special"
+            " tokens only)."
         )
     if report.ignored_records:
         kinds = ", ".join(f"{n:,} {what}" for what, n in report.ignored_records.items())
@@ -311,11 +324,13 @@ def summary(report: BuildReport) -> str:
     if report.left_out_files:
         endings = ", ".join(f"{n:,} {ending}" for ending, n in report.left_out_files.items())
         lines.append(
-            f"Files of other kinds left out: {endings} (to include them, use --extension or a glob)."
+            f"Files of other kinds left out: {endings} (to include them, use --extension or a"
+            " glob)."
         )
     if report.skipped_lines:
         lines.append(
-            f"{format_count(report.skipped_lines, 'bad line')} skipped, the first: {report.first_skipped}"
+            f"{format_count(report.skipped_lines, 'bad line')} skipped, the first:"
+            f" {report.first_skipped}"
         )
     if report.requests:
         failed = (

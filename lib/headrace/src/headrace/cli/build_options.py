@@ -1,4 +1,6 @@
-"""The options of ``headrace build``, in the panels of its help; other commands that build share some of them."""
+"""The options of ``headrace build``, in the panels of its help; other commands that build share
+some of them.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ TokenizerOption = Annotated[
 TokenizerEngineOption = Annotated[
     TokenizerEngine,
     typer.Option(
-        help="Library that encodes; auto: gigatoken if it gives the same ids. No effect on the cache.",
+        help="Library that encodes; auto: gigatoken if it gives the same ids. No effect on the"
+        " cache.",
         rich_help_panel=ENCODING,
     ),
 ]
@@ -74,14 +77,16 @@ OnBadLineOption = Annotated[
 MaxRecordBytesOption = Annotated[
     int,
     typer.Option(
-        help="Most bytes of a JSON line, text file or chat, uncompressed; longer ones cannot be read.",
+        help="Most bytes of a JSON line, text file or chat, uncompressed; longer ones cannot be"
+        " read.",
         rich_help_panel=RECORDS,
     ),
 ]
 SpecialTokensOption = Annotated[
     SpecialTokensInText,
     typer.Option(
-        help="How special tokens spelled out in a text are read: as tokens, as text, or as an error.",
+        help="How special tokens spelled out in a text are read: as tokens, as text, or as an"
+        " error.",
         rich_help_panel=ENCODING,
     ),
 ]
@@ -106,7 +111,8 @@ FieldOption = Annotated[
 LeafOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Keep a field of each document as a leaf; DTYPE is text, any or a number type. For token ids, add :token"
+        help="Keep a field of each document as a leaf; DTYPE is text, any or a number type. For"
+        " token ids, add :token"
         " for one number per id, :token:K for K of them (repeatable).",
         metavar="NAME=FIELD:DTYPE",
         rich_help_panel=RECORDS,
@@ -123,7 +129,8 @@ ChatTemplateOption = Annotated[
 ChatVariableOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="A variable of the template; strftime_now=2025-01-31 fixes the date that it writes (repeatable).",
+        help="A variable of the template; strftime_now=2025-01-31 fixes the date that it writes"
+        " (repeatable).",
         metavar="NAME=VALUE",
         rich_help_panel=CHATS,
     ),
@@ -131,8 +138,10 @@ ChatVariableOption = Annotated[
 MaskOption = Annotated[
     Mask,
     typer.Option(
-        help="Which tokens of a conversation are trained on: those that the template marks with {% generation %}, the"
-        " turns of --mask-role, all, or turns by last_assistant_message, last_assistant_turn, all_assistant_messages,"
+        help="Which tokens of a conversation are trained on: those that the template marks with {%"
+        " generation %}, the"
+        " turns of --mask-role, all, or turns by last_assistant_message, last_assistant_turn,"
+        " all_assistant_messages,"
         " all_messages, all_user_and_system_messages or customized (those with trainable: true).",
         metavar="RULE",
         rich_help_panel=CHATS,
@@ -149,7 +158,8 @@ MaskRoleOption = Annotated[
 FimOption = Annotated[
     tuple[str, str, str] | None,
     typer.Option(
-        help="Rearrange documents for fill-in-the-middle, with these tokens before prefix, suffix and middle.",
+        help="Rearrange documents for fill-in-the-middle, with these tokens before prefix, suffix"
+        " and middle.",
         metavar="PREFIX SUFFIX MIDDLE",
         rich_help_panel=FIM,
     ),
@@ -186,7 +196,8 @@ DtypeOption = Annotated[
 PartBytesOption = Annotated[
     int,
     typer.Option(
-        help="Most source bytes in a part, the unit of work and of resuming; small corpora get smaller parts.",
+        help="Most source bytes in a part, the unit of work and of resuming; small corpora get"
+        " smaller parts.",
         metavar="BYTES",
         rich_help_panel=STORAGE,
     ),
@@ -194,7 +205,8 @@ PartBytesOption = Annotated[
 EngineOption = Annotated[
     Engine,
     typer.Option(
-        help="Where the work runs: in local processes, in this process, or on Ray (RAY_ADDRESS, or local).",
+        help="Where the work runs: in local processes, in this process, or on Ray (RAY_ADDRESS, or"
+        " local).",
         rich_help_panel=WORK,
     ),
 ]
@@ -224,7 +236,8 @@ def _allow_redirects(hosts: list[str] | None) -> list[str] | None:
 RedirectHostOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Another host that a web server may redirect to, e.g. cdn.example.org; * is any (repeatable).",
+        help="Another host that a web server may redirect to, e.g. cdn.example.org; * is any"
+        " (repeatable).",
         metavar="HOST",
         callback=_allow_redirects,
         rich_help_panel=WORK,
@@ -234,7 +247,8 @@ AppendOption = Annotated[
     bool,
     typer.Option(
         "--append",
-        help="Add SOURCES to the finished cache in DIR, as its next generation; settings that are left out are"
+        help="Add SOURCES to the finished cache in DIR, as its next generation; settings that are"
+        " left out are"
         " those of the cache.",
     ),
 ]

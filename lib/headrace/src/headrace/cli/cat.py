@@ -49,10 +49,12 @@ def command(
     tokenizer: Decoder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the model sees at a step: for each row its component, documents, their files and the text.
+    """Show what the model sees at a step: for each row its component, documents, their files and
+    the text.
 
-    The order is a pure function of the config, so this needs no log of the run. Rows are numbered as in the loader's
-    batch. With --row, it also shows the line or record of each document in its source file, if the file exists.
+    The order is a pure function of the config, so this needs no log of the run. Rows are numbered
+    as in the loader's batch. With --row, it also shows the line or record of each document in its
+    source file, if the file exists.
 
     For example:
 
@@ -108,7 +110,9 @@ def _check_rows(rows: StepRows, asked: list[int]) -> None:
 def described_rows(
     rows: StepRows, places: Sequence[int], id_leaf: str, tokenizer: str | None = None
 ) -> list[dict[str, Any]]:
-    """Rows as JSON values, with the text of each span; ``tokenizer`` is for caches that do not keep theirs."""
+    """Rows as JSON values, with the text of each span; ``tokenizer`` is for caches that do not keep
+    theirs.
+    """
     import numpy as np
 
     from headrace.cli.decoded import document_ids, trained_runs
@@ -218,7 +222,9 @@ def _row(rows: StepRows, place: int, spans: list[dict[str, Any]]) -> dict[str, A
 
 
 def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
-    """Prints the facts of ``headrace cat --json``: with ``whole`` all text, otherwise one line for each span."""
+    """Prints the facts of ``headrace cat --json``: with ``whole`` all text, otherwise one line for
+    each span.
+    """
     from rich.rule import Rule
     from rich.text import Text
 
@@ -246,7 +252,9 @@ def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
 
 
 def _show_spans(console: Console, row: dict[str, Any]) -> None:
-    """Prints a line for each span (two on a narrow terminal): its place in the row, its document, and some text."""
+    """Prints a line for each span (two on a narrow terminal): its place in the row, its document,
+    and some text.
+    """
     from rich.text import Text
 
     columns = [_columns(one) for one in row["spans"]]
@@ -308,7 +316,9 @@ def _columns(span: dict[str, Any]) -> str:
 
 
 def _document(span: dict[str, Any]) -> str:
-    """Describes the document of a span, its tokens in the span, and how many of these are trained on, if not all."""
+    """Describes the document of a span, its tokens in the span, and how many of these are trained
+    on, if not all.
+    """
     first = span["offset"]
     size = span["tokens"]
     length = span["document_tokens"]
@@ -319,7 +329,8 @@ def _document(span: dict[str, Any]) -> str:
     called = f" {one_line(str(span['id']), _ID_WIDTH)}" if "id" in span else ""
     origin = f", {printable(span['origin'])}" if span.get("origin") else ""
     trained = f", {span['trained_tokens']:,} of them trained on" if "trained_tokens" in span else ""
-    return f"document {span['document']:,}{called}, {which}{trained}{', removed' if span.get('removed') else ''}{origin}"  # noqa: E501
+    removed = ", removed" if span.get("removed") else ""
+    return f"document {span['document']:,}{called}, {which}{trained}{removed}{origin}"
 
 
 def _origin(row: dict[str, Any]) -> str:

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from headrace.analysis.check.plan import RunPlan
 
 app = typer.Typer(no_args_is_help=True)
-HELP = "Check a config, show it in full, print its schema for an editor, or translate one of Levanter's."
+HELP = (
+    "Check a config, show it in full, print its schema for an editor, or translate one of"
+    " Levanter's."
+)
 
 _WHOLE_NAME = 24
 """Longest name of a component that the table never folds."""
@@ -63,9 +66,10 @@ def check(
 ) -> None:
     """Check a config: what it resolves to, what its first steps read, and what will cause problems.
 
-    Reads no tokens, except of a few first documents; of conversations, lengths and masks. Caches that do not exist yet
-    are planned with their `expected_tokens`, and the first records of their sources are tried. Exits with status 1 if
-    there is a problem (the run could not start, or would not be what was asked for), with 2 if the config is invalid.
+    Reads no tokens, except of a few first documents; of conversations, lengths and masks. Caches
+    that do not exist yet are planned with their `expected_tokens`, and the first records of their
+    sources are tried. Exits with status 1 if there is a problem (the run could not start, or would
+    not be what was asked for), with 2 if the config is invalid.
 
     For example:
 
@@ -117,7 +121,8 @@ def check(
 
 @app.command("show", cls=PlainCommand)
 def show(config: Config, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Print a config in full, with settings applied and defaults filled in, as YAML that loads as the same config.
+    """Print a config in full, with settings applied and defaults filled in, as YAML that loads as
+    the same config.
 
     For example:
 
@@ -165,7 +170,9 @@ def put(text: str, output: str | None) -> None:
 
 
 def check_json(plan: RunPlan, found: Sequence[Finding]) -> dict[str, Any]:
-    """A checked config as JSON values: ``ok`` is true unless there is a problem; ``config`` is the full config."""
+    """A checked config as JSON values: ``ok`` is true unless there is a problem; ``config`` is the
+    full config.
+    """
     import yaml
 
     return {
@@ -210,7 +217,8 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     console.print(
         Text(
             f"The first batch touches {format_count(plan.first_batch_chunks, 'chunk')},"
-            f" {in_bytes(plan.first_batch_bytes)}, for {in_bytes(plan.batch_size * plan.row_bytes)} of tokens."
+            f" {in_bytes(plan.first_batch_bytes)}, for"
+            f" {in_bytes(plan.batch_size * plan.row_bytes)} of tokens."
         ),
         soft_wrap=True,
     )
@@ -234,7 +242,8 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     else:
         console.print(
             Text(
-                f"{format_count(problems, 'problem')}, {format_count(len(found) - problems, 'warning')}",
+                f"{format_count(problems, 'problem')},"
+                f" {format_count(len(found) - problems, 'warning')}",
                 "dim",
             )
         )
@@ -252,10 +261,16 @@ def _run_line(plan: RunPlan) -> str:
     packed = ""
     if (effective := plan.effective_batch) is not None:
         documents, tokens = effective
-        packed = f"\nA batch of {plan.batch_size:,} packed rows holds about {documents:,} documents and {tokens:,} tokens."  # noqa: E501
+        packed = (
+            f"\nA batch of {plan.batch_size:,} packed rows holds about {documents:,} documents and"
+            f" {tokens:,} tokens."
+        )
     packed += f"\n{plan.micro_batches}" if plan.micro_batches is not None else ""
     packed += f"\n{plan.data_end}" if plan.data_end is not None and str(plan.data_end) else ""
-    return f"{format_count(len(plan.components), 'component')}, {rows} of {lengths} tokens, {end}{packed}"
+    return (
+        f"{format_count(len(plan.components), 'component')}, {rows} of {lengths} tokens,"
+        f" {end}{packed}"
+    )
 
 
 def _short(weights: Any) -> str:

@@ -24,9 +24,11 @@ def command(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Copy a token cache into one part, for fewer files and rows that continue across the ends of parts.
+    """Copy a token cache into one part, for fewer files and rows that continue across the ends of
+    parts.
 
-    Caches of many parts can be read as fast without such a copy. If it is interrupted, run it again to resume.
+    Caches of many parts can be read as fast without such a copy. If it is interrupted, run it again
+    to resume.
 
     For example:
 

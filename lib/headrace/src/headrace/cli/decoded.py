@@ -1,8 +1,8 @@
 """Finds documents of a cache by their id, and decodes them: text, mask and other leaves.
 
-Price of a search: it reads all lengths of the id leaf, and the values of documents whose id is as long as the given
-one; memory for some ten thousand documents at a time. 8 million documents per second on a local disk with ids of 30
-bytes, all of the same length.
+Price of a search: it reads all lengths of the id leaf, and the values of documents whose id is as
+long as the given one; memory for some ten thousand documents at a time. 8 million documents per
+second on a local disk with ids of 30 bytes, all of the same length.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _VALUES = 1 << 25
 
 @dataclass(frozen=True)
 class Sample:
-    """A decoded document; of a long one, both ends. Fields unknown to the cache are None or empty."""
+    """A decoded document; of a long one, both ends. Fields unknown to the cache are
+    None or empty.
+    """
 
     document: int
     tokens: int
@@ -55,8 +57,9 @@ class Sample:
 def sample(
     cache: TokenCache, tokenizer: Tokenizer | None, document: int, *, whole: bool = False
 ) -> Sample:
-    """Decodes the document at a position (without a tokenizer: lists its ids); of a long one only both ends, unless
-    ``whole``. The sample has the document's number, which differs from its position in a shuffled cache.
+    """Decodes the document at a position (without a tokenizer: lists its ids); of a long one only
+    both ends, unless ``whole``. The sample has the document's number, which differs from its
+    position in a shuffled cache.
     """
     ids = cache.document(document)
     first = 0
@@ -141,7 +144,9 @@ def drawn(documents: Intervals, count: int, seed: int) -> list[int]:
 
 
 def _mask(cache: TokenCache, document: int, tokens: int) -> np.ndarray | None:
-    """Which tokens of a document are trained on; None if the cache has no mask with a value for each."""
+    """Which tokens of a document are trained on; None if the cache has no mask with a value for
+    each.
+    """
     for name in MASKS:
         if name in cache.leaves:
             values = cache.leaf(name).document(document)
@@ -195,7 +200,9 @@ def _number(text: str, dtype: np.dtype[np.generic], leaf: str) -> np.ndarray:
 
 
 def _stretches(leaf: CacheLeaf) -> Iterator[tuple[int, np.ndarray]]:
-    """Stretches of documents whose values fit into memory together: the first document, and the lengths of all."""
+    """Stretches of documents whose values fit into memory together: the first document, and the
+    lengths of all.
+    """
     for start in range(0, leaf.num_documents, _DOCUMENTS):
         lengths = leaf.lengths(start, min(start + _DOCUMENTS, leaf.num_documents))
         cuts = np.flatnonzero(np.diff(np.cumsum(lengths) // _VALUES)) + 1

@@ -34,9 +34,9 @@ def command(
 ) -> None:
     """Train a small language model on Python's standard library, stop it, and resume it.
 
-    Nothing is downloaded. Builds three token caches (code, docs, tests), mixes them by a schedule, trains on several
-    CPU devices, stops in the middle, and resumes from the checkpoint on half of the devices with exactly the same
-    batches. Takes a minute and a half on two cores.
+    Nothing is downloaded. Builds three token caches (code, docs, tests), mixes them by a schedule,
+    trains on several CPU devices, stops in the middle, and resumes from the checkpoint on half of
+    the devices with exactly the same batches. Takes a minute and a half on two cores.
 
     For example:
 

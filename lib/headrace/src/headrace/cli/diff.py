@@ -1,5 +1,5 @@
-"""``headrace diff``: compares the ledgers of two caches, or a run with an edited config, and shows the amendment that
-would allow the change.
+"""``headrace diff``: compares the ledgers of two caches, or a run with an edited config, and shows
+the amendment that would allow the change.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def command(
 ) -> None:
     """Compare two caches, or a run with an edited config.
 
-    For two token caches, it compares the ledgers: tokenizer, layout, leaves, sources, parts, counts. For a run and a
-    config, it shows the fields that differ, and the amendment that allows the change. Reads no tokens. Exits with
-    status 1 if they differ.
+    For two token caches, it compares the ledgers: tokenizer, layout, leaves, sources, parts,
+    counts. For a run and a config, it shows the fields that differ, and the amendment that allows
+    the change. Reads no tokens. Exits with status 1 if they differ.
 
     For example:
 
@@ -69,7 +69,10 @@ def command(
     if manifest is not None:
         differ = _compare_run(a, manifest, b, settings, step, resolved, as_json)
     elif with_config or settings or step is not None or resolved:
-        problem = "must be the folder of a run to be compared with a config, settings, --step or --resolved"
+        problem = (
+            "must be the folder of a run to be compared with a config, settings, --step or"
+            " --resolved"
+        )
         cure = "Name the folder passed to open_run, and a config (.yaml)."
         raise ConfigError(problem, field="A", value=a, cure=cure)
     else:
@@ -87,7 +90,9 @@ def _compare_run(
     resolved: bool,
     as_json: bool,
 ) -> bool:
-    """Shows what a config changes in a run; returns whether the runs differ, by amendments or otherwise."""
+    """Shows what a config changes in a run; returns whether the runs differ, by amendments or
+    otherwise.
+    """
     from rich.console import Console
 
     from headrace.cli.options import load_as_begun
@@ -134,7 +139,9 @@ def _show_amendments(
     removed: dict[str, int | list[int]],
     appended: dict[str, int | list[int]],
 ) -> None:
-    """Shows the amendments of the config that would make all changes that a run can make, to be pasted as they are."""
+    """Shows the amendments of the config that would make all changes that a run can make, to be
+    pasted as they are.
+    """
     from dataclasses import replace
 
     from rich.text import Text
@@ -162,7 +169,8 @@ def _show_changes(console: Console, changes: RunChanges, run: str, resolved: boo
 
     if changes.fields is None:
         console.print(
-            "The run was started by an earlier release or without a config, so only what follows from it is compared."
+            "The run was started by an earlier release or without a config, so only what follows"
+            " from it is compared."
         )
     for line in (changes.fields or [])[:_SHOWN_FIELDS]:
         console.print(Text(line))
@@ -203,7 +211,8 @@ def _written(amendments: list[AmendmentConfig]) -> str:
     """
     import yaml
 
-    # Blends written in several lines have YAML's anchors where an object occurs twice: plain values have none.
+    # Blends written in several lines have YAML's anchors where an object occurs twice: plain values
+    # have none.
     plain = json.loads(json.dumps([_fields_of(amendment) for amendment in amendments]))
     for amendment in plain:
         for name in ("add", "weights"):
@@ -334,7 +343,9 @@ def _version(source: dict[str, Any]) -> str:
 
 def _part(part: Any) -> str:
     leaves = "".join(f", {name} {leaf.digest[:19]}" for name, leaf in sorted(part.leaves.items()))
-    return f"{format_count(part.documents, 'document')}, {format_count(part.tokens, 'token')}, {part.digest[:19]}{leaves}"  # noqa: E501
+    documents = format_count(part.documents, "document")
+    tokens = format_count(part.tokens, "token")
+    return f"{documents}, {tokens}, {part.digest[:19]}{leaves}"
 
 
 def _show_differences(

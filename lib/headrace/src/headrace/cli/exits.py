@@ -1,4 +1,5 @@
-"""How commands end: one line on standard error if something went wrong, and an exit status for scripts.
+"""How commands end: one line on standard error if something went wrong, and an exit status for
+scripts.
 
 ====== ==========================================================================================
 status meaning
@@ -34,7 +35,8 @@ REFUSED = 2
 UNEXPECTED = 3
 INTERRUPTED = 130
 EPILOG = (
-    "Exit status 0: done; 1: something was found (damage, differences, a problem); 2: refused, with the reason;"
+    "Exit status 0: done; 1: something was found (damage, differences, a problem); 2: refused,"
+    " with the reason;"
     " 3: unexpected error; 130: interrupted."
 )
 DEBUG = "HEADRACE_DEBUG"
@@ -45,7 +47,8 @@ _USAGE: Any = typer.BadParameter.__base__  # its name in typer changed between r
 def tell(app: typer.Typer) -> None:
     """Runs the command that was typed, and exits with its status."""
     if COMPLETE in os.environ:  # called by a shell's completion
-        from typer.completion import completion_init  # pyright: ignore[reportPrivateImportUsage]  (its one home)
+        # its one home
+        from typer.completion import completion_init  # pyright: ignore[reportPrivateImportUsage]
 
         completion_init()
     try:
@@ -84,7 +87,9 @@ def kept_when_interrupted() -> Iterator[None]:
 
 
 def _with_folder(error: HeadraceError) -> HeadraceError:
-    """The error, with the folder to change to if the config names caches relative to its own folder."""
+    """The error, with the folder to change to if the config names caches relative to its own
+    folder.
+    """
     if (error.field or "").rpartition(".")[2] != "cache" or not isinstance(error.value, str):
         return error
     for folder in (os.path.dirname(word) for word in sys.argv if word.endswith((".yaml", ".yml"))):

@@ -1,4 +1,6 @@
-"""``headrace init``: builds token caches from a folder of texts, and writes a config and a training program."""
+"""``headrace init``: builds token caches from a folder of texts, and writes a config and a training
+program.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def command(
     text_field: Annotated[
         list[str] | None,
         typer.Option(
-            help="Field with the text, in sources that have it; by default, text or content (repeatable).",
+            help="Field with the text, in sources that have it; by default, text or content"
+            " (repeatable).",
             metavar="FIELD",
         ),
     ] = None,
@@ -55,10 +58,12 @@ def command(
         bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
     ] = False,
 ) -> None:
-    """Build token caches from a folder of texts, and write a run.yaml and a train.py that trains on them.
+    """Build token caches from a folder of texts, and write a run.yaml and a train.py that trains on
+    them.
 
-    Each subfolder becomes a source, weighted by its number of tokens. The program saves checkpoints, resumes after it
-    is killed, and writes a report at the end. If this command is interrupted, run it again to resume.
+    Each subfolder becomes a source, weighted by its number of tokens. The program saves
+    checkpoints, resumes after it is killed, and writes a report at the end. If this command is
+    interrupted, run it again to resume.
 
     For example:
 
@@ -130,7 +135,8 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
     one_pass = rows // batch
     steps = min(max(one_pass, _FEWEST_STEPS), _MOST_STEPS)
     lines = [
-        f"# The data of this run, from {folder}. All fields: headrace config schema; problems: headrace config"
+        f"# The data of this run, from {folder}. All fields: headrace config schema; problems:"
+        " headrace config"
         " check run.yaml",
         f"seq_len: {_SEQ_LEN}  # tokens in a row",
         f"batch_size: {batch}  # rows in a batch, over all devices",
@@ -150,7 +156,9 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
 
 
 def _check_output(folder: str, output: Path) -> None:
-    """Refuses an output that is a file, holds a config or program, or is inside the folder of texts."""
+    """Refuses an output that is a file, holds a config or program, or is inside the folder of
+    texts.
+    """
     from headrace.errors import ConfigError
     from headrace.store import files
 
@@ -189,7 +197,10 @@ def _refuse_unused_fields(text_fields: list[str], configs: list[SourceConfig]) -
 
 
 def _in_words(source: FoundSource, config: SourceConfig, output: Path) -> str:
-    what = f"{format_count(source.files, 'file')} ({', '.join(source.endings)}), {in_bytes(source.bytes)}"
+    what = (
+        f"{format_count(source.files, 'file')} ({', '.join(source.endings)}),"
+        f" {in_bytes(source.bytes)}"
+    )
     left_out = ", ".join(f"{count:,} {ending}" for ending, count in source.left_out.most_common(5))
     if not source.files:
         return f"{source.name}: no text ({left_out})"

@@ -1,5 +1,5 @@
-"""``headrace inspect``: shows what is in a token cache, how far an unfinished one is and how to finish it, how a config
-uses its tokens, and how far a run of rollouts is.
+"""``headrace inspect``: shows what is in a token cache, how far an unfinished one is and how to
+finish it, how a config uses its tokens, and how far a run of rollouts is.
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. For a config, show how it uses
-    its tokens. For a folder of rollouts, show its run, the run's progress, and whether the rollouts are complete.
+    """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. For a
+    config, show how it uses its tokens. For a folder of rollouts, show its run, the run's progress,
+    and whether the rollouts are complete.
 
-    Samples show where documents begin and end, and which tokens are trained on, if the cache records it. In huge
-    caches, lengths and tokens are sampled. Levanter's caches can be read too.
+    Samples show where documents begin and end, and which tokens are trained on, if the cache
+    records it. In huge caches, lengths and tokens are sampled. Levanter's caches can be read too.
 
     For example:
 
@@ -140,7 +141,9 @@ def command(
 
 
 def _is_no_cache(context: typer.Context, path: str, settings: list[str], as_json: bool) -> bool:
-    """Shows a config, or what another package knows (rollouts), if the path is one; returns whether it is."""
+    """Shows a config, or what another package knows (rollouts), if the path is one; returns whether
+    it is.
+    """
     from headrace import extensions
     from headrace.store.ledger import read_ledger
 
@@ -180,7 +183,8 @@ def _chosen(
                 f"no document of {cache.path} has this id",
                 field="--id",
                 value=by_id,
-                cure=f"Give a complete id; headrace inspect {cache.path} shows some of leaf {id_leaf!r}.",
+                cure=f"Give a complete id; headrace inspect {cache.path} shows some of leaf"
+                f" {id_leaf!r}.",
             )
         return numbers
     if document is None:
@@ -196,7 +200,9 @@ def _chosen(
 
 
 def removal(cache: TokenCache, url: str) -> dict[str, int]:
-    """Counts what a filter file would remove from a cache, including numbers that no document has."""
+    """Counts what a filter file would remove from a cache, including numbers that
+    no document has.
+    """
     from headrace.data.documents import DocumentFilter
 
     document_filter = DocumentFilter.load(url, name="--remove", count_not_found=True).of(cache)
@@ -258,7 +264,9 @@ def _generations(cache: TokenCache) -> list[dict[str, Any]]:
 
 
 def unfinished(cache: str) -> dict[str, Any] | None:
-    """The progress of an interrupted build, and the command that finishes it; None: nothing is unfinished."""
+    """The progress of an interrupted build, and the command that finishes it; None: nothing is
+    unfinished.
+    """
     from headrace.store.ledger import read_ledger, read_part_record
 
     ledger = read_ledger(cache)
@@ -376,7 +384,9 @@ def inspect_run(path: str, settings: list[str], as_json: bool) -> None:
 
 
 def overview_of_run(config: LmDataConfig) -> dict[str, Any]:
-    """Token counts, shuffles and weights of a config's components, and tokens skipped by its phases, as JSON values."""
+    """Token counts, shuffles and weights of a config's components, and tokens skipped by its
+    phases, as JSON values.
+    """
     opened = config.open_caches()
     dataset = config.dataset(opened)
     first, _ = dataset.at_step(0)
@@ -430,9 +440,13 @@ def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
     for name, one in facts["components"].items():
         if one["unused_rows"]:
             share = one["train_rows"] / (one["train_rows"] + one["unused_rows"])
-            rest = f"{format_count(one['unused_rows'], 'row')} with {format_count(one['unused_tokens'], 'token')}"
+            rest = (
+                f"{format_count(one['unused_rows'], 'row')} with"
+                f" {format_count(one['unused_tokens'], 'token')}"
+            )
             lines.append(
-                f"{name}: a subset of {one['train_rows']:,} rows is trained on ({share:.3%}); {rest} are left out"
+                f"{name}: a subset of {one['train_rows']:,} rows is trained on ({share:.3%});"
+                f" {rest} are left out"
             )
         if one["listed_documents"]:
             lines.append(f"{name}: {removal_line(one)}")
@@ -440,7 +454,8 @@ def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
             what = format_count(one["incomplete_documents"], "document")
             what += f" with {format_count(one['incomplete_tokens'], 'token')}"
             lines.append(
-                f"{name}: {what} are in no row, because other documents of their units are removed or empty"
+                f"{name}: {what} are in no row, because other documents of their units are removed"
+                " or empty"
             )
         if one["repeated_tokens"]:
             reason = "rows overlap or cover several passes"
@@ -452,7 +467,8 @@ def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
                 one["train_tokens"] + one["validation_tokens"] + one["padding_tokens"]
             )
             lines.append(
-                f"{name}: packed; {one['padding_tokens']:,} positions of its rows are padding ({share:.2%})"
+                f"{name}: packed; {one['padding_tokens']:,} positions of its rows are padding"
+                f" ({share:.2%})"
             )
     for stage in facts["stages"]:
         called = f" ({stage['name']})" if stage["name"] else ""
@@ -467,8 +483,15 @@ def removal_line(counts: dict[str, int]) -> str:
     """Describes what a filter does.
 
     Example:
-        >>> removal_line(dict(listed_documents=5, repeated_documents=1, not_found_documents=1,
-        ...     removed_documents=3, removed_tokens=120))
+        >>> removal_line(
+        ...     dict(
+        ...         listed_documents=5,
+        ...         repeated_documents=1,
+        ...         not_found_documents=1,
+        ...         removed_documents=3,
+        ...         removed_tokens=120,
+        ...     )
+        ... )
         'the filter lists 5 documents (1 repeated, 1 not found) and removes 3 with 120 tokens'
     """
     listed = format_count(counts["listed_documents"], "document")

@@ -1,7 +1,8 @@
-"""What ``headrace inspect`` counts and prints of a finished cache; in huge caches, lengths and tokens are sampled.
+"""What ``headrace inspect`` counts and prints of a finished cache; in huge caches, lengths and
+tokens are sampled.
 
-Price: it reads at most 4 Mi lengths and 4 Mi tokens, in 64 evenly spaced stretches, however large the cache is: a
-second on a local disk.
+Price: it reads at most 4 Mi lengths and 4 Mi tokens, in 64 evenly spaced stretches, however large
+the cache is: a second on a local disk.
 """
 
 from __future__ import annotations
@@ -67,10 +68,12 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
     rows = {
         "documents": f"{facts['documents']:,}{empty}",
         "tokens": f"{facts['tokens']:,}{text}",
-        "on disk": f"{in_bytes(facts['bytes_on_disk'])} ({facts['bytes_on_disk'] / tokens:.2f} bytes per token)",
+        "on disk": f"{in_bytes(facts['bytes_on_disk'])} ({facts['bytes_on_disk'] / tokens:.2f}"
+        " bytes per token)",
         "layout": f"{layout['dtype']}, chunks of {layout['chunk_elements']:,} tokens,"
         f" compression {layout['compression']}",
-        "tokenizer": f"{tokenizer.get('path', 'unknown')}, vocabulary {tokenizer['vocab_size']:,}, {special}",
+        "tokenizer": f"{tokenizer.get('path', 'unknown')}, vocabulary {tokenizer['vocab_size']:,},"
+        f" {special}",
         "parts": _parts(facts),
     }
     if facts["leaves"]:
@@ -98,7 +101,8 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
     if facts["block_tokens"]:
         ends = "no known token" if tokenizer.get("eos") is None else tokenizer["eos"]
         rows["documents"] += (
-            f", blocks of {facts['block_tokens']:,} tokens: split_documents divides them after {ends}"
+            f", blocks of {facts['block_tokens']:,} tokens: split_documents divides them after"
+            f" {ends}"
         )
     if facts["skipped_lines"]:
         rows["skipped"] = format_count(facts["skipped_lines"], "bad line")
@@ -106,7 +110,8 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
         rows["unused fields"] = fields_in_words(facts["unused_fields"])
     if facts["shuffled"]:
         rows["shuffled"] = (
-            f"documents, with seed {facts['shuffled']['seed']}, from {facts['shuffled']['fingerprint']}"
+            f"documents, with seed {facts['shuffled']['seed']}, from"
+            f" {facts['shuffled']['fingerprint']}"
         )
     if appended := facts.get("generations"):
         sizes = (
@@ -162,7 +167,8 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
         share = distinct / max(found.vocab_size, 1)
         console.print(
             Text(
-                f"{distinct:,} of the vocabulary's {found.vocab_size:,} occur ({share:.1%}), {found.never_seen:,} never"
+                f"{distinct:,} of the vocabulary's {found.vocab_size:,} occur ({share:.1%}),"
+                f" {found.never_seen:,} never"
             )
         )
     if found.outside:
@@ -229,7 +235,8 @@ def _bar(share: float, wide: bool) -> tuple[Text, ...]:
 def _parts(facts: dict[str, Any]) -> str:
     sizes = [part["tokens"] for part in facts["part_sizes"]]
     of = (
-        f", from {format_count(facts['source_files'], 'file')} with {in_bytes(facts['source_bytes'])}"
+        f", from {format_count(facts['source_files'], 'file')} with"
+        f" {in_bytes(facts['source_bytes'])}"
         if facts["source_files"]
         else ""
     )
@@ -256,7 +263,9 @@ class LengthStatistics:
 
 
 def length_statistics(cache: TokenCache) -> LengthStatistics:
-    """Lengths of all documents, or of a sample of some millions of them; reads offsets but no tokens."""
+    """Lengths of all documents, or of a sample of some millions of them; reads offsets but no
+    tokens.
+    """
     lengths = _looked_at(cache.lengths, cache.num_documents)
     names = {
         "min": 0.0,
@@ -281,7 +290,8 @@ def length_statistics(cache: TokenCache) -> LengthStatistics:
 
 
 def histogram(lengths: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """``(first length, last length, documents, tokens)`` by power of two of the length: 0, 1, 2 to 3, 4 to 7, ...
+    """``(first length, last length, documents, tokens)`` by power of two of the length: 0, 1, 2 to
+    3, 4 to 7, ...
 
     Example:
         >>> import numpy as np
@@ -301,7 +311,9 @@ def histogram(lengths: np.ndarray) -> list[tuple[int, int, int, int]]:
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """How often tokens occur: in ``tokens`` of the ``of`` tokens of a cache. None: the vocabulary is unknown."""
+    """How often tokens occur: in ``tokens`` of the ``of`` tokens of a cache. None: the vocabulary
+    is unknown.
+    """
 
     tokens: int
     of: int
@@ -318,7 +330,11 @@ def token_statistics(cache: TokenCache, tokenizer: Tokenizer | None) -> TokenSta
     Example:
         >>> import headrace.testing
         >>> found = token_statistics(headrace.testing.tiny_cache(documents=500), None)
-        >>> found.most_frequent[0][0], found.never_seen, found.outside  # the end of text; none is missing
+        >>> (
+        ...     found.most_frequent[0][0],
+        ...     found.never_seen,
+        ...     found.outside,
+        ... )  # the end of text; none is missing
         (255, 0, 0)
     """
     tokens = _looked_at(cache.tokens, cache.num_tokens)

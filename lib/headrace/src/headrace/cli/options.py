@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def check_local_folder(output: Path) -> None:
-    """Raises ConfigError if a folder that must be on this machine is given as a URL, which a path would swallow."""
+    """Raises ConfigError if a folder that must be on this machine is given as a URL, which a path
+    would swallow.
+    """
     from headrace.errors import ConfigError
 
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", f"{output}/"):
@@ -60,7 +62,8 @@ Tokens = Annotated[
 Icc = Annotated[
     list[str] | None,
     typer.Option(
-        help="Share of a source's variance between its blocks; overrides `icc --save` (repeatable).",
+        help="Share of a source's variance between its blocks; overrides `icc --save`"
+        " (repeatable).",
         metavar="NAME=SHARE",
     ),
 ]
@@ -182,7 +185,8 @@ def check_run(
         folder: The run's folder.
         config: The config.
         dataset: Its dataset.
-        step: Check only that this step is the same in both, using the run's anchors to reach it; None: check all.
+        step: Check only that this step is the same in both, using the run's anchors to reach it;
+            None: check all.
 
     Raises:
         ConfigError: there is no run, or only one of the two was amended before the step.
@@ -243,6 +247,7 @@ def completion(
 
         headrace completion fish > ~/.config/fish/completions/headrace.fish
     """
-    from typer.completion import get_completion_script  # pyright: ignore[reportPrivateImportUsage]  (its one home)
+    # its one home
+    from typer.completion import get_completion_script  # pyright: ignore[reportPrivateImportUsage]
 
     typer.echo(get_completion_script(prog_name="headrace", complete_var=COMPLETE, shell=shell))

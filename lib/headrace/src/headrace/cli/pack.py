@@ -1,4 +1,6 @@
-"""``headrace pack``: plans how the documents of a cache share rows, saves the plan, and shows its figures."""
+"""``headrace pack``: plans how the documents of a cache share rows, saves the plan, and shows its
+figures.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,16 @@ def command(
     long: Annotated[
         str | None,
         typer.Option(
-            help="Documents longer than the capacity: split, truncate, truncate_start, drop, keep (whole, in a row of"
+            help="Documents longer than the capacity: split, truncate, truncate_start, drop, keep"
+            " (whole, in a row of"
             " its own) or error; by default, drop for conversations and pairs, split for others."
         ),
     ] = None,
     capacity: Annotated[
         int | None,
         typer.Option(
-            help="Tokens up to which rows are filled; by default, all of --seq-len. The rest is room for what"
+            help="Tokens up to which rows are filled; by default, all of --seq-len. The rest is"
+            " room for what"
             " --long keep keeps."
         ),
     ] = None,
@@ -70,7 +74,8 @@ def command(
     unit: Annotated[
         int | None,
         typer.Option(
-            help="Number of neighbouring documents that stay together; by default, 2 for preference pairs, else 1."
+            help="Number of neighbouring documents that stay together; by default, 2 for"
+            " preference pairs, else 1."
         ),
     ] = None,
     remove: Annotated[
@@ -97,10 +102,11 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plan how documents share rows of one length, save the plan in the cache, and show how full the rows are.
+    """Plan how documents share rows of one length, save the plan in the cache, and show how full
+    the rows are.
 
-    Training finds the plan there and starts at once. For a config, it plans all packed components. It reads the lengths
-    of documents, but no tokens.
+    Training finds the plan there and starts at once. For a config, it plans all packed components.
+    It reads the lengths of documents, but no tokens.
 
     For example:
 
@@ -273,10 +279,12 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
     each = facts["documents_a_pack"]
     tokens = max(counts["tokens"], 1)
     rows = {
-        "packs": f"{facts['packs']:,} of {_size(spec)} ({spec['algorithm']}): a step of B rows has B"
+        "packs": f"{facts['packs']:,} of {_size(spec)} ({spec['algorithm']}): a step of B rows has"
+        " B"
         f" packs, {counts['packed_tokens'] / facts['packs']:,.1f} tokens each",
         "fill": f"{facts['fill']:.4%} ({facts['padding_tokens']:,} positions are padding)",
-        "documents": f"{counts['documents']:,}, {each['mean']:.1f} per pack, at most {each['max']:,}",
+        "documents": f"{counts['documents']:,}, {each['mean']:.1f} per pack, at most"
+        f" {each['max']:,}",
         "blocks": f"{facts['blocks_a_pack']:.2f} stored blocks per pack",
         **_what_became(facts, tokens),
         "checksum": facts["checksum"],
@@ -295,7 +303,8 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
         uneven = f"{a['dropped']:,} dropped" if a["drop_last"] else f"{a['pad_needed']:,} repeated"
         console.print(
             Text(
-                f"for {format_count(a['world_size'], 'rank')}: {format_count(a['N_aligned_packs'], 'pack')}, {uneven}"
+                f"for {format_count(a['world_size'], 'rank')}:"
+                f" {format_count(a['N_aligned_packs'], 'pack')}, {uneven}"
             )
         )
 
@@ -314,7 +323,10 @@ def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
     empty = (
         counts["empty_documents"] - removed - incomplete
     )  # the plan counts removed and incomplete ones as empty
-    lacking = f"{format_count(incomplete, 'document')}, {format_count(facts['incomplete_tokens'], 'token')}"
+    lacking = (
+        f"{format_count(incomplete, 'document')},"
+        f" {format_count(facts['incomplete_tokens'], 'token')}"
+    )
     lines = {
         "removed": format_count(removed, "document") if removed else "",
         "incomplete": f"{lacking}: other documents of their units are removed or empty"

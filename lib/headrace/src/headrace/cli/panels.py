@@ -1,5 +1,5 @@
-"""Help of commands. For a command with many options, it describes the most common ones and lists the others by name, in
-panels.
+"""Help of commands. For a command with many options, it describes the most common ones and lists
+the others by name, in panels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ _EXAMPLES = 2
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help shows no Python types: ``CONFIG``, ``--steps N``, ``--layout headrace|levanter``."""
+    """A command whose help shows no Python types: ``CONFIG``, ``--steps N``, ``--layout
+    headrace|levanter``.
+    """
 
     def records(self, ctx: Any) -> list[tuple[Any, tuple[str, str]]]:
         """Its visible parameters, each with its entry of the help."""
@@ -46,7 +48,10 @@ def plain_type(name: str, *, argument: bool) -> str:
     """A parameter's name in the help, with a word for its values in place of a Python type.
 
     Example:
-        >>> plain_type("CONFIG <str>", argument=True), plain_type("--steps <int range>", argument=False)
+        >>> (
+        ...     plain_type("CONFIG <str>", argument=True),
+        ...     plain_type("--steps <int range>", argument=False),
+        ... )
         ('CONFIG', '--steps N')
         >>> plain_type("--layout <headrace|levanter>", argument=False)
         '--layout headrace|levanter'
@@ -65,7 +70,8 @@ def plain_type(name: str, *, argument: bool) -> str:
 
 
 class PanelCommand(PlainCommand):
-    """A command whose options have panels (``rich_help_panel``); only those without one are described.
+    """A command whose options have panels (``rich_help_panel``); only those without one are
+    described.
 
     Its option :data:`HelpAll` shows all options and examples in full.
     """

@@ -1,4 +1,6 @@
-"""``headrace remove``: removes documents from a finished cache, for new runs and for runs in progress."""
+"""``headrace remove``: removes documents from a finished cache, for new runs and for runs in
+progress.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove documents from a finished cache by writing tombstones beside its ledger. The data does not change.
+    """Remove documents from a finished cache by writing tombstones beside its ledger. The data does
+    not change.
 
-    New runs neither read these documents nor train on them; their other rows stay the same, bit for bit. To apply the
-    removal to a run in progress, add the amendment that this command prints. Documents are numbered from 0, as in
-    `headrace inspect CACHE --document`; `headrace inspect CACHE --id` finds the number of a document by its id.
+    New runs neither read these documents nor train on them; their other rows stay the same, bit for
+    bit. To apply the removal to a run in progress, add the amendment that this command prints.
+    Documents are numbered from 0, as in `headrace inspect CACHE --document`; `headrace inspect
+    CACHE --id` finds the number of a document by its id.
 
     For example:
 
@@ -71,7 +75,8 @@ def command(
     )
     if newest not in (0, [0] * len(opened.members)):
         typer.echo(
-            "New runs leave them out. For a run in progress, add for each component with this cache:"
+            "New runs leave them out. For a run in progress, add for each component with this"
+            " cache:"
         )
         typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {newest}}}}}]")
 
@@ -94,17 +99,21 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
     for text in documents:
         if not (text.isdecimal() and len(text) < 19 and int(text) < cache.num_documents):
             raise ConfigError(
-                f"is not a document: {cache.path} has {format_count(cache.num_documents, 'document')}",
+                f"is not a document: {cache.path} has"
+                f" {format_count(cache.num_documents, 'document')}",
                 field="ID",
                 value=text,
-                cure=f"Give numbers from 0 to {cache.num_documents - 1}; headrace inspect {cache.path} --id ID --json"
+                cure=f"Give numbers from 0 to {cache.num_documents - 1}; headrace inspect"
+                f" {cache.path} --id ID --json"
                 " finds one by its id.",
             )
     return DocumentFilter([int(text) for text in documents], name="ID")
 
 
 def removal_facts(cache: TokenCache) -> dict[str, Any]:
-    """What has been removed from a cache, as JSON values; for a cache with generations, lists with a value for each."""
+    """What has been removed from a cache, as JSON values; for a cache with generations, lists with
+    a value for each.
+    """
     from headrace.data.documents import stored_documents, token_ranges
     from headrace.store.tombstones import removed_documents, tombstones_of
 

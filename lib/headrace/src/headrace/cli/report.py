@@ -62,10 +62,11 @@ def command(
         bool, typer.Option("--json", help="Print the contents of the page as JSON; write no page.")
     ] = False,
 ) -> None:
-    """Write an HTML page about a run's data: mixture, epochs, order, reads, waiting, stalls, provenance.
+    """Write an HTML page about a run's data: mixture, epochs, order, reads, waiting, stalls,
+    provenance.
 
-    The plan is computed from the config; the measurements are those that RunLog wrote to the run's folder. The page
-    needs no network and no other file.
+    The plan is computed from the config; the measurements are those that RunLog wrote to the run's
+    folder. The page needs no network and no other file.
 
     For example:
 

@@ -33,7 +33,8 @@ def command(
     unit: Annotated[
         int | None,
         typer.Option(
-            help="Number of neighbouring documents that stay together; by default 2 for pairs, otherwise 1.",
+            help="Number of neighbouring documents that stay together; by default 2 for pairs,"
+            " otherwise 1.",
             metavar="N",
         ),
     ] = None,
@@ -62,17 +63,19 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a token cache with its documents shuffled, so that reading it block by block trains like a full shuffle.
+    """Copy a token cache with its documents shuffled, so that reading it block by block trains like
+    a full shuffle.
 
-    All leaves move with their documents. Filters and hold-outs still refer to documents by their numbers in CACHE. If
-    it is interrupted, run the same command again to resume. The result is the same, bit for bit, for any memory,
-    engine and workers.
+    All leaves move with their documents. Filters and hold-outs still refer to documents by their
+    numbers in CACHE. If it is interrupted, run the same command again to resume. The result is the
+    same, bit for bit, for any memory, engine and workers.
 
     For example:
 
         headrace reshuffle cache shuffled
 
-        headrace reshuffle gs://bucket/cache gs://bucket/shuffled --seed 1 --memory 16GiB --engine ray
+        headrace reshuffle gs://bucket/cache gs://bucket/shuffled --seed 1 --memory 16GiB --engine
+        ray
 
         headrace reshuffle levanter-cache/train shuffled --dry-run
     """

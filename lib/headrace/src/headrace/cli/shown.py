@@ -1,4 +1,6 @@
-"""How commands show text, sizes, shares and progress: in colour on a terminal, with plain marks elsewhere."""
+"""How commands show text, sizes, shares and progress: in colour on a terminal, with plain marks
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def in_bytes(count: int) -> str:
 
 
 def figures_table(*titles: str, left: int = 1, title: str | None = None) -> Table:
-    """A table without rules: the first ``left`` columns hold names, the others figures; long cells are folded."""
+    """A table without rules: the first ``left`` columns hold names, the others figures; long cells
+    are folded.
+    """
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
@@ -107,7 +111,9 @@ def figures_table(*titles: str, left: int = 1, title: str | None = None) -> Tabl
 
 
 def show_judgments(judgments: Iterable[Judgment]) -> None:
-    """Prints one line for each judgment: its coloured level, the figure, and why or what to change."""
+    """Prints one line for each judgment: its coloured level, the figure, and why or
+    what to change.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -119,8 +125,9 @@ def show_judgments(judgments: Iterable[Judgment]) -> None:
 
 
 def wrapped(text: str, console: Console, indent: int) -> str:
-    """Text wrapped to the width of the terminal; the first line begins at ``indent``. A command stays in one piece so
-    that it can be copied. If the console is no terminal, the text stays in one line.
+    """Text wrapped to the width of the terminal; the first line begins at ``indent``. A command
+    stays in one piece so that it can be copied. If the console is no terminal, the text stays in
+    one line.
     """
     if not console.is_terminal:
         return text
@@ -165,7 +172,8 @@ def counting(
     """Shows a progress bar on stderr, if that is a terminal and ``show`` is True.
 
     Yields:
-        ``expect(total)`` and ``advance(values since the last call)``; both can be called from any thread.
+        ``expect(total)`` and ``advance(values since the last call)``; both can be called from any
+        thread.
     """
     from headrace import progress as reports
 
@@ -186,8 +194,9 @@ def counting(
 
 @contextmanager
 def working(what: str, *, show: bool = True) -> Iterator[None]:
-    """Shows a progress bar on stderr, if that is a terminal: the time taken and, once the work reports its progress
-    (:mod:`headrace.progress`), its current task, the share done and the time left.
+    """Shows a progress bar on stderr, if that is a terminal: the time taken and, once the work
+    reports its progress (:mod:`headrace.progress`), its current task, the share done and the time
+    left.
     """
     from headrace import progress
 

@@ -1,4 +1,6 @@
-"""``headrace simulate``: forecasts what a run reads; ``headrace icc``: measures whether a corpus needs shuffling."""
+"""``headrace simulate``: forecasts what a run reads; ``headrace icc``: measures whether a corpus
+needs shuffling.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +69,9 @@ def command(
 ) -> None:
     """Forecast exactly what a run will read, without reading it.
 
-    The order is a pure function of the config, so reads, memory, bursts and costs are counted, not estimated, for any
-    number of hosts. Only the ledgers of the caches are opened; caches that do not exist yet are planned with their
-    `expected_tokens`.
+    The order is a pure function of the config, so reads, memory, bursts and costs are counted, not
+    estimated, for any number of hosts. Only the ledgers of the caches are opened; caches that do
+    not exist yet are planned with their `expected_tokens`.
 
     For example:
 
@@ -143,14 +145,17 @@ def _say_if_long(config: LmDataConfig) -> None:
     seconds = examples * policy_kind(config.policy).example_s
     if seconds > LONG_S:
         typer.echo(
-            f"policy: {config.policy} counts the {examples:,} examples before step {step:,} one by one:"
+            f"policy: {config.policy} counts the {examples:,} examples before step {step:,} one by"
+            " one:"
             f" about {seconds:,.0f} s.",
             err=True,
         )
 
 
 def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSetting) -> None:
-    """Prints a forecast: the steps examined, a table of reads, and details for each number of hosts."""
+    """Prints a forecast: the steps examined, a table of reads, and details for each number of
+    hosts.
+    """
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -159,7 +164,8 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
         f"{look.first_step:,} to {look.stop_step - 1:,}" for look in forecast.looks
     )
     console.print(
-        f"{format_count(components, 'component')}, batches of {format_count(forecast.batch_size, 'row')}"
+        f"{format_count(components, 'component')}, batches of"
+        f" {format_count(forecast.batch_size, 'row')}"
         f" of {seq_len:,} tokens, blocks of {in_bytes(forecast.block_bytes)}"
     )
     console.print(f"Steps {looked}, {scope}.")
@@ -195,7 +201,8 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
             console.print(text)
         described = f", {h.index_requests:,} for zarr.json and indices" if h.index_requests else ""
         console.print(
-            f"{hosts} on an object store: {format_count(h.requests, 'request')} in these steps, {h.opening_requests:,}"
+            f"{hosts} on an object store: {format_count(h.requests, 'request')} in these steps,"
+            f" {h.opening_requests:,}"
             f" to open the caches{described}."
         )
         if h.hosts_replayed < h.hosts:
@@ -230,10 +237,10 @@ def icc(
 ) -> None:
     """Measure how similar neighbouring rows are, and so whether a corpus needs shuffling.
 
-    Each row gets a loss: that of its tokens' frequencies, or one from `--losses`. The share of the variance that lies
-    between blocks (the intraclass correlation) shows how much noisier each order's batches are than those of a full
-    shuffle. In a large cache, only evenly spaced stretches are read. After `--save`, `simulate`, `config check` and
-    `report` forecast the excess loss.
+    Each row gets a loss: that of its tokens' frequencies, or one from `--losses`. The share of the
+    variance that lies between blocks (the intraclass correlation) shows how much noisier each
+    order's batches are than those of a full shuffle. In a large cache, only evenly spaced stretches
+    are read. After `--save`, `simulate`, `config check` and `report` forecast the excess loss.
 
     For example:
 
@@ -270,7 +277,8 @@ def _show_probe(found: ShuffleProbe) -> None:
         f"{found.rows:,} of {found.of_rows:,} rows, blocks of {found.block} rows, by {found.value}"
     )
     console.print(
-        f"{share.icc:z.1%} of the variance lies between blocks (95%: {share.low:z.1%} to {share.high:z.1%})\n"
+        f"{share.icc:z.1%} of the variance lies between blocks (95%: {share.low:z.1%} to"
+        f" {share.high:z.1%})\n"
     )
     table = figures_table(
         "order", f"noise of a batch of {format_count(found.batch_size, 'row')}, full shuffle = 1"

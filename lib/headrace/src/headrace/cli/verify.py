@@ -1,4 +1,6 @@
-"""``headrace verify``: checks that a cache is still what was written, and names what rebuilds it if not."""
+"""``headrace verify``: checks that a cache is still what was written, and names what rebuilds it if
+not.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,13 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a token cache: every file is there and complete; with `--deep`, every byte is what was written.
+    """Check a token cache: every file is there and complete; with `--deep`, every byte is what was
+    written.
 
-    Names the damaged parts, files and chunks, and the source files that rebuild them. Exits with status 1 if something
-    is damaged. `--repair` rebuilds the parts whose sources exist, bit for bit, and names the others with the command
-    that builds them; the status is 1 only if there are any. If it is interrupted, run it again to resume.
+    Names the damaged parts, files and chunks, and the source files that rebuild them. Exits with
+    status 1 if something is damaged. `--repair` rebuilds the parts whose sources exist, bit for
+    bit, and names the others with the command that builds them; the status is 1 only if there are
+    any. If it is interrupted, run it again to resume.
 
     For example:
 
@@ -75,7 +79,9 @@ def command(
 
 
 def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[str, Any], bool]:
-    """Checks one generation of a cache, repairs it if requested, and returns the findings and whether it is sound."""
+    """Checks one generation of a cache, repairs it if requested, and returns the findings and
+    whether it is sound.
+    """
     from rich.console import Console
 
     from headrace.data.saved_filters import filter_findings

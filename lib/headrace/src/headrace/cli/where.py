@@ -39,10 +39,12 @@ def command(
     run: SameRun = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where a run is at a step: stage, weights, tokens, and the epoch of each source; or when it saw documents.
+    """Show where a run is at a step: stage, weights, tokens, and the epoch of each source; or when
+    it saw documents.
 
-    The order is a pure function of the config, so the answer is exact for any step of any run, and only the ledgers of
-    the caches are opened. Documents removed since then (`headrace remove`) are found, too.
+    The order is a pure function of the config, so the answer is exact for any step of any run, and
+    only the ledgers of the caches are opened. Documents removed since then (`headrace remove`) are
+    found, too.
 
     For example:
 
@@ -83,7 +85,10 @@ def _find(
 
     names = ", ".join(config.components)
     if not documents or min(documents) < 0:
-        cure = "Give a number, from 0 on: --document 4711; headrace inspect CACHE --id ID --json finds one by its id."
+        cure = (
+            "Give a number, from 0 on: --document 4711; headrace inspect CACHE --id ID --json"
+            " finds one by its id."
+        )
         raise ConfigError("names no document", field="--document", value=documents, cure=cure)
     if component is None and len(family(next(iter(config.components)), config.components)) < len(
         config.components
@@ -112,7 +117,8 @@ def _find(
         typer.echo(f"document {one.document:,} of {name}: {where}, {one.tokens:,} tokens{suffix}")
     documents_seen = {one.document for one in all_sightings if not one.removed}
     typer.echo(
-        f"{len(documents_seen):,} of {len({*documents}):,} documents were trained on before step {step:,}"
+        f"{len(documents_seen):,} of {len({*documents}):,} documents were trained on before step"
+        f" {step:,}"
     )
 
 
@@ -123,7 +129,8 @@ def _show(console: Console, here: Whereabouts) -> None:
     name = f" {here.stage_name!r}" if here.stage_name else ""
     console.print(
         Text(
-            f"step {here.step:,}{of}, in stage {here.stage}{name}, which began at step {here.stage_step:,}"
+            f"step {here.step:,}{of}, in stage {here.stage}{name}, which began at step"
+            f" {here.stage_step:,}"
         )
     )
     console.print(

@@ -1,5 +1,5 @@
-"""Configs of runs as users write them: the config of a run and of a component, the parser, the schema. The config
-dataclass of a single concept is in that concept's module.
+"""Configs of runs as users write them: the config of a run and of a component, the parser, the
+schema. The config dataclass of a single concept is in that concept's module.
 """
 
 import lazy_loader

@@ -1,9 +1,10 @@
 """Expands sources with ``buckets``: each becomes a group of components over one cache.
 
-The component ``web`` with three buckets becomes the group ``web`` of the blend with the components ``web/0``, ``web/1``
-and ``web/2``, each of which keeps one bucket (:mod:`headrace.data.buckets`). ``web`` in ``weights``, stages and
-amendments means that group. Past the config, only the document filter knows about buckets; settings of a source apply
-to each of its components, ``max_epochs`` of layers at their pace.
+The component ``web`` with three buckets becomes the group ``web`` of the blend with the components
+``web/0``, ``web/1`` and ``web/2``, each of which keeps one bucket (:mod:`headrace.data.buckets`).
+``web`` in ``weights``, stages and amendments means that group. Past the config, only the document
+filter knows about buckets; settings of a source apply to each of its components, ``max_epochs`` of
+layers at their pace.
 """
 
 from __future__ import annotations
@@ -24,17 +25,21 @@ if TYPE_CHECKING:
 
 
 def written_out(config: LmDataConfig) -> Mapping[str, Any]:
-    """The fields of a config that change when its sources with buckets are expanded; empty if it has none.
+    """The fields of a config that change when its sources with buckets are expanded; empty if it
+    has none.
 
     Raises:
         ConfigError: a field is incompatible with buckets; a name is already another component's.
 
     Example:
         >>> from headrace import LmDataConfig
-        >>> web = ComponentConfig("caches/web", weight=3, buckets=BucketsConfig("length", edges=[512], weights=[1, 2]))
+        >>> web = ComponentConfig(
+        ...     "caches/web", weight=3, buckets=BucketsConfig("length", edges=[512], weights=[1, 2])
+        ... )
         >>> config = LmDataConfig({"web": web, "code": ComponentConfig("caches/code")})
         >>> [*config.components], config.weights
-        (['web/0', 'web/1', 'code'], {'web': {'weight': 3, 'blend': {'web/0': 1, 'web/1': 2}}, 'code': 1.0})
+        (['web/0', 'web/1', 'code'],
+         {'web': {'weight': 3, 'blend': {'web/0': 1, 'web/1': 2}}, 'code': 1.0})
     """
     groups = {n: _split(n, c, config) for n, c in config.components.items() if _is_group(c)}
     if not groups:
@@ -74,7 +79,9 @@ def written_out(config: LmDataConfig) -> Mapping[str, Any]:
 
 
 def _check_places(config: LmDataConfig, groups: Mapping[str, object]) -> None:
-    """Raises ConfigError if weights are given twice, or follow from the sizes of sources that are groups."""
+    """Raises ConfigError if weights are given twice, or follow from the sizes of sources that are
+    groups.
+    """
     blends = {
         "weights": config.weights,
         **{f"stages[{k}].weights": s.weights for k, s in enumerate(config.stages)},
@@ -82,7 +89,10 @@ def _check_places(config: LmDataConfig, groups: Mapping[str, object]) -> None:
     for path, blend in blends.items():
         if blend is not None and is_size_rule(blend, config.components):
             name = next(iter(groups))
-            cure = f"Give each source a weight; {{repeat: 1}} is one that follows from its rows: {name}: {{repeat: 1}}."
+            cure = (
+                "Give each source a weight; {repeat: 1} is one that follows from its rows:"
+                f" {name}: {{repeat: 1}}."
+            )
             raise ConfigError(
                 "does not go with sources that have buckets", field=path, value=blend, cure=cure
             )
@@ -121,7 +131,10 @@ def _split(
     assert buckets is not None
     for field in ("max_tokens", "max_share"):
         if (value := getattr(source, field)) is not None:
-            cure = f"Leave it out; max_epochs, and weights of {name}/... in an amendment, bound single buckets."
+            cure = (
+                f"Leave it out; max_epochs, and weights of {name}/... in an amendment, bound"
+                " single buckets."
+            )
             raise ConfigError(
                 "does not go with buckets",
                 field=f"components.{name}.{field}",

@@ -1,11 +1,13 @@
-"""``compat``: a run with the rows and order of another system, so that it can continue a run begun there.
+"""``compat``: a run with the rows and order of another system, so that it can continue a run begun
+there.
 
 .. code-block:: yaml
 
     compat: {system: megatron, split: "969,30,1"}     # or compat: nmoe
 
-The core knows only how a config names a system. What a system's rows are, and which fields of the run it sets, is said
-by the package that brings it, ``headrace[compat]``, under an entry point of ``headrace.systems``.
+The core knows only how a config names a system. What a system's rows are, and which fields of the
+run it sets, is said by the package that brings it, ``headrace[compat]``, under an entry point of
+``headrace.systems``.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ _ELSEWHERE = {
     "tinker": "Its datums are headrace_compat.sft_datum and rl_datum.",
     "swift": "Its packs are headrace_posttrain.matched_groups and plan_packs(long='keep'): "
     "docs/coming_from/coordexp.md.",
-    "coordexp": "Its plans are packing: {algorithm: wfd, long: error, min_fill: 0.65}: docs/coming_from/coordexp.md.",
-    "nanomoe": "Its batches are headrace_compat.to_nanomoe and from_nanomoe: docs/coming_from/nanomoe.md.",
+    "coordexp": "Its plans are packing: {algorithm: wfd, long: error, min_fill: 0.65}:"
+    " docs/coming_from/coordexp.md.",
+    "nanomoe": "Its batches are headrace_compat.to_nanomoe and from_nanomoe:"
+    " docs/coming_from/nanomoe.md.",
     "nanoschnack": "Its order is policy: least_consumed: docs/coming_from/nanoschnack.md.",
 }
 """Systems that have no order of documents, and where theirs is."""
@@ -40,7 +44,8 @@ class CompatSystem(abc.ABC):
     """Another system, whose rows and order a run follows.
 
     Args:
-        setting: What the config says of it; ConfigError for a setting that the system does not have.
+        setting: What the config says of it; ConfigError for a setting that the system does not
+            have.
     """
 
     def __init__(self, setting: CompatConfig) -> None:
@@ -53,7 +58,9 @@ class CompatSystem(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, config: LmDataConfig) -> None:
-        """Sets these fields in a config under construction; ConfigError if the config contradicts them."""
+        """Sets these fields in a config under construction; ConfigError if the config contradicts
+        them.
+        """
 
     @abc.abstractmethod
     def datasets(
@@ -71,14 +78,15 @@ class CompatConfig:
 
     Attributes:
         system: ``megatron`` or ``nmoe``; needs ``headrace[compat]``.
-        split: Megatron's ``--split``: shares of documents for training, validation and test, in this order; None: all
-            documents train.
+        split: Megatron's ``--split``: shares of documents for training, validation and test, in
+            this order; None: all documents train.
         extra_token: Whether Megatron's rows share a token with the next one, as with its
-            ``add_extra_token_to_sequence`` (the default there); rows then hold one token more than its
-            ``--seq-length``.
+            ``add_extra_token_to_sequence`` (the default there); rows then hold one token more than
+            its ``--seq-length``.
 
     Raises:
-        ConfigError: no such system, or a setting that it does not have; its package is not installed.
+        ConfigError: no such system, or a setting that it does not have; its package is not
+            installed.
 
     Example:
         >>> CompatConfig("megatron", split="969,30,1").load().settings

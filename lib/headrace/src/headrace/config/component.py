@@ -42,7 +42,8 @@ _Value = TypeVar("_Value")
 
 
 class ByComponent(dict[str, _Value]):
-    """Values by component; looking up a name that is no component raises ConfigError with those that are.
+    """Values by component; looking up a name that is no component raises ConfigError with those
+    that are.
 
     Example:
         >>> ByComponent({"code": 1, "docs": 2})["doc"]
@@ -60,44 +61,51 @@ class ComponentConfig:
     """One source of a mixture. In a config, the path of its cache is enough: ``{web: caches/web}``.
 
     Attributes:
-        cache: Path or URL of its token cache, or a list of several that form one source, one after the other.
-        weight: A number, ``{step: {step: w}}`` or ``{linear: {step: w}}``: a function of the global step. None: 1, or
-            as set by ``weights``, ``stages`` or an amendment.
+        cache: Path or URL of its token cache, or a list of several that form one source, one after
+            the other.
+        weight: A number, ``{step: {step: w}}`` or ``{linear: {step: w}}``: a function of the global
+            step. None: 1, or as set by ``weights``, ``stages`` or an amendment.
         source: Text to build the cache from, if it does not exist (``LmDataConfig.build_caches``).
         shuffle: How this component is shuffled; None: the config's setting.
-        packing: How its documents are packed into rows, ``{}`` for the defaults; None: rows are cut from the stream of
-            its tokens, regardless of documents.
-        validation: What to hold out of it: ``none``; a fraction up to 0.5; a number of rows from 2 on; or all settings
-            of a split. A number takes the seed from the config's setting, and a fraction its ``by``. None: the config's
+        packing: How its documents are packed into rows, ``{}`` for the defaults; None: rows are cut
+            from the stream of its tokens, regardless of documents.
+        validation: What to hold out of it: ``none``; a fraction up to 0.5; a number of rows from 2
+            on; or all settings of a split. A number takes the seed from the config's setting, and a
+            fraction its ``by``. None: the config's setting.
+        subset: The part of its rows to train on, the same in every epoch; None: the config's
             setting.
-        subset: The part of its rows to train on, the same in every epoch; None: the config's setting.
         max_epochs: Most passes over it, possibly a fraction; None: the config's setting.
-        max_tokens: Most tokens of it in the whole run; those of packed rows include padding, unless the config's
-            ``unit`` counts otherwise.
-        max_share: Its largest share of a batch at any step: of rows, or of what ``unit`` counts; rounded up to a row.
-        expected_tokens: Tokens that its cache will hold, used for planning while there is no cache. Training ignores
-            it.
-        remove: File of documents to leave out; see :class:`~headrace.data.documents.DocumentFilter`.
-        tombstones: Generation of its cache's tombstones (``headrace remove``) that a run starts with, 0 for none; a
-            list for several caches, one number each. None: the newest at the start of the run, as recorded in its
-            manifest. Later removals reach a running run by an amendment.
-        generations: How many generations of its cache (``headrace build --append``) a run starts with; a list for
-            several caches, one number each. None: all that exist at the start of the run, as recorded in its manifest;
-            if an amendment extends it, all before those that the first one adds.
-        remove_not_found: What to do with numbers in that file that match no document: ``refuse`` them, or ``count``
-            them and continue.
-        loss_mask: Leaf of the cache that marks the tokens to train on; ``auto``: the one of chats, if there is one;
-            ``none``: train on all tokens.
-        replicas: Other locations of the same cache, tried in turn if the first fails. Not part of the run's
-            fingerprint: batches do not depend on it; see :mod:`headrace.store.replicas`.
-        loss_weight: Loss weight of its tokens, written like ``weight``: a number, or a function of the step. None: 1.
-        columns: Leaves of its cache with other names than in the config's ``columns``; ``none``: it lacks the column,
-            and its tokens get the column's default.
-        buckets: Splits its documents by a score, by length or by how often each is to be seen. The component then
-            becomes a group of components over one cache, to which the config's ``components`` and ``weights`` are
-            expanded; see :mod:`headrace.data.buckets`.
-        pairs: Whether its documents are preference pairs. None: as the cache says; pairs must be packed, and are
-            packed in units of two. ``false`` trains on both answers as on text.
+        max_tokens: Most tokens of it in the whole run; those of packed rows include padding, unless
+            the config's ``unit`` counts otherwise.
+        max_share: Its largest share of a batch at any step: of rows, or of what ``unit`` counts;
+            rounded up to a row.
+        expected_tokens: Tokens that its cache will hold, used for planning while there is no cache.
+            Training ignores it.
+        remove: File of documents to leave out; see
+            :class:`~headrace.data.documents.DocumentFilter`.
+        tombstones: Generation of its cache's tombstones (``headrace remove``) that a run starts
+            with, 0 for none; a list for several caches, one number each. None: the newest at the
+            start of the run, as recorded in its manifest. Later removals reach a running run by an
+            amendment.
+        generations: How many generations of its cache (``headrace build --append``) a run starts
+            with; a list for several caches, one number each. None: all that exist at the start of
+            the run, as recorded in its manifest; if an amendment extends it, all before those that
+            the first one adds.
+        remove_not_found: What to do with numbers in that file that match no document: ``refuse``
+            them, or ``count`` them and continue.
+        loss_mask: Leaf of the cache that marks the tokens to train on; ``auto``: the one of chats,
+            if there is one; ``none``: train on all tokens.
+        replicas: Other locations of the same cache, tried in turn if the first fails. Not part of
+            the run's fingerprint: batches do not depend on it; see :mod:`headrace.store.replicas`.
+        loss_weight: Loss weight of its tokens, written like ``weight``: a number, or a function of
+            the step. None: 1.
+        columns: Leaves of its cache with other names than in the config's ``columns``; ``none``: it
+            lacks the column, and its tokens get the column's default.
+        buckets: Splits its documents by a score, by length or by how often each is to be seen. The
+            component then becomes a group of components over one cache, to which the config's
+            ``components`` and ``weights`` are expanded; see :mod:`headrace.data.buckets`.
+        pairs: Whether its documents are preference pairs. None: as the cache says; pairs must be
+            packed, and are packed in units of two. ``false`` trains on both answers as on text.
 
     Example:
         >>> from headrace import LmDataConfig
@@ -137,23 +145,26 @@ class ComponentConfig:
         return [self.cache] if isinstance(self.cache, str) else self.cache
 
     def generation_counts(self, path: str) -> list[int | None]:
-        """How many generations of each of its caches a run starts with, None for all; ConfigError if the list has the
-        wrong length. ``path`` is the component's, for the error.
+        """How many generations of each of its caches a run starts with, None for all; ConfigError
+        if the list has the wrong length. ``path`` is the component's, for the error.
         """
         if self.generations is None:
             return [None for _ in self.caches]
         counts = number_of_each(self.generations)
         if len(counts) != len(self.caches) or min(counts, default=0) < 1:
             cure = f"Give one number, from 1, for each: {[1] * len(self.caches)}, or leave it out."
-            problem = f"is not how many generations its {format_count(len(self.caches), 'cache')} can have"
+            problem = (
+                f"is not how many generations its {format_count(len(self.caches), 'cache')} can"
+                " have"
+            )
             raise ConfigError(
                 problem, field=f"{path}.generations", value=self.generations, cure=cure
             )
         return [*counts]
 
     def begins_with(self, name: str, amendments: Sequence[AmendmentConfig]) -> list[int] | None:
-        """How many generations of each of its caches a run starts with, as far as the config tells: if it is extended,
-        all before those that the first amendment adds; None: all that exist.
+        """How many generations of each of its caches a run starts with, as far as the config tells:
+        if it is extended, all before those that the first amendment adds; None: all that exist.
         """
         if self.generations is not None:
             return number_of_each(self.generations)
@@ -189,7 +200,9 @@ class ComponentConfig:
         )
 
     def subset_in(self, name: str, default: SubsetConfig | None) -> tuple[SubsetConfig, str] | None:
-        """Its subset, its own or the config's, and the path of that field; None if all is trained on."""
+        """Its subset, its own or the config's, and the path of that field; None if all is trained
+        on.
+        """
         if self.subset is not None:
             return self.subset, f"components.{name}.subset"
         return None if default is None else (default, "subset")
@@ -197,7 +210,8 @@ class ComponentConfig:
     def validation_in(
         self, name: str, default: ValidationConfig | None
     ) -> tuple[ValidationConfig, str] | None:
-        """What is held out of it, by its own setting or the config's, and the path of that field; None if nothing is.
+        """What is held out of it, by its own setting or the config's, and the path of that field;
+        None if nothing is.
 
         Raises:
             ConfigError: a number that is neither a fraction nor a number of rows.
@@ -229,7 +243,9 @@ class ComponentConfig:
         )
 
     def check(self, path: str, row_tokens: int) -> None:
-        """Raises ConfigError for a value that can never be met; ``path`` is the component's, for the error."""
+        """Raises ConfigError for a value that can never be met; ``path`` is the component's, for
+        the error.
+        """
         if not self.caches:
             raise ConfigError(
                 "is empty", field=f"{path}.cache", cure="Name a cache, or a list of caches."
@@ -264,7 +280,9 @@ class ComponentConfig:
 
 
 def counted_tokens(unit: str, components: Mapping[str, ComponentConfig]) -> CountedTokens | None:
-    """Which tokens a run counts one by one; None: all rows count alike, by the unit or because none is packed."""
+    """Which tokens a run counts one by one; None: all rows count alike, by the unit or because none
+    is packed.
+    """
     if unit == "trained_tokens":
         return "trained"
     packed = any(component.packing is not None for component in components.values())
@@ -272,7 +290,9 @@ def counted_tokens(unit: str, components: Mapping[str, ComponentConfig]) -> Coun
 
 
 def counts_of_padding(config: LmDataConfig) -> tuple[list[str], list[str]]:
-    """Fields whose token counts include padding, and the packed components whose padding they include."""
+    """Fields whose token counts include padding, and the packed components whose padding they
+    include.
+    """
     components = config.components
     packed = [name for name, component in components.items() if component.packing is not None]
     counts_tokens = {
@@ -357,7 +377,9 @@ def held_out_of(
 def left_out(
     components: Mapping[str, ComponentConfig], caches: Mapping[str, TokenCache]
 ) -> dict[str, RemovedDocuments | None]:
-    """The documents of its cache that each component leaves out; see :func:`~headrace.data.buckets.without_others`."""
+    """The documents of its cache that each component leaves out; see
+    :func:`~headrace.data.buckets.without_others`.
+    """
     removed: dict[str, RemovedDocuments | None] = {}
     for name, component in components.items():
         listed = component.document_filter(name)
@@ -388,8 +410,9 @@ def check_any(components: Mapping[str, ComponentConfig]) -> None:
 
 
 def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict[str, TokenCache]:
-    """Opens the caches of a config's components, by name; one tokenizer must have made all of them. Extended components
-    are opened as they start. ``instead`` has open caches, by name, to use in place of those at the components' paths.
+    """Opens the caches of a config's components, by name; one tokenizer must have made all of them.
+    Extended components are opened as they start. ``instead`` has open caches, by name, to use in
+    place of those at the components' paths.
 
     Raises what ``LmDataConfig.open_caches`` does.
     """

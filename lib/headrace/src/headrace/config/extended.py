@@ -1,9 +1,9 @@
 """Expands amendments that extend components by data appended to their caches.
 
-An amendment ``extend: {web: 2}`` adds the component ``web@2``, with the settings of ``web`` and those generations of
-its cache that ``web`` does not have yet. In the blend, ``web`` becomes a group of both
-(:func:`headrace.mix.amendments.extend`). So the epoch over the old documents continues where it was and, past the
-config, only the code that opens caches knows about generations.
+An amendment ``extend: {web: 2}`` adds the component ``web@2``, with the settings of ``web`` and
+those generations of its cache that ``web`` does not have yet. In the blend, ``web`` becomes a group
+of both (:func:`headrace.mix.amendments.extend`). So the epoch over the old documents continues
+where it was and, past the config, only the code that opens caches knows about generations.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ if TYPE_CHECKING:
 
 
 def extended(config: LmDataConfig) -> Mapping[str, Any]:
-    """The fields of a config that change when amendments that extend components are expanded; empty if there are none.
+    """The fields of a config that change when amendments that extend components are expanded; empty
+    if there are none.
 
     Raises:
-        ConfigError: the extended name is not a component, or one that cannot be extended; it already has the
-            generation; a name is already another component's.
+        ConfigError: the extended name is not a component, or one that cannot be extended; it
+            already has the generation; a name is already another component's.
 
     Example:
         >>> from headrace import LmDataConfig
         >>> from headrace.mix.stage_config import AmendmentConfig
         >>> config = LmDataConfig(
-        ...     {"web": ComponentConfig("caches/web")}, amendments=[AmendmentConfig(50, extend={"web": 2})]
+        ...     {"web": ComponentConfig("caches/web")},
+        ...     amendments=[AmendmentConfig(50, extend={"web": 2})],
         ... )
         >>> config.components["web@2"].cache
         ['caches/web/generations/2']
@@ -108,7 +110,9 @@ def extended(config: LmDataConfig) -> Mapping[str, Any]:
 def _check_extends(
     name: str, generations: object, field: str, components: Mapping[str, ComponentConfig]
 ) -> None:
-    """Raises ConfigError for a name that is not a component, or a component that cannot be extended."""
+    """Raises ConfigError for a name that is not a component, or a component that cannot be
+    extended.
+    """
     if name not in components:
         buckets = [n for n in components if n.startswith(f"{name}/")]
         cure = (
@@ -121,7 +125,10 @@ def _check_extends(
     apart = f"{generation_path(component.caches[0], 2)}"
     for setting in ("max_tokens", "max_share", "buckets"):
         if getattr(component, setting) is not None:
-            cure = f"Make the new documents a component of their own, with {setting} or without: cache: {apart}."
+            cure = (
+                f"Make the new documents a component of their own, with {setting} or without:"
+                f" cache: {apart}."
+            )
             raise ConfigError(
                 f"does not go with components.{name}.{setting}",
                 field=field,

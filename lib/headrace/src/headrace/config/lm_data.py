@@ -1,4 +1,5 @@
-"""``LmDataConfig``: the data of a training run, as one object from YAML, command-line settings or Python.
+"""``LmDataConfig``: the data of a training run, as one object from YAML, command-line settings or
+Python.
 
 .. code-block:: yaml
 
@@ -91,34 +92,46 @@ class LmDataConfig:
         batch_size: Rows of the global batch, or ``{step: rows}``.
         seed: Integer seed of all shuffles.
         shuffle: How components are shuffled; see ``ShuffleConfig``.
-        weights: Instead of the components' own: a nested blend, ``{web: {weight: 3, blend: {cc: 1, wiki: 2}}, code:
-            1}``; or from the sizes of the sources: ``{temperature: 2}``, ``{unimax: 4}`` (mix/blend.py).
-        unit: What weights, budgets and sizes count: ``examples`` or ``tokens``, i.e. rows or their positions (the same
-            batches, as rows of a step have one length); ``content_tokens`` or ``trained_tokens``, i.e. tokens in packed
-            rows, or those trained on. See :mod:`headrace.mix.measure`.
-        stages: Instead of weights: a sequence of mixtures. With ``policy: swrr`` they change at an example, as in nmoe.
+        weights: Instead of the components' own: a nested blend, ``{web: {weight: 3, blend: {cc: 1,
+            wiki: 2}}, code: 1}``; or from the sizes of the sources: ``{temperature: 2}``,
+            ``{unimax: 4}`` (mix/blend.py).
+        unit: What weights, budgets and sizes count: ``examples`` or ``tokens``, i.e. rows or their
+            positions (the same batches, as rows of a step have one length); ``content_tokens`` or
+            ``trained_tokens``, i.e. tokens in packed rows, or those trained on. See
+            :mod:`headrace.mix.measure`.
+        stages: Instead of weights: a sequence of mixtures. With ``policy: swrr`` they change at an
+            example, as in nmoe.
         amendments: Changes to the mixture that a resumed run declares.
-        num_steps: Steps of the run, after which the loader ends; None: unlimited, or until the tokens of the last stage
-            are used up. Not part of the run's fingerprint: a run may be extended.
+        num_steps: Steps of the run, after which the loader ends; None: unlimited, or until the
+            tokens of the last stage are used up. Not part of the run's fingerprint: a run may be
+            extended.
         max_epochs: Most passes over each component that sets no limit of its own.
         stop_strategy: ``restart``, ``first_exhausted`` or ``all_exhausted``.
-        last_batch: What becomes of a last batch that the data do not fill: ``pad`` it with empty rows, ``drop`` its
-            rows, or ``fill`` it with the first rows again; see :mod:`headrace.mix.data_end`.
-        policy: ``quota``, or the sequence of another system; see :mod:`headrace.mix.policies.registry`.
-        validation: What to hold out of every component that has no setting of its own; None: nothing.
-        subset: The part of every component to train on, the same in each epoch, as if sources were no larger (simulated
-            epoching); None: all. Taken after the hold-out.
-        tokenizer: Tokenizer of the caches; None: the one they were built with. Levanter's caches do not record theirs,
-            so it is trusted there as far as ids and ends of documents allow.
+        last_batch: What becomes of a last batch that the data do not fill: ``pad`` it with empty
+            rows, ``drop`` its rows, or ``fill`` it with the first rows again; see
+            :mod:`headrace.mix.data_end`.
+        policy: ``quota``, or the sequence of another system; see
+            :mod:`headrace.mix.policies.registry`.
+        validation: What to hold out of every component that has no setting of its own; None:
+            nothing.
+        subset: The part of every component to train on, the same in each epoch, as if sources were
+            no larger (simulated epoching); None: all. Taken after the hold-out.
+        tokenizer: Tokenizer of the caches; None: the one they were built with. Levanter's caches do
+            not record theirs, so it is trusted there as far as ids and ends of documents allow.
         split_documents: Whether attention and labels stay within documents.
-        columns: Per-token values in batches besides the tokens, by name: a leaf of the caches, or a leaf and a default
-            for components without it; None: nothing. See :mod:`headrace.data.columns`.
+        columns: Per-token values in batches besides the tokens, by name: a leaf of the caches, or a
+            leaf and a default for components without it; None: nothing. See
+            :mod:`headrace.data.columns`.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
         prefetch_bytes: Memory for prefetching, on each host.
-        cache_catalog: Levanter's catalog of caches: one file with the ledgers of the caches it names.
-        row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts exchange rows; not in the fingerprint.
-        micro_batches: How batches become micro-batches (:mod:`headrace.batch.micro_plan`); not in the fingerprint.
-        compat: Another system whose rows and order the run follows; see :mod:`headrace.config.compat`.
+        cache_catalog: Levanter's catalog of caches: one file with the ledgers of the caches it
+            names.
+        row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts exchange rows; not in the
+            fingerprint.
+        micro_batches: How batches become micro-batches (:mod:`headrace.batch.micro_plan`); not in
+            the fingerprint.
+        compat: Another system whose rows and order the run follows; see
+            :mod:`headrace.config.compat`.
 
     Raises:
         ConfigError: a value is invalid; the error names the field.
@@ -202,13 +215,15 @@ class LmDataConfig:
 
     @property
     def run_steps(self) -> int | None:
-        """Steps of the run, from ``num_steps`` or the last stage's tokens; None: neither, or tokens must be counted."""
+        """Steps of the run, from ``num_steps`` or the last stage's tokens; None: neither, or tokens
+        must be counted.
+        """
         return policy_kind(self.policy).run_steps(self._mixture_config())
 
     def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
-        """The mixtures of the run, in order, including amendments; ``instead`` as in :meth:`open_caches`. Caches are
-        opened only if weights follow from sizes. ConfigError: weights given in two places, an unknown source, an
-        amendment out of order.
+        """The mixtures of the run, in order, including amendments; ``instead`` as in
+        :meth:`open_caches`. Caches are opened only if weights follow from sizes. ConfigError:
+        weights given in two places, an unknown source, an amendment out of order.
         """
         return list(self._mixture_plan(instead).stages)
 
@@ -247,30 +262,34 @@ class LmDataConfig:
 
         Raises:
             ConfigError: a cache is missing and its component has no source.
-            SourceError: files of the sources cannot be built from; names them all, before anything is built.
+            SourceError: files of the sources cannot be built from; names them all, before anything
+                is built.
         """
         build_caches(self, progress=progress)
 
     def open_caches(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenCache]:
-        """Opens the caches of all components; ``instead``: open caches, by name, to use in place of those at their
-        paths.
+        """Opens the caches of all components; ``instead``: open caches, by name, to use in place of
+        those at their paths.
 
         Raises:
             CacheError: one is missing, unfinished or unreadable.
-            ConfigError: they were built with different tokenizers, or with another than the config's.
+            ConfigError: they were built with different tokenizers, or with another than the
+                config's.
         """
         return open_caches(self, instead or {})
 
     @property
     def vocab_size(self) -> int:
-        """The largest vocabulary size of the caches' tokenizers. Raises what :meth:`open_caches` does."""
+        """The largest vocabulary size of the caches' tokenizers. Raises what :meth:`open_caches`
+        does.
+        """
         return max(cache.vocab_size for cache in self.open_caches().values())
 
     def datasets(
         self, instead: Mapping[str, TokenCache] | None = None
     ) -> dict[str, TokenSeqDataset | PackedTokenDataset]:
-        """The components in stored order, without removed documents, in rows of the first phase; before they are split,
-        shuffled and mixed. ``instead`` as in :meth:`open_caches`.
+        """The components in stored order, without removed documents, in rows of the first phase;
+        before they are split, shuffled and mixed. ``instead`` as in :meth:`open_caches`.
         """
         from headrace.data.component import stored_rows
 
@@ -319,8 +338,8 @@ class LmDataConfig:
     def validation_datasets(
         self, instead: Mapping[str, TokenCache] | None = None, *, seq_len: int | None = None
     ) -> dict[str, PlannedDataset]:
-        """The held-out part of :meth:`datasets`, in stored order; the same tokens whatever the shuffle. Components of
-        which nothing is held out are left out.
+        """The held-out part of :meth:`datasets`, in stored order; the same tokens whatever the
+        shuffle. Components of which nothing is held out are left out.
 
         Args:
             instead: As in :meth:`open_caches`.
@@ -343,7 +362,9 @@ class LmDataConfig:
 
     @property
     def held_out(self) -> dict[str, tuple[ValidationConfig, str]]:
-        """The split of each component of which something is held out, and the path of the field that says so."""
+        """The split of each component of which something is held out, and the path of the field
+        that says so.
+        """
         return held_out_of(self.components, self.validation)
 
     def _sides(
@@ -430,8 +451,8 @@ class LmDataConfig:
         generations: Mapping[str, Sequence[int]] | None = None,
         begun: Mapping[str, Any] | None = None,
     ) -> LmDataConfig:
-        """This config, with settings it leaves open taken from the start of a run (:mod:`headrace.run.beginning`), and
-        its sources in the order of that.
+        """This config, with settings it leaves open taken from the start of a run
+        (:mod:`headrace.run.beginning`), and its sources in the order of that.
         """
         config = self if braid_version is None else self.of_braid_version(braid_version)
         config = in_order_of_run(config, begun or {})
@@ -454,10 +475,12 @@ class LmDataConfig:
         fn: Callable[[PackedBatch], Any] | None = None,
         **options: Unpack[LoaderOptions],
     ) -> DataLoader:
-        """A :class:`~headrace.feed.loader.DataLoader` for :meth:`dataset`, with the config's settings.
+        """A :class:`~headrace.feed.loader.DataLoader` for :meth:`dataset`, with the config's
+        settings.
 
-        ``fn`` is applied to batches on the host; see :meth:`~headrace.data.async_dataset.AsyncDataset.map`. ``options``
-        are :class:`~headrace.feed.loader.LoaderOptions`, such as ``host_barrier``.
+        ``fn`` is applied to batches on the host; see
+        :meth:`~headrace.data.async_dataset.AsyncDataset.map`. ``options`` are
+        :class:`~headrace.feed.loader.LoaderOptions`, such as ``host_barrier``.
         """
         from headrace.data.budgets import OpenBytes
         from headrace.feed.loader import DataLoader
@@ -496,13 +519,17 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDat
 
     Args:
         path: YAML file; None: defaults only.
-        overrides: ``dotted.name=value`` settings, or ``--dotted.name value`` pairs of a command line; values are YAML.
+        overrides: ``dotted.name=value`` settings, or ``--dotted.name value`` pairs of a command
+            line; values are YAML.
 
     Raises:
-        ConfigError: the file is missing or not YAML; an unknown key or a wrong value (the error has its dotted path).
+        ConfigError: the file is missing or not YAML; an unknown key or a wrong value (the error has
+            its dotted path).
 
     Example:
-        >>> load_config(overrides=["seq_len=128", "components.a.cache=caches/a"]).components["a"].cache
+        >>> load_config(overrides=["seq_len=128", "components.a.cache=caches/a"]).components[
+        ...     "a"
+        ... ].cache
         'caches/a'
     """
     return decode(

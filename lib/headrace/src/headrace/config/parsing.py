@@ -1,12 +1,13 @@
 """From YAML or flags to config dataclasses: reading, dotted overrides (also into dicts), decoding.
 
-Names and semantics are draccus's, so configs mean the same here as in Levanter, and draccus writes them
-(:mod:`headrace.config.writing`).
+Names and semantics are draccus's, so configs mean the same here as in Levanter, and draccus writes
+them (:mod:`headrace.config.writing`).
 
-Reading walks the types of a config and its plain values together: :func:`slot_of` determines once what a type hint
-accepts, :func:`read` descends slots and values, so that a wrong value is refused where it occurs, and errors from a
-dataclass's ``__post_init__`` get their path. draccus's ``decode`` accepts ``true`` for 1 and a list for a string, tries
-the members of a union one by one, and loses the path of what a dataclass raises.
+Reading walks the types of a config and its plain values together: :func:`slot_of` determines once
+what a type hint accepts, :func:`read` descends slots and values, so that a wrong value is refused
+where it occurs, and errors from a dataclass's ``__post_init__`` get their path. draccus's
+``decode`` accepts ``true`` for 1 and a list for a string, tries the members of a union one by one,
+and loses the path of what a dataclass raises.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _INCLUDE = "!include"
 
 
 def read_mapping(path: str, *, foreign: bool = False) -> dict[str, Any]:
-    """The mapping in a YAML file. ``!include other.yaml`` stands for what that file holds; its path is relative to the
-    file that includes it, also in a bucket. If a ``foreign`` program wrote the file, values of its own Python classes
-    are read as their text or parts.
+    """The mapping in a YAML file. ``!include other.yaml`` stands for what that file holds; its path
+    is relative to the file that includes it, also in a bucket. If a ``foreign`` program wrote the
+    file, values of its own Python classes are read as their text or parts.
 
     Raises:
-        ConfigError: no such file, it is not a YAML mapping (the error names the line), or files include each other in a
-            circle.
+        ConfigError: no such file, it is not a YAML mapping (the error names the line), or files
+            include each other in a circle.
     """
     value = _yaml(_text_of(path), str(path), file=str(path), foreign=foreign)
     if value is None:
@@ -59,7 +60,10 @@ def _text_of(path: str, included_at: str = "") -> str:
     field = _INCLUDE if included_at else "config"
     cure = "Give the path of a YAML file."
     if included_at:
-        cure = f"Write the path of a YAML file there ({included_at}): it is relative to that file's folder."
+        cure = (
+            f"Write the path of a YAML file there ({included_at}): it is relative to that file's"
+            " folder."
+        )
     if not isinstance(path, str | PathLike):
         raise ConfigError("is not a path", field=field, value=path, cure=cure)
     raw = None
@@ -77,7 +81,8 @@ def _text_of(path: str, included_at: str = "") -> str:
 def with_overrides(
     config: Mapping[str, Any], overrides: Sequence[str], cls: type[Any] | None = None
 ) -> dict[str, Any]:
-    """``config`` with dotted settings applied, left to right: ``a.b=1``, ``--a.b=1``, or two items ``--a.b`` and ``1``.
+    """``config`` with dotted settings applied, left to right: ``a.b=1``, ``--a.b=1``, or two items
+    ``--a.b`` and ``1``.
 
     Raises:
         ConfigError: a setting has no value, or leads into something that is not a mapping.
@@ -120,7 +125,8 @@ def with_overrides(
                 child = {short: child}
             if not isinstance(child, dict):
                 raise ConfigError(
-                    f"goes into {'.'.join(parents[: depth + 1])}, which is {child!r} and not a mapping",
+                    f"goes into {'.'.join(parents[: depth + 1])}, which is {child!r} and not a"
+                    " mapping",
                     field="override",
                     value=item,
                     cure=f"Set {parent} as a whole, or leave one of the settings out.",
@@ -150,7 +156,9 @@ def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
 
 
 def _yaml(text: str, where: str, *, file: str = "", foreign: bool = False) -> Any:
-    """What a YAML text says. ``where`` names it in errors; ``file`` is what its ``!include`` start from."""
+    """What a YAML text says. ``where`` names it in errors; ``file`` is what its ``!include`` start
+    from.
+    """
     try:
         if foreign or _INCLUDE in text:
             return _with_includes(text, file or where, file=file, foreign=foreign)
@@ -161,7 +169,10 @@ def _yaml(text: str, where: str, *, file: str = "", foreign: bool = False) -> An
         # A file that is included has lines of its own.
         where = mark.name if mark is not None and not mark.name.startswith("<") else where
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        cure = "Write lines of NAME: VALUE, indented with spaces; a text with special characters in quotes."
+        cure = (
+            "Write lines of NAME: VALUE, indented with spaces; a text with special characters in"
+            " quotes."
+        )
         cure = "Keep one of them." if "twice" in problem else cure
         raise ConfigError(
             f"is not YAML ({problem}{line})", field="config", value=where, cure=cure
@@ -200,7 +211,9 @@ class _OnceEach(yaml.constructor.SafeConstructor):
         mapping = cast("dict[Any, Any]", super().construct_mapping(node, deep))
         seen_keys: set[Any] = set()
         for key_node in keys if merged or len(mapping) < len(keys) else ():
-            key = self.construct_object(key_node, deep=True)  # pyright: ignore[reportUnknownMemberType]
+            key = self.construct_object(  # pyright: ignore[reportUnknownMemberType]
+                key_node, deep=True
+            )
             if key in seen_keys:
                 problem = f"the key {key!r} stands twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
@@ -211,11 +224,12 @@ class _OnceEach(yaml.constructor.SafeConstructor):
 class _Loader(_OnceEach, yaml.SafeLoader):
     """Safe YAML, in which ``!include`` stands for another file.
 
-    Included files become nodes of the tree before any value is made of it. So they may stand wherever a value may, also
-    behind ``<<:``, and a key written twice is found as in one file.
+    Included files become nodes of the tree before any value is made of it. So they may stand
+    wherever a value may, also behind ``<<:``, and a key written twice is found as in one file.
 
     Attributes:
-        files: The file being read, after those that include it; empty names for a text that is in no file.
+        files: The file being read, after those that include it; empty names for a text that is in
+            no file.
     """
 
     files: tuple[str, ...] = ("",)
@@ -308,9 +322,11 @@ def _refuse_list(_: _Loader, node: yaml.Node) -> Any:
 
 
 def _beside(file: str, name: str, place: str) -> str:
-    """The path that a file gives as ``name``: a URL, an absolute path, or one relative to the file's folder.
+    """The path that a file gives as ``name``: a URL, an absolute path, or one relative to the
+    file's folder.
 
-    In a bucket, ``..`` is no folder but a name like others, so it is resolved here, and not by the store.
+    In a bucket, ``..`` is no folder but a name like others, so it is resolved here, and not by the
+    store.
     """
     named = Location.parse(name)
     if not named.is_local or named.key != name or name.startswith(("/", "~")):
@@ -344,7 +360,8 @@ class Slot(NamedTuple):
     """What one position in a config accepts.
 
     Attributes:
-        form: ``bool``, ``int``, ``float``, ``str``, ``Any``, ``Literal``, ``list``, ``dict``, ``Union`` or a dataclass.
+        form: ``bool``, ``int``, ``float``, ``str``, ``Any``, ``Literal``, ``list``, ``dict``,
+            ``Union`` or a dataclass.
         expected: Description for errors.
         parts: The item of a list, key and value of a dict, the members of a union.
         choices: The values of a ``Literal``.
@@ -383,12 +400,16 @@ _SCALARS: dict[Any, tuple[str, tuple[type, ...], Callable[[Any], Any]]] = {
     float: ("a number", (int, float, str), float),
     str: ("a text", (str, int, float, datetime.date), str),
 }
-"""Description, accepted types, and converter of each plain type. A bool is only accepted as a bool."""
+"""Description, accepted types, and converter of each plain type. A bool is only
+accepted as a bool.
+"""
 
 
 @functools.cache
 def slot_of(hint: Any) -> Slot:
-    """What a type hint accepts: plain types, ``Literal``, lists, dicts, unions and dataclasses; otherwise TypeError."""
+    """What a type hint accepts: plain types, ``Literal``, lists, dicts, unions and dataclasses;
+    otherwise TypeError.
+    """
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if hint in _SCALARS:
@@ -427,7 +448,9 @@ def fields_of(cls: type[Any]) -> dict[str, Field]:
 
 
 def shorthand_of(slot: Slot | None) -> str | None:
-    """The field that is meant if a dataclass is written as a string or a list; None: there is none."""
+    """The field that is meant if a dataclass is written as a string or a list;
+    None: there is none.
+    """
     return getattr(slot and slot.form, "SHORTHAND", None)
 
 
@@ -435,7 +458,8 @@ def read(slot: Slot, value: Any, path: str = "") -> Any:
     """Converts the plain value at a dotted path to an object; ``1e9`` counts as an integer.
 
     Raises:
-        ConfigError: an unknown key, a wrong type, or a value that a dataclass refuses; the error names its path.
+        ConfigError: an unknown key, a wrong type, or a value that a dataclass refuses; the error
+            names its path.
 
     Example:
         >>> read(slot_of(int | dict[int, float]), {"1e3": "0.5"})

@@ -1,4 +1,6 @@
-"""Which removed documents a run leaves out, and from which step: applies tombstones of caches as a config sets them."""
+"""Which removed documents a run leaves out, and from which step: applies tombstones of caches as a
+config sets them.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,14 @@ def erase_removed(
     amendments: Sequence[AmendmentConfig],
     caches: Mapping[str, TokenCache],
 ) -> RunDataset:
-    """The dataset of a run without the documents that were removed from its caches; itself if there are none.
+    """The dataset of a run without the documents that were removed from its caches; itself if there
+    are none.
 
     Reads the tombstones of the caches and the boundaries of the removed documents.
 
     Raises:
-        ConfigError: a generation that a cache lacks, or that is older than the one before; an unknown component.
+        ConfigError: a generation that a cache lacks, or that is older than the one before; an
+            unknown component.
         CacheCorruptError: a cache's tombstones are damaged.
     """
     from headrace.data.erased import ErasedDataset
@@ -95,11 +99,13 @@ def components_as_begun(
     tombstones: _Numbers,
     generations: _Numbers | None = None,
 ) -> dict[str, ComponentConfig]:
-    """Components that start with these generations of tombstones (empty: none) and this many generations of each of
-    their caches (empty: one), unless they set these themselves.
+    """Components that start with these generations of tombstones (empty: none) and this many
+    generations of each of their caches (empty: one), unless they set these themselves.
 
     Example:
-        >>> web = components_as_begun({"web": ComponentConfig("caches/web")}, {"web": [2]}, {"web": []})["web"]
+        >>> web = components_as_begun(
+        ...     {"web": ComponentConfig("caches/web")}, {"web": [2]}, {"web": []}
+        ... )["web"]
         >>> web.tombstones, web.generations
         ([2], [1])
     """
@@ -120,8 +126,8 @@ def dataset_as_begun(
     instead: Mapping[str, TokenCache] | None,
     beginning: tuple[int | None, _Numbers, _Numbers, Mapping[str, Any] | None],
 ) -> RunDataset | None:
-    """The dataset of a config as the run started with it; None if ``run`` is the same. Caches are the config's, or
-    ``instead``; see :class:`headrace.run.beginning.Beginning`.
+    """The dataset of a config as the run started with it; None if ``run`` is the same. Caches are
+    the config's, or ``instead``; see :class:`headrace.run.beginning.Beginning`.
     """
     version, tombstones_then, generations_then, begun = beginning
     config = in_order_of_run(run.config, begun or {})
@@ -147,15 +153,17 @@ def dataset_as_begun(
 
 
 def _named(group: str, components: Mapping[str, ComponentConfig]) -> list[str]:
-    """The components that a name refers to: all of them, for a source that is extended or has buckets."""
+    """The components that a name refers to: all of them, for a source that is extended or has
+    buckets.
+    """
     return [name for name in components if name.startswith(f"{group}/")] + family(group, components)
 
 
 def _share(
     name: str, group: str, given: int | list[int], caches: Mapping[str, TokenCache]
 ) -> int | list[int]:
-    """The part of numbers for the caches of a component and its extensions that concerns one of these; caches after the
-    last number get none.
+    """The part of numbers for the caches of a component and its extensions that concerns one of
+    these; caches after the last number get none.
     """
     first = 0
     numbers = number_of_each(given)
@@ -179,7 +187,9 @@ def _check_names(
 
 
 def _check_count(field: str, given: int | list[int], family: Sequence[_Removals]) -> None:
-    """Raises ConfigError for more numbers than an extended component has caches, including its extensions."""
+    """Raises ConfigError for more numbers than an extended component has caches, including its
+    extensions.
+    """
     if family[1:] and isinstance(given, list):
         newest = [number for removal in family for number in removal.newest]
         if len(given) > len(newest):
@@ -233,14 +243,19 @@ class _Removals:
                     else f"nothing was removed from {cache.path}"
                 )
                 choices = f"0 to {last}" if last else "0"
-                cure = f"Give {choices}, or leave it out; headrace remove {cache.path} ID makes another."
+                cure = (
+                    f"Give {choices}, or leave it out; headrace remove {cache.path} ID makes"
+                    " another."
+                )
                 raise ConfigError(
                     f"is not a generation of tombstones: {has}", field=field, value=given, cure=cure
                 )
         return list(numbers)
 
     def erasure(self, generations: Sequence[int], field: str) -> Erasure:
-        """The documents of these generations, each with its whole unit, and where they are stored."""
+        """The documents of these generations, each with its whole unit, and where
+        they are stored.
+        """
         from headrace.data.erased import Erasure
 
         first = starts([cache.num_documents for cache in self._cache.members]).tolist()

@@ -1,9 +1,10 @@
-"""The JSON schema of a config dataclass, for editors: names, types, choices, defaults and the meaning of each field.
+"""The JSON schema of a config dataclass, for editors: names, types, choices, defaults and the
+meaning of each field.
 
-Everything comes from the slots of :mod:`headrace.config.parsing` and from docstrings; what types alone do not express
-(weights, blends, numbers by step, names checked as strings) is defined here, in one table each. Invariant, checked by
-tests: a config that loads is valid, and an unknown key is not. What only the
-dataclasses check (bounds, sums, one thing set in two places) is left to them.
+Everything comes from the slots of :mod:`headrace.config.parsing` and from docstrings; what types
+alone do not express (weights, blends, numbers by step, names checked as strings) is defined here,
+in one table each. Invariant, checked by tests: a config that loads is valid, and an unknown key is
+not. What only the dataclasses check (bounds, sums, one thing set in two places) is left to them.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ _GROUP = _object(
     {"weight": {"$ref": "#/$defs/Weight"}, "blend": {"$ref": "#/$defs/Blend"}}, minProperties=1
 )
 _BLEND: Schema = {
-    "description": "Weights by name; an entry may be a blend of others: {weight: 3, blend: {cc: 1, wiki: 2}}.",
+    "description": "Weights by name; an entry may be a blend of others: {weight: 3, blend: {cc: 1,"
+    " wiki: 2}}.",
     "type": "object",
     "additionalProperties": _one_of({"$ref": "#/$defs/Weight"}, _GROUP),
 }

@@ -1,7 +1,8 @@
 """The order of sources in a resumed run: that of the run, whatever the order of keys in the config.
 
-The numbers of sources, and ties between their weights, follow the order in which a config names them. A run keeps the
-order that it began with; sources that were not in it come last, as the config names them.
+The numbers of sources, and ties between their weights, follow the order in which a config names
+them. A run keeps the order that it began with; sources that were not in it come last, as the config
+names them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def in_order_of_run(config: LmDataConfig, begun: Mapping[str, Any]) -> LmDataConfig:
-    """A config with its sources in the order of the fields of a run's config; itself if they are."""
+    """A config with its sources in the order of the fields of a run's config;
+    itself if they are.
+    """
     fields: dict[str, Any] = {
         "components": in_order_of(config.components, begun.get("components")),
         "weights": in_order_of(config.weights, begun.get("weights")),
@@ -36,7 +39,9 @@ def in_order_of(fields: Any, begun: Any) -> Any:
     """A (nested) mapping with the keys of another first, in the order of that, then its others.
 
     Example:
-        >>> in_order_of({"math": 1, "code": {"weight": 1}, "docs": 2}, {"docs": 1, "code": 1, "gone": 1})
+        >>> in_order_of(
+        ...     {"math": 1, "code": {"weight": 1}, "docs": 2}, {"docs": 1, "code": 1, "gone": 1}
+        ... )
         {'docs': 2, 'code': {'weight': 1}, 'math': 1}
     """
     if not isinstance(fields, Mapping) or not isinstance(begun, Mapping):

@@ -1,4 +1,6 @@
-"""Builds the caches of a config from the sources that its components name, after a first look at all of them."""
+"""Builds the caches of a config from the sources that its components name, after a first look at
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ _AS_FIELDS = (
 
 
 def build_caches(config: LmDataConfig, *, progress: bool) -> None:
-    """Builds missing caches that have a source, and finishes unfinished ones: see ``LmDataConfig.build_caches``."""
+    """Builds missing caches that have a source, and finishes unfinished ones: see
+    ``LmDataConfig.build_caches``.
+    """
     wanted: list[tuple[str, SourceConfig, list[str]]] = []
     for name, component in config.components.items():
         if component.source is not None:
@@ -51,8 +55,8 @@ def build_caches(config: LmDataConfig, *, progress: bool) -> None:
 
 
 def source_faults(config: LmDataConfig) -> dict[str, list[HeadraceError]]:
-    """Looks at the sources of components whose caches are not built: by component, an error for each file that cannot
-    be built from, with cures for a config.
+    """Looks at the sources of components whose caches are not built: by component, an error for
+    each file that cannot be built from, with cures for a config.
 
     Raises:
         ConfigError: a setting does not fit a source, or the tokenizer cannot be loaded.
@@ -68,14 +72,17 @@ def source_faults(config: LmDataConfig) -> dict[str, list[HeadraceError]]:
 
 
 def in_config(fault: HeadraceError, component: str) -> HeadraceError:
-    """An error about a component's source, with a cure for a config in place of one for the command line.
+    """An error about a component's source, with the cure for a config instead of a command line.
 
     Example:
         >>> from headrace.errors import SourceError
-        >>> cure = "Say --field messages=chat. Or leave such lines out: --on-bad-line skip (in Python: x)."
+        >>> cure = (
+        ...     "Say --field messages=chat. Or leave them out: --on-bad-line skip (in Python: x)."
+        ... )
         >>> in_config(SourceError("is bad", field="a.jsonl", cure=cure), "web").cure
-        'Say components.web.source.fields: {messages: chat}. Or leave such lines out: components.web.source.on_bad_line: skip.'
-    """  # noqa: E501
+        'Say components.web.source.fields: {messages: chat}. Or leave them out:
+        components.web.source.on_bad_line: skip.'
+    """
     path = f"components.{component}.source"
     cure = re.sub(r" \(in Python: [^)]*\)", "", fault.cure or "")
     cure = re.sub(rf"{_FIELD}(?: {_FIELD})*", lambda match: _fields_in(match[0], path), cure)
@@ -103,8 +110,8 @@ def _faults(
 
 
 def _unbuilt(component: ComponentConfig) -> list[str]:
-    """The caches of a component that are not there, or not finished. Generations are not among them: appending builds
-    those.
+    """The caches of a component that are not there, or not finished. Generations are not among
+    them: appending builds those.
     """
     paths = [path for path in component.caches if not cache_of_generation(path)]
     return [path for path in paths if not is_finished(path) and not is_levanter(path)]

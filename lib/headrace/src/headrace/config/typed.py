@@ -20,13 +20,15 @@ _SCALARS: dict[Any, tuple[type, ...]] = {
 
 
 def check_fields(config: Any, path: str = "") -> None:
-    """Raises ConfigError for a field of a dataclass, or of one nested in it, whose value is not of the declared type.
+    """Raises ConfigError for a field of a dataclass, or of one nested in it, whose value is not of
+    the declared type.
 
     Example:
         >>> from headrace import ComponentConfig
         >>> check_fields(ComponentConfig("caches/web", max_epochs="1"), "components.web.")
         Traceback (most recent call last):
-        headrace.errors.ConfigError: components.web.max_epochs = '1': is of the wrong type. Give a number.
+        headrace.errors.ConfigError: components.web.max_epochs = '1': is of the wrong
+            type. Give a number.
     """
     for name, field in fields_of(type(config)).items():
         _check(field.slot, getattr(config, name), f"{path}{name}")

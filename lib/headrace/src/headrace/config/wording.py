@@ -1,4 +1,6 @@
-"""Wording of config errors: what a position accepts, and the number meant by a string with a unit."""
+"""Wording of config errors: what a position accepts, and the number meant by a
+string with a unit.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ _NUMBER = re.compile(r"(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>%|[A-Za-z]*)")
 
 
 def number_in(text: str) -> float | None:
-    """The number at the start of a string, times the unit after it if known; None: there is no number.
+    """The number at the start of a string, times the unit after it if known; None: there is no
+    number.
 
     Example:
         >>> [number_in(text) for text in ("1GB", "1.5 GiB", "40 steps", "30%", "many")]
@@ -51,7 +54,9 @@ def describe_record(cls: Any) -> str:
 
 
 def join_choices(choices: Sequence[tuple[Any, Any, str]]) -> str:
-    """Joins what a position accepts: the type of each choice, of a mapping's values, and its description."""
+    """Joins what a position accepts: the type of each choice, of a mapping's values, and its
+    description.
+    """
     if len(choices) == 1:
         return choices[0][2]
     words: list[str] = []

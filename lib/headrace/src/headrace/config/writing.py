@@ -18,7 +18,8 @@ def dump(config: Any) -> str:
 
 
 def given_fields(config: Any) -> dict[str, Any]:
-    """The fields of a config that differ from the defaults, as plain values that :func:`decode` reads back.
+    """The fields of a config that differ from the defaults, as plain values that :func:`decode`
+    reads back.
 
     Example:
         >>> from headrace.config.component import ComponentConfig

@@ -1,4 +1,6 @@
-"""Datasets over caches, and how they are combined: rows, packed rows, mixtures, filters, provenance."""
+"""Datasets over caches, and how they are combined: rows, packed rows, mixtures, filters,
+provenance.
+"""
 
 import lazy_loader
 

@@ -1,6 +1,7 @@
 """``AsyncDataset``: random access by arrays of indices, and the operations that make new datasets.
 
-``shuffle``, ``slice`` and ``repeat`` only wrap a dataset with an order: nothing is drawn, stored or read.
+``shuffle``, ``slice`` and ``repeat`` only wrap a dataset with an order: nothing is drawn, stored or
+read.
 """
 
 from __future__ import annotations
@@ -58,11 +59,15 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        """How this dataset is made, as JSON values: different datasets have different descriptions."""
+        """How this dataset is made, as JSON values: different datasets have
+        different descriptions.
+        """
 
     @property
     def planned(self) -> AsyncDataset[Any] | None:
-        """The dataset whose reads a loader plans: this one without its functions; None if it does not know its rows."""
+        """The dataset whose reads a loader plans: this one without its functions; None if it does
+        not know its rows.
+        """
         return None
 
     @property
@@ -71,16 +76,20 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return ()
 
     as_begun: Callable[[Any], AsyncDataset[T_co] | None] | None = None
-    """Makes this dataset as it was when a run started (:class:`headrace.run.manifest.Beginning`); returns None if
-    nothing differs. None: it depends on nothing that changes.
+    """Makes this dataset as it was when a run started (:class:`headrace.run.manifest.Beginning`);
+    returns None if nothing differs. None: it depends on nothing that changes.
     """
 
     config: Any = None
-    """The config that it was made from, for messages to its user; not part of its description. None: no config."""
+    """The config that it was made from, for messages to its user; not part of its description.
+    None: no config.
+    """
 
     @property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
-        """Functions that batches of :attr:`planned` pass through, first to last; see :meth:`map`."""
+        """Functions that batches of :attr:`planned` pass through, first to last;
+        see :meth:`map`.
+        """
         return ()
 
     @property
@@ -98,11 +107,16 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self._finite_length("len()")
 
     def read(self, indices: object) -> T_co:
-        """:meth:`get_batch` for synchronous callers. ``indices`` is anything that numpy can convert to an array."""
-        return run_blocking(self.get_batch(np.asarray(indices)))  # pyright: ignore[reportArgumentType]
+        """:meth:`get_batch` for synchronous callers. ``indices`` is anything that numpy can convert
+        to an array.
+        """
+        # pyright cannot see that the rows are an array by then
+        batch = self.get_batch(np.asarray(indices))
+        return run_blocking(batch)  # pyright: ignore[reportArgumentType]
 
     def __getitem__(self, index: SupportsIndex | slice) -> T_co:
-        """Reads examples as a batch: ``ds[3]`` is a batch of one, ``ds[-8:]`` a batch of the last eight.
+        """Reads examples as a batch: ``ds[3]`` is a batch of one, ``ds[-8:]`` a batch of the last
+        eight.
 
         Raises:
             IndexOutOfRangeError: no such example.
@@ -186,16 +200,18 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
     ) -> AsyncDataset[T_co]:
         """Braided shuffle, the default of configs; see :mod:`headrace.order.braid.shuffle`.
 
-        Without ``batch_size`` and ``strands``, they are chosen when the dataset is mixed: the datasets of a mixture
-        share one budget of strands by their weights, like the components of a config, and the order is that of a config
-        with this seed. For a dataset that is loaded by itself, they follow from the loader's batch size.
+        Without ``batch_size`` and ``strands``, they are chosen when the dataset is mixed: the
+        datasets of a mixture share one budget of strands by their weights, like the components of a
+        config, and the order is that of a config with this seed. For a dataset that is loaded by
+        itself, they follow from the loader's batch size.
 
         Args:
-            seed: Integer seed. In a mixture that chooses strands, the key of the order is made from the seed and the
-                component's name.
+            seed: Integer seed. In a mixture that chooses strands, the key of the order is made from
+                the seed and the component's name.
             batch_size: Examples of this dataset in one batch; 8 x as many strands are opened.
             strands: Blocks that are open at a time, over all hosts; instead of ``batch_size``.
-            lap: Draws in which the reading front passes once over the store; None: ``batch_size``, or ``strands``.
+            lap: Draws in which the reading front passes once over the store; None: ``batch_size``,
+                or ``strands``.
             first_strand: Strands of all components before this one; see
                 :class:`~headrace.order.braid.shuffle.BraidShuffle`.
             io_block_size: Examples in a block; None: one stored chunk.
@@ -255,24 +271,26 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         io_block_size: int | None = None,
         groups: int | None = None,
     ) -> tuple[AsyncDataset[T_co], AsyncDataset[T_co]]:
-        """Splits off a validation side: one block in ``one_in``, by a keyed hash; see :mod:`headrace.order.holdout`.
+        """Splits off a validation side: one block in ``one_in``, by a keyed hash; see
+        :mod:`headrace.order.holdout`.
 
-        The split does not depend on how either side is shuffled afterwards. Rows at the border of a block may share a
-        document with the other side; ``TokenSeqDataset.holdout_documents`` keeps documents whole.
+        The split does not depend on how either side is shuffled afterwards. Rows at the border of a
+        block may share a document with the other side; ``TokenSeqDataset.holdout_documents`` keeps
+        documents whole.
 
         Args:
             one_in: One block in this many is held out.
             seed: Integer seed.
-            io_block_size: Examples in a block; None: one stored chunk, or less if there are fewer chunks than
-                ``one_in``.
+            io_block_size: Examples in a block; None: one stored chunk, or less if there are fewer
+                chunks than ``one_in``.
             groups: Number of groups of ``one_in`` blocks of which one is held out; None: all.
 
         Returns:
             The train side and the validation side, both in stored order.
 
         Raises:
-            ConfigError: the dataset is already shuffled or repeated (the sides would share documents or rows), is
-                endless, or has fewer blocks than ``one_in``.
+            ConfigError: the dataset is already shuffled or repeated (the sides would share
+                documents or rows), is endless, or has fewer blocks than ``one_in``.
         """
         check_whole("one_in", one_in)
         check_whole("io_block_size", io_block_size)
@@ -288,7 +306,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return aligned.reordered(train), aligned.reordered(validation)
 
     def holdout_block_size(self, one_in: int) -> int:
-        """Examples in a block of :meth:`holdout`: one stored chunk, halved until there are ``one_in`` of them."""
+        """Examples in a block of :meth:`holdout`: one stored chunk, halved until there are
+        ``one_in`` of them.
+        """
         size = self.default_io_block_size()
         while size > 1 and self.full_blocks(size) < one_in:
             size //= 2
@@ -297,16 +317,19 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
     def slice(self, start: int | None = None, stop: int | None = None) -> AsyncDataset[T_co]:
         """Examples ``start .. stop``, by Python's rules for slices.
 
-        They are the same in every pass: those of the first pass if the dataset is shuffled, which then have another
-        order in each later pass. So ``ds.shuffle(0).take(100)`` and ``ds.shuffle(0).slice(100)`` never meet. A braid
-        whose strands are not chosen yet is cut by whole blocks, in a sequence that its seed determines.
+        They are the same in every pass: those of the first pass if the dataset is shuffled, which
+        then have another order in each later pass. So ``ds.shuffle(0).take(100)`` and
+        ``ds.shuffle(0).slice(100)`` never meet. A braid whose strands are not chosen yet is cut by
+        whole blocks, in a sequence that its seed determines.
         """
         check_whole("start", start)
         check_whole("stop", stop)
         return self.reordered(Slice(self._finite_length("slice"), start, stop))
 
     def take(self, n: int) -> AsyncDataset[T_co]:
-        """The first ``n`` examples (all, if there are fewer), the same in every pass; see :meth:`slice`."""
+        """The first ``n`` examples (all, if there are fewer), the same in every pass; see
+        :meth:`slice`.
+        """
         check_whole("n", n)
         check_at_least("n", n, 0, "E.g. 100 examples.")
         return self.slice(None, n)
@@ -316,13 +339,15 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self.reordered(Repeat(Identity(self._finite_length("repeat")), epochs))
 
     def map(self, fn: Callable[[T_co], U]) -> AsyncDataset[U]:
-        """Applies ``fn`` to each batch that is read. ``fn`` must treat rows independently and keep their number.
+        """Applies ``fn`` to each batch that is read. ``fn`` must treat rows independently and keep
+        their number.
 
-        A loader reads the rows as if there were no ``fn``: ahead, and each stored block once. ``fn`` then receives the
-        rows of its process, as numpy arrays that it may modify, in the loader's background thread. Which rows are in
-        one call depends on the number of processes, so the result for a row must depend on that row alone.
-        Arrays that it returns belong to the batch, which may share their memory: to fill the same array again in the
-        next call changes batches that are waiting or in use.
+        A loader reads the rows as if there were no ``fn``: ahead, and each stored block once.
+        ``fn`` then receives the rows of its process, as numpy arrays that it may modify, in the
+        loader's background thread. Which rows are in one call depends on the number of processes,
+        so the result for a row must depend on that row alone. Arrays that it returns belong to the
+        batch, which may share their memory: to fill the same array again in the next call changes
+        batches that are waiting or in use.
         """
         return MappedDataset(self, fn)
 
@@ -340,11 +365,15 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         )
 
     def block_aligned(self, io_block_size: int) -> AsyncDataset[T_co]:
-        """The same examples, numbered so that blocks of ``io_block_size`` do not straddle stored arrays."""
+        """The same examples, numbered so that blocks of ``io_block_size`` do not straddle stored
+        arrays.
+        """
         return self
 
     def full_blocks(self, io_block_size: int) -> int:
-        """Number of blocks that do not straddle stored arrays; they come first in :meth:`block_aligned`."""
+        """Number of blocks that do not straddle stored arrays; they come first in
+        :meth:`block_aligned`.
+        """
         return self._finite_length("full_blocks") // io_block_size
 
     def check_stored_order(self) -> None:
@@ -446,7 +475,8 @@ def run_blocking(awaitable: Coroutine[Any, Any, U]) -> U:
 
 
 def function_name(fn: Any) -> str:
-    """A name that is the same in every process: without addresses, arrays as digests, objects by type.
+    """A name that is the same in every process: without addresses, arrays as digests, objects by
+    type.
 
     Example:
         >>> function_name(partial(np.add, np.arange(3), where=object()))

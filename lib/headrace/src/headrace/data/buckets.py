@@ -1,23 +1,26 @@
-"""Buckets of documents: divides a source at index time, without rebuilding its cache, by a score, by length, or by how
-often each document is to be seen.
+"""Buckets of documents: divides a source at index time, without rebuilding its cache, by a score,
+by length, or by how often each document is to be seen.
 
-Each document has a number: from a leaf of the cache with one value per document, from a ``.npy`` file, or its length.
-Edges or quantiles cut the numbers into buckets. A bucket's documents are a component of the mixture over the same cache
-(:mod:`headrace.config.bucketed` makes them), so weights, schedules, stages, amendments, splits, packing, provenance and
-reports need no special case.
+Each document has a number: from a leaf of the cache with one value per document, from a ``.npy``
+file, or its length. Edges or quantiles cut the numbers into buckets. A bucket's documents are a
+component of the mixture over the same cache (:mod:`headrace.config.bucketed` makes them), so
+weights, schedules, stages, amendments, splits, packing, provenance and reports need no special
+case.
 
-Documents that are to be seen several times, or less than once, per pass over the source form **layers** instead: with
-levels 0 < l1 < l2 < ..., layer k has all documents that are to be seen l_k times or more, and advances l_k - l_(k-1)
-times as fast as the source. A document of level l_k is in the first k layers and is seen once per pass over each, so
-l_k times in all. The rates of all layers sum to the highest level, which is how often its documents must be read
-anyway; separate buckets would each read every block. A number between two levels is rounded to one of them by a hash of
-the document, so that its expectation is the number.
+Documents that are to be seen several times, or less than once, per pass over the source form
+**layers** instead: with levels 0 < l1 < l2 < ..., layer k has all documents that are to be seen l_k
+times or more, and advances l_k - l_(k-1) times as fast as the source. A document of level l_k is in
+the first k layers and is seen once per pass over each, so l_k times in all. The rates of all layers
+sum to the highest level, which is how often its documents must be read anyway; separate buckets
+would each read every block. A number between two levels is rounded to one of them by a hash of the
+document, so that its expectation is the number.
 
-Invariant: the bucket of a document depends only on its number, the config and, between levels, (seed, document).
+Invariant: the bucket of a document depends only on its number, the config and, between levels,
+(seed, document).
 
-Price, measured for 1e8 documents by scripts/bench/bench_buckets.py: three buckets take 20 s of CPU and 0.57 GB, 0.87 GB
-while datasets are made: 1 byte per document then, plus the price of runs of left-out documents
-(:mod:`headrace.data.documents`).
+Price, measured for 1e8 documents by scripts/bench/bench_buckets.py: three buckets take 20 s of CPU
+and 0.57 GB, 0.87 GB while datasets are made: 1 byte per document then, plus the price of runs of
+left-out documents (:mod:`headrace.data.documents`).
 """
 
 from __future__ import annotations
@@ -51,21 +54,25 @@ class BucketsConfig:
     """The field ``buckets`` of a component; see the module.
 
     Attributes:
-        by: Where the number of each document comes from: ``length`` (its tokens), the name of a leaf with one value per
-            document, or a ``.npy`` file with one number per document, in the order of the cache (if it was written by
-            ``headrace reshuffle``: in the order of its original).
+        by: Where the number of each document comes from: ``length`` (its tokens), the name of a
+            leaf with one value per document, or a ``.npy`` file with one number per document, in
+            the order of the cache (if it was written by ``headrace reshuffle``: in the order of its
+            original).
         edges: Rising numbers between buckets: bucket k has ``edges[k-1] <= number < edges[k]``.
-        quantiles: Instead, rising shares of the cache's documents: ``[0.5, 0.9]`` makes the lower half, what is above
-            it, and the top tenth. Equal numbers stay together, in the higher bucket.
-        levels: Instead: the number is how often a document is to be seen per pass over the source, and is rounded to
-            one of these or to 0, up or down by a hash of the document.
-        weights: Share of each bucket within the source, with the syntax of any weight, schedules included; default: the
-            share that it holds (``{repeat: 1}``).
-        repeats: Instead: how often the documents of each bucket are seen per pass over the source; 0: never.
-        names: Names of the buckets; default: 0, 1, ... A bucket is the component ``SOURCE/NAME``; of ``repeats`` and
-            ``levels``, ``SOURCE/x2`` are the documents that are seen twice or more.
-        keep: Numbers of the buckets to use, as one component: a filter by the number. With ``levels``, bucket 0 has the
-            documents that are rounded to 0.
+        quantiles: Instead, rising shares of the cache's documents: ``[0.5, 0.9]`` makes the lower
+            half, what is above it, and the top tenth. Equal numbers stay together, in the higher
+            bucket.
+        levels: Instead: the number is how often a document is to be seen per pass over the source,
+            and is rounded to one of these or to 0, up or down by a hash of the document.
+        weights: Share of each bucket within the source, with the syntax of any weight, schedules
+            included; default: the share that it holds (``{repeat: 1}``).
+        repeats: Instead: how often the documents of each bucket are seen per pass over the source;
+            0: never.
+        names: Names of the buckets; default: 0, 1, ... A bucket is the component ``SOURCE/NAME``;
+            of ``repeats`` and ``levels``, ``SOURCE/x2`` are the documents that are seen twice or
+            more.
+        keep: Numbers of the buckets to use, as one component: a filter by the number. With
+            ``levels``, bucket 0 has the documents that are rounded to 0.
         seed: Seed of the rounding to levels.
 
     Raises:
@@ -118,7 +125,10 @@ class BucketsConfig:
             ("names", self.names),
         ):
             if values is not None and len(values) != self.count:
-                problem = f"must be {self.count}, one for each bucket ({settings[0]} make one more than they are)"
+                problem = (
+                    f"must be {self.count}, one for each bucket ({settings[0]} make one more than"
+                    " they are)"
+                )
                 raise ConfigError(
                     problem,
                     field=name,
@@ -209,13 +219,16 @@ def buckets_of(
         path: Its path in the config, for errors.
 
     Raises:
-        ConfigError: there is no such leaf or file; it does not have one number per document; a number is not finite, or
-            with levels negative or above the highest.
+        ConfigError: there is no such leaf or file; it does not have one number per document; a
+            number is not finite, or with levels negative or above the highest.
 
     Example:
         >>> import headrace.testing
         >>> cache = headrace.testing.tiny_cache(documents=6)
-        >>> cache.lengths().tolist(), buckets_of(cache, BucketsConfig("length", edges=[40])).tolist()
+        >>> (
+        ...     cache.lengths().tolist(),
+        ...     buckets_of(cache, BucketsConfig("length", edges=[40])).tolist(),
+        ... )
         ([44, 33, 27, 14, 16, 3], [1, 0, 0, 0, 0, 0])
     """
     numbers = _numbers(cache, config.by, f"{path}.by")
@@ -277,7 +290,10 @@ def _numbers(cache: TokenCache, by: str, path: str) -> Iterator[np.ndarray]:
         )
     else:
         if by not in cache.leaves:
-            cure = f"{did_you_mean(by, [*cache.leaves, LENGTH])} Or name a file of numbers: scores.npy."
+            cure = (
+                f"{did_you_mean(by, [*cache.leaves, LENGTH])} Or name a file of numbers:"
+                " scores.npy."
+            )
             raise ConfigError(f"is not a leaf of {cache.path}", field=path, value=by, cure=cure)
         leaf = cache.leaf(by)
         if leaf.kind != "fixed" or leaf.dtype.kind not in "iufb":
@@ -337,8 +353,8 @@ def without_others(
     removed: Mapping[str, DocumentFilter | RemovedDocuments | None],
     of_pairs: Collection[str] = (),
 ) -> dict[str, RemovedDocuments | None]:
-    """What is left out of each component: ``removed``, and the documents of buckets that it does not keep. Components
-    ``of_pairs`` are those with preference pairs, which no bucket may part.
+    """What is left out of each component: ``removed``, and the documents of buckets that it does
+    not keep. Components ``of_pairs`` are those with preference pairs, which no bucket may part.
 
     Components over one cache that are divided in the same way read its numbers once.
 
@@ -389,7 +405,8 @@ def _sizes(of_document: UInt8[np.ndarray, " n"], buckets: int) -> list[int]:
 
 
 def expected_repeats(config: BucketsConfig) -> Float64[np.ndarray, " buckets"]:
-    """How often documents of each bucket are seen per pass over the source, with ``repeats`` or ``levels``.
+    """How often documents of each bucket are seen per pass over the source, with ``repeats`` or
+    ``levels``.
 
     Example:
         >>> expected_repeats(BucketsConfig("copies", levels=[0.5, 2])).tolist()

@@ -1,13 +1,14 @@
 """The budgets of a run: memory for open blocks, and rows until limits.
 
-- :class:`OpenBytes`: an order draws from a window of rows before it moves on, and a block is read once if memory holds
-  it that long: for a braid its strands, for a block shuffle its windows, for an era shuffle an era, for a full shuffle
-  everything, for stored order a chunk. Orders that by design keep a number of blocks open are refused if memory cannot
-  hold them. Others read blocks again, which is reported and may be intended. Loaders, ``config check``, ``simulate``
-  and reports use it.
-- :func:`require_steps`: other sources take the share that limits free (mix/shares.py), so a run is too short only if
-  all sources with weight are used up, or at their largest share. Finding that takes one pass to the end of the run: 2
-  us per step.
+- :class:`OpenBytes`: an order draws from a window of rows before it moves on, and a block is read
+  once if memory holds it that long: for a braid its strands, for a block shuffle its windows, for
+  an era shuffle an era, for a full shuffle everything, for stored order a chunk. Orders that by
+  design keep a number of blocks open are refused if memory cannot hold them. Others read blocks
+  again, which is reported and may be intended. Loaders, ``config check``, ``simulate`` and reports
+  use it.
+- :func:`require_steps`: other sources take the share that limits free (mix/shares.py), so a run is
+  too short only if all sources with weight are used up, or at their largest share. Finding that
+  takes one pass to the end of the run: 2 us per step.
 """
 
 from __future__ import annotations
@@ -31,14 +32,19 @@ class OpenBytes(NamedTuple):
     Attributes:
         windows: Orders that keep blocks open by design.
         others: All other orders.
-        everywhere: Sources of few blocks that are shuffled as a whole: every host draws from all of such a source.
+        everywhere: Sources of few blocks that are shuffled as a whole: every host draws from all of
+            such a source.
 
     Example:
         >>> import headrace.testing
         >>> from headrace.data.token_seq import TokenSeqDataset
         >>> rows = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
         >>> braid = OpenBytes.of(rows.braid_shuffle(seed=0, strands=4, io_block_size=2))
-        >>> braid.needed() == 4 * 2 * rows.row_bytes, braid.refused(60), braid.refused(60, share=0.5)
+        >>> (
+        ...     braid.needed() == 4 * 2 * rows.row_bytes,
+        ...     braid.refused(60),
+        ...     braid.refused(60, share=0.5),
+        ... )
         (True, True, False)
         >>> full = OpenBytes.of(rows.shuffle(0))
         >>> full.needed() == len(rows) * rows.row_bytes, full.refused(100)
@@ -51,7 +57,9 @@ class OpenBytes(NamedTuple):
 
     @classmethod
     def of(cls, dataset: PlannedDataset) -> OpenBytes:
-        """The bytes of a dataset, with the weights of all steps; of its phases, the one that needs most."""
+        """The bytes of a dataset, with the weights of all steps; of its phases, the one that needs
+        most.
+        """
         return max(
             (cls._of_phase(phase) for _, phase in dataset.phases),
             key=lambda o: (o.window_bytes(), o.needed()),
@@ -86,18 +94,23 @@ class OpenBytes(NamedTuple):
         return max(sizes, key=lambda name: sizes[name])
 
     def refused(self, prefetch_bytes: int, share: float = 1.0) -> bool:
-        """Whether a loader with this much memory refuses to start, because it would read each block many times."""
+        """Whether a loader with this much memory refuses to start, because it would read each block
+        many times.
+        """
         return self.window_bytes(share) > prefetch_bytes
 
     def shortage(self, prefetch_bytes: int | None, hosts: int) -> str | None:
-        """A sentence about the memory that equal hosts lack; None if there is enough, or no limit."""
+        """A sentence about the memory that equal hosts lack; None if there is
+        enough, or no limit.
+        """
         if prefetch_bytes is None or self.needed(1 / hosts) <= prefetch_bytes:
             return None
         refused = self.refused(prefetch_bytes, 1 / hosts)
         needed = self.window_bytes(1 / hosts) if refused else self.needed(1 / hosts)
         verdict = "the loader refuses to start" if refused else "blocks are read again"
         return (
-            f"{prefetch_bytes:,} bytes do not hold the {needed:,} bytes that the shuffle keeps open on"
+            f"{prefetch_bytes:,} bytes do not hold the {needed:,} bytes that the shuffle keeps"
+            " open on"
             f" {format_count(hosts, 'host')} (most of them for component {self.largest!r}):"
             f" {verdict}."
         )
@@ -107,11 +120,14 @@ class OpenBytes(NamedTuple):
         if self.refused(prefetch_bytes, share):
             needed = self.window_bytes(share)
             raise ConfigError(
-                f"is less than the {needed:,} bytes of blocks that the shuffle keeps open on this host"
-                f" (most of them for component {self.largest!r}), so blocks would be read again and again",
+                f"is less than the {needed:,} bytes of blocks that the shuffle keeps open on this"
+                " host"
+                f" (most of them for component {self.largest!r}), so blocks would be read again"
+                " and again",
                 field="prefetch_bytes",
                 value=prefetch_bytes,
-                cure=f"Raise it to {needed + needed // 4} or more, or lower shuffle.strands (or window_blocks).",
+                cure=f"Raise it to {needed + needed // 4} or more, or lower shuffle.strands (or"
+                " window_blocks).",
             )
 
 
@@ -164,12 +180,15 @@ def _steps_until(
 
 
 def _too_small(mixture: MixtureDataset, whole: int, steps: int) -> ConfigError | None:
-    """What to say of largest shares that leave a rest of step ``whole`` though no source with weight is used up."""
+    """What to say of largest shares that leave a rest of step ``whole`` though no source with
+    weight is used up.
+    """
     shares = _shares_at(mixture, whole)
     if not shares or _used_up(mixture, whole):
         return None
     return ConfigError(
-        f"cannot be met: at step {whole} all sources with weight are at their largest share and leave a rest, and the"
+        f"cannot be met: at step {whole} all sources with weight are at their largest share and"
+        " leave a rest, and the"
         f" run has {steps} steps",
         field="components.*.max_share",
         value=shares,
@@ -178,7 +197,9 @@ def _too_small(mixture: MixtureDataset, whole: int, steps: int) -> ConfigError |
 
 
 def _used_up(mixture: MixtureDataset, step: int) -> list[str]:
-    """The sources that end a mixture at ``step``: those with weight there whose limit lies within a batch."""
+    """The sources that end a mixture at ``step``: those with weight there whose limit lies within a
+    batch.
+    """
     drawn = mixture.draws.starts_at(step).tolist()
     size = mixture.batch_schedule.rows_at(step)[1]
     weights = mixture.weights_at(np.asarray([step]))[0].tolist()
@@ -200,8 +221,8 @@ def _short(
     drawn = mixture.draws.starts_at(most)
     have = int(drawn.sum())
     needed = mixture.batch_schedule.rows_at(steps)[0]
-    # Of the sources that end it, the one that could take most of what is missing. Others may have been too small
-    # before, but what they lacked was there: more of them would not help.
+    # Of the sources that end it, the one that could take most of what is missing. Others may have
+    # been too small before, but what they lacked was there: more of them would not help.
     still_due = _target_rows(mixture, whole, steps)
     name = max(_used_up(mixture, whole), key=lambda n: still_due[n])
     limit = mixture.limits[name] or 0

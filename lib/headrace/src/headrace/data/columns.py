@@ -1,17 +1,19 @@
-"""Columns: values that a cache stores for its tokens or documents, delivered with each token of a batch.
+"""Columns: values that a cache stores for its tokens or documents, delivered with each token of a
+batch.
 
-A **column** is a leaf of a cache under its name in batches. A leaf with one value per token arrives as ``[B, S]``, one
-with K values per token as ``[B, S, K]``, and one with a value per document as ``[B, S]`` too, with the document's value
-at each of its tokens. A value stays with its token through packing, shuffles, filters, splits, mixtures and meshes.
-Padding has zeros.
+A **column** is a leaf of a cache under its name in batches. A leaf with one value per token arrives
+as ``[B, S]``, one with K values per token as ``[B, S, K]``, and one with a value per document as
+``[B, S]`` too, with the document's value at each of its tokens. A value stays with its token
+through packing, shuffles, filters, splits, mixtures and meshes. Padding has zeros.
 
-The mask of chats (``loss_mask``) is a column. So are weights: the column ``weight`` is the loss weight of each token;
-multiplied by the mask, it becomes :attr:`~headrace.batch.packed_batch.PackedBatch.token_mask`. Other columns are the
-batch's ``extras``.
+The mask of chats (``loss_mask``) is a column. So are weights: the column ``weight`` is the loss
+weight of each token; multiplied by the mask, it becomes
+:attr:`~headrace.batch.packed_batch.PackedBatch.token_mask`. Other columns are the batch's
+``extras``.
 
-Price: a column of tokens is read in blocks that match those of the tokens, one more request for each. A column of
-documents is read whole, part by part as parts are used, and takes 12 to 16 bytes of memory per document. A leaf that no
-column names is not opened.
+Price: a column of tokens is read in blocks that match those of the tokens, one more request for
+each. A column of documents is read whole, part by part as parts are used, and takes 12 to 16 bytes
+of memory per document. A leaf that no column names is not opened.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class ColumnConfig:
 
 
 class DocumentRuns(NamedTuple):
-    """Runs of tokens with one value, in order: their piece, where they begin in it, and how many they are."""
+    """Runs of tokens with one value, in order: their piece, where they begin in it, and how many
+    they are.
+    """
 
     piece: Int64[np.ndarray, " r"]
     column: Int64[np.ndarray, " r"]
@@ -92,7 +96,8 @@ class DocumentValues:
             limits = np.iinfo(self._dtype)
             if int(values.min()) < limits.min or int(values.max()) > limits.max:
                 raise ConfigError(
-                    f"holds numbers outside {limits.min} .. {limits.max}, which devices do not take",
+                    f"holds numbers outside {limits.min} .. {limits.max}, which devices do not"
+                    " take",
                     field="columns",
                     value=self.values.url,
                     cure="Keep smaller numbers in this leaf, such as those of the documents.",
@@ -132,9 +137,10 @@ class Column:
         dtype: Dtype in batches.
         default: The value for sources without it; None: every source must have it.
         width: Values per token.
-        arrays: For a column of tokens: its array for each array of the source, in chunks that match those of the
-            tokens.
-        documents: For a column of documents: the values of the documents in each array of the source.
+        arrays: For a column of tokens: its array for each array of the source, in chunks that match
+            those of the tokens.
+        documents: For a column of documents: the values of the documents in each array of the
+            source.
     """
 
     leaf: str
@@ -170,7 +176,8 @@ class RunColumn:
         dtype: Dtype in batches.
         default: The value where neither an array nor documents have one.
         arrays: The column's array for each array of tokens; a placeholder where there is none.
-        sources: For each source, its number of arrays of tokens, and the values of their documents, if any.
+        sources: For each source, its number of arrays of tokens, and the values of their documents,
+            if any.
         fill: The value where a row has no piece.
     """
 
@@ -207,8 +214,8 @@ def run_columns(sources: Sequence[Any]) -> list[RunColumn]:
     """The columns of the batches of some sources: the mask first, the others by name.
 
     Raises:
-        ConfigError: a source lacks a column that has no default; a default that does not fit the column's dtype;
-            columns of one name with different numbers of values per token.
+        ConfigError: a source lacks a column that has no default; a default that does not fit the
+            column's dtype; columns of one name with different numbers of values per token.
     """
     names = {name for source in sources for name in columns_of(source)}
     return [
@@ -223,7 +230,10 @@ def _run_column(name: str, sources: Sequence[Any]) -> RunColumn:
     field = f"columns.{name}"
     for source, column in having:
         if column.width != first.width:
-            problem = f"has {column.width} values per token in {source.name}, and {first.width} in {having[0][0].name}"
+            problem = (
+                f"has {column.width} values per token in {source.name}, and {first.width} in"
+                f" {having[0][0].name}"
+            )
             raise ConfigError(
                 problem, field=field, cure="Build these leaves alike, or name two columns."
             )
@@ -267,12 +277,15 @@ def open_columns(
         columns: Leaves by their names in batches.
 
     Raises:
-        ConfigError: there is no such leaf; it has neither a fixed number of values per token nor one per document; its
-            dtype is not one that devices accept; a name that a batch already uses.
+        ConfigError: there is no such leaf; it has neither a fixed number of values per token nor
+            one per document; its dtype is not one that devices accept; a name that a batch already
+            uses.
 
     Example:
         >>> import headrace.testing
-        >>> open_columns(headrace.testing.tiny_cache(), None, {"score": ColumnConfig("score", default=0)})
+        >>> open_columns(
+        ...     headrace.testing.tiny_cache(), None, {"score": ColumnConfig("score", default=0)}
+        ... )
         {}
     """
     opened: dict[str, Column] = {}
@@ -291,7 +304,8 @@ def open_columns(
                 f"is not a leaf of {cache.path}",
                 field=f"columns.{name}",
                 value=config.leaf,
-                cure=f"{did_you_mean(config.leaf, cache.leaves)} Or give it a value where there is no such leaf:"
+                cure=f"{did_you_mean(config.leaf, cache.leaves)} Or give it a value where there is"
+                " no such leaf:"
                 f" {_with_default(name, config.leaf)}.",
             )
     return opened
@@ -317,7 +331,8 @@ def check_column_name(name: str) -> None:
 def component_columns(
     cache: TokenCache, columns: Mapping[str, str | ColumnConfig], own: Mapping[str, str], path: str
 ) -> dict[str, ColumnConfig]:
-    """The columns of a run for a component whose ``own`` leaves have other names (``none``: it has none).
+    """The columns of a run for a component whose ``own`` leaves have other names (``none``: it has
+    none).
 
     Raises:
         ConfigError: it names a column that the run does not have, or lacks one that has no default.
@@ -365,7 +380,9 @@ def of_batch(
     """Columns in the form of a batch: its ``token_mask`` and its ``extras``, or None.
 
     Example:
-        >>> mask, extras = of_batch({"weight": np.ones((1, 2), np.float32), "score": np.zeros((1, 2), np.float32)})
+        >>> mask, extras = of_batch(
+        ...     {"weight": np.ones((1, 2), np.float32), "score": np.zeros((1, 2), np.float32)}
+        ... )
         >>> mask.tolist(), [*extras]
         ([[1.0, 1.0]], ['score'])
     """
@@ -383,8 +400,9 @@ def columns_by_component(
     columns: Mapping[str, str | ColumnConfig],
     own: Mapping[str, Mapping[str, str]],
 ) -> dict[str, dict[str, ColumnConfig | Column]]:
-    """The columns of a run for each of its components, whose ``own`` leaves have other names. A component without the
-    leaf has the default, in the dtype and the width of the others, also in its own batches.
+    """The columns of a run for each of its components, whose ``own`` leaves have other names. A
+    component without the leaf has the default, in the dtype and the width of the others, also in
+    its own batches.
 
     Raises:
         ConfigError: as :func:`component_columns`; no component has the leaf.
@@ -440,7 +458,10 @@ def _mask_column(cache: TokenCache, leaf: str) -> Column:
         raise ConfigError(
             "has not one number per token", field=field, value=stored.num_elements, cure=cure
         )
-    cure = "Build the cache again, as chunks of tokens and of their mask are read together; or set loss_mask: none."
+    cure = (
+        "Build the cache again, as chunks of tokens and of their mask are read together; or set"
+        " loss_mask: none."
+    )
     return Column(leaf, stored.dtype, 1, arrays=_token_arrays(cache, stored, 1, field, cure))
 
 
@@ -459,14 +480,18 @@ def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
             f" {stored.num_elements:,} values, {cache.num_tokens:,} tokens in {cache.path}",
             field=field,
             value=config.leaf,
-            cure=f"Build it with a value for each token (--leaf {config.leaf}=FIELD:{stored.dtype.name}:token), or one"
+            cure="Build it with a value for each token (--leaf"
+            f" {config.leaf}=FIELD:{stored.dtype.name}:token), or one"
             f" for each document (--leaf {config.leaf}=FIELD:{stored.dtype.name}).",
         )
     if stored.dtype.kind in "iu" and stored.dtype.itemsize == 8:
         cure = f"Build it as --leaf {config.leaf}=FIELD:int32:token."
         problem = f"holds {stored.dtype.name}, which devices do not take"
         raise ConfigError(problem, field=field, value=config.leaf, cure=cure)
-    cure = f"Build it again: --leaf {config.leaf}=FIELD:{stored.dtype.name}:token{f':{width}' if width > 1 else ''}."
+    cure = (
+        "Build it again: --leaf"
+        f" {config.leaf}=FIELD:{stored.dtype.name}:token{f':{width}' if width > 1 else ''}."
+    )
     return Column(
         config.leaf, dtype, config.default, width, _token_arrays(cache, stored, width, field, cure)
     )

@@ -1,7 +1,8 @@
-"""One component of a run: its stored rows, its train and validation side, and where each token goes.
+"""One component of a run: its stored rows, its train and validation side, and where each token
+goes.
 
-Everything that is dropped is counted: ``tokens + repeated_tokens = train_tokens + validation_tokens + unused_tokens +
-removed_tokens + dropped_tokens``.
+Everything that is dropped is counted: ``tokens + repeated_tokens = train_tokens + validation_tokens
++ unused_tokens + removed_tokens + dropped_tokens``.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ def stored_rows(
 ) -> TokenSeqDataset | PackedTokenDataset:
     """The rows of a component: windows of its cache's token stream, or packs of its documents.
 
-    Arguments are the fields of :class:`~headrace.config.component.ComponentConfig` and of the run's config; ``columns``
-    are those of the run as this component has them.
+    Arguments are the fields of :class:`~headrace.config.component.ComponentConfig` and of the run's
+    config; ``columns`` are those of the run as this component has them.
 
     Raises:
-        ConfigError: as for the dataset; or the cache is only declared, so its documents have no lengths to plan with.
+        ConfigError: as for the dataset; or the cache is only declared, so its documents have no
+            lengths to plan with.
 
     Example:
         >>> import headrace.testing
@@ -90,7 +92,9 @@ def stored_rows(
 
 
 def _about_documents(error: ConfigError, field: str, unit: int = 1) -> ConfigError:
-    """An error of a planner, which knows lengths only, in terms of a config; other errors as they are."""
+    """An error of a planner, which knows lengths only, in terms of a config; other errors as they
+    are.
+    """
     if not (error.field or "").startswith("lengths"):
         return error
     number = (error.field or "").removeprefix("lengths").strip("[]")
@@ -114,10 +118,11 @@ def split_sides(
     seq_len: int | None = None,
     how: HoldOut | None = None,
 ) -> tuple[PlannedDataset, PlannedDataset]:
-    """Train and validation side, the same tokens whatever the length of rows (of packs: if documents are held out).
+    """Train and validation side, the same tokens whatever the length of rows (of packs: if
+    documents are held out).
 
-    Blocks of ``block_tokens`` are held out (None: the split's size), in rows of ``seq_len`` (None: the dataset's).
-    ``how`` says which, if that was decided for rows of another length.
+    Blocks of ``block_tokens`` are held out (None: the split's size), in rows of ``seq_len`` (None:
+    the dataset's). ``how`` says which, if that was decided for rows of another length.
 
     Raises:
         ConfigError: the split does not fit the dataset or the blocks; rows are longer than a block.
@@ -141,7 +146,8 @@ def split_sides(
         block_tokens = how.block * dataset.seq_len
     elif split.io_block_size not in (None, block_tokens // dataset.seq_len):
         raise ConfigError(
-            f"differs from the blocks of {block_tokens // dataset.seq_len} rows in which seq_len changes",
+            f"differs from the blocks of {block_tokens // dataset.seq_len} rows in which seq_len"
+            " changes",
             field="validation.io_block_size",
             value=split.io_block_size,
             cure="Leave it out.",
@@ -164,7 +170,8 @@ def component_sides(
     block_tokens: int | None = None,
     seq_len: int | None = None,
 ) -> tuple[PlannedDataset, PlannedDataset]:
-    """:func:`split_sides` of a component, which errors name; both sides are all of it if nothing is held out.
+    """:func:`split_sides` of a component, which errors name; both sides are all of it if nothing is
+    held out.
 
     ``path`` is that of the split in the config.
     """
@@ -176,7 +183,9 @@ def component_sides(
 
 @contextmanager
 def naming_split(name: str, path: str) -> Iterator[None]:
-    """Within it, errors of a split name the component, its place in the config, and how to hold nothing out of it."""
+    """Within it, errors of a split name the component, its place in the config, and how to hold
+    nothing out of it.
+    """
     try:
         yield
     except ConfigError as error:
@@ -209,7 +218,9 @@ def subset_side(
     Example:
         >>> import headrace.testing
         >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=500), seq_len=8)
-        >>> len(subset_side("a", dataset, SubsetConfig(fraction=0.1), "subset")) == len(dataset) // 10
+        >>> len(subset_side("a", dataset, SubsetConfig(fraction=0.1), "subset")) == len(
+        ...     dataset
+        ... ) // 10
         True
     """
     if subset is None:
@@ -262,10 +273,11 @@ class Account:
         unused_tokens: Tokens of these, without padding.
         dropped_tokens: Tokens that fill no row on either side.
         padding_tokens: Padding in the rows of both sides: packs are not quite full.
-        incomplete_documents: Documents that are not packed because another one of their unit is removed or empty.
+        incomplete_documents: Documents that are not packed because another one of their unit is
+            removed or empty.
         incomplete_tokens: Tokens of these; part of ``dropped_tokens``.
-        repeated_tokens: Tokens that rows contain more than once: the overlap of Megatron-LM's rows, and several passes
-            in a run with ``compat``.
+        repeated_tokens: Tokens that rows contain more than once: the overlap of Megatron-LM's rows,
+            and several passes in a run with ``compat``.
     """
 
     documents: int
@@ -298,14 +310,15 @@ def account(
     validation: PlannedDataset | None,
     subset: PlannedDataset | None = None,
 ) -> Account:
-    """The account of a component. ``dataset`` has all documents but those to leave out, and ``subset`` is the part of
-    the train side to train on (None: all of it).
+    """The account of a component. ``dataset`` has all documents but those to leave out, and
+    ``subset`` is the part of the train side to train on (None: all of it).
 
     Example:
         >>> import headrace.testing
         >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=100), seq_len=8)
         >>> figures = account(dataset, *dataset.holdout_documents(one_in=10))
-        >>> figures.train_tokens + figures.validation_tokens + figures.dropped_tokens == figures.tokens
+        >>> sides = figures.train_tokens + figures.validation_tokens
+        >>> sides + figures.dropped_tokens == figures.tokens
         True
     """
     removal = dataset.removal
@@ -345,7 +358,9 @@ def account(
 
 
 def _tokens(side: PlannedDataset) -> int:
-    """Tokens of all rows: the sum of their segments if rows have segments, because such rows may be padded."""
+    """Tokens of all rows: the sum of their segments if rows have segments, because such rows may be
+    padded.
+    """
     if not any(hasattr(source, "segment_lengths") for source in side.sources):
         return len(side) * side.seq_len
     total = 0

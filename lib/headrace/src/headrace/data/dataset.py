@@ -1,10 +1,11 @@
-"""``PlannedDataset``: a dataset that knows where its rows are stored without reading them, so that a loader can plan
-reads.
+"""``PlannedDataset``: a dataset that knows where its rows are stored without reading them, so that
+a loader can plan reads.
 
-Datasets wrap each other: phases wrap mixtures, a mixture wraps shuffles, a shuffle wraps a slice. Each answers for
-itself and for what it wraps, so no other code has to unwrap it: which dataset serves a step
-(:meth:`PlannedDataset.at_step`), which pass an example belongs to (:meth:`~PlannedDataset.passes`), and what its order
-keeps open (:meth:`~PlannedDataset.open_window`).
+Datasets wrap each other: phases wrap mixtures, a mixture wraps shuffles, a shuffle wraps a slice.
+Each answers for itself and for what it wraps, so no other code has to unwrap it: which dataset
+serves a step (:meth:`PlannedDataset.at_step`), which pass an example belongs to
+(:meth:`~PlannedDataset.passes`), and what its order keeps open
+(:meth:`~PlannedDataset.open_window`).
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
     @property
     @abc.abstractmethod
     def eos_id(self) -> int | None:
-        """Token that ends documents, if rows are divided into documents and such a token is known."""
+        """Token that ends documents, if rows are divided into documents and such a
+        token is known.
+        """
 
     @property
     def splits_documents(self) -> bool:
@@ -89,7 +92,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
 
     @property
     def pairs(self) -> bool:
-        """Whether the segments of each row are alternately chosen and rejected; see :attr:`PackedBatch.pairs`."""
+        """Whether the segments of each row are alternately chosen and rejected; see
+        :attr:`PackedBatch.pairs`.
+        """
         return False
 
     @property
@@ -134,7 +139,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
 
     @property
     def phases(self) -> Sequence[tuple[int, PlannedDataset]]:
-        """First step and dataset of each phase: more than one if the length of rows changes during a run."""
+        """First step and dataset of each phase: more than one if the length of rows changes during
+        a run.
+        """
         return ((0, self),)
 
     @property
@@ -148,7 +155,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         return tuple(dataset.seq_len for _, dataset in self.phases)
 
     def at_step(self, step: int) -> tuple[PlannedDataset, int | None]:
-        """The dataset that serves a step, and the first step that it no longer serves (None: it has no end)."""
+        """The dataset that serves a step, and the first step that it no longer serves (None: it has
+        no end).
+        """
         return self, None
 
     @property
@@ -167,7 +176,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         )
 
     def opening_requests(self, hosts: int) -> int:
-        """Requests with which this many hosts open it in a store over HTTP, in addition to those for its caches."""
+        """Requests with which this many hosts open it in a store over HTTP, in addition to those
+        for its caches.
+        """
         return 0
 
     def passes(self, ordinal: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
@@ -192,7 +203,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         return None
 
     def ordered_runs(self) -> Sequence[OrderedRun]:
-        """The orders that serve the ordinals of an endless dataset, if nothing else is in between; else none."""
+        """The orders that serve the ordinals of an endless dataset, if nothing else is in between;
+        else none.
+        """
         return ()
 
     def open_window(self) -> OpenWindow:
@@ -210,7 +223,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         return None
 
     def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
-        """Open window and row bytes of each component; in a mixture, of those with weight at ``step`` (None: all)."""
+        """Open window and row bytes of each component; in a mixture, of those with weight at
+        ``step`` (None: all).
+        """
         return {"": (self.open_window(), self.row_bytes)}
 
     @abc.abstractmethod
@@ -230,7 +245,9 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         )
 
     async def read_located(self, rows: Rows, stats: ReadStats) -> PackedBatch:
-        """The batch of rows that :meth:`locate` returned, in their order; ``stats`` counts what is read."""
+        """The batch of rows that :meth:`locate` returned, in their order; ``stats`` counts what is
+        read.
+        """
         if rows.row.size == 0:
             tokens = np.zeros((0, self.seq_len), np.int32)
         else:
@@ -310,8 +327,8 @@ class WrappingDataset(PlannedDataset):
 
 
 class ReorderedDataset(WrappingDataset):
-    """A planned dataset in another order. What selects rows from a shuffled one selects the same in every epoch; see
-    :mod:`headrace.order.compose`.
+    """A planned dataset in another order. What selects rows from a shuffled one selects the same in
+    every epoch; see :mod:`headrace.order.compose`.
     """
 
     def __init__(self, base: PlannedDataset, order: Order) -> None:
@@ -346,9 +363,10 @@ class ReorderedDataset(WrappingDataset):
         pending = self.pending_order
         if pending is None:
             return ReorderedDataset(self, order)
-        # What a pending braid is mixed with will determine its sequence, and must not determine a set: two parts, one
-        # to train on and one to validate with, are mixed with different things. So a set is taken from the sequence
-        # that the seed alone determines, and the braid goes over what was taken. A second braid takes its place.
+        # What a pending braid is mixed with will determine its sequence, and must not determine a
+        # set: two parts, one to train on and one to validate with, are mixed with different things.
+        # So a set is taken from the sequence that the seed alone determines, and the braid goes
+        # over what was taken. A second braid takes its place.
         in_turn = self.settled(lambda _: pending.blocks_in_turn())
         if order.pending_braid is not None:
             return in_turn.reordered(order)
@@ -410,7 +428,8 @@ class ReorderedDataset(WrappingDataset):
     def check_stored_order(self) -> None:
         if self.order.reorders or self.order.repeats:
             raise ConfigError(
-                "cannot be split: neighbours are not those of the store, and both sides would share documents",
+                "cannot be split: neighbours are not those of the store, and both sides would"
+                " share documents",
                 field="holdout",
                 value=type(self.order).__name__,
                 cure="Split first, then shuffle and repeat the train side.",
@@ -429,20 +448,25 @@ class ReorderedDataset(WrappingDataset):
 
 
 class BatchOrder:
-    """A dataset cut into batches: everything that a run's manifest describes. It needs no device and reads nothing.
+    """A dataset cut into batches: everything that a run's manifest describes. It needs no device
+    and reads nothing.
 
-    All deliveries and queries describe a run with this class, so a checkpoint of one delivery works for all.
+    All deliveries and queries describe a run with this class, so a checkpoint of one delivery works
+    for all.
 
     Args:
         dataset: What to load. A mixture has its own batch schedule.
-        batch_size: Rows of the global batch: an int, ``{step: size}`` or a BatchSchedule. Optional for a mixture.
-        row_order: Order of the rows within a batch, ``"locality"`` or ``"stream"``; see ``DataLoader``.
-        last_batch: What becomes of a last batch that the data do not fill: ``"pad"``, ``"drop"`` or ``"fill"``; see
-            :mod:`headrace.mix.data_end`. None: as ``batch_size`` or the mixture says, or ``"pad"``.
+        batch_size: Rows of the global batch: an int, ``{step: size}`` or a BatchSchedule. Optional
+            for a mixture.
+        row_order: Order of the rows within a batch, ``"locality"`` or ``"stream"``; see
+            ``DataLoader``.
+        last_batch: What becomes of a last batch that the data do not fill: ``"pad"``, ``"drop"`` or
+            ``"fill"``; see :mod:`headrace.mix.data_end`. None: as ``batch_size`` or the mixture
+            says, or ``"pad"``.
 
     Raises:
-        ConfigError: no batch size, one that differs from the mixture's, no such order or ``last_batch``; data that do
-            not fill one batch, if the last is dropped.
+        ConfigError: no batch size, one that differs from the mixture's, no such order or
+            ``last_batch``; data that do not fill one batch, if the last is dropped.
 
     Example:
         >>> import headrace.testing
@@ -504,14 +528,18 @@ class BatchOrder:
         self.planned = cast(PlannedDataset | None, dataset.planned)
 
     def begin_as(self, beginning: Any) -> bool:
-        """Switches to the dataset that a run started with, before the first batch; False: it is the same."""
+        """Switches to the dataset that a run started with, before the first batch; False: it is the
+        same.
+        """
         dataset = None if self.dataset.as_begun is None else self.dataset.as_begun(beginning)
         if dataset is not None:
             self._use(dataset)
         return dataset is not None
 
     def describe(self) -> dict[str, Any]:
-        """Everything that determines the batches, as JSON values; not devices, hosts, budgets and paths."""
+        """Everything that determines the batches, as JSON values; not devices, hosts, budgets and
+        paths.
+        """
         return {
             "order_version": ORDER_VERSION,
             "dataset": self.dataset.describe(),
@@ -523,12 +551,16 @@ class BatchOrder:
 
     @property
     def last_batch(self) -> LastBatch:
-        """What becomes of a last batch that the data do not fill; see :mod:`headrace.mix.data_end`."""
+        """What becomes of a last batch that the data do not fill; see
+        :mod:`headrace.mix.data_end`.
+        """
         return self.schedule.last_batch
 
     @property
     def data_end(self) -> DataEnd | None:
-        """How the data end: steps, and rows that are padding, dropped or repeated; None if they are endless."""
+        """How the data end: steps, and rows that are padding, dropped or repeated; None if they are
+        endless.
+        """
         return data_end(self.schedule, self.dataset.length)
 
     @property

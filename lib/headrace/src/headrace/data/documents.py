@@ -1,13 +1,15 @@
 """Filters: documents of a cache to leave out (duplicates, benchmark leaks), without rebuilding it.
 
-A filter is a list of document numbers or a bitmap, as an array or as a file that another program wrote. Numbers run
-over the whole cache, part after part, as in :meth:`~headrace.store.cache.TokenCache.document`. For a cache that was
-shuffled when it was written, they are numbers of the original, so one list works for both.
+A filter is a list of document numbers or a bitmap, as an array or as a file that another program
+wrote. Numbers run over the whole cache, part after part, as in
+:meth:`~headrace.store.cache.TokenCache.document`. For a cache that was shuffled when it was
+written, they are numbers of the original, so one list works for both.
 
-Price: only the offsets of the filtered documents are read (one read for each run of neighbouring chunks of 16,384
-offsets); 32 bytes of memory for each run of filtered documents, or if there are many, 8 bytes plus a bit for each
-document. Unless it is small, the result is saved next to the cache (:mod:`headrace.data.saved_filters`); the next start
-then reads only that and the filter's file: 1.5 GB/s.
+Price: only the offsets of the filtered documents are read (one read for each run of neighbouring
+chunks of 16,384 offsets); 32 bytes of memory for each run of filtered documents, or if there are
+many, 8 bytes plus a bit for each document. Unless it is small, the result is saved next to the
+cache (:mod:`headrace.data.saved_filters`); the next start then reads only that and the filter's
+file: 1.5 GB/s.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ _LOG = logging.getLogger(__name__)
 def remove(
     cache: TokenCache, documents: NumberSet, listed: int = 0, repeated: int = 0, not_found: int = 0
 ) -> RemovedDocuments:
-    """Computes what remains of a cache without some documents; see :class:`RemovedDocuments` for numbers of a list.
+    """Computes what remains of a cache without some documents; see :class:`RemovedDocuments` for
+    numbers of a list.
 
     Raises:
         ReadError: offsets cannot be read.
@@ -109,12 +112,13 @@ class DocumentFilter:
     """Documents to leave out of a dataset.
 
     Args:
-        documents: Document numbers, in any order, repeats allowed (integer array or sequence); or a bitmap with one
-            entry a document, true for those to leave out (boolean array).
+        documents: Document numbers, in any order, repeats allowed (integer array or sequence); or a
+            bitmap with one entry a document, true for those to leave out (boolean array).
         name: Its name in errors: the config field or the file.
-        count_not_found: Whether numbers that no document has are counted (:attr:`RemovedDocuments.not_found`) instead
-            of refused.
-        content: Fingerprint of the cache of the numbers; another cache is refused. Empty: any cache.
+        count_not_found: Whether numbers that no document has are counted
+            (:attr:`RemovedDocuments.not_found`) instead of refused.
+        content: Fingerprint of the cache of the numbers; another cache is refused. Empty: any
+            cache.
 
     Raises:
         ConfigError: neither numbers nor a bitmap; a negative number.
@@ -143,9 +147,9 @@ class DocumentFilter:
     def load(
         cls, url: str, *, name: str | None = None, count_not_found: bool = False
     ) -> DocumentFilter:
-        """Reads a filter from a file: ``.npy`` (integers, or booleans for a bitmap), else text with one number a line.
-        A line ``# cache: FINGERPRINT`` of the text names its cache; other lines with ``#`` are comments. Files of more
-        than 16 MiB are read when their documents are needed.
+        """Reads a filter from a file: ``.npy`` (integers, or booleans for a bitmap), else text with
+        one number a line. A line ``# cache: FINGERPRINT`` of the text names its cache; other lines
+        with ``#`` are comments. Files of more than 16 MiB are read when their documents are needed.
 
         Raises:
             ConfigError: there is no such file, it cannot be read, or it is neither; names the line.
@@ -183,8 +187,9 @@ class DocumentFilter:
         return self._listing.listed
 
     def of(self, cache: TokenCache, read_once: ReadOnce | None = None) -> RemovedDocuments:
-        """What the filter removes from a cache, with counts; errors as in :meth:`among`. Loads the result saved with
-        the cache, or saves it there unless it is small; ``read_once`` reads it for all processes of a job.
+        """What the filter removes from a cache, with counts; errors as in :meth:`among`. Loads the
+        result saved with the cache, or saves it there unless it is small; ``read_once`` reads it
+        for all processes of a job.
 
         Example:
             >>> import headrace.testing
@@ -257,7 +262,8 @@ class DocumentFilter:
         return cache.num_documents
 
     def among(self, num_documents: int) -> Intervals:
-        """The documents, as ranges of numbers below ``num_documents``; larger numbers are ignored if that is allowed.
+        """The documents, as ranges of numbers below ``num_documents``; larger numbers are ignored
+        if that is allowed.
 
         Raises:
             ConfigError: a number is too large, or the bitmap is of another length.
@@ -285,7 +291,8 @@ class DocumentFilter:
             f"is not a document: the cache has {num_documents:,}",
             field=self.name,
             value=end - 1,
-            cure="Documents count from 0. Make the list from this cache: numbers belong to one build."
+            cure="Documents count from 0. Make the list from this cache: numbers belong to one"
+            " build."
             + (" Or let them pass, counted: remove_not_found: count." if "." in self.name else ""),
         )
 
@@ -303,7 +310,9 @@ def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:
 
     Example:
         >>> import headrace.testing
-        >>> stored_documents(headrace.testing.tiny_cache(documents=20), Intervals.of_numbers(np.array([3, 4])))
+        >>> stored_documents(
+        ...     headrace.testing.tiny_cache(documents=20), Intervals.of_numbers(np.array([3, 4]))
+        ... )
         Intervals(3..5)
     """
     if not cache.is_shuffled:
@@ -314,7 +323,8 @@ def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:
 def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
     """Positions of documents in the token stream of a whole cache, all parts end to end.
 
-    Reads only the chunks of offsets in which a range of documents begins or ends; ReadError if it cannot.
+    Reads only the chunks of offsets in which a range of documents begins or ends; ReadError if it
+    cannot.
 
     Example:
         >>> import headrace.testing

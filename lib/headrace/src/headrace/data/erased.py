@@ -1,15 +1,17 @@
-"""Documents that were removed from a cache while runs train on it: rows keep their positions without these tokens.
+"""Documents that were removed from a cache while runs train on it: rows keep their positions
+without these tokens.
 
-A row has no piece where a removed document is. Nothing of the document is read. The row has zeros there, or end-of-text
-tokens if these end segments, and the batch's ``token_mask`` is 0, so nothing there is trained on. Nothing attends to it
-either: in packed rows, and in rows that are divided into documents, the document remains its own segment; if
-end-of-text tokens end segments, each of its tokens is a segment; if a row is one segment, it is split into what
-precedes the document, the document, and what follows it.
-Plans, orders, quotas and splits of a run are not affected.
+A row has no piece where a removed document is. Nothing of the document is read. The row has zeros
+there, or end-of-text tokens if these end segments, and the batch's ``token_mask`` is 0, so nothing
+there is trained on. Nothing attends to it either: in packed rows, and in rows that are divided into
+documents, the document remains its own segment; if end-of-text tokens end segments, each of its
+tokens is a segment; if a row is one segment, it is split into what precedes the document, the
+document, and what follows it. Plans, orders, quotas and splits of a run are not affected.
 
-Invariants: rows without such a document are bit-identical, and so are all rows of steps before the removal. Price: a
-search for each piece of a row; a byte for each token of a batch, as for any mask. If one document in 200 is removed, a
-batch of 64 rows of 2,048 tokens takes 1.4 ms of CPU instead of 0.3 to 0.6.
+Invariants: rows without such a document are bit-identical, and so are all rows of steps before the
+removal. Price: a search for each piece of a row; a byte for each token of a batch, as for any mask.
+If one document in 200 is removed, a batch of 64 rows of 2,048 tokens takes 1.4 ms of CPU instead of
+0.3 to 0.6.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ class Erasure:
     """What is erased from the rows of a component.
 
     Attributes:
-        tokens: Positions of the documents in the token stream of the whole cache, all parts end to end.
+        tokens: Positions of the documents in the token stream of the whole cache, all parts end to
+            end.
         documents: Number of documents.
-        record: Its entry in manifests, as JSON values: ``generation``, ``documents`` and ``digest``.
+        record: Its entry in manifests, as JSON values: ``generation``, ``documents`` and
+            ``digest``.
         field: The field of the config that selects it.
     """
 
@@ -58,7 +62,8 @@ class Erasure:
 
 
 class ErasedRows:
-    """The rows of a source without the tokens of some documents: a :class:`~headrace.data.rows.RowSource`.
+    """The rows of a source without the tokens of some documents: a
+    :class:`~headrace.data.rows.RowSource`.
 
     Args:
         rows: The source.
@@ -99,11 +104,15 @@ class ErasedRows:
     def last_tokens(
         self, rows: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-        """The last tokens of documents, of those that are erased too: they remain segments of their own."""
+        """The last tokens of documents, of those that are erased too: they remain segments of their
+        own.
+        """
         return cast(SplitSource, self.whole).last_tokens(rows)
 
     def is_erased(self, token: Int64[np.ndarray, " n"]) -> np.ndarray:
-        """Whether tokens of the cache, by their positions in the stream of all parts, are erased."""
+        """Whether tokens of the cache, by their positions in the stream of all
+        parts, are erased.
+        """
         at = np.searchsorted(self._left.stop, token, side="right")
         return np.append(self._left.start, np.iinfo(np.int64).max)[at] > token
 
@@ -164,7 +173,9 @@ def _erased(rows: RowSource, cache: TokenCache, erasure: Erasure) -> RowSource:
 
 
 def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int) -> None:
-    """Raises ConfigError if a component from which rows are drawn, at this step or later, has nothing left."""
+    """Raises ConfigError if a component from which rows are drawn, at this step or later, has
+    nothing left.
+    """
     later = [stage.first_step for stage in mixture.stages[1:]]
     drawn = {
         name
@@ -181,7 +192,10 @@ def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int)
         if Intervals.union([erasure.tokens, removal.tokens]).total == cache.num_tokens:
             cure = f"Drop the source in the same amendment: drop: [{name}]."
             if not erasure.field.startswith("amendments"):
-                cure = f"Leave the source out, or train on what was removed: components.{name}.tombstones: 0."
+                cure = (
+                    "Leave the source out, or train on what was removed:"
+                    f" components.{name}.tombstones: 0."
+                )
             problem = f"leaves nothing of {cache.path}: all documents of {name!r} are removed"
             raise ConfigError(
                 problem, field=erasure.field, value=erasure.record["generation"], cure=cure
@@ -197,9 +211,10 @@ class ErasedDataset(WrappingDataset):
 
     Args:
         base: The dataset.
-        erasures: By component: what is erased from which step on, in the order of steps, each including the previous.
-        drawn_from: First step of components that amendments add. Nothing of them is erased before, so that the
-            amendment adds no mask to earlier batches.
+        erasures: By component: what is erased from which step on, in the order of steps, each
+            including the previous.
+        drawn_from: First step of components that amendments add. Nothing of them is erased before,
+            so that the amendment adds no mask to earlier batches.
 
     Example:
         >>> import headrace.testing
@@ -208,7 +223,10 @@ class ErasedDataset(WrappingDataset):
         >>> mixture = MixtureDataset({"web": tokens}, {"web": 1}, batch_size=2)
         >>> gone = Erasure(Intervals(np.array([18]), np.array([20])), 1, {"generation": [1]})
         >>> erased = ErasedDataset(mixture, {"web": [(1, gone)]})
-        >>> erased.at_step(0)[0].read([0]).token_mask, erased.at_step(1)[0].read([2]).token_mask.tolist()
+        >>> (
+        ...     erased.at_step(0)[0].read([0]).token_mask,
+        ...     erased.at_step(1)[0].read([2]).token_mask.tolist(),
+        ... )
         (None, [[1, 1, 0, 0, 1, 1, 1, 1]])
     """
 
@@ -324,7 +342,8 @@ class ErasedDataset(WrappingDataset):
         served, until = self.at_step(int(steps.min()) if steps.size else 0)
         if until is not None and int(steps.max(initial=0)) >= until:
             raise ConfigError(
-                f"lie on both sides of step {until}, where rows change their length or documents are erased",
+                f"lie on both sides of step {until}, where rows change their length or documents"
+                " are erased",
                 field="indices",
                 cure="Ask for the examples of one side at a time.",
             )

@@ -1,6 +1,7 @@
 """Lists of documents and their files: numbers as text or ``.npy``, and bitmaps.
 
-Price: a file of numbers is read once, a local ``.npy`` file in place; long lists take one bit per document in memory.
+Price: a file of numbers is read once, a local ``.npy`` file in place; long lists take one bit per
+document in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _WORTH_SAVING = 256  # ranges of documents
 _LARGE = 1 << 24
 _PIECE = 1 << 22
 _CACHE_LINE = re.compile(rb"^#\s*cache:\s*([\x21-\x7e]+)\s*$", re.MULTILINE)
-_CURE = "Give document numbers, one a line or as an integer .npy file, or a boolean .npy file with one entry a document."  # noqa: E501
+_CURE = (
+    "Give document numbers, one a line or as an integer .npy file,"
+    " or a boolean .npy file with one entry a document."
+)
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,9 @@ def _as_config_errors(url: str, field: str) -> Iterator[None]:
 
 
 def read_npy(raw: bytes | Path, field: str, url: str, cure: str) -> np.ndarray:
-    """The array in the bytes of a ``.npy`` file, or in a file, which is mapped; ConfigError if it is invalid."""
+    """The array in the bytes of a ``.npy`` file, or in a file, which is mapped; ConfigError if it
+    is invalid.
+    """
     try:
         with warnings.catch_warnings(
             action="ignore"

@@ -1,7 +1,8 @@
-"""Further rows of a cache behind those of a dataset: what is left of an epoch that a change of ``seq_len`` cut short.
+"""Further rows of a cache behind those of a dataset: what is left of an epoch that a change of
+``seq_len`` cut short.
 
-A run numbers its sources once, so what is left is no source of its own: the rows of a dataset keep their numbers, and
-the further rows follow them.
+A run numbers its sources once, so what is left is no source of its own: the rows of a dataset keep
+their numbers, and the further rows follow them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Sums that take long to add up, saved next to the plans of a cache, like anchors in a run's folder.
+"""Sums that take long to add up, saved next to the plans of a cache, like anchors in a run's
+folder.
 
-The fingerprint in ``<plans>/<fingerprint>/sums.json`` covers everything that the numbers depend on: data, rows, order
-and what is counted. The file repeats this, so a lookup is exact. Numbers that are too many for a record are in
-``sums.bin`` next to it (:mod:`headrace.store.vectors`). They only save time: if the folder is damaged, deleted or not
-writable, the sums are added up again.
+The fingerprint in ``<plans>/<fingerprint>/sums.json`` covers everything that the numbers depend on:
+data, rows, order and what is counted. The file repeats this, so a lookup is exact. Numbers that are
+too many for a record are in ``sums.bin`` next to it (:mod:`headrace.store.vectors`). They only save
+time: if the folder is damaged, deleted or not writable, the sums are added up again.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _IN_RECORD = 4096  # numbers
 
 
 def plans_of(dataset: PlannedDataset) -> str | None:
-    """The folder for sums of a dataset: that of its pack plan, or that of its first cache's plans. None if nothing can
-    be written there.
+    """The folder for sums of a dataset: that of its pack plan, or that of its first cache's plans.
+    None if nothing can be written there.
     """
     dataset = stored_dataset(dataset)
     if (plan := getattr(dataset, "plan_path", None)) is not None:
@@ -60,7 +61,9 @@ def load_or_add_up(
     Example:
         >>> import tempfile
         >>> folder = tempfile.mkdtemp()
-        >>> [load_or_add_up(folder, {"order": 1}, lambda: np.arange(k)).tolist() for k in (3, 4)]  # once
+        >>> [
+        ...     load_or_add_up(folder, {"order": 1}, lambda: np.arange(k)).tolist() for k in (3, 4)
+        ... ]  # once
         [[0, 1, 2], [0, 1, 2]]
     """
     if folder is None:

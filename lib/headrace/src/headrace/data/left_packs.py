@@ -1,7 +1,8 @@
-"""What is left of an epoch of packed rows: documents, or pieces of them, packed anew into rows of another length.
+"""What is left of an epoch of packed rows: documents, or pieces of them, packed anew into rows of
+another length.
 
-Pieces of one document that follow each other are joined first, so a document is cut anew, not twice. The pack plan is
-made in memory when a run is opened. Price: 1 us per document left.
+Pieces of one document that follow each other are joined first, so a document is cut anew, not
+twice. The pack plan is made in memory when a run is opened. Price: 1 us per document left.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class LeftPieces(NamedTuple):
 
         Example:
             >>> numbers = np.array([5, 5, 6])
-            >>> LeftPieces.join([LeftPieces(numbers, np.array([14, 10, 18]), np.array([4, 4, 3]))]).size.tolist()
+            >>> LeftPieces.join(
+            ...     [LeftPieces(numbers, np.array([14, 10, 18]), np.array([4, 4, 3]))]
+            ... ).size.tolist()
             [8, 3]
         """
         nothing = np.zeros(0, np.int64)

@@ -1,7 +1,8 @@
 """What is left of an epoch as a set of tokens: from rows of one length, and into rows of another.
 
-Tokens are numbered through all parts of the cache. Rows cut from a set continue across its gaps and across the ends of
-parts, so that fewer tokens are left out than a row holds. Price: 24 bytes and 0.4 us per row.
+Tokens are numbered through all parts of the cache. Rows cut from a set continue across its gaps and
+across the ends of parts, so that fewer tokens are left out than a row holds. Price: 24 bytes and
+0.4 us per row.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ class LeftRows:
         >>> import headrace.testing
         >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
         >>> rows = LeftRows(dataset, Intervals(np.array([3, 20]), np.array([6, 30])))
-        >>> rows.num_rows, rows.pieces(np.array([0])).start.tolist(), rows.pieces(np.array([0])).size.tolist()
+        >>> (
+        ...     rows.num_rows,
+        ...     rows.pieces(np.array([0])).start.tolist(),
+        ...     rows.pieces(np.array([0])).size.tolist(),
+        ... )
         (1, [3, 20], [3, 5])
     """
 

@@ -1,8 +1,9 @@
 """``MixtureDataset``: several sources in exact, scheduled proportions.
 
-Step s has ``n_d(s)`` rows of source d; ``sum_d n_d(s)`` is the batch size, and cumulative counts are always less than
-one example from the target share (mix/quota.py). The rows are source d's examples in its own order, continuing from the
-previous step; a used-up source starts again in a new order. Each row is thus a function of (config, seed, step).
+Step s has ``n_d(s)`` rows of source d; ``sum_d n_d(s)`` is the batch size, and cumulative counts
+are always less than one example from the target share (mix/quota.py). The rows are source d's
+examples in its own order, continuing from the previous step; a used-up source starts again in a new
+order. Each row is thus a function of (config, seed, step).
 """
 
 from __future__ import annotations
@@ -48,31 +49,39 @@ class MixtureDataset(WrappingDataset):
     """Mixes datasets by weights that may change with the step.
 
     Args:
-        components: Datasets by name, each with its shuffle applied; those of ``braid_shuffle`` without ``batch_size``
-            share one budget of strands, as in a config. Finite ones start over in a new order, as limits and
-            ``stop_strategy`` allow.
-        weights: A weight for each component: a number, ``{"step": {step: w}}`` or ``{"linear": {step: w}}``; or a
-            nested :class:`~headrace.mix.blend.Blend` with the components as leaves (normalised at each step and
-            node); or several :class:`~headrace.mix.stages.Stage`, each over any of the components; or nmoe's
-            :class:`~headrace_compat.nmoe.StagePlan`; or a :class:`~headrace.mix.policies.kind.MixturePlan`.
+        components: Datasets by name, each with its shuffle applied; those of ``braid_shuffle``
+            without ``batch_size`` share one budget of strands, as in a config. Finite ones start
+            over in a new order, as limits and ``stop_strategy`` allow.
+        weights: A weight for each component: a number, ``{"step": {step: w}}`` or ``{"linear":
+            {step: w}}``; or a nested :class:`~headrace.mix.blend.Blend` with the components as
+            leaves (normalised at each step and node); or several
+            :class:`~headrace.mix.stages.Stage`, each over any of the components; or nmoe's
+            :class:`~headrace_compat.nmoe.StagePlan`; or a
+            :class:`~headrace.mix.policies.kind.MixturePlan`.
         batch_size: Rows in a step, an int or a :class:`~headrace.mix.schedule.BatchSchedule`.
-        max_epochs: Largest number of passes over the components, one number or by name, fractions allowed. The share of
-            a used-up component goes to the others in proportion to their weights.
+        max_epochs: Largest number of passes over the components, one number or by name, fractions
+            allowed. The share of a used-up component goes to the others in proportion to their
+            weights.
         max_examples: Largest number of rows of components in the whole run, by name.
         stop_strategy: ``restart`` (continue endlessly), ``first_exhausted`` or ``all_exhausted``.
         policy: The order in which sources are drawn; see :mod:`headrace.mix.policies.registry`.
-        num_steps: Steps of the run, after which the mixture ends, unless limits end it earlier; None: endless. Does not
-            change any step.
+        num_steps: Steps of the run, after which the mixture ends, unless limits end it earlier;
+            None: endless. Does not change any step.
 
     Raises:
-        ConfigError: names differ, rows have different lengths, all weights are zero at some step, a component is not
-            stored, or a limit or policy does not fit.
+        ConfigError: names differ, rows have different lengths, all weights are zero at some step, a
+            component is not stored, or a limit or policy does not fit.
 
     Example:
         >>> import headrace.testing
         >>> from headrace import TokenSeqDataset
-        >>> a, b = (TokenSeqDataset(headrace.testing.tiny_cache(seed=s), seq_len=8, name="ab"[s]) for s in (0, 1))
-        >>> mixture = MixtureDataset({"a": a, "b": b}, {"a": 3, "b": {"linear": {0: 0, 100: 3}}}, batch_size=4)
+        >>> a, b = (
+        ...     TokenSeqDataset(headrace.testing.tiny_cache(seed=s), seq_len=8, name="ab"[s])
+        ...     for s in (0, 1)
+        ... )
+        >>> mixture = MixtureDataset(
+        ...     {"a": a, "b": b}, {"a": 3, "b": {"linear": {0: 0, 100: 3}}}, batch_size=4
+        ... )
         >>> mixture.draws.counts_at(0).tolist(), mixture.draws.counts_at(200).tolist()
         ([4, 0], [2, 2])
     """
@@ -145,7 +154,9 @@ class MixtureDataset(WrappingDataset):
         self._loss_weights: dict[str, Weight] = {}
 
     def tokens_of_rows(self, name: str, rows: int) -> int:
-        """Tokens of the first ``rows`` rows of a component: as the run's ``unit`` counts them, or with padding."""
+        """Tokens of the first ``rows`` rows of a component: as the run's ``unit`` counts them, or
+        with padding.
+        """
         return (
             rows * self.seq_len
             if self._tokens is None
@@ -165,7 +176,9 @@ class MixtureDataset(WrappingDataset):
         return None if rows is None else self.tokens_of_rows(name, rows)
 
     def _end(self, sizes: list[int | None], num_steps: int | None) -> int | None:
-        """Number of examples until limits, sources, the policy or the run's length end the mixture."""
+        """Number of examples until limits, sources, the policy or the run's length
+        end the mixture.
+        """
         end = None if num_steps is None else self.batch_schedule.rows_at(num_steps)[0]
         last = self.draws.policy.length
         if self.stop_strategy == "restart":
@@ -199,7 +212,8 @@ class MixtureDataset(WrappingDataset):
                     "is never reached: the limits end the mixture before",
                     field=f"{path if path and last == 'weights' else f'stages[{number}]'}.step",
                     value=stage.first_step,
-                    cure="Raise max_epochs, max_tokens or max_share, add a source before, or begin the stage earlier.",
+                    cure="Raise max_epochs, max_tokens or max_share, add a source before, or begin"
+                    " the stage earlier.",
                 ) from error
 
     @property
@@ -242,8 +256,8 @@ class MixtureDataset(WrappingDataset):
         """This mixture with loss weights for its components; its rows are the same.
 
         Args:
-            weights: By component, with the syntax of a mixture's weights; the default is 1. Batches of a loader, which
-                knows the step, have them; those of :meth:`read` do not.
+            weights: By component, with the syntax of a mixture's weights; the default is 1. Batches
+                of a loader, which knows the step, have them; those of :meth:`read` do not.
 
         Raises:
             ConfigError: no such component; an invalid weight.
@@ -251,10 +265,17 @@ class MixtureDataset(WrappingDataset):
         Example:
             >>> import headrace.testing
             >>> from headrace import DataLoader, TokenSeqDataset
-            >>> datasets = {n: TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8, name=n) for n in "ab"}
+            >>> datasets = {
+            ...     n: TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8, name=n)
+            ...     for n in "ab"
+            ... }
             >>> mixture = MixtureDataset(datasets, {"a": 1, "b": 1}, batch_size=8)
             >>> loader = DataLoader(mixture.with_loss_weights({"b": {"linear": {0: 0, 10: 1}}}))
-            >>> float(loader.batch_at(5).token_weights.min(where=loader.batch_at(5).label_mask, initial=9))
+            >>> float(
+            ...     loader.batch_at(5).token_weights.min(
+            ...         where=loader.batch_at(5).label_mask, initial=9
+            ...     )
+            ... )
             0.5
         """
         for name in weights:
@@ -303,7 +324,9 @@ class MixtureDataset(WrappingDataset):
         }
 
     def weights_at(self, steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n d"]:
-        """Target shares of rows of the components at ``steps``, according to the stages, before limits."""
+        """Target shares of rows of the components at ``steps``, according to the stages, before
+        limits.
+        """
         shares = np.zeros((len(steps), len(self.names)))
         first = np.asarray([stage.first_step for stage in self.stages])
         stage_of = np.searchsorted(first, steps, side="right") - 1
@@ -359,7 +382,8 @@ class MixtureDataset(WrappingDataset):
         for name, component in zip(self.names, self.components, strict=True):
             if component.seq_len != first.seq_len:
                 raise ConfigError(
-                    f"has rows of {component.seq_len} tokens, and {self.names[0]!r} of {first.seq_len}",
+                    f"has rows of {component.seq_len} tokens, and {self.names[0]!r} of"
+                    f" {first.seq_len}",
                     field=f"components.{name}",
                     cure="All components of a mixture need the same seq_len.",
                 )
@@ -369,14 +393,16 @@ class MixtureDataset(WrappingDataset):
                 raise ConfigError(
                     f"divides its rows into documents, and {other!r} does not",
                     field=f"components.{which}",
-                    cure="All components of a mixture need the same split_documents, and none of them packing.",
+                    cure="All components of a mixture need the same split_documents, and none of"
+                    " them packing.",
                 )
             if component.pairs != first.pairs:
                 which = name if component.pairs else self.names[0]
                 raise ConfigError(
                     "has rows of preference pairs, and another component has not",
                     field=f"components.{which}",
-                    cure="Mix pairs with pairs, or train on both in turn. Or train on the answers as on text:"
+                    cure="Mix pairs with pairs, or train on both in turn. Or train on the answers"
+                    " as on text:"
                     f" components.{which}.pairs: false.",
                 )
 
@@ -406,14 +432,17 @@ def _repeated(name: str, dataset: AsyncDataset[Any]) -> PlannedDataset:
 
 
 class Braids:
-    """Ordinals of a mixture's components to rows and localities, in one pass where their orders can be mapped together.
+    """Ordinals of a mixture's components to rows and localities, in one pass where their orders can
+    be mapped together.
 
-    Such a component is one order that repeats for ever, or the parts of an epoch that is finished and then the whole
-    again and again (:class:`~headrace.data.phased.Continued`). Price: 0.5 us per row in batches of 1,024.
+    Such a component is one order that repeats for ever, or the parts of an epoch that is finished
+    and then the whole again and again (:class:`~headrace.data.phased.Continued`). Price: 0.5 us per
+    row in batches of 1,024.
 
     Attributes:
         held: bool: which components are mapped together with others.
-        below: The datasets of resolved rows, by part; for components that are mapped alone, the components themselves.
+        below: The datasets of resolved rows, by part; for components that are mapped alone, the
+            components themselves.
         own_rows: bool: parts whose resolved ordinals are rows of their only source.
     """
 

@@ -1,16 +1,17 @@
 """``PackedTokenDataset``: documents of a token cache, packed into rows by a static plan.
 
-A row is a pack: whole documents (or the pieces that the plan cut them into) end to end, and padding. The plan
-determines the ends of segments, not end-of-text tokens. Rows can be shuffled, mixed, held out and resumed like those of
-:class:`~headrace.data.token_seq.TokenSeqDataset`, and the number of rows in an epoch is known.
+A row is a pack: whole documents (or the pieces that the plan cut them into) end to end, and
+padding. The plan determines the ends of segments, not end-of-text tokens. Rows can be shuffled,
+mixed, held out and resumed like those of :class:`~headrace.data.token_seq.TokenSeqDataset`, and the
+number of rows in an epoch is known.
 
-The plan (``headrace.pack``) is made once and saved next to the cache, under a fingerprint of everything that it depends
-on (:mod:`headrace.pack.plan_file`). ``windowed``, the default, packs neighbours: a shuffle of blocks then reads little
-more than one stored block for each block of rows.
+The plan (``headrace.pack``) is made once and saved next to the cache, under a fingerprint of
+everything that it depends on (:mod:`headrace.pack.plan_file`). ``windowed``, the default, packs
+neighbours: a shuffle of blocks then reads little more than one stored block for each block of rows.
 
-Price: opening reads the plan's record and its digests, 10 bytes per thousand documents (for a plan of an earlier
-release, all of it, and the offsets of all documents). A batch reads the plan's entries for its rows, and needs one read
-for each run of adjacent documents.
+Price: opening reads the plan's record and its digests, 10 bytes per thousand documents (for a plan
+of an earlier release, all of it, and the offsets of all documents). A batch reads the plan's
+entries for its rows, and needs one read for each run of adjacent documents.
 """
 
 from __future__ import annotations
@@ -62,24 +63,26 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         cache: An open cache, or the path of one.
         seq_len: Tokens in a row.
         algorithm: See :class:`~headrace.pack.spec.PackSpec`.
-        long: What to do with documents longer than ``capacity``: ``split``, ``truncate``, ``truncate_start``, ``drop``,
-            ``keep`` (a row of its own, which holds the document whole) or ``error``. None: ``split``; but ``drop`` for
-            caches that mark what is trained on (chats), and for units.
+        long: What to do with documents longer than ``capacity``: ``split``, ``truncate``,
+            ``truncate_start``, ``drop``, ``keep`` (a row of its own, which holds the document
+            whole) or ``error``. None: ``split``; but ``drop`` for caches that mark what is trained
+            on (chats), and for units.
         min_fill: Packs filled to less than this share are dropped.
-        unit: Number of neighbouring documents that stay together; ``long`` must then be ``drop``, ``keep`` or
-            ``error``. None: 2 for the pairs of a cache of preferences, else 1.
+        unit: Number of neighbouring documents that stay together; ``long`` must then be ``drop``,
+            ``keep`` or ``error``. None: 2 for the pairs of a cache of preferences, else 1.
         removed: Documents to leave out, with all of their unit.
         name: Name for counters and reports; None: the cache's path.
-        loss_mask: Leaf that marks the tokens to train on; ``auto``: the one of chats, if the cache has it; ``none``:
-            train on all tokens. See :mod:`headrace.batch.masks`.
+        loss_mask: Leaf that marks the tokens to train on; ``auto``: the one of chats, if the cache
+            has it; ``none``: train on all tokens. See :mod:`headrace.batch.masks`.
         columns: Further leaves for batches, by their names there; see :mod:`headrace.data.columns`.
         pairs: Whether documents are preference pairs, alternately chosen and rejected
-            (:mod:`headrace.batch.preference`), which are packed with ``unit=2``; None: yes if the cache marks the
-            chosen ones, as caches built by headrace do. False: rejected answers are trained on as chosen ones are.
+            (:mod:`headrace.batch.preference`), which are packed with ``unit=2``; None: yes if the
+            cache marks the chosen ones, as caches built by headrace do. False: rejected answers are
+            trained on as chosen ones are.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
         max_documents: Largest number of documents in a row, with ``algorithm="next_fit"``.
-        capacity: Tokens up to which rows are filled; None: ``seq_len``. Less leaves room for what ``long="keep"``
-            keeps.
+        capacity: Tokens up to which rows are filled; None: ``seq_len``. Less leaves room for what
+            ``long="keep"`` keeps.
 
     Attributes:
         cache: The cache.
@@ -87,14 +90,14 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         removal: What is left out, with the counters of its filter.
         plan: The plan, its documents numbered as in the cache.
         plan_path: Folder or URL where it is saved.
-        incomplete_documents: Documents with tokens that are not packed because another one of their unit is left out or
-            empty.
+        incomplete_documents: Documents with tokens that are not packed because another one of their
+            unit is left out or empty.
         loss_mask: The leaf that marks the tokens to train on; None: all tokens.
         columns: The columns that were requested for batches.
 
     Raises:
-        ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer rows, or
-            ``capacity`` does; there is nothing to pack; documents are not pairs.
+        ConfigError: the dataset is not a cache but an order of one; ``long`` would need longer
+            rows, or ``capacity`` does; there is nothing to pack; documents are not pairs.
         CacheError: the cache cannot be used, or the plan cannot be written.
 
     Example:
@@ -119,15 +122,21 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
     ) -> None:
         if not isinstance(cache, TokenCache | str | Path):
             raise ConfigError(
-                "is a dataset in an order of its own: a static plan needs documents that are the same in every epoch",
+                "is a dataset in an order of its own: a static plan needs documents that are the"
+                " same in every epoch",
                 field="cache",
                 value=type(cache).__name__,
-                cure="Pack the token cache of each source, then shuffle and mix the packed datasets.",
+                cure="Pack the token cache of each source, then shuffle and mix the packed"
+                " datasets.",
             )
         super().__init__(cache, seq_len, removed, loss_mask, columns)
         plans = packing.pop("plans", None)
         self._pairs = is_of_pairs(self.cache, pairs)
-        requested_packing = PackingConfig(**packing, plans=plans and str(plans))  # pyright: ignore[reportCallIssue]
+        requested_packing = PackingConfig(
+            **packing,
+            # Taken out of packing above, which pyright does not see
+            plans=plans and str(plans),  # pyright: ignore[reportCallIssue]
+        )
         self.packing = requested_packing.resolved(
             pairs=self._pairs, conversations=mask_leaf(self.cache, "auto") is not None
         )
@@ -143,14 +152,17 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         )
         if requested_packing.long is None and self.plan.counts.dropped_tokens:
             _LOG.warning(
-                f"packing {self.cache.path} leaves out {self.plan.counts.dropped_tokens:,} tokens of documents longer"
-                f" than {spec.capacity:,}, so that each answer keeps its question: raise seq_len, or say what to do"
+                f"packing {self.cache.path} leaves out {self.plan.counts.dropped_tokens:,} tokens"
+                " of documents longer"
+                f" than {spec.capacity:,}, so that each answer keeps its question: raise seq_len,"
+                " or say what to do"
                 " with them (packing.long)"
             )
         if self.incomplete_tokens:
             self.incomplete_documents = incomplete_documents(self.cache, self.removal.which, unit)
             _LOG.info(
-                f"packed {self.cache.path}: {self.incomplete_documents:,} documents with {self.incomplete_tokens:,}"
+                f"packed {self.cache.path}: {self.incomplete_documents:,} documents with"
+                f" {self.incomplete_tokens:,}"
                 f" tokens are in no pack, as others of their units of {unit} are removed or empty"
             )
         self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, self._opened)
@@ -185,7 +197,9 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
 
     @property
     def dropped_tokens(self) -> int:
-        """Tokens that are in no row: of incomplete units, long documents, and packs below ``min_fill``."""
+        """Tokens that are in no row: of incomplete units, long documents, and packs below
+        ``min_fill``.
+        """
         return self.cache.num_tokens - self.removed_tokens - self.plan.counts.packed_tokens
 
     def blocks_per_row(self) -> float:
@@ -193,7 +207,9 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
 
         Example:
             >>> import headrace.testing
-            >>> PackedTokenDataset(headrace.testing.tiny_cache(documents=50), seq_len=64).blocks_per_row() >= 1
+            >>> PackedTokenDataset(
+            ...     headrace.testing.tiny_cache(documents=50), seq_len=64
+            ... ).blocks_per_row() >= 1
             True
         """
         return self._rows.blocks_per_row()
@@ -210,7 +226,8 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         """The same documents in rows of another length.
 
         Raises:
-            ConfigError: ``block_tokens`` is set: packs of another length do not share blocks with these.
+            ConfigError: ``block_tokens`` is set: packs of another length do not share blocks with
+                these.
         """
         if block_tokens is not None:
             raise ConfigError(
@@ -279,7 +296,9 @@ class PackedRows:
     def items(
         self, rows: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-        """Document of each item of rows, its first token in the stream of all parts, and its tokens."""
+        """Document of each item of rows, its first token in the stream of all parts, and its
+        tokens.
+        """
         items, _ = self._plan.of_packs(rows)
         document = np.asarray(self._plan.items.document[items], np.int64)
         return document, self._start[items], np.asarray(self._plan.items.size[items], np.int64)

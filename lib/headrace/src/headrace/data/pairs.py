@@ -1,8 +1,9 @@
-"""Preference pairs: which documents of a cache are chosen and rejected answers, and that rows keep them together.
+"""Preference pairs: which documents of a cache are chosen and rejected answers, and that rows keep
+them together.
 
-A cache with the leaf ``chosen`` knows which of its answers is rejected. Its documents are pairs everywhere: packed by
-twos, with weight -1 for the rejected side, and refused where rows would part them. ``pairs: false`` is the word with
-which both answers are trained on as ordinary text.
+A cache with the leaf ``chosen`` knows which of its answers is rejected. Its documents are pairs
+everywhere: packed by twos, with weight -1 for the rejected side, and refused where rows would part
+them. ``pairs: false`` is the word with which both answers are trained on as ordinary text.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _checked: WeakSet[TokenCache] = WeakSet()
 
 
 def is_of_pairs(cache: TokenCache, said: bool | None) -> bool:
-    """Whether the documents of a cache are preference pairs: as ``said``, or None: as the cache says.
+    """Whether the documents of a cache are preference pairs: as ``said``, or None: as the cache
+    says.
 
     Example:
         >>> import headrace.testing
@@ -38,22 +40,24 @@ def is_of_pairs(cache: TokenCache, said: bool | None) -> bool:
 
 
 def check_pairs(cache: TokenCache, unit: int, mask: str | None) -> None:
-    """Raises ConfigError unless the documents of a cache of pairs are alternately chosen and rejected, are packed in
-    units of two, and have a ``mask`` for the tokens of the answers.
+    """Raises ConfigError unless the documents of a cache of pairs are alternately chosen and
+    rejected, are packed in units of two, and have a ``mask`` for the tokens of the answers.
     """
     if unit != 2:
         raise ConfigError(
             f"parts the two answers of each pair of {cache.path}",
             field="unit",
             value=unit,
-            cure="Leave it out: pairs are packed in units of 2. Or train on both answers as on text: pairs: false.",
+            cure="Leave it out: pairs are packed in units of 2. Or train on both answers as on"
+            " text: pairs: false.",
         )
     if mask is None:
         raise ConfigError(
             "says that all tokens are trained on, those of the prompts too",
             field="loss_mask",
             value="none",
-            cure="Leave it out (headrace build --kind preference writes the mask of the answers). Or train on both"
+            cure="Leave it out (headrace build --kind preference writes the mask of the answers)."
+            " Or train on both"
             " answers as on text: pairs: false.",
         )
     if cache not in _checked:
@@ -62,13 +66,17 @@ def check_pairs(cache: TokenCache, unit: int, mask: str | None) -> None:
 
 
 def refuse_pairs_in_a_stream(cache: TokenCache, said: bool | None) -> None:
-    """Raises ConfigError if the documents of a cache are pairs: rows that are cut from a stream part them."""
+    """Raises ConfigError if the documents of a cache are pairs: rows that are cut from a stream
+    part them.
+    """
     if is_of_pairs(cache, said):
         raise ConfigError(
-            f"is missing, and {cache.path} holds preference pairs: rows of a stream would train on rejected answers as"
+            f"is missing, and {cache.path} holds preference pairs: rows of a stream would train on"
+            " rejected answers as"
             " on chosen ones",
             field="packing",
-            cure="Pack them, which keeps pairs together (packing: {}; in Python PackedTokenDataset). Or train on both"
+            cure="Pack them, which keeps pairs together (packing: {}; in Python"
+            " PackedTokenDataset). Or train on both"
             " answers as on text: pairs: false.",
         )
 
@@ -88,11 +96,13 @@ def refuse_parted_buckets(
     parted = int((pairs[:, 0] != pairs[:, 1]).sum())
     if parted:
         raise ConfigError(
-            f"parts {parted:,} of {len(pairs):,} preference pairs of {cache.path}: their answers lie in different"
+            f"parts {parted:,} of {len(pairs):,} preference pairs of {cache.path}: their answers"
+            " lie in different"
             " buckets",
             field=f"{path}.by",
             value=by,
-            cure="Divide by a number that both answers of a pair have (a file: scores.npy). Or train on both answers as"
+            cure="Divide by a number that both answers of a pair have (a file: scores.npy). Or"
+            " train on both answers as"
             " on text: pairs: false, beside buckets.",
         )
 
@@ -109,7 +119,9 @@ _FIELDS = {
 
 @contextmanager
 def pairs_of_component(name: str) -> Iterator[None]:
-    """Errors about preference pairs and how they are packed name fields of this component of a config."""
+    """Errors about preference pairs and how they are packed name fields of this component of a
+    config.
+    """
     try:
         yield
     except ConfigError as error:
@@ -125,7 +137,9 @@ def pairs_of_component(name: str) -> Iterator[None]:
 
 
 def _check_turns(cache: TokenCache) -> None:
-    """Raises ConfigError unless the leaf ``chosen`` of a cache, if there is one, alternates between 1 and 0."""
+    """Raises ConfigError unless the leaf ``chosen`` of a cache, if there is one, alternates between
+    1 and 0.
+    """
     if CHOSEN not in cache.leaves:
         return
     at = 0
@@ -137,6 +151,7 @@ def _check_turns(cache: TokenCache) -> None:
                 f"is out of turn in {cache.path}: even documents are chosen, odd ones are rejected",
                 field=f"chosen[{number}]",
                 value=int(block.reshape(-1)[wrong[0]]),
-                cure="Build the cache with --kind preference. Or train on its documents as on text: pairs: false.",
+                cure="Build the cache with --kind preference. Or train on its documents as on"
+                " text: pairs: false.",
             )
         at += block.size

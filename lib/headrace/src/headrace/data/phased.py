@@ -1,4 +1,5 @@
-"""``PhasedDataset``: rows of another length from a step on; each source continues with what no row has had yet.
+"""``PhasedDataset``: rows of another length from a step on; each source continues with what no row
+has had yet.
 
 The idea is in :mod:`headrace.mix.phases`, the construction in :mod:`headrace.data.phased_mixture`.
 """
@@ -36,9 +37,11 @@ class PhaseChange:
         drawn: Examples that were drawn from the component before, in the whole run.
         left_blocks: Blocks of the epoch that no row had touched; the phase begins with them.
         block_tokens: Tokens of a block.
-        left_rows: Rows of the new length that what is left of touched blocks fills; they follow these blocks.
-        skipped_tokens: Tokens of this epoch that fill no row of the new length, less those that filled none of the old
-            one: less than a row of what is left, and what rows do not fill of blocks.
+        left_rows: Rows of the new length that what is left of touched blocks fills; they follow
+            these blocks.
+        skipped_tokens: Tokens of this epoch that fill no row of the new length, less those that
+            filled none of the old one: less than a row of what is left, and what rows do not fill
+            of blocks.
     """
 
     step: int
@@ -53,10 +56,12 @@ class PhaseChange:
 
 
 class PhasedDataset(WrappingDataset):
-    """Batches of one dataset, from a step on those of the next, and so on. Examples are numbered consecutively.
+    """Batches of one dataset, from a step on those of the next, and so on. Examples are numbered
+    consecutively.
 
     Args:
-        phases: First step and dataset of each phase, in order, the first at step 0. All over the same stored arrays.
+        phases: First step and dataset of each phase, in order, the first at step 0. All over the
+            same stored arrays.
         changes: Changes for reports.
     """
 
@@ -89,7 +94,9 @@ class PhasedDataset(WrappingDataset):
         return self._phases
 
     def with_loss_weights(self, weights: Mapping[str, object]) -> PhasedDataset:
-        """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`; every phase must be a mixture."""
+        """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`; every phase must be
+        a mixture.
+        """
         if not weights:
             return self
         phases = [
@@ -182,7 +189,8 @@ def _urls(dataset: PlannedDataset) -> list[str]:
 
 
 class Continued(WrappingDataset):
-    """A component from a phase on: the rest of an epoch, then whole epochs in new orders, endlessly.
+    """A component from a phase on: the rest of an epoch, then whole epochs in new orders,
+    endlessly.
 
     Args:
         first: Ordinal of its first example: the number that earlier phases drew.
@@ -204,8 +212,8 @@ class Continued(WrappingDataset):
         self.whole_epoch = epoch + (self.rest_rows > 0)
 
     def at(self, ordinal: int) -> tuple[PlannedDataset, int, int]:
-        """The position of an ordinal: in a part of ``rest`` or in ``whole``, the examples drawn from it before, and the
-        epoch.
+        """The position of an ordinal: in a part of ``rest`` or in ``whole``, the examples drawn
+        from it before, and the epoch.
         """
         drawn = ordinal - self.first
         if drawn < self.rest_rows:
@@ -246,8 +254,8 @@ class Continued(WrappingDataset):
         return max(windows, key=lambda window: (window.rows, window.blocks))
 
     def describe(self) -> dict[str, Any]:
-        # Further rows follow from what was drawn before, which the earlier phases describe: untouched blocks and whole
-        # epochs are described, and the epoch of the first of these
+        # Further rows follow from what was drawn before, which the earlier phases describe:
+        # untouched blocks and whole epochs are described, and the epoch of the first of these
         rest = [part.describe() for part in self.rest if not part.has_further_rows]
         return {
             "first": self.first,

@@ -1,9 +1,11 @@
-"""Makes the dataset of a run from its recipe: a mixture, or several if rows change their length at given steps.
+"""Makes the dataset of a run from its recipe: a mixture, or several if rows change their length at
+given steps.
 
-:mod:`headrace.mix.phases` explains phases. Each is an ordinary mixture with the same draws. The first is the mixture
-that there would be without phases, row for row (unless blocks are held out, because their size depends on all lengths).
-In later phases, a component is a :class:`~headrace.data.phased.Continued`: it begins with the blocks that the previous
-phase did not touch, then comes what it left of touched ones, and it continues with whole epochs.
+:mod:`headrace.mix.phases` explains phases. Each is an ordinary mixture with the same draws. The
+first is the mixture that there would be without phases, row for row (unless blocks are held out,
+because their size depends on all lengths). In later phases, a component is a
+:class:`~headrace.data.phased.Continued`: it begins with the blocks that the previous phase did not
+touch, then comes what it left of touched ones, and it continues with whole epochs.
 """
 
 from __future__ import annotations
@@ -46,14 +48,15 @@ class RunRecipe:
     """Values of a run's config, by component, from which its dataset is made.
 
     Attributes:
-        phases: First step and row length of each phase; see :func:`~headrace.mix.limits.phase_lengths`.
-        shuffles: How each component is shuffled. If rows change their length, a block has the same tokens in all
-            phases, and ``io_block_size`` counts rows of the first phase.
+        phases: First step and row length of each phase; see
+            :func:`~headrace.mix.limits.phase_lengths`.
+        shuffles: How each component is shuffled. If rows change their length, a block has the same
+            tokens in all phases, and ``io_block_size`` counts rows of the first phase.
         own_shuffles: Components whose shuffle is set under their own name, for errors.
         validation: What is held out of components, by name, with its path in the config.
         subsets: Subsets of components by name, with their path in the config; one phase only.
-        max_epochs: Largest number of passes over components, one number or by name. An epoch that a change of length
-            cuts short counts as one.
+        max_epochs: Largest number of passes over components, one number or by name. An epoch that a
+            change of length cuts short counts as one.
         stop_strategy: ``restart`` with more than one phase.
     """
 
@@ -86,7 +89,8 @@ def run_dataset(
 
     Raises:
         ConfigError: with several phases, rows that are longer than the data; else as for
-            :class:`~headrace.data.mixture.MixtureDataset` and :func:`~headrace.data.strands.shuffle_components`.
+            :class:`~headrace.data.mixture.MixtureDataset` and
+            :func:`~headrace.data.strands.shuffle_components`.
     """
     courses: dict[str, _Course] = {}
     for name, source in sources.items():
@@ -158,7 +162,8 @@ def _next_mixture(
     stored = {name: course.cut(length, first=False) for name, course in courses.items()}
     of_phase = derive(recipe.seed, "phase", number)
     rests = {name: course.rests(stored[name]) for name, course in courses.items()}
-    # The untouched blocks of all components share one budget of strands, and so does what is left of touched ones
+    # The untouched blocks of all components share one budget of strands, and so does what is left
+    # of touched ones
     shuffled_rests: dict[str, list[PlannedDataset]] = {name: [] for name in courses}
     for part, seed in ((0, of_phase), (1, derive(of_phase, "left"))):
         started = {name: cuts[part] for name, cuts in rests.items() if cuts[part].rows}
@@ -208,7 +213,9 @@ class _Course:
     """One component on its way through the phases."""
 
     token_limit: int | None = None
-    """Largest number of examples in the run by its tokens (``max_tokens``), if its rows keep their length."""
+    """Largest number of examples in the run by its tokens (``max_tokens``), if its rows keep their
+    length.
+    """
 
     def __init__(
         self,
@@ -282,8 +289,9 @@ class _Course:
         self._epoch = epoch
         self._blocks = Identity(0)
         parts = [part for part, _ in self._parts]
-        # Of the parts of a rest that come behind the one that was reached, nothing was drawn. What comes behind the
-        # rest is another epoch; and an epoch of which nothing was drawn has no rest
+        # Of the parts of a rest that come behind the one that was reached, nothing was drawn. What
+        # comes behind the rest is another epoch; and an epoch of which nothing was drawn has no
+        # rest
         open_parts = self._parts[parts.index(dataset) : -1]
         if dataset is self._component.whole and position > 0:
             open_parts = self._parts[-1:]
@@ -302,8 +310,8 @@ class _Course:
         )
 
     def _leave(self, part: PlannedDataset, cut: _Cut, position: int, epoch: int) -> Any:
-        """Leaves a part of an epoch at a position: notes its untouched blocks, and returns the tokens of all other rows
-        that were not drawn.
+        """Leaves a part of an epoch at a position: notes its untouched blocks, and returns the
+        tokens of all other rows that were not drawn.
         """
         if part.has_further_rows:
             return tokens_of_rows(cut.dataset, _rows_from(part, position, epoch))
@@ -325,8 +333,8 @@ class _Course:
         return tokens_of_rows(numbered, rows)
 
     def _cut_left(self, left: Sequence[Any], seq_len: int) -> tuple[int, int]:
-        """Cuts the component into rows of a new length, and what was left behind them. Returns the rows of what was
-        left, and its tokens that are in none.
+        """Cuts the component into rows of a new length, and what was left behind them. Returns the
+        rows of what was left, and its tokens that are in none.
         """
         tokens = Intervals.union(cast("Sequence[Intervals]", left))
         stored = self._dataset.with_rows(seq_len, block_tokens=self._block_tokens)
@@ -335,7 +343,9 @@ class _Course:
         return rows, skipped
 
     def rests(self, whole: _Cut) -> tuple[_Cut, _Cut]:
-        """The remainder of the epoch: its untouched blocks, cut like the whole, and what is left of others."""
+        """The remainder of the epoch: its untouched blocks, cut like the whole, and what is left of
+        others.
+        """
         rows = RowsOfBlocks(self._blocks, block=whole.block, n=whole.rows)
         untouched = _blocks_first(whole.dataset.reordered(rows), self._blocks, whole.block)
         remainder: PlannedDataset = whole.dataset.reordered(Slice(whole.rows, 0, 0))
@@ -358,7 +368,9 @@ class _Course:
 
 
 class _PackedCourse(_Course):
-    """A packed component. Packs of two lengths share no blocks, so all that is left of an epoch is packed anew."""
+    """A packed component. Packs of two lengths share no blocks, so all that is left of an epoch is
+    packed anew.
+    """
 
     def __init__(
         self, name: str, dataset: PackedTokenDataset, shuffle: Shuffle, recipe: RunRecipe
@@ -369,7 +381,8 @@ class _PackedCourse(_Course):
                 f"cuts documents, and component {name!r} packs them into rows of several lengths",
                 field=f"{path}.by",
                 value="blocks",
-                cure=f"Hold out documents: components.{name}.validation={{one_in: 100, by: documents}}, or none.",
+                cure=f"Hold out documents: components.{name}.validation={{one_in: 100, by:"
+                " documents}, or none.",
             )
         self._name = name
         self._shuffle = shuffle
@@ -453,7 +466,9 @@ def _shuffled(
 def _limit(
     name: str, course: _Course, component: Continued, mixture: MixtureDataset, recipe: RunRecipe
 ) -> int | None:
-    """Largest number of examples of a component in the run if its rows keep the new length; ``mixture`` ends here."""
+    """Largest number of examples of a component in the run if its rows keep the new length;
+    ``mixture`` ends here.
+    """
     limit = mixture.limits[name]
     if limit is None:
         return None
@@ -463,7 +478,8 @@ def _limit(
         epochs = epochs.get(name)
     if epochs is None:
         return component.first + remaining_rows
-    # A pass has as many rows as it has: those of packs follow from their padding, not from the rows of another length
+    # A pass has as many rows as it has: those of packs follow from their padding, not from the rows
+    # of another length
     rows_left = component.rest_rows + int((epochs - component.whole_epoch) * len(component.whole))
     if epochs < component.whole_epoch:  # it ends within the pass that the change cut short
         rows_left = min(remaining_rows, component.rest_rows)

@@ -1,13 +1,16 @@
-"""The origin of row r of step s: component, draw, epoch, cache, part, documents and positions in them.
+"""The origin of row r of step s: component, draw, epoch, cache, part, documents and positions in
+them.
 
 There are two lookups. :func:`rows_of_step` returns the rows of a step; it is pure, like the order.
-:func:`spans_of_rows` returns the documents from which these rows are cut; it reads offsets, never tokens.
+:func:`spans_of_rows` returns the documents from which these rows are cut; it reads offsets, never
+tokens.
 
-Invariant, tested over shuffles, mixtures, phases, filters and hold-out: the tokens of the spans, put at their
-positions, are exactly the tokens that ``DataLoader.batch_at`` delivers.
+Invariant, tested over shuffles, mixtures, phases, filters and hold-out: the tokens of the spans,
+put at their positions, are exactly the tokens that ``DataLoader.batch_at`` delivers.
 
-Price: a search among the offsets of a part, about ``log2(documents / 16384)`` small reads for each start and end of a
-row, all rows of a step at once: with 20 million documents, 1 ms for a row and 0.13 s for 256 (locally).
+Price: a search among the offsets of a part, about ``log2(documents / 16384)`` small reads for each
+start and end of a row, all rows of a step at once: with 20 million documents, 1 ms for a row and
+0.13 s for 256 (locally).
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ class StepRows:
 
     Attributes:
         step: The step.
-        batch_size: Rows of the global batch; ``n`` is smaller in the padded last batch of a finite dataset.
+        batch_size: Rows of the global batch; ``n`` is smaller in the padded last batch of a finite
+            dataset.
         seq_len: Tokens in a row.
         sources: The sources that ``source`` numbers.
         caches: The cache of each source.
@@ -90,7 +94,8 @@ class Spans:
 
     Attributes:
         row: Number of the row in the batch.
-        column: Position in the row where the span begins. Positions that no span covers are padding.
+        column: Position in the row where the span begins. Positions that no span covers are
+            padding.
         size: Number of tokens.
         source: Source of the row.
         part: Part of the cache.
@@ -200,8 +205,12 @@ def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = N
         >>> import headrace.testing
         >>> from headrace import TokenSeqDataset
         >>> cache = headrace.testing.tiny_cache()
-        >>> spans = spans_of_rows(rows_of_step(TokenSeqDataset(cache, seq_len=64), BatchSchedule(2), step=1))
-        >>> first = cache.document(int(spans.document[0]))[int(spans.offset[0]) :][: int(spans.size[0])]
+        >>> spans = spans_of_rows(
+        ...     rows_of_step(TokenSeqDataset(cache, seq_len=64), BatchSchedule(2), step=1)
+        ... )
+        >>> first = cache.document(int(spans.document[0]))[int(spans.offset[0]) :][
+        ...     : int(spans.size[0])
+        ... ]
         >>> bool((first == cache.tokens(128, 192)[: first.size]).all()), int(spans.size.sum())
         (True, 128)
     """
@@ -219,14 +228,16 @@ def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = N
 
 
 def read_spans(rows: StepRows, spans: Spans) -> list[np.ndarray]:
-    """The tokens of spans as they are stored, removed or not, each an array of its cache's dtype; one read for each run
-    of neighbours, all at once.
+    """The tokens of spans as they are stored, removed or not, each an array of its cache's dtype;
+    one read for each run of neighbours, all at once.
     """
     return _read(spans, [source.arrays for source in rows.sources])
 
 
 def removed_spans(rows: StepRows, spans: Spans) -> Bool[np.ndarray, " s"]:
-    """Whether the document of each span was already removed, so the batch has none of its tokens."""
+    """Whether the document of each span was already removed, so the batch has none
+    of its tokens.
+    """
     removed = np.zeros(len(spans), bool)
     for number, source in enumerate(rows.sources):
         if (is_erased := getattr(source, "is_erased", None)) is not None:
@@ -286,13 +297,16 @@ def _read(
 
 
 def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-    """The document of a part that each of its tokens belongs to, by where each document begins and the last ends.
+    """The document of a part that each of its tokens belongs to, by where each document begins and
+    the last ends.
 
     Example:
         >>> import headrace.testing
         >>> cache = headrace.testing.tiny_cache(documents=20)
         >>> first_of_third = cache.lengths(0, 2).sum()
-        >>> documents_at(cache.parts[0].offsets, np.array([0, first_of_third - 1, first_of_third])).tolist()
+        >>> documents_at(
+        ...     cache.parts[0].offsets, np.array([0, first_of_third - 1, first_of_third])
+        ... ).tolist()
         [0, 1, 2]
     """
     chunk = offsets.chunk_elements
@@ -351,7 +365,9 @@ def _spans_of_source(rows: StepRows, number: int, batch_rows: np.ndarray) -> Spa
 def _cut_by_documents(
     offsets: StoredArray, start: np.ndarray, size: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Ranges of tokens of a part, cut at the ends of documents: piece, start, size, document, offset and length."""
+    """Ranges of tokens of a part, cut at the ends of documents: piece, start, size, document,
+    offset and length.
+    """
     ends = documents_at(offsets, np.concatenate([start, start + size - 1]))
     first = ends[: start.size]
     last = ends[start.size :]

@@ -1,16 +1,19 @@
-"""Tokens of rows: of all rows of a component, and of its examples in the order in which they are drawn.
+"""Tokens of rows: of all rows of a component, and of its examples in the order in which they are
+drawn.
 
-A packed row has the tokens of its documents (**content**), and some of these are trained on (**trained**: the labels
-that count in the loss, none after the last token of a document, and as a mask says). Both follow from the pack plan,
-except that a mask is read once. A row cut from a stream of tokens is full.
+A packed row has the tokens of its documents (**content**), and some of these are trained on
+(**trained**: the labels that count in the loss, none after the last token of a document, and as a
+mask says). Both follow from the pack plan, except that a mask is read once. A row cut from a stream
+of tokens is full.
 
-An epoch has the same rows in every order, so its number of tokens is fixed. Within an epoch, tokens are added up along
-the order, as far as needed. Sums that took long (labels of a mask, pages of an order, the steps at which stages end)
-are saved with the cache's plans (:mod:`headrace.data.kept_sums`) for other processes.
+An epoch has the same rows in every order, so its number of tokens is fixed. Within an epoch, tokens
+are added up along the order, as far as needed. Sums that took long (labels of a mask, pages of an
+order, the steps at which stages end) are saved with the cache's plans
+(:mod:`headrace.data.kept_sums`) for other processes.
 
-Price, measured with 1.3e8 rows: 1 or 2 bytes per row and 0.04 us to count it; 0.15 to 0.4 us for each row that is added
-up along an order, at most the rows of one epoch, and almost nothing once the sums are saved; one pass over the leaf of
-a mask, once.
+Price, measured with 1.3e8 rows: 1 or 2 bytes per row and 0.04 us to count it; 0.15 to 0.4 us for
+each row that is added up along an order, at most the rows of one epoch, and almost nothing once the
+sums are saved; one pass over the leaf of a mask, once.
 """
 
 from __future__ import annotations
@@ -82,7 +85,8 @@ class RowTokens:
         >>> content, trained = RowTokens(packed, "content"), RowTokens(packed.shuffle(0), "trained")
         >>> content.total == packed.plan.counts.packed_tokens, content.rows == len(packed)
         (True, True)
-        >>> content.total - trained.total == packed.plan.items.size.size  # no label behind the last token of a document
+        >>> untrained = content.total - trained.total
+        >>> untrained == packed.plan.items.size.size  # the last token of a document has no label
         True
     """
 
@@ -119,7 +123,8 @@ class RowTokens:
                 "has no token that counts",
                 field=f"components.{name}",
                 value=stored.sources[0].name,
-                cure="Leave it out, or look at its mask (loss_mask), or count unit: content_tokens.",
+                cure="Leave it out, or look at its mask (loss_mask), or count unit:"
+                " content_tokens.",
             )
 
     def of(self, located: Rows) -> Int64[np.ndarray, " n"]:
@@ -136,7 +141,8 @@ class RowTokens:
 
 
 class OrderedTokens:
-    """Tokens of a component's examples in the order of drawing: a :class:`~headrace.mix.measure.TokensInOrder`.
+    """Tokens of a component's examples in the order of drawing: a
+    :class:`~headrace.mix.measure.TokensInOrder`.
 
     Args:
         dataset: The component in its order, pass after pass.
@@ -145,18 +151,23 @@ class OrderedTokens:
     Example:
         >>> import headrace.testing
         >>> from headrace.data.packed import PackedTokenDataset
-        >>> packed = PackedTokenDataset(headrace.testing.tiny_cache(documents=50), seq_len=64).shuffle(0)
+        >>> packed = PackedTokenDataset(
+        ...     headrace.testing.tiny_cache(documents=50), seq_len=64
+        ... ).shuffle(0)
         >>> tokens = OrderedTokens(packed.repeat(), RowTokens(packed, "content"))
         >>> n = len(packed)
-        >>> tokens.count_first(3 * n) == 3 * tokens.rows.total, tokens.fitting(tokens.count_first(n + 2)) == n + 2
+        >>> (
+        ...     tokens.count_first(3 * n) == 3 * tokens.rows.total,
+        ...     tokens.fitting(tokens.count_first(n + 2)) == n + 2,
+        ... )
         (True, True)
     """
 
     def __init__(self, dataset: PlannedDataset, rows: RowTokens) -> None:
         self.dataset = dataset
         self.rows = rows
-        # By epoch and page: tokens of the page before each of its stretches, and in all. Threads that meet store equal
-        # values.
+        # By epoch and page: tokens of the page before each of its stretches, and in all. Threads
+        # that meet store equal values.
         self._pages: dict[tuple[int, int], Int64[np.ndarray, " s1"]] = {}
         self._latest: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
         self._looked_up: tuple[int, np.ndarray] = (
@@ -165,7 +176,9 @@ class OrderedTokens:
         )  # the first example, and tokens from it on
 
     def between(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
-        """Tokens of each of the examples ``first .. stop``; later ones are looked up too, for calls that go on."""
+        """Tokens of each of the examples ``first .. stop``; later ones are looked up too, for calls
+        that go on.
+        """
         if self.rows.each is not None:
             return np.full(stop - first, self.rows.each)
         if stop - first >= _MIN_LOOKUP:
@@ -286,7 +299,9 @@ def _count_by_packs(source: RowSource, counted: CountedTokens) -> Integer[np.nda
 
 
 def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
-    """Trained tokens of the rows of each source in a pass, from masks and ends of documents; read once and saved."""
+    """Trained tokens of the rows of each source in a pass, from masks and ends of documents; read
+    once and saved.
+    """
 
     def read() -> Integer[np.ndarray, " n"]:
         tokens = np.zeros(first[-1], np.min_scalar_type(stored.seq_len))
@@ -341,7 +356,8 @@ def measured_plan(
 
 
 class MixtureTokens:
-    """Tokens along the orders of the components of a mixture that counts individual tokens, and what follows from them.
+    """Tokens along the orders of the components of a mixture that counts individual tokens, and
+    what follows from them.
 
     Args:
         measure: What is counted, with the tokens of the components' rows.
@@ -381,15 +397,16 @@ class MixtureTokens:
     def timed(
         self, inputs: PolicyInputs, make: Callable[[PolicyInputs], MixingPolicy]
     ) -> tuple[PolicyInputs, int | None]:
-        """What a policy is made from, with stages that start where the tokens of the previous ones end; and the step at
-        which the tokens of the last stage end the run.
+        """What a policy is made from, with stages that start where the tokens of the previous ones
+        end; and the step at which the tokens of the last stage end the run.
         """
         tokens = [*self.of_component.values()]
         if any(stage.row_tokens for stage in inputs.stages):
             inputs = replace(inputs, lengths=tokens)
         if not any(self._measure.budgets):
             return inputs, None
-        # as where amendments end a stage: its draws must not depend on its end, which follows from them
+        # as where amendments end a stage: its draws must not depend on its end, which follows from
+        # them
         inputs = replace(inputs, planned=1)
         timed = time_stages(
             inputs.stages,
@@ -408,7 +425,9 @@ class MixtureTokens:
         tokens: int,
         find: Callable[[], int],
     ) -> int:
-        """The step at which the tokens of a stage are used up. Far steps, which may take long to reach, are saved."""
+        """The step at which the tokens of a stage are used up. Far steps, which may take long to
+        reach, are saved.
+        """
         first = next(iter(self.of_component.values()))
         batch = inputs.batch
         made_from = {

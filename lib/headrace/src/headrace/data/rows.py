@@ -1,8 +1,9 @@
 """Where training rows are stored: the interface between datasets (which row) and feeding (read it).
 
-A row is a fixed number of stored elements, usually in one piece. Datasets map an index to rows (``Rows``), sources map
-a row to its storage (``Pieces``); both are pure, without I/O. Rows are read in two places: here, with coalesced ranges
-for ``get_batch``, and in ``feed``, with planned blocks for training.
+A row is a fixed number of stored elements, usually in one piece. Datasets map an index to rows
+(``Rows``), sources map a row to its storage (``Pieces``); both are pure, without I/O. Rows are read
+in two places: here, with coalesced ranges for ``get_batch``, and in ``feed``, with planned blocks
+for training.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Pieces(NamedTuple):
         column: Position in the row where the piece begins.
         array: Array of the piece.
         start: Its first element in the array.
-        size: Number of elements. Where a row has no piece, it is filled with zeros or with :func:`fill_of`.
+        size: Number of elements. Where a row has no piece, it is filled with zeros or with
+            :func:`fill_of`.
     """
 
     row: Int64[np.ndarray, " p"]
@@ -79,7 +81,9 @@ class RowSource(Protocol):
         ...
 
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
-        """The pieces of rows, one per row unless something was cut out of it. Pure; rows are not checked."""
+        """The pieces of rows, one per row unless something was cut out of it. Pure; rows are not
+        checked.
+        """
         ...
 
 
@@ -92,14 +96,18 @@ class SegmentedSource(RowSource, Protocol):
         ...
 
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
-        """Number of elements of each row's segments, zeros after the last. Pure; rows are not checked."""
+        """Number of elements of each row's segments, zeros after the last. Pure; rows are not
+        checked.
+        """
         ...
 
 
 def segments_of(
     sources: Sequence[RowSource], source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"]
 ) -> Int32[np.ndarray, "n M"] | None:
-    """Segments of rows, one per row if the source does not know its segments; None if no source does."""
+    """Segments of rows, one per row if the source does not know its segments; None if no source
+    does.
+    """
     with_segments = {k: s for k, s in enumerate(sources) if hasattr(s, "segment_lengths")}
     if not with_segments:
         return None
@@ -120,16 +128,19 @@ class SplitSource(RowSource, Protocol):
 
     @property
     def ends(self) -> DocumentEnds | int | None:
-        """Where documents end: as the cache stores it, or after each of these tokens; None: rows are not divided."""
+        """Where documents end: as the cache stores it, or after each of these tokens; None: rows
+        are not divided.
+        """
         ...
 
-    # An optional attribute ``has_gaps`` is true if rows continue behind a gap where no token ends a document
+    # An optional attribute ``has_gaps`` is true if rows continue behind a gap where no token ends a
+    # document
 
     def last_tokens(
         self, rows: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-        """The last tokens of stored documents in rows, and those before a gap: number of the row in the request, and
-        column.
+        """The last tokens of stored documents in rows, and those before a gap: number of the row in
+        the request, and column.
         """
         ...
 
@@ -137,8 +148,9 @@ class SplitSource(RowSource, Protocol):
 def last_tokens(
     ends: DocumentEnds | int | None, pieces: Pieces
 ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-    """Row and column of the last tokens of stored documents in pieces of rows, and of the tokens before a gap: what
-    follows these in the row is no continuation, wherever in a document it begins.
+    """Row and column of the last tokens of stored documents in pieces of rows, and of the tokens
+    before a gap: what follows these in the row is no continuation, wherever in a document it
+    begins.
     """
     stop = pieces.start + pieces.size
     continues = (pieces.array[1:] == pieces.array[:-1]) & (pieces.start[1:] == stop[:-1])
@@ -157,8 +169,9 @@ def last_tokens(
 def ends_of(
     sources: Sequence[RowSource], source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"]
 ) -> UInt8[np.ndarray, "n W"] | None:
-    """Where documents end within rows, as :attr:`headrace.batch.packed_batch.PackedBatch.document_ends`; None if no
-    source stores it. Rows of sources whose ends follow from tokens have none yet: see :func:`add_ends_by_token`.
+    """Where documents end within rows, as
+    :attr:`headrace.batch.packed_batch.PackedBatch.document_ends`; None if no source stores it. Rows
+    of sources whose ends follow from tokens have none yet: see :func:`add_ends_by_token`.
     """
     stored = {
         k: s
@@ -185,7 +198,8 @@ def add_ends_by_token(
     source: Int64[np.ndarray, " n"],
     tokens: Shaped[np.ndarray, "n S"],
 ) -> None:
-    """Adds the ends of documents in rows of sources that do not store them, where other sources of the batch do.
+    """Adds the ends of documents in rows of sources that do not store them, where other sources of
+    the batch do.
 
     Args:
         bits: What :func:`ends_of` returned; these rows are written.
@@ -214,7 +228,9 @@ def add_ends_by_token(
 
 
 def ends_by_token(sources: Sequence[RowSource]) -> dict[int, int]:
-    """The token that ends documents, by the number of each source that does not store where they end."""
+    """The token that ends documents, by the number of each source that does not store where they
+    end.
+    """
     return {k: end for k, s in enumerate(sources) if isinstance(end := _ends(s), int)}
 
 
@@ -224,7 +240,8 @@ def _ends(source: object) -> DocumentEnds | int | None:
 
 class JoinedRows:
     """Finds the pieces of rows of several sources: in one pass those of sources whose rows are
-    :class:`~headrace.order.windows.Windows` over whole arrays (``RowSource.whole_windows``), others source by source.
+    :class:`~headrace.order.windows.Windows` over whole arrays (``RowSource.whole_windows``), others
+    source by source.
     """
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
@@ -242,7 +259,9 @@ class JoinedRows:
         row: Int64[np.ndarray, " n"],
         first_array: Int64[np.ndarray, " s"],
     ) -> Pieces:
-        """The pieces of rows, ordered by row and column. Arrays of source s are numbered from ``first_array[s]`` on."""
+        """The pieces of rows, ordered by row and column. Arrays of source s are numbered from
+        ``first_array[s]`` on.
+        """
         if len(self._sources) == 1 or row.size == 0:  # a host may hold nothing but padding
             return self._sources[0].pieces(row)
         present = np.flatnonzero(np.bincount(source, minlength=len(self._sources)))
@@ -275,7 +294,8 @@ class JoinedRows:
 
 
 async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) -> np.ndarray:
-    """Reads rows, in any order and with repeats, with one request for each run of neighbours; adds to ``stats``.
+    """Reads rows, in any order and with repeats, with one request for each run of neighbours; adds
+    to ``stats``.
 
     Returns:
         Array ``[n, row_elements]`` in the order of ``rows``; the widest of the sources' dtypes.
@@ -314,7 +334,9 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
 async def read_columns(
     sources: Sequence[RowSource], rows: Rows, stats: ReadStats
 ) -> dict[str, np.ndarray]:
-    """The columns of rows by name, ``[n, S]`` or ``[n, S, K]``, in the order of ``rows``; adds reads to ``stats``."""
+    """The columns of rows by name, ``[n, S]`` or ``[n, S, K]``, in the order of ``rows``; adds
+    reads to ``stats``.
+    """
     return {
         column.name: await _read_column(column, sources, rows, stats)
         for column in run_columns(sources)
@@ -409,7 +431,8 @@ def _rows_of(
 def adjacent_runs(
     array: Int64[np.ndarray, " p"], start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]
 ) -> tuple[Int64[np.ndarray, " r"], Int64[np.ndarray, " r"]]:
-    """Maximal runs of consecutive pieces of the same array: the first piece of each, and its number of elements.
+    """Maximal runs of consecutive pieces of the same array: the first piece of each, and its number
+    of elements.
 
     Example:
         >>> adjacent_runs(np.array([0, 0, 0, 1]), np.array([0, 4, 9, 13]), np.array([4, 4, 4, 4]))

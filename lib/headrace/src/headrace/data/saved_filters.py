@@ -1,14 +1,17 @@
-"""Saved filters: what a filter leaves out of a cache is computed once, saved with the cache, and read in pieces.
+"""Saved filters: what a filter leaves out of a cache is computed once, saved with the cache, and
+read in pieces.
 
 ``<cache>/filters/<fingerprint>/`` has vectors of whole numbers, each with digests of its pieces
-(:mod:`headrace.store.vectors`): the documents (``documents.bin``: a bit each, or ranges if these are fewer), and the
-gaps in the tokens (``kept-*.bin``, ``gaps-*.bin``: the sums of :class:`~headrace.order.intervals.Removal`). Written
-last, ``filter.json`` has what the filter was made from (its content and the cache's fingerprint), counts, digests and
-one of itself. All processes write the same bytes, under temporary names until they are complete.
+(:mod:`headrace.store.vectors`): the documents (``documents.bin``: a bit each, or ranges if these
+are fewer), and the gaps in the tokens (``kept-*.bin``, ``gaps-*.bin``: the sums of
+:class:`~headrace.order.intervals.Removal`). Written last, ``filter.json`` has what the filter was
+made from (its content and the cache's fingerprint), counts, digests and one of itself. All
+processes write the same bytes, under temporary names until they are complete.
 
-It only saves time: if the folder is damaged, deleted or not writable, the filter is computed again. Price: 8 bytes per
-gap and an eighth of a byte per document on disk. Opening reads the record, 32 bytes for each 64 KiB of these, and every
-256th gap: 6 MB for 1e8 gaps. A batch reads the pieces that its rows need.
+It only saves time: if the folder is damaged, deleted or not writable, the filter is computed again.
+Price: 8 bytes per gap and an eighth of a byte per document on disk. Opening reads the record, 32
+bytes for each 64 KiB of these, and every 256th gap: 6 MB for 1e8 gaps. A batch reads the pieces
+that its rows need.
 """
 
 from __future__ import annotations
@@ -49,13 +52,15 @@ class RemovedDocuments:
 
     Attributes:
         which: Numbers of the documents, in the order of the cache.
-        removal: The gaps in the token stream of the whole cache, all parts end to end; None: no gaps.
+        removal: The gaps in the token stream of the whole cache, all parts end to end; None: no
+            gaps.
         num_tokens: Tokens of these documents.
         listed: Numbers in the filter, repeats included.
         repeated: Repeated numbers.
         not_found: Distinct numbers that no document has.
         folder: Where this is saved; empty if it is not.
-        requests: Requests with which a host opens it in a store over HTTP or, if it is not saved, computes it (about).
+        requests: Requests with which a host opens it in a store over HTTP or, if it is not saved,
+            computes it (about).
     """
 
     which: NumberSet
@@ -211,7 +216,9 @@ def _save(folder: str, request: Mapping[str, Any], removed: RemovedDocuments) ->
 def _opened(
     cache: str, raw: bytes, request: Mapping[str, Any] | None = None
 ) -> RemovedDocuments | None:
-    """The content of a record, as far as a start needs it; None if it is missing, damaged, or of another request."""
+    """The content of a record, as far as a start needs it; None if it is missing, damaged, or of
+    another request.
+    """
     try:
         record = json.loads(raw)
         if record.pop("digest") != _digest(record) or request not in (None, record["made_from"]):

@@ -1,7 +1,7 @@
 """Where the sources of a mixture are at a step: weight, rows, tokens and passes of each.
 
-A pure function of (dataset, step) that reads nothing. It is the same for a run that was resumed or amended, for stages,
-packed rows and sources with limits, because all of them are in the plan.
+A pure function of (dataset, step) that reads nothing. It is the same for a run that was resumed or
+amended, for stages, packed rows and sources with limits, because all of them are in the plan.
 
 Price: see :func:`sources_at`.
 """
@@ -21,7 +21,9 @@ from headrace.metrics import SourceAt
 
 
 class SourcesAt(Mapping[str, SourceAt]):
-    """The sources of a dataset at a step, by name; computed when one is read. Empty if the dataset is no mixture."""
+    """The sources of a dataset at a step, by name; computed when one is read. Empty if the dataset
+    is no mixture.
+    """
 
     def __init__(self, dataset: PlannedDataset | None, step: int, *, is_over: bool = False) -> None:
         self._dataset = dataset
@@ -48,9 +50,11 @@ class SourcesAt(Mapping[str, SourceAt]):
 
 
 def sources_at(dataset: PlannedDataset, step: int, *, is_over: bool = False) -> dict[str, SourceAt]:
-    """Each source after ``step`` steps; ``is_over``: the run has no step ``step``. Empty if there is no mixture.
+    """Each source after ``step`` steps; ``is_over``: the run has no step ``step``. Empty if there
+    is no mixture.
 
-    Price: 2 us for each step that nobody has counted yet, if weights change with the step, and 10 us a source.
+    Price: 2 us for each step that nobody has counted yet, if weights change with the step, and 10
+    us a source.
     """
     # 1. The mixture that serves the step, or the last one.
     served, _ = dataset.at_step(max(step - 1, 0) if is_over else step)

@@ -1,9 +1,11 @@
-"""Distributes strands over the components of a mixture: those of a config, and datasets whose order is still pending.
+"""Distributes strands over the components of a mixture: those of a config, and datasets whose order
+is still pending.
 
-The strands of a braid depend on all components together: on the memory budget of the job, the largest batch, and the
-largest share that each component ever has in a planned stage (mix/plan_shares.py). A component keeps its strands from
-stage to stage. Components that an amendment adds get their share of the budget in addition, because the strands of the
-others are part of the past.
+The strands of a braid depend on all components together: on the memory budget of the job, the
+largest batch, and the largest share that each component ever has in a planned stage
+(mix/plan_shares.py). A component keeps its strands from stage to stage. Components that an
+amendment adds get their share of the budget in addition, because the strands of the others are part
+of the past.
 """
 
 from __future__ import annotations
@@ -48,16 +50,18 @@ def shuffle_components(
 
     Args:
         components: Datasets in stored order.
-        shuffles: How each is shuffled. Braids without ``strands`` share one budget; others keep their number.
-        stages: Weights; a component's strands depend on its largest share in the planned stages, or in the first
-            amendment that uses it, so later amendments do not change its order.
+        shuffles: How each is shuffled. Braids without ``strands`` share one budget; others keep
+            their number.
+        stages: Weights; a component's strands depend on its largest share in the planned stages, or
+            in the first amendment that uses it, so later amendments do not change its order.
         batch: Batch sizes; the largest counts.
         seed: Integer seed, one for all or one for each.
         planned: Number of planned stages; those after them are amendments; None: all.
         own: Components whose shuffle is set under their own name in the config, for errors.
 
     Raises:
-        ConfigError: more strands than examples, or a budget that is less than one block of each component.
+        ConfigError: more strands than examples, or a budget that is less than one block of each
+            component.
     """
     resolved = {name: shuffle_of(shuffles[name]) for name in components}
     braided = {name: shuffle for name, shuffle in resolved.items() if shuffle.in_strands}
@@ -113,8 +117,9 @@ def _resolve_braids(
     planned: int | None,
     own: Collection[str],
 ) -> dict[str, Strands]:
-    """Strands of each braided component that some stage uses, those of planned stages first: strands are numbered
-    through in this order. Orders suffice where no config has a budget of bytes.
+    """Strands of each braided component that some stage uses, those of planned stages first:
+    strands are numbered through in this order. Orders suffice where no config has a budget of
+    bytes.
     """
     orders: dict[str, tuple[int, float]] = {}
     planned = len(stages) if planned is None else planned
@@ -136,7 +141,8 @@ def _resolve_braids(
                     block_bytes = np.asarray(
                         [_block_bytes(components[n], braided[n]) for n in names]
                     )
-                    if orders:  # an amendment: its share of the budget, but a block for each component at least
+                    # an amendment: its share of the budget, but a block for each component at least
+                    if orders:
                         share = sum(shares.largest[n] for n in names)
                         budget = max(int(budget * min(share, 1.0)), int(block_bytes.sum()))
                 strand_plan = resolve_strands(
@@ -178,7 +184,9 @@ def share_strands(
         >>> import headrace.testing
         >>> from headrace.data.token_seq import TokenSeqDataset
         >>> from headrace.mix.blend import Blend
-        >>> rows = TokenSeqDataset(headrace.testing.tiny_cache(documents=1000), seq_len=8).braid_shuffle(seed=0)
+        >>> rows = TokenSeqDataset(
+        ...     headrace.testing.tiny_cache(documents=1000), seq_len=8
+        ... ).braid_shuffle(seed=0)
         >>> stages = [Stage(0, Blend({"a": 3, "b": 1}))]
         >>> shared = share_strands({"a": rows, "b": rows}, stages, BatchSchedule(16), None)
         >>> [dataset.shuffle_order().strands for dataset in shared.values()]

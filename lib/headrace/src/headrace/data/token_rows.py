@@ -1,7 +1,8 @@
-"""The rows of a ``TokenSeqDataset``: windows over the token stream of a cache, which closes the gaps of what is left
-out.
+"""The rows of a ``TokenSeqDataset``: windows over the token stream of a cache, which closes the
+gaps of what is left out.
 
-Price: :mod:`headrace.data.token_seq` has that of opening. The restarts of rows between gaps are saved with the filter.
+Price: :mod:`headrace.data.token_seq` has that of opening. The restarts of rows between gaps are
+saved with the filter.
 """
 
 from __future__ import annotations
@@ -25,23 +26,26 @@ from headrace.store.layout import TOKENS
 
 _STRETCHES_VERSION = 1  # of what is kept of them
 CLEAN_ROWS = 256
-"""After a gap, rows restart at a chunk's border if this many rows follow without a gap, which drops less than one
-row."""
+"""After a gap, rows restart at a chunk's border if this many rows follow without a gap, which drops
+less than one row.
+"""
 
 
 class TokenRows:
     """The rows of a cache: a :class:`~headrace.data.rows.RowSource`.
 
-    Rows are windows over *stretches* of the remaining tokens: the parts, further divided at gaps if gaps are rare (see
-    :func:`~headrace.order.intervals.clean_borders`).
+    Rows are windows over *stretches* of the remaining tokens: the parts, further divided at gaps if
+    gaps are rare (see :func:`~headrace.order.intervals.clean_borders`).
 
     Args:
-        removed: What is left out. Rows close the gaps: a row across a gap has a piece on either side.
+        removed: What is left out. Rows close the gaps: a row across a gap has a piece on either
+            side.
         block_tokens: See :class:`~headrace.order.windows.Windows`.
-        clean_run: Number of tokens without a gap that makes rows restart; None: 256 rows. To cut the same blocks into
-            rows of another length, pass the same number.
+        clean_run: Number of tokens without a gap that makes rows restart; None: 256 rows. To cut
+            the same blocks into rows of another length, pass the same number.
         columns: Columns of the batches.
-        ends: Where documents end, if rows are divided into them; see :class:`~headrace.data.rows.SplitSource`.
+        ends: Where documents end, if rows are divided into them; see
+            :class:`~headrace.data.rows.SplitSource`.
 
     Attributes:
         columns: The same.

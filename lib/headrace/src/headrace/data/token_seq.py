@@ -1,15 +1,16 @@
 """``TokenSeqDataset``: a token cache as rows of ``seq_len`` tokens.
 
-Rows are consecutive windows over the token stream of each part; documents continue from row to row. The last tokens of
-a part that do not fill a row are left out and counted in :attr:`TokenSeqDataset.dropped_tokens` (less than ``seq_len``
-per part). Price: opening does no work that grows with the cache; a batch costs one read for each run of neighbouring
-rows.
+Rows are consecutive windows over the token stream of each part; documents continue from row to row.
+The last tokens of a part that do not fill a row are left out and counted in
+:attr:`TokenSeqDataset.dropped_tokens` (less than ``seq_len`` per part). Price: opening does no work
+that grows with the cache; a batch costs one read for each run of neighbouring rows.
 
-Documents can be left out without rebuilding the cache (data/documents.py). Rows are then windows over the remaining
-tokens and close the gaps. Price: after a gap, blocks of rows no longer start where stored chunks do, so a shuffle of
-blocks of one chunk reads two chunks per block. If 256 or more rows follow without a gap, rows therefore restart at a
-chunk's border (the tokens before it that do not fill a row are dropped and counted). Reads of a chunk per epoch: 1 if
-gaps are that rare, 2 - f if they are close (f: share of tokens removed), 1 + (1 - f) / k with blocks of k chunks,
+Documents can be left out without rebuilding the cache (data/documents.py). Rows are then windows
+over the remaining tokens and close the gaps. Price: after a gap, blocks of rows no longer start
+where stored chunks do, so a shuffle of blocks of one chunk reads two chunks per block. If 256 or
+more rows follow without a gap, rows therefore restart at a chunk's border (the tokens before it
+that do not fill a row are dropped and counted). Reads of a chunk per epoch: 1 if gaps are that
+rare, 2 - f if they are close (f: share of tokens removed), 1 + (1 - f) / k with blocks of k chunks,
 ``io_block_size: k x chunk / seq_len``. Measured: scripts/bench/bench_removal.py.
 """
 
@@ -104,7 +105,9 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         return (self._rows,) if self._further is None else (self._further,)
 
     def with_further(self, further: RowSource) -> Self:
-        """This dataset, whose source has further rows behind its own; see :mod:`headrace.data.further_rows`."""
+        """This dataset, whose source has further rows behind its own; see
+        :mod:`headrace.data.further_rows`.
+        """
         other = copy.copy(self)
         other._further = with_further(self._rows, further)
         return other
@@ -148,7 +151,9 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     @property
     def repeated_tokens(self) -> int:
-        """Tokens that rows contain more than once, because rows overlap or belong to several passes."""
+        """Tokens that rows contain more than once, because rows overlap or belong to several
+        passes.
+        """
         return 0
 
     @property
@@ -164,19 +169,21 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         return max(self.cache.layout.chunk_elements // self.seq_len, 1)
 
     def holdout_documents(self, one_in: int = 100, *, seed: int = 0) -> tuple[Self, Self]:
-        """Splits off a validation side of whole documents: one in ``one_in``, by a keyed hash of their numbers.
-        For a cache that was shuffled when it was written, these are numbers of the original, so the split is the same.
-        Each side is this dataset with the other side's documents removed. Rows over a stream of tokens then cost
-        additional reads, as with any removal (see :mod:`headrace.data.token_seq`), and packed rows have their own plan.
+        """Splits off a validation side of whole documents: one in ``one_in``, by a keyed hash of
+        their numbers. For a cache that was shuffled when it was written, these are numbers of the
+        original, so the split is the same. Each side is this dataset with the other side's
+        documents removed. Rows over a stream of tokens then cost additional reads, as with any
+        removal (see :mod:`headrace.data.token_seq`), and packed rows have their own plan.
         :meth:`holdout` splits by blocks at no such cost, but cuts documents at the borders.
 
         Args:
-            one_in: One document (or unit of documents that are packed together) in this many is held out; those of a
-                short last group are not.
+            one_in: One document (or unit of documents that are packed together) in this many is
+                held out; those of a short last group are not.
             seed: Integer seed.
 
         Returns:
-            The train side and the validation side. Documents that are already removed are on neither.
+            The train side and the validation side. Documents that are already removed are on
+            neither.
 
         Raises:
             ConfigError: fewer documents than ``one_in``, or a side that does not fill a row.
@@ -232,8 +239,9 @@ class RowCuts(TypedDict, total=False):
     """Options for how the rows of a :class:`TokenSeqDataset` are cut.
 
     Attributes:
-        block_tokens: Tokens of a block that rows may not cross (see :class:`~headrace.order.windows.Windows`); None,
-            the default: rows are consecutive over a whole part.
+        block_tokens: Tokens of a block that rows may not cross (see
+            :class:`~headrace.order.windows.Windows`); None, the default: rows are consecutive over
+            a whole part.
         clean_run: See :class:`~headrace.data.token_seq.TokenRows`.
     """
 
@@ -247,21 +255,22 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
     Args:
         cache: An open cache, or the path of one.
         seq_len: Tokens in a row.
-        split_documents: If True, a segment ends where a document of the cache does, so that attention and labels stay
-            within documents; if False each row is one segment. See :func:`document_ends`.
+        split_documents: If True, a segment ends where a document of the cache does, so that
+            attention and labels stay within documents; if False each row is one segment. See
+            :func:`document_ends`.
         name: Name of the source in counters and reports; default: the cache's path.
         removed: Documents to leave out. A row may then continue with a document from further on.
-        loss_mask: Leaf that marks the tokens to train on; ``auto``: the one of chats, if the cache has it; ``none``:
-            train on all tokens. See :mod:`headrace.batch.masks`.
+        loss_mask: Leaf that marks the tokens to train on; ``auto``: the one of chats, if the cache
+            has it; ``none``: train on all tokens. See :mod:`headrace.batch.masks`.
         columns: Further leaves for batches, by their names there; see :mod:`headrace.data.columns`.
-        pairs: False: train on the documents of a preference cache as on text, on rejected answers too. None: rows of
-            such a cache are refused, because they part pairs.
+        pairs: False: train on the documents of a preference cache as on text, on rejected answers
+            too. None: rows of such a cache are refused, because they part pairs.
         cuts: How rows are cut, by keyword: see :class:`RowCuts`.
 
     Raises:
-        ConfigError: a column that the cache does not have; preference pairs; ``seq_len`` below 2 or longer than the
-            data; ``split_documents`` of a cache that neither stores documents nor names the token that ends them; a
-            filter of another cache, or one that leaves nothing.
+        ConfigError: a column that the cache does not have; preference pairs; ``seq_len`` below 2 or
+            longer than the data; ``split_documents`` of a cache that neither stores documents nor
+            names the token that ends them; a filter of another cache, or one that leaves nothing.
 
     Example:
         >>> import headrace.testing
@@ -324,7 +333,9 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
 
     @property
     def dropped_tokens(self) -> int:
-        """Tokens that fill no row: at the ends of parts, after some gaps, and at the ends of blocks, if any."""
+        """Tokens that fill no row: at the ends of parts, after some gaps, and at the ends of
+        blocks, if any.
+        """
         return self.cache.num_tokens - self.removed_tokens - self.length * self.seq_len
 
     def default_io_block_size(self) -> int:
@@ -359,7 +370,8 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
             return
         if self.removed_tokens and self.removed_tokens == self.cache.num_tokens:
             raise ConfigError(
-                f"leaves nothing of {self.cache.path}: it removes all {self.cache.num_tokens:,} tokens",
+                f"leaves nothing of {self.cache.path}: it removes all {self.cache.num_tokens:,}"
+                " tokens",
                 field="removed",
                 cure="The filter lists documents to leave out; invert a bitmap of those to keep.",
             )
@@ -368,14 +380,17 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
             f" once {self.removed_documents:,} documents are removed" if self.removed_tokens else ""
         )
         raise ConfigError(
-            f"is longer than the data: {self.cache.path} holds {longest:,} tokens in its longest part{removed}",
+            f"is longer than the data: {self.cache.path} holds {longest:,} tokens in its longest"
+            f" part{removed}",
             field="seq_len",
             value=self.seq_len,
             cure="Use a shorter seq_len or a larger corpus.",
         )
 
     def with_rows(self, seq_len: int, *, block_tokens: int | None = None) -> TokenSeqDataset:
-        """The same tokens in rows of another length. Equal ``block_tokens`` result in the same blocks."""
+        """The same tokens in rows of another length. Equal ``block_tokens`` result in the same
+        blocks.
+        """
         return self._cut(seq_len, block_tokens, self.removal)
 
     def _with(self, seq_len: int, removed: RemovedDocuments) -> TokenSeqDataset:
@@ -401,8 +416,9 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
 def document_ends(cache: TokenCache) -> DocumentEnds | int:
     """Where the documents of a cache end, for rows that are divided into documents.
 
-    Caches store where documents end. Only a cache of Levanter's whose rows are blocks of a stream (all equally long)
-    has no documents: there they end after the token that its tokenizer ends texts with.
+    Caches store where documents end. Only a cache of Levanter's whose rows are blocks of a stream
+    (all equally long) has no documents: there they end after the token that its tokenizer ends
+    texts with.
 
     Returns:
         The stored ends, or the id of that token.
@@ -421,9 +437,13 @@ def document_ends(cache: TokenCache) -> DocumentEnds | int:
     record = cache.ledger.tokenizer
     if record.get("eos_id") is not None:
         return int(record["eos_id"])
-    cure = "Name its tokenizer, which knows that token (tokenizer: {path: FILE}), or set split_documents: false."
+    cure = (
+        "Name its tokenizer, which knows that token (tokenizer: {path: FILE}), or set"
+        " split_documents: false."
+    )
     raise ConfigError(
-        f"needs to know where documents end: {cache.path} stores blocks of {block:,} tokens, and no token that ends"
+        f"needs to know where documents end: {cache.path} stores blocks of {block:,} tokens, and"
+        " no token that ends"
         " documents",
         field="split_documents",
         value=True,

@@ -1,7 +1,8 @@
-"""``headrace demo``: from Python's own source code to a trained language model, in two minutes, without a network.
+"""``headrace demo``: from Python's own source code to a trained language model, in two minutes,
+without a network.
 
-``run`` is the demo itself and the file to read first. ``corpus`` collects the text, ``model`` is the model, ``checks``
-verifies the results, and ``settings`` and ``screen`` do the rest.
+``run`` is the demo itself and the file to read first. ``corpus`` collects the text, ``model`` is
+the model, ``checks`` verifies the results, and ``settings`` and ``screen`` do the rest.
 """
 
 import lazy_loader

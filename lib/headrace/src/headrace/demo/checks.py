@@ -1,8 +1,9 @@
-"""The claims of the demo, one function each, which checks what really happened and returns a figure.
+"""The claims of the demo, one function each, which checks what really happened and returns a
+figure.
 
-The batches that were trained on are compared by digest with those of a loader that never stopped, the delivered rows
-with the target, and a config with another order with the checkpoint of this run. A picture shows the loss over the
-steps, and the target mixture and the delivered one.
+The batches that were trained on are compared by digest with those of a loader that never stopped,
+the delivered rows with the target, and a config with another order with the checkpoint of this run.
+A picture shows the loss over the steps, and the target mixture and the delivered one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def digest(batch: PackedBatch) -> str:
 
 
 def data_alone(config: LmDataConfig, mesh: Mesh, steps: int) -> tuple[list[str], float]:
-    """Loads the steps of a run without training and without a stop: (digests of the batches, tokens per second)."""
+    """Loads the steps of a run without training and without a stop: (digests of the batches, tokens
+    per second).
+    """
     started = time.perf_counter()
     with config.loader(mesh) as loader, loader.iter_from_step(0) as batches:
         digests = [digest(next(batches)) for _ in range(steps)]
@@ -58,11 +61,16 @@ def loss_falls(log: StepLog) -> Check:
 
 
 def same_batches(log: StepLog, digests: list[str]) -> Check:
-    """The batches that were trained on are, step by step and bit by bit, those of a loader that never stopped."""
+    """The batches that were trained on are, step by step and bit by bit, those of a loader that
+    never stopped.
+    """
     equal = sum(a == b for a, b in zip(log.digests, digests, strict=True))
     first_devices = log.records[0].devices
     last_devices = log.records[-1].devices
-    figure = f"{equal} of {len(digests)} bit-identical: on {first_devices}, then {last_devices} devices, and unstopped on 1"  # noqa: E501
+    figure = (
+        f"{equal} of {len(digests)} bit-identical: on {first_devices}, then {last_devices}"
+        " devices, and unstopped on 1"
+    )
     return Check("same batches", figure, equal == len(digests))
 
 
@@ -75,7 +83,10 @@ def exact_mixture(log: StepLog) -> Check:
 def never_waits(log: StepLog, data_tokens_per_s: float) -> Check:
     """Training waits for data for less than a twentieth of its time."""
     share = log.waiting_share
-    figure = f"{share:.1%} of the time; the data alone are {data_tokens_per_s / log.tokens_per_s:,.0f} x faster"
+    figure = (
+        f"{share:.1%} of the time; the data alone are {data_tokens_per_s / log.tokens_per_s:,.0f}"
+        " x faster"
+    )
     return Check("no waiting for data", figure, share < _WAITING_BAR, decides=False)
 
 
@@ -101,7 +112,9 @@ def draw_picture(
     stop: int,
     stop_label: str,
 ) -> None:
-    """Writes the picture as a PNG; ``stop`` is the first step after the stop, ``wanted`` are shares from 0 to 1."""
+    """Writes the picture as a PNG; ``stop`` is the first step after the stop, ``wanted`` are shares
+    from 0 to 1.
+    """
     figure = Figure(figsize=(8, 6.4), dpi=120, layout="constrained")
     axes = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     _draw_loss(axes[0], loss)

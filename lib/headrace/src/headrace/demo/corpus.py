@@ -1,11 +1,13 @@
-"""Real text that is on every machine: Python's own standard library, as the three sources of the demo.
+"""Real text that is on every machine: Python's own standard library, as the three sources of the
+demo.
 
-``code`` are its modules, ``tests`` its test files, ``docs`` the docstrings of its modules and the topics of ``help()``.
-Nothing is downloaded. If a distribution omits the test files (as Debian does), those of installed packages are used,
-and ``Source.origin`` says so.
+``code`` are its modules, ``tests`` its test files, ``docs`` the docstrings of its modules and the
+topics of ``help()``. Nothing is downloaded. If a distribution omits the test files (as Debian
+does), those of installed packages are used, and ``Source.origin`` says so.
 
-Invariant: the text is a pure function of the Python installation and ``max_chars``: files are ranked by a hash of their
-names and used up to the cap, so the sample is spread over the whole library.
+Invariant: the text is a pure function of the Python installation and ``max_chars``: files are
+ranked by a hash of their names and used up to the cap, so the sample is spread over the whole
+library.
 
 Price: reading and parsing 14 million characters takes 3 s on one core.
 """
@@ -78,7 +80,8 @@ def standard_library(max_chars: int = 8_000_000) -> dict[str, Source]:
         The three sources by name.
 
     Raises:
-        SourceError: This Python has no source files (a frozen or zipped installation), or no test files anywhere.
+        SourceError: This Python has no source files (a frozen or zipped installation), or no test
+            files anywhere.
     """
     root = Path(sysconfig.get_path("stdlib"))
     python = python_version()
@@ -119,7 +122,8 @@ def write_text(folder: Path, max_chars: int) -> dict[str, SourceSummary]:
     """Writes each source as ``SOURCE.jsonl.gz``; does nothing if an earlier call has finished.
 
     Args:
-        folder: Where to write. ``sources.json``, the summaries, is written last: if it exists, the others are complete.
+        folder: Where to write. ``sources.json``, the summaries, is written last: if it exists, the
+            others are complete.
         max_chars: Cap on the characters of each source.
 
     Returns:
@@ -147,7 +151,9 @@ def text_file(folder: Path, source: str) -> Path:
 
 
 def write_jsonl(documents: Iterable[Document], path: Path) -> None:
-    """Writes documents as gzipped JSON lines ``{"name": ..., "text": ...}``; equal documents give equal bytes."""
+    """Writes documents as gzipped JSON lines ``{"name": ..., "text": ...}``; equal documents give
+    equal bytes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         path.open("wb") as file,
@@ -166,7 +172,8 @@ def read_jsonl(path: Path) -> tuple[Document, ...]:
 def train_bpe(
     texts: Iterable[Path], path: Path, *, vocab_size: int, chars_per_text: int = 1_500_000
 ) -> None:
-    """Trains a byte-level BPE on a sample of every text and writes it as a ``tokenizer.json``, unless it is there.
+    """Trains a byte-level BPE on a sample of every text and writes it as a ``tokenizer.json``,
+    unless it is there.
 
     Args:
         texts: Files of :func:`write_jsonl`; each counts the same, whatever its size.
@@ -193,7 +200,9 @@ def train_bpe(
 
 
 def _python_files(root: Path) -> tuple[list[Document], list[Document]]:
-    """All Python files under ``root`` that are UTF-8 text: (modules, test files), sorted by name."""
+    """All Python files under ``root`` that are UTF-8 text: (modules, test files),
+    sorted by name.
+    """
     modules: list[Document] = []
     tests: list[Document] = []
     for path in sorted(root.rglob("*.py")):
@@ -214,7 +223,9 @@ def _python_files(root: Path) -> tuple[list[Document], list[Document]]:
 
 
 def _installed_tests() -> tuple[list[Document], str]:
-    """Test files of the first installed packages that have enough of them, and the names of these packages."""
+    """Test files of the first installed packages that have enough of them, and the names of these
+    packages.
+    """
     documents: list[Document] = []
     packages: list[str] = []
     for package in _PACKAGES_WITH_TESTS:
@@ -244,7 +255,9 @@ def _docstrings(modules: Iterable[Document]) -> Iterator[Document]:
 
 
 def _described(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    """(qualified name, docstring) of a module and of the classes and functions in it, in the order of the file."""
+    """(qualified name, docstring) of a module and of the classes and functions in it, in the order
+    of the file.
+    """
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         docstring = ast.get_docstring(node)
         if docstring:
@@ -266,7 +279,9 @@ def _help_topics() -> Iterator[Document]:
 
 
 def _capped(documents: Iterable[Document], max_chars: int) -> tuple[Document, ...]:
-    """Documents of at most ``max_chars`` characters in all, chosen by a hash of their names and sorted by name."""
+    """Documents of at most ``max_chars`` characters in all, chosen by a hash of their names and
+    sorted by name.
+    """
     room = max_chars
     chosen: list[Document] = []
     for document in sorted(documents, key=lambda d: hashlib.sha256(d.name.encode()).digest()):

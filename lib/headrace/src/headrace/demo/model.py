@@ -1,10 +1,13 @@
-"""A small transformer and its training step: what the demo trains, and all that it needs from a batch.
+"""A small transformer and its training step: what the demo trains, and all that it needs from a
+batch.
 
-A pre-norm decoder in equinox: rotary positions, causal attention that stays inside a segment, tied embeddings. The
-model is written for one sequence and mapped over the batch with ``jax.vmap``. Nothing in it knows about headrace: it
-takes the arrays of a ``PackedBatch``, sharded over the mesh's ``data`` axis, and ``jax.jit`` does the rest.
+A pre-norm decoder in equinox: rotary positions, causal attention that stays inside a segment, tied
+embeddings. The model is written for one sequence and mapped over the batch with ``jax.vmap``.
+Nothing in it knows about headrace: it takes the arrays of a ``PackedBatch``, sharded over the
+mesh's ``data`` axis, and ``jax.jit`` does the rest.
 
-Price: with the demo's sizes (615 thousand parameters, 32 x 128 tokens) a step takes 0.2 s on 2 CPU cores.
+Price: with the demo's sizes (615 thousand parameters, 32 x 128 tokens) a step takes 0.2 s on 2 CPU
+cores.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ class Batch(Protocol):
 
 
 class Attention(eqx.Module):
-    """Causal self-attention with rotary positions; a token sees the earlier tokens of its own segment."""
+    """Causal self-attention with rotary positions; a token sees the earlier tokens of its own
+    segment.
+    """
 
     qkv: eqx.nn.Linear
     out: eqx.nn.Linear
@@ -154,7 +159,9 @@ def next_token_loss(model: Transformer, batch: Batch) -> Float[Array, ""]:
 
 
 def make_optimizer(steps: int, *, peak_lr: float) -> optax.GradientTransformation:
-    """AdamW with a clipped gradient, a short warm-up and a cosine decay to a tenth over ``steps`` steps."""
+    """AdamW with a clipped gradient, a short warm-up and a cosine decay to a tenth over ``steps``
+    steps.
+    """
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, peak_lr, max(1, steps // 20), steps, peak_lr / 10
     )

@@ -1,8 +1,9 @@
-"""The demo itself, from text to a trained model. Read :func:`run_demo` from top to bottom to follow the data.
+"""The demo itself, from text to a trained model. Read :func:`run_demo` from top to bottom to follow
+the data.
 
-Text and tokenizer -> one config -> token caches -> a mixture with a scheduled weight -> a loader -> training, stopped
-in the middle and resumed on half of the devices. At the end, the loader runs once more, alone and without the stop, to
-show that the batches were the same.
+Text and tokenizer -> one config -> token caches -> a mixture with a scheduled weight -> a loader ->
+training, stopped in the middle and resumed on half of the devices. At the end, the loader runs once
+more, alone and without the stop, to show that the batches were the same.
 
 Price: about 80 s on 2 CPU cores, of which 67 s are training.
 """
@@ -56,7 +57,8 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
         Whether all checks passed.
 
     Raises:
-        HeadraceError: The folder cannot be used, there is no text, or jax is already running with too few devices.
+        HeadraceError: The folder cannot be used, there is no text, or jax is already running with
+            too few devices.
     """
     screen = Screen(console)
     devices = cpu_devices(max(settings.devices, settings.devices_after))
@@ -74,7 +76,8 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
         run = TrainingRun(config, settings, folder.checkpoints, log)
         stopped = run.train(Mesh(devices[: settings.devices], ("data",)), until=stop)
         line.say(
-            f"[bold]stopped[/] after {stop} steps, loader closed; model and data state are in {escape(str(stopped))}/"
+            f"[bold]stopped[/] after {stop} steps, loader closed; model and data state are in"
+            f" {escape(str(stopped))}/"
         )
         line.say(f"[bold]resumed[/] with a new loader, on {settings.devices_after} devices")
         run.train(
@@ -181,7 +184,8 @@ def show_end(screen: Screen, folder: DemoFolder, checks: Sequence[Check]) -> Non
 
 
 def cpu_devices(count: int) -> np.ndarray:
-    """Makes jax run on ``count`` CPU devices, whatever the machine has. Call it before anything else uses jax.
+    """Makes jax run on ``count`` CPU devices, whatever the machine has. Call it before anything
+    else uses jax.
 
     Raises:
         ConfigError: jax is already running with fewer.
@@ -233,7 +237,8 @@ class TrainingRun:
     log: StepLog
 
     def train(self, mesh: Mesh, *, until: int, resume: Path | None = None) -> Path:
-        """Trains on ``mesh`` up to step ``until``, from the beginning or from where ``resume`` stopped.
+        """Trains on ``mesh`` up to step ``until``, from the beginning or from where ``resume``
+        stopped.
 
         Returns:
             The folder of the new checkpoint.

@@ -1,8 +1,8 @@
-"""The output of the demo: phases with their times, a live line during training, and the table at the end; and
-``StepLog``, one record per step, for ``metrics.jsonl`` and for that line.
+"""The output of the demo: phases with their times, a live line during training, and the table at
+the end; and ``StepLog``, one record per step, for ``metrics.jsonl`` and for that line.
 
-On a terminal, the training line changes in place; elsewhere (a pipe, a CI log), a plain line is printed every tenth of
-the steps. This module only prints the figures that ``run`` passes to it.
+On a terminal, the training line changes in place; elsewhere (a pipe, a CI log), a plain line is
+printed every tenth of the steps. This module only prints the figures that ``run`` passes to it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Screen:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[list[str]]:
-        """Times a phase, and prints its name, its seconds and the details that were appended to the yielded list."""
+        """Times a phase, and prints its name, its seconds and the details that were appended to the
+        yielded list.
+        """
         details: list[str] = []
         started = time.perf_counter()
         if self.console.is_terminal:
@@ -102,7 +104,9 @@ class Screen:
 
 
 class TrainingLine:
-    """The line that changes while the model trains; ``details`` are printed next to its time at the end."""
+    """The line that changes while the model trains; ``details`` are printed next to its time at the
+    end.
+    """
 
     def __init__(self, screen: Screen, steps: int, live: Live | None) -> None:
         self._screen = screen
@@ -115,7 +119,9 @@ class TrainingLine:
         self._screen.say(text)
 
     def update(self, step: int, devices: int, figures: str, mixture: str) -> None:
-        """Shows the number of completed steps and devices, and two texts: figures, and rows by source."""
+        """Shows the number of completed steps and devices, and two texts: figures, and rows by
+        source.
+        """
         on = f"on {devices} device{'s' if devices > 1 else ''}"
         mixture = f"rows (wanted): {mixture}"
         if self._live is not None:
@@ -205,7 +211,9 @@ class StepLog:
 
     @property
     def waiting_share(self) -> float:
-        """Time waited for data / time of the run, 0 to 1, both without the steps that compile the model."""
+        """Time waited for data / time of the run, 0 to 1, both without the steps that compile the
+        model.
+        """
         return _rates(self._timed())[0]
 
     @property
@@ -215,13 +223,17 @@ class StepLog:
 
     @property
     def worst_deviation(self) -> float:
-        """Largest difference, at any step and for any source, between actual and target rows so far."""
+        """Largest difference, at any step and for any source, between actual and target rows so
+        far.
+        """
         rows = self.rows
         planned = rows.sum(axis=1, keepdims=True) * self.wanted[: len(rows)]
         return float(np.abs(np.cumsum(rows - planned, axis=0)).max())
 
     def _timed(self) -> list[StepRecord]:
-        """The steps without those that compiled the model: the first one on each number of devices."""
+        """The steps without those that compiled the model: the first one on each
+        number of devices.
+        """
         return [
             now
             for previous, now in itertools.pairwise(self.records)

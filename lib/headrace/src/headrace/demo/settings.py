@@ -1,8 +1,10 @@
-"""The settings of the demo, checked before anything slow is imported or written, and the folder that it writes to.
+"""The settings of the demo, checked before anything slow is imported or written, and the folder
+that it writes to.
 
-Invariant: the demo deletes only what it made. It first marks its folder with ``headrace-demo.json``, refuses every
-other folder that is not empty, and replaces only files with the names below. Text, tokenizer and caches are kept
-between runs as long as the marker says that they would be the same.
+Invariant: the demo deletes only what it made. It first marks its folder with
+``headrace-demo.json``, refuses every other folder that is not empty, and replaces only files with
+the names below. Text, tokenizer and caches are kept between runs as long as the marker says that
+they would be the same.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from headrace.errors import ConfigError
 
 MARKER = "headrace-demo.json"
 RECIPE_VERSION = 1
-"""Changes when text or tokenizer would differ: the text of an older folder is then collected again."""
+"""Changes when text or tokenizer would differ: the text of an older folder is then
+collected again.
+"""
 
 _MIN_STEPS = 20
 
@@ -74,7 +78,8 @@ class DemoSettings:
         scale: ``FULL`` or ``QUICK``.
 
     Raises:
-        ConfigError: Too few steps to see anything, or a batch that does not divide over the devices.
+        ConfigError: Too few steps to see anything, or a batch that does not divide over the
+            devices.
     """
 
     output: Path = Path("headrace-demo")
@@ -141,8 +146,8 @@ class DemoFolder:
 
         Args:
             root: A folder that is new, empty, or from an earlier demo.
-            recipe: Everything that determines text, tokenizer and caches (JSON values). Those of an earlier run are
-                kept if its recipe was the same.
+            recipe: Everything that determines text, tokenizer and caches (JSON values). Those of an
+                earlier run are kept if its recipe was the same.
 
         Raises:
             ConfigError: The folder contains something else, is a file, or cannot be written.
@@ -159,7 +164,8 @@ class DemoFolder:
                     "exists and is not a folder of an earlier demo",
                     field="output",
                     value=str(root),
-                    cure="Choose another one with --output DIR; the demo overwrites nothing that is not its own.",
+                    cure="Choose another one with --output DIR; the demo overwrites nothing that"
+                    " is not its own.",
                 )
             root.mkdir(parents=True, exist_ok=True)
             if _read_json(marker) != recipe:

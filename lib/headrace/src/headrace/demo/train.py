@@ -1,11 +1,12 @@
-"""Trains a small transformer on the data of run.yaml in the same folder. ``headrace init`` wrote this file; edit it as
-you like.
+"""Trains a small transformer on the data of run.yaml in the same folder. ``headrace init`` wrote
+this file; edit it as you like.
 
     python train.py               # resumes the run, if it has begun
     python train.py --run runs/2  # another run
 
-A checkpoint contains the model, the optimizer and the state of the data. It is written atomically, so a kill costs only
-the steps since the last one. Ctrl-C and SIGTERM save a checkpoint before the run ends.
+A checkpoint contains the model, the optimizer and the state of the data. It is written atomically,
+so a kill costs only the steps since the last one. Ctrl-C and SIGTERM save a checkpoint before the
+run ends.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from headrace.run import LoaderState
 
 
 def save(path: Path, state: Any) -> None:
-    """Writes a checkpoint to a temporary path and renames it, then deletes all but the two newest."""
+    """Writes a checkpoint to a temporary path and renames it, then deletes all but
+    the two newest.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".part")
     with unfinished.open("wb") as file:
@@ -40,7 +43,9 @@ def save(path: Path, state: Any) -> None:
 
 
 def restore(folder: Path, fresh: Any) -> tuple[Any, LoaderState | None]:
-    """The model, the optimizer and the state of the data in the newest checkpoint; ``fresh`` if there is none."""
+    """The model, the optimizer and the state of the data in the newest checkpoint; ``fresh`` if
+    there is none.
+    """
     newest = max(folder.glob("step-*.eqx"), default=None)
     if newest is None:
         return fresh, None
@@ -50,7 +55,9 @@ def restore(folder: Path, fresh: Any) -> tuple[Any, LoaderState | None]:
 
 
 def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) -> bool:
-    """Trains until the run's last step or until a signal arrives; returns whether it reached the end."""
+    """Trains until the run's last step or until a signal arrives; returns whether it reached the
+    end.
+    """
     steps = config.num_steps or 1000
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):

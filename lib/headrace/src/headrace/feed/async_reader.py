@@ -1,4 +1,6 @@
-"""``AsyncReader`` serves any dataset: one call of ``get_batch`` per step, for the rows of this process."""
+"""``AsyncReader`` serves any dataset: one call of ``get_batch`` per step, for the rows of this
+process.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class BatchReader(ABC):
 
     @abstractmethod
     def groups(self, first_step: int, stop_step: int | None) -> Iterator[list[Any]]:
-        """Yields the batches of steps ``first_step .. stop_step`` (None: no end) in groups, in order. Call it once."""
+        """Yields the batches of steps ``first_step .. stop_step`` (None: no end) in groups, in
+        order. Call it once.
+        """
 
     def batches(self, first_step: int, stop_step: int | None) -> Iterator[Any]:
         """Yields the same batches one by one."""
@@ -49,8 +53,8 @@ class BatchReader(ABC):
 class AsyncReader(BatchReader):
     """Reads any dataset with ``get_batch``: one call per batch, for the rows of this process.
 
-    The batch must be a pytree of arrays with the requested rows along the first axis. A call of ``get_batch`` can be
-    interrupted where it awaits something; nothing stays open between batches.
+    The batch must be a pytree of arrays with the requested rows along the first axis. A call of
+    ``get_batch`` can be interrupted where it awaits something; nothing stays open between batches.
     """
 
     def __init__(
@@ -123,7 +127,9 @@ def count_last_batch(
     steps: range,
     placement: Placement,
 ) -> None:
-    """Counts this process's rows that are padding, repeated or left out, if the last batch is among ``steps``."""
+    """Counts this process's rows that are padding, repeated or left out, if the last batch is among
+    ``steps``.
+    """
     if end is None or end.num_steps - 1 not in steps:
         return
     size = schedule.rows_at(end.num_steps - 1)[1]
@@ -140,8 +146,8 @@ def pad_batch(
 ) -> Any:
     """The batch of a step, with rows that are not ``inside`` the dataset marked as padding.
 
-    If padding is needed and batches cannot mark it, every step raises ConfigError, so that a run does not fail only at
-    the end of its data.
+    If padding is needed and batches cannot mark it, every step raises ConfigError, so that a run
+    does not fail only at the end of its data.
     """
     if end is None or end.padded_rows == 0:
         return batch
@@ -149,7 +155,8 @@ def pad_batch(
     size = schedule.rows_at(last)[1]
     if not isinstance(batch, PackedBatch):
         raise ConfigError(
-            f"fills its last batch, step {last}, only to {size - end.padded_rows} of {size} rows, and its batches"
+            f"fills its last batch, step {last}, only to {size - end.padded_rows} of {size} rows,"
+            " and its batches"
             " cannot mark padding",
             field="dataset",
             cure='Give the loader last_batch="drop" or last_batch="fill", or map to a PackedBatch.',

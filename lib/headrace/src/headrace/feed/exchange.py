@@ -235,7 +235,8 @@ class RowExchange:
             self.on = reads > WORTH_IT
             if self.on:
                 logging.getLogger(__name__).info(
-                    "row_exchange: auto turns it on: without it, blocks are read %.1f times per epoch",
+                    "row_exchange: auto turns it on: without it, blocks are read %.1f times per"
+                    " epoch",
                     reads,
                 )
 

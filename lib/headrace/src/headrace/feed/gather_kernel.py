@@ -1,15 +1,18 @@
-"""Processes tables of addresses without the interpreter: copies pieces of rows and verifies chunks against checksums.
+"""Processes tables of addresses without the interpreter: copies pieces of rows and verifies chunks
+against checksums.
 
-NumPy gathers from one array only, and is fast only if rows begin at multiples of their length. A few instructions in
-``native/gather.c`` copy from a table of addresses, which may be in memory-mapped files or
-in slots. Tables of 2 MiB and more, of which several are in flight, are stored past the processor's caches, while the
-next row is fetched from memory: up to 1.5 times as fast as ``memcpy``, but whoever reads a whole batch at once reads it
-from memory. If a mapped file has become shorter, its missing pages are counted and read as zeros, in place of SIGBUS,
-which would end the process.
+NumPy gathers from one array only, and is fast only if rows begin at multiples of their length. A
+few instructions in ``native/gather.c`` copy from a table of addresses, which may be in
+memory-mapped files or in slots. Tables of 2 MiB and more, of which several are in flight, are
+stored past the processor's caches, while the next row is fetched from memory: up to 1.5 times as
+fast as ``memcpy``, but whoever reads a whole batch at once reads it from memory. If a mapped file
+has become shorter, its missing pages are counted and read as zeros, in place of SIGBUS, which would
+end the process.
 
-:class:`KernelThread` runs them in a thread that is not a Python thread. After a copy, a Python thread waits for the
-interpreter's lock, up to 5 ms each time, until the thread that plans and delivers releases it. (The kernel's thread
-does not read from a pipe: Linux wakes the reader of a pipe on the writer's core, where the two take turns.)
+:class:`KernelThread` runs them in a thread that is not a Python thread. After a copy, a Python
+thread waits for the interpreter's lock, up to 5 ms each time, until the thread that plans and
+delivers releases it. (The kernel's thread does not read from a pipe: Linux wakes the reader of a
+pipe on the writer's core, where the two take turns.)
 
 Price: about 20 ns a piece, 10 us a table.
 """
@@ -39,9 +42,10 @@ _AHEAD = 10
 class Copies(NamedTuple):
     """Pieces to copy, in order: the address, target and bytes of each, as int64 ``[p]`` in C order.
 
-    The addresses must be readable, and the targets writable, during the copy; ``holds`` keeps them so. ``check`` raises
-    ReadError if the data are no longer what was written. ``filled``: an array that contains all targets, and what each
-    gap between them begins with and repeats: at least one byte.
+    The addresses must be readable, and the targets writable, during the copy; ``holds`` keeps them
+    so. ``check`` raises ReadError if the data are no longer what was written. ``filled``: an array
+    that contains all targets, and what each gap between them begins with and repeats: at least one
+    byte.
     """
 
     address: Int64[np.ndarray, " p"]
@@ -71,8 +75,8 @@ class Checks(NamedTuple):
     Attributes:
         columns: Result of :meth:`~headrace.store.mapped.MappedArray.check_columns` for the chunks.
         sound: Results: uint8 ``[c]``, 1 if a chunk is correct.
-        ahead: Number of chunks, these and those after them in the memory of ``columns``, that the system is asked to
-            begin reading before the first is verified.
+        ahead: Number of chunks, these and those after them in the memory of ``columns``, that the
+            system is asked to begin reading before the first is verified.
         advice: See :func:`~headrace.store.mapped.advice_to_bring`.
         holds: Keeps the files mapped.
     """
@@ -114,7 +118,8 @@ class GatherKernel:
         library = native_library()
         self.calls = library.calls
         self.short_calls = library.short_calls
-        # Threads that process a table survive SIGBUS from now on; others keep the action that they have
+        # Threads that process a table survive SIGBUS from now on; others keep the action that they
+        # have
         if failed := self.calls.handle_bus_errors():
             raise OSError(failed, f"SIGBUS cannot be handled: {os.strerror(failed)}")
 
@@ -124,17 +129,23 @@ class GatherKernel:
 
     @property
     def lost_pages(self) -> int:
-        """Pages of mapped files that were missing when they were copied, since the process began."""
+        """Pages of mapped files that were missing when they were copied, since the
+        process began.
+        """
         return self.calls.lost_pages()
 
 
 @cache
 def gather_kernel() -> GatherKernel:
-    """The kernel that processes tables. Several threads may make one at first: the C code handles SIGBUS once.
+    """The kernel that processes tables. Several threads may make one at first: the C code handles
+    SIGBUS once.
 
     Example:
         >>> tokens, row = np.arange(8, dtype=np.int32), np.zeros(4, np.int32)
-        >>> address, target = tokens.ctypes.data + np.array([24, 4]), row.ctypes.data + np.array([0, 8])
+        >>> address, target = (
+        ...     tokens.ctypes.data + np.array([24, 4]),
+        ...     row.ctypes.data + np.array([0, 8]),
+        ... )
         >>> Copies(address, target, np.array([8, 8]))()
         >>> row.tolist()
         [6, 7, 1, 2]
@@ -143,11 +154,15 @@ def gather_kernel() -> GatherKernel:
 
 
 class KernelThread:
-    """Processes tables one after the other, without the interpreter. For one thread; starts with the first table.
+    """Processes tables one after the other, without the interpreter. For one thread; starts with
+    the first table.
 
     Example:
         >>> tokens, row = np.arange(8, dtype=np.int32), np.zeros(4, np.int32)
-        >>> address, target = tokens.ctypes.data + np.array([24, 4]), row.ctypes.data + np.array([0, 8])
+        >>> address, target = (
+        ...     tokens.ctypes.data + np.array([24, 4]),
+        ...     row.ctypes.data + np.array([0, 8]),
+        ... )
         >>> thread = KernelThread()
         >>> thread.submit([Copies(address, target, np.array([8, 8]))]).result()
         >>> thread.close()
@@ -163,7 +178,9 @@ class KernelThread:
         self._end: weakref.finalize[..., KernelThread] | None = None
 
     def submit(self, parts: Sequence[Copies | Checks]) -> Submitted:
-        """Submits tables. If a check of theirs fails, none is processed and the result raises the error."""
+        """Submits tables. If a check of theirs fails, none is processed and the result raises the
+        error.
+        """
         if self._worker is None:
             self._begin()
         try:
@@ -194,7 +211,9 @@ class KernelThread:
         self._tables[0] = self._tables[0][0], None  # only needed for its link to the next table
 
     def close(self) -> None:
-        """Ends the thread after the copies that were submitted; skips checks that have not begun."""
+        """Ends the thread after the copies that were submitted; skips checks that
+        have not begun.
+        """
         for table, part in self._tables:
             if isinstance(part, Checks):
                 table[[_COUNT, _AHEAD]] = 0

@@ -1,13 +1,13 @@
 """Status of each process of a job, for the others to read: who waits, who reads, who is gone.
 
 Each process keeps one small JSON entry in the key-value store of JAX's coordination service, which
-``jax.distributed.initialize`` starts in process 0. A thread renews the entry every :data:`BEAT_S` seconds, whatever the
-trainer does, so an entry that no longer changes means that its process is dead or frozen. A process reads entries only
-after it has waited for a second.
+``jax.distributed.initialize`` starts in process 0. A thread renews the entry every :data:`BEAT_S`
+seconds, whatever the trainer does, so an entry that no longer changes means that its process is
+dead or frozen. A process reads entries only after it has waited for a second.
 
-Price: one request of about 300 bytes per process and second. A waiting process reads all entries about once a second
-with up to 64 processes, and less often with more (every 16 s with 1,024), so that requests to the store stay within
-some megabytes a second.
+Price: one request of about 300 bytes per process and second. A waiting process reads all entries
+about once a second with up to 64 processes, and less often with more (every 16 s with 1,024), so
+that requests to the store stay within some megabytes a second.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class GateEntry:
     """Status of one iteration in one process.
 
     Attributes:
-        crossing: The meeting that it has reached: -1 and 0 are those at the start, 1 is that of its first batch.
+        crossing: The meeting that it has reached: -1 and 0 are those at the start, 1 is that of its
+            first batch.
         waits: Whether it has its batch and waits for the others.
         doing: What it is doing, in words.
         error: Why this process will not continue; None: it will.
@@ -160,8 +161,8 @@ class HostBoard:
             )
 
     def _ask(self, request: Callable[[], Any]) -> Any:
-        """The store's answer, if it comes within some seconds; else None: process 0, which holds the store, may be
-        frozen.
+        """The store's answer, if it comes within some seconds; else None: process 0, which holds
+        the store, may be frozen.
         """
         answer = SimpleQueue[Any]()
 
@@ -184,8 +185,8 @@ class HostBoard:
             return answer.get(timeout=_ANSWER_S)
 
     def read(self) -> dict[int, HostEntry]:
-        """The entries of all processes that have one, by process; if the store does not answer, process 0 counts as
-        silent.
+        """The entries of all processes that have one, by process; if the store does not answer,
+        process 0 counts as silent.
         """
         asked_at = time.monotonic()
         self._entries = self._ask(lambda: self.client.key_value_dir_get(_FOLDER)) or self._entries
@@ -247,8 +248,8 @@ class HostBoard:
             _abandon_jax_service()
 
     def _let_others_leave(self) -> None:
-        """Process 0 holds the store, without which JAX aborts the others: it waits until they have their error, but not
-        long.
+        """Process 0 holds the store, without which JAX aborts the others: it waits until they have
+        their error, but not long.
         """
         until = time.monotonic() + _FAREWELL_S
         while self.process == 0 and time.monotonic() < until:
@@ -266,10 +267,12 @@ class HostBoard:
 
 
 def _abandon_jax_service() -> None:
-    """Skips JAX's own shutdown, which waits minutes for all processes and then aborts with a stack dump.
+    """Skips JAX's own shutdown, which waits minutes for all processes and then aborts with a stack
+    dump.
 
-    The service is removed from JAX's exit handler and kept alive until the process ends, since a thread that waits in
-    it would wake after Python has shut down too far. Other exit handlers are not affected.
+    The service is removed from JAX's exit handler and kept alive until the process ends, since a
+    thread that waits in it would wake after Python has shut down too far. Other exit handlers are
+    not affected.
     """
     from jax._src.distributed import global_state  # pyright: ignore[reportMissingTypeStubs]
 
@@ -301,7 +304,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def user_line(thread: int) -> str | None:
-    """A thread's place in the user's own code: file, line and function of the innermost frame outside libraries."""
+    """A thread's place in the user's own code: file, line and function of the innermost frame
+    outside libraries.
+    """
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         path = os.path.abspath(frame.f_code.co_filename)

@@ -1,17 +1,19 @@
-"""Hosts wait for each other on the host, before a batch is delivered, rather than inside a collective of the devices.
+"""Hosts wait for each other on the host, before a batch is delivered, rather than inside a
+collective of the devices.
 
-A device that waits in a collective for a late host cannot name that host and cannot be interrupted, and after some time
-its runtime gives up with an error of its own. So each host that has its next batch first meets the others. They use
-connections of their own (:mod:`headrace.feed.host_links`), for which they exchange invitations through JAX's
-coordination service. If a host is late, the others name it and what it is doing; if it has failed, it tells them why;
-if it is dead, they name it and end. Hosts that cannot connect meet at a barrier of that service, at many times the
-price.
+A device that waits in a collective for a late host cannot name that host and cannot be interrupted,
+and after some time its runtime gives up with an error of its own. So each host that has its next
+batch first meets the others. They use connections of their own (:mod:`headrace.feed.host_links`),
+for which they exchange invitations through JAX's coordination service. If a host is late, the
+others name it and what it is doing; if it has failed, it tells them why; if it is dead, they name
+it and end. Hosts that cannot connect meet at a barrier of that service, at many times the price.
 
-Price: about 20 us of CPU per batch and host, and the round trip of a message (scripts/bench/bench_hosts.py). Off if the
-mesh is within one process.
+Price: about 20 us of CPU per batch and host, and the round trip of a message
+(scripts/bench/bench_hosts.py). Off if the mesh is within one process.
 
-Limits: if a host is late after it got its batch, the devices wait for it until the other hosts ask for their next
-batch. Process 0 runs the coordination service: when it dies, JAX ends all other processes within a second.
+Limits: if a host is late after it got its batch, the devices wait for it until the other hosts ask
+for their next batch. Process 0 runs the coordination service: when it dies, JAX ends all other
+processes within a second.
 """
 
 from __future__ import annotations
@@ -52,14 +54,16 @@ class HostBarrier:
     """How the hosts of a run wait for each other before each batch.
 
     Attributes:
-        warn_after_s: A wait that lasts longer is logged (logger ``headrace.feed.host_gate``), with the late hosts and
-            what they are doing, and again whenever it has doubled. Seconds.
-        lost_after_s: A host that the others wait for is taken for dead if it has shown no sign of life for this long:
-            all others raise HostError. If its process has ended, its closed connection reveals that after 5 s. Keep
-            this below JAX's own ``heartbeat_timeout_seconds`` (100 s), after which JAX aborts them. A separate thread
+        warn_after_s: A wait that lasts longer is logged (logger ``headrace.feed.host_gate``), with
+            the late hosts and what they are doing, and again whenever it has doubled. Seconds.
+        lost_after_s: A host that the others wait for is taken for dead if it has shown no sign of
+            life for this long: all others raise HostError. If its process has ended, its closed
+            connection reveals that after 5 s. Keep this below JAX's own
+            ``heartbeat_timeout_seconds`` (100 s), after which JAX aborts them. A separate thread
             gives a sign of life every second. Seconds.
-        every: Batches from one meeting to the next, the same on all hosts. Use more than 1 if a request to process 0
-            takes long compared to a step. A host may then be up to this many batches ahead of a late one.
+        every: Batches from one meeting to the next, the same on all hosts. Use more than 1 if a
+            request to process 0 takes long compared to a step. A host may then be up to this many
+            batches ahead of a late one.
 
     Raises:
         ConfigError: a value is not above 0, or ``lost_after_s`` is below 6.
@@ -182,7 +186,9 @@ class HostGate:
             self._record(began)
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Ends the iteration on this host and tells the others why. A waiting thread gets an error."""
+        """Ends the iteration on this host and tells the others why. A waiting
+        thread gets an error.
+        """
         entry = self._entry
         if entry.left:
             return
@@ -222,7 +228,9 @@ class HostGate:
                 self._warn(entries, waited_s)
 
     def _explain(self, process: int) -> HostError:
-        """Why a neighbour has closed its connection: the reason in its entry, or else that it is dead."""
+        """Why a neighbour has closed its connection: the reason in its entry, or else that it is
+        dead.
+        """
         entries = self._board.read()
         until = time.monotonic() + _LAST_WORD_S
         beat = entries[process].beat if process in entries else -1
@@ -332,9 +340,11 @@ def _host_error(problem: str, process: int) -> HostError:
 
 
 class _Barrier:
-    """A barrier of JAX's coordination service, called from a thread because the call cannot be interrupted.
+    """A barrier of JAX's coordination service, called from a thread because the call cannot be
+    interrupted.
 
-    At the end the thread first tells the others why and only then closes the connections, so that they find the reason.
+    At the end the thread first tells the others why and only then closes the connections, so that
+    they find the reason.
     """
 
     def __init__(
@@ -390,8 +400,8 @@ _board_lock = threading.Lock()
 def open_gate(
     processes: tuple[int, ...], first_step: int, setting: HostBarrier | None, stats: IterationStats
 ) -> HostGate | None:
-    """The gate of a new iteration; None if it is off, the mesh is within one process, or JAX has no coordination
-    service.
+    """The gate of a new iteration; None if it is off, the mesh is within one process, or JAX has no
+    coordination service.
 
     Args:
         processes: Processes of the loader's mesh.

@@ -1,14 +1,16 @@
-"""One host reads a cache's ledger, tombstones, generations and filter results, and shares them with all others.
+"""One host reads a cache's ledger, tombstones, generations and filter results, and shares them with
+all others.
 
-The first process that opens a cache in a store over HTTP claims it in the key-value store of JAX's coordination
-service, reads the ledger, and leaves there what it read; the others take that. So opening a cache costs a fixed number
-of requests per job, whatever the number of hosts and parts. No process depends on another: one that finds a claim, but
-no data within the time in which a store must have answered, reads the ledger itself. So do all if the process with the
-claim failed. Caches on local disks, Levanter's caches and caches without ``ledger.bin`` are read by each host.
+The first process that opens a cache in a store over HTTP claims it in the key-value store of JAX's
+coordination service, reads the ledger, and leaves there what it read; the others take that. So
+opening a cache costs a fixed number of requests per job, whatever the number of hosts and parts. No
+process depends on another: one that finds a claim, but no data within the time in which a store
+must have answered, reads the ledger itself. So do all if the process with the claim failed. Caches
+on local disks, Levanter's caches and caches without ``ledger.bin`` are read by each host.
 
-A host verifies what it takes against the digests in the file, just as it verifies what it reads from a store. Price:
-process 0, which holds the key-value store, sends each host everything that opening reads, compressed: about 10 bytes a
-part.
+A host verifies what it takes against the digests in the file, just as it verifies what it reads
+from a store. Price: process 0, which holds the key-value store, sends each host everything that
+opening reads, compressed: about 10 bytes a part.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def ledger_reader() -> ReadLedger:
-    """The function that reads ledgers for a run, shared by the processes that ``jax.distributed.initialize`` connected,
-    if any.
+    """The function that reads ledgers for a run, shared by the processes that
+    ``jax.distributed.initialize`` connected, if any.
 
     Example:
         >>> ledger_reader() is open_ledger
@@ -67,8 +69,9 @@ def generation_reader() -> Callable[[str], bytes]:
 
 
 def filter_reader(filter_file: str) -> ReadOnce | None:
-    """The function that works out, or reads, which documents a filter leaves out of a run's caches. It is shared in the
-    same way, and the others wait while one process works; None: each process does it.
+    """The function that works out, or reads, which documents a filter leaves out of a run's caches.
+    It is shared in the same way, and the others wait while one process works; None: each process
+    does it.
     """
     client = coordination_client() if "jax" in sys.modules else None
     return None if client is None else partial(SharedLedgers(client).filter, filter_file)
@@ -85,7 +88,9 @@ class SharedLedgers:
         self._client = client
 
     def __call__(self, root: str) -> Ledger | None:
-        """The ledger of a cache. Raises the same errors as :func:`~headrace.store.ledger.open_ledger`."""
+        """The ledger of a cache. Raises the same errors as
+        :func:`~headrace.store.ledger.open_ledger`.
+        """
 
         def unpack(raw: bytes) -> Ledger:
             return ledger_of_table(root, parse_table(files.join(root, TABLE_NAME), raw))
@@ -93,15 +98,21 @@ class SharedLedgers:
         return self._read_once(root, "", open_ledger, _packed_table, unpack)
 
     def tombstones(self, root: str) -> bytes:
-        """The result of :func:`~headrace.store.tombstones.read_tombstones`, the same for all processes."""
+        """The result of :func:`~headrace.store.tombstones.read_tombstones`, the same for all
+        processes.
+        """
         return self._read_once(root, "/tombstones", read_tombstones, zlib.compress, bytes)
 
     def generations(self, root: str) -> bytes:
-        """The result of :func:`~headrace.store.generations.read_generations`, the same for all processes."""
+        """The result of :func:`~headrace.store.generations.read_generations`, the same for all
+        processes.
+        """
         return self._read_once(root, "/generations", read_generations, zlib.compress, bytes)
 
     def filter(self, filter_file: str, root: str, read: Callable[[str], bytes]) -> bytes:
-        """The result of ``read`` for a cache's folder and a filter, the same for all processes; it may be empty."""
+        """The result of ``read`` for a cache's folder and a filter, the same for all processes; it
+        may be empty.
+        """
         name = f"/filter/{hashlib.sha256(filter_file.encode()).hexdigest()[:32]}"
         return self._read_once(
             root, name, read, lambda raw: raw and zlib.compress(raw), bytes, _WORK_S
@@ -116,8 +127,8 @@ class SharedLedgers:
         unpack: Callable[[bytes], T],
         wait_s: float | None = None,
     ) -> T:
-        """What one process reads for all. ``pack`` returns compressed bytes, empty if the others have to read
-        themselves.
+        """What one process reads for all. ``pack`` returns compressed bytes, empty if the others
+        have to read themselves.
         """
         if files.is_local(root):
             return read(root)
@@ -159,7 +170,8 @@ class SharedLedgers:
             return zlib.decompress(b"".join(pieces)) if pieces else None
         except Exception as error:  # noqa: BLE001  # JAX's errors have no common base
             _LOG.warning(
-                "%s: its ledger or filter is read here, as the process that opened it first has left none: %s",
+                "%s: its ledger or filter is read here, as the process that opened it first has"
+                " left none: %s",
                 root,
                 error,
             )

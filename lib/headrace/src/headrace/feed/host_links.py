@@ -1,12 +1,12 @@
-"""Connections between the hosts of one iteration, over which they meet: a tree of sockets, one byte up and one byte
-down.
+"""Connections between the hosts of one iteration, over which they meet: a tree of sockets, one byte
+up and one byte down.
 
-A host that is ready waits for those below it, tells the one above, waits for its answer, and passes it on. A meeting at
-a barrier of JAX's coordination service would cost twenty times as much CPU, all of it in process 0. A process that ends
-closes its connections, so its neighbours notice at once.
+A host that is ready waits for those below it, tells the one above, waits for its answer, and passes
+it on. A meeting at a barrier of JAX's coordination service would cost twenty times as much CPU, all
+of it in process 0. A process that ends closes its connections, so its neighbours notice at once.
 
-Price: 2 bytes per host and meeting, 10 us of CPU for each neighbour; a host has at most one neighbour above and 16
-below. Two levels of the tree reach 273 hosts, three 4,369.
+Price: 2 bytes per host and meeting, 10 us of CPU for each neighbour; a host has at most one
+neighbour above and 16 below. Two levels of the tree reach 273 hosts, three 4,369.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def family_of(processes: Sequence[int], process: int) -> tuple[int | None, list[
 
     Example:
         >>> family_of(range(40), 0), family_of(range(40), 2), family_of([3, 7], 7)
-        ((None, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]), (0, [33, 34, 35, 36, 37, 38, 39]), (3, []))
+        ((None, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
+         (0, [33, 34, 35, 36, 37, 38, 39]), (3, []))
     """
     rank = list(processes).index(process)
     above = None if rank == 0 else processes[(rank - 1) // ARITY]
@@ -48,7 +49,8 @@ def family_of(processes: Sequence[int], process: int) -> tuple[int | None, list[
 
 
 class HostLinks:
-    """This process's connections to its neighbours. First :meth:`listen`, then, when all have done so, :meth:`connect`.
+    """This process's connections to its neighbours. First :meth:`listen`, then, when all have done
+    so, :meth:`connect`.
 
     Args:
         processes: Processes of the iteration, ascending.
@@ -67,7 +69,9 @@ class HostLinks:
         self._asked_above = False
 
     def listen(self, address: str) -> str:
-        """Accepts connections from below at this address of the machine; returns the invitation to connect."""
+        """Accepts connections from below at this address of the machine; returns the invitation to
+        connect.
+        """
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=ARITY)
         return f"{address} {self._listener.getsockname()[1]} {self._token.hex()}"
@@ -117,7 +121,8 @@ class HostLinks:
         self._asked_above = False
 
     def meet(self, timeout_s: float) -> bool:
-        """Whether all hosts are there within ``timeout_s`` seconds; to be called again until they are.
+        """Whether all hosts are there within ``timeout_s`` seconds; to be called again until they
+        are.
 
         Raises:
             NeighbourGoneError: a neighbour has ended.

@@ -1,10 +1,12 @@
-"""Comparisons and counters across the hosts of a job: whether all load the same batches, and what they count.
+"""Comparisons and counters across the hosts of a job: whether all load the same batches, and what
+they count.
 
-If a host started with another config, sequence length or step, it would train on other rows and nobody would notice. So
-the first iteration of a loader compares a digest over all processes of its mesh. There is nothing to compare if the
-mesh is within one process.
+If a host started with another config, sequence length or step, it would train on other rows and
+nobody would notice. So the first iteration of a loader compares a digest over all processes of its
+mesh. There is nothing to compare if the mesh is within one process.
 
-Price: one collective of 32 bytes per host at the start; a second one, of the descriptions, only if they differ.
+Price: one collective of 32 bytes per host at the start; a second one, of the descriptions, only if
+they differ.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _NUMPY_TO_PLAIN = operator.methodcaller("item")
 
 
 def gather(devices: Collection[Any], payload: bytes) -> dict[int, bytes]:
-    """Payloads of all processes of these devices, by process. All must call it, at the same place in their program."""
+    """Payloads of all processes of these devices, by process. All must call it, at the same place
+    in their program.
+    """
     if not _shared(devices):
         return {jax.process_index(): payload}
     sizes = _gather(devices, np.asarray([len(payload)], np.int64).view(np.uint8))
@@ -64,10 +68,13 @@ def check_same(devices: Collection[Any], described: Mapping[str, Any]) -> None:
 
 
 def host_differences(described: Mapping[int, Any]) -> list[str]:
-    """Differences between the descriptions of hosts, one line for each place; the value of most hosts comes last.
+    """Differences between the descriptions of hosts, one line for each place; the value of most
+    hosts comes last.
 
     Example:
-        >>> host_differences({0: {"step": 5, "a": {"b": 1}}, 1: {"step": 4, "a": {"b": 1}}, 2: {"step": 5}})
+        >>> host_differences(
+        ...     {0: {"step": 5, "a": {"b": 1}}, 1: {"step": 4, "a": {"b": 1}}, 2: {"step": 5}}
+        ... )
         ['step: host 1 has 4, the others 5', 'a.b: host 2 has nothing, the others 1']
     """
     flat = {host: dict(_leaves(description, "")) for host, description in described.items()}
@@ -115,7 +122,9 @@ def _shared(devices: Collection[Any]) -> bool:
 
 
 def _gather(devices: Collection[Any], row: np.ndarray) -> dict[int, np.ndarray]:
-    """Rows of bytes, equally long, of all processes, through one device of each: a mesh need not span the whole job."""
+    """Rows of bytes, equally long, of all processes, through one device of each: a mesh need not
+    span the whole job.
+    """
     first: dict[int, Any] = {}
     for device in sorted(devices, key=lambda device: device.id):
         first.setdefault(device.process_index, device)

@@ -1,8 +1,8 @@
 """``DataLoader``: sharded batches for any mesh, from any step.
 
-``batch_at(step)`` is a pure function of (dataset, schedule, step); ``iter_from_step`` yields the same batches, read
-ahead in the background. A run resumes at a step number. The order is global: it does not depend on the number of
-processes or devices.
+``batch_at(step)`` is a pure function of (dataset, schedule, step); ``iter_from_step`` yields the
+same batches, read ahead in the background. A run resumes at a step number. The order is global: it
+does not depend on the number of processes or devices.
 """
 
 from __future__ import annotations
@@ -66,25 +66,32 @@ class LoaderOptions(TypedDict, total=False):
     """Rarely needed keyword arguments of :class:`DataLoader`.
 
     Attributes:
-        memory_map: Whether to serve chunks of local, uncompressed caches from memory-mapped files (the default).
-        stall_rule: Which waits ``stats().stalls`` explains; None (the default): those of ``StallRule()``.
-        check_hosts: Whether the first iteration checks that all processes of the mesh load the same batches from the
-            same step (the default). All of them must then start it; the check takes one small collective.
-        host_barrier: How the processes of the mesh wait for each other before each batch of an iteration
-            (docs/multi_host.md), by default as ``HostBarrier()`` does; None: they do not wait. A single process never
-            waits, nor does :meth:`DataLoader.batch_at`.
-        row_exchange: Whether iterations pass rows between processes on the devices, so that only one process reads
-            each stored block (docs/multi_host.md). ``"auto"`` (the default): if blocks would otherwise be read more
-            than 1.2 times per epoch; ``"on"``; ``"off"``. The batches are the same. With an exchange, ``next`` runs a
-            collective: all processes must request the same batches, in the same program order.
-            :meth:`DataLoader.batch_at` and :meth:`DataLoader.headspace` never exchange rows.
-        sequence_layout: Which positions of a row each device holds along the sharding's second axis: ``"contiguous"``
-            (the default), ``"zigzag"`` or ``"striped"``; see :class:`~headrace.batch.context_parallel.ContextBatch`.
-        micro_batches: How to split batches into :class:`~headrace.batch.micro_step.MicroBatches`; None (the default):
-            they are not split. If they are, ``next`` and :meth:`DataLoader.batch_at` run a collective.
-        last_batch: What becomes of a last batch that the data do not fill: ``"pad"`` it with empty rows, ``"drop"`` its
-            rows, or ``"fill"`` it with the first rows again; see :mod:`headrace.mix.data_end`. None (the default): as
-            the dataset's config says, or ``"pad"``.
+        memory_map: Whether to serve chunks of local, uncompressed caches from memory-mapped files
+            (the default).
+        stall_rule: Which waits ``stats().stalls`` explains; None (the default): those of
+            ``StallRule()``.
+        check_hosts: Whether the first iteration checks that all processes of the mesh load the same
+            batches from the same step (the default). All of them must then start it; the check
+            takes one small collective.
+        host_barrier: How the processes of the mesh wait for each other before each batch of an
+            iteration (docs/multi_host.md), by default as ``HostBarrier()`` does; None: they do not
+            wait. A single process never waits, nor does :meth:`DataLoader.batch_at`.
+        row_exchange: Whether iterations pass rows between processes on the devices, so that only
+            one process reads each stored block (docs/multi_host.md). ``"auto"`` (the default): if
+            blocks would otherwise be read more than 1.2 times per epoch; ``"on"``; ``"off"``. The
+            batches are the same. With an exchange, ``next`` runs a collective: all processes must
+            request the same batches, in the same program order. :meth:`DataLoader.batch_at` and
+            :meth:`DataLoader.headspace` never exchange rows.
+        sequence_layout: Which positions of a row each device holds along the sharding's second
+            axis: ``"contiguous"`` (the default), ``"zigzag"`` or ``"striped"``; see
+            :class:`~headrace.batch.context_parallel.ContextBatch`.
+        micro_batches: How to split batches into :class:`~headrace.batch.micro_step.MicroBatches`;
+            None (the default): they are not split. If they are, ``next`` and
+            :meth:`DataLoader.batch_at` run a collective.
+        last_batch: What becomes of a last batch that the data do not fill: ``"pad"`` it with empty
+            rows, ``"drop"`` its rows, or ``"fill"`` it with the first rows again; see
+            :mod:`headrace.mix.data_end`. None (the default): as the dataset's config says, or
+            ``"pad"``.
     """
 
     memory_map: bool
@@ -102,21 +109,25 @@ class DataLoader(BatchOrder):
 
     Args:
         dataset: What to load. A mixture has its own batch schedule.
-        batch_size: Rows of the global batch: an int, ``{step: size}`` or a BatchSchedule. Optional for a mixture.
+        batch_size: Rows of the global batch: an int, ``{step: size}`` or a BatchSchedule. Optional
+            for a mixture.
         mesh: Device mesh; None: all devices along one axis ``"data"``.
-        batch_axis: Mesh axis or axes over which rows are split; None: ``"data"``, or the mesh's first axis.
+        batch_axis: Mesh axis or axes over which rows are split; None: ``"data"``, or the mesh's
+            first axis.
         sharding: Sharding of ``[B, S]`` arrays, instead of ``mesh`` and ``batch_axis``.
-        prefetch_bytes: Budget on this host, per iteration, for stored blocks in memory and in flight. Another eighth of
-            it, but at least one batch and at most 64, is for batches that are ready or being made.
-        row_order: ``"locality"`` orders the rows within a batch by their place in the store, so that each host reads
-            its own part; ``"stream"`` keeps them in the order of the mixture. Both put the same rows into a batch.
-            Custom datasets, which do not know where their rows are stored, are read in the order of the stream.
+        prefetch_bytes: Budget on this host, per iteration, for stored blocks in memory and in
+            flight. Another eighth of it, but at least one batch and at most 64, is for batches that
+            are ready or being made.
+        row_order: ``"locality"`` orders the rows within a batch by their place in the store, so
+            that each host reads its own part; ``"stream"`` keeps them in the order of the mixture.
+            Both put the same rows into a batch. Custom datasets, which do not know where their rows
+            are stored, are read in the order of the stream.
         options: Rarely needed keyword arguments: see :class:`LoaderOptions`.
 
     Raises:
-        ConfigError: the batch size does not divide over the mesh or differs from the mixture's, an axis is missing, or
-            ``row_exchange`` is on for rows that do not come from stored blocks. On the first iteration: other processes
-            load something else.
+        ConfigError: the batch size does not divide over the mesh or differs from the mixture's, an
+            axis is missing, or ``row_exchange`` is on for rows that do not come from stored blocks.
+            On the first iteration: other processes load something else.
 
     Example:
         >>> import headrace.testing
@@ -200,8 +211,8 @@ class DataLoader(BatchOrder):
         """The batch of a step, read now. No other step has to be read first.
 
         Returns:
-            A :class:`~headrace.batch.packed_batch.PackedBatch` of sharded arrays (for datasets with ``map``: the
-            function's result).
+            A :class:`~headrace.batch.packed_batch.PackedBatch` of sharded arrays (for datasets with
+            ``map``: the function's result).
 
         Raises:
             IndexOutOfRangeError: no such step.
@@ -215,7 +226,8 @@ class DataLoader(BatchOrder):
     def iter_from_step(self, step: int = 0) -> Prefetched[Any]:
         """Batches from ``step`` on, prepared in the background.
 
-        The iterator is a context manager. Leaving it, or dropping the iterator, stops the background work.
+        The iterator is a context manager. Leaving it, or dropping the iterator, stops the
+        background work.
 
         Args:
             step: The first step; when resuming, the number of steps already done.
@@ -228,11 +240,13 @@ class DataLoader(BatchOrder):
         return self._iterate(step, replayed=0)
 
     def headspace(self, step: int = 0, *, batches: int = 8) -> Prefetched[Any]:
-        """Repeats the same few batches: shows the speed that training would reach with a perfect loader.
+        """Repeats the same few batches: shows the speed that training would reach with a perfect
+        loader.
 
-        Loads the batches first, keeps them on the devices, and yields copies made there, which a training step may
-        donate. Use it like :meth:`iter_from_step`, except that it does not end, and in a loader of its own:
-        :attr:`LoaderStats.replayed_batches` marks the figures of such a run.
+        Loads the batches first, keeps them on the devices, and yields copies made there, which a
+        training step may donate. Use it like :meth:`iter_from_step`, except that it does not end,
+        and in a loader of its own: :attr:`LoaderStats.replayed_batches` marks the figures of such a
+        run.
 
         Args:
             step: The step of the first of these batches.
@@ -245,10 +259,15 @@ class DataLoader(BatchOrder):
         Example:
             >>> import headrace.testing
             >>> from headrace import TokenSeqDataset
-            >>> loader = DataLoader(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), batch_size=8)
+            >>> loader = DataLoader(
+            ...     TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), batch_size=8
+            ... )
             >>> with loader.headspace(batches=2) as replayed:
             ...     batches = [next(replayed) for _ in range(5)]
-            >>> bool((batches[0].tokens == batches[4].tokens).all()), loader.stats().replayed_batches
+            >>> (
+            ...     bool((batches[0].tokens == batches[4].tokens).all()),
+            ...     loader.stats().replayed_batches,
+            ... )
             (True, 5)
         """
         check_whole("batches", batches)
@@ -270,7 +289,8 @@ class DataLoader(BatchOrder):
                 gate.leave(error)
             raise
         ready = self._ready_batches()
-        # One group is taken, one ready, one delivered, the others gathered; without room for four, batches come singly
+        # One group is taken, one ready, one delivered, the others gathered; without room for four,
+        # batches come singly
         group = 0 if ready < 4 else int(np.clip(ready // (GATHERING + 3), 1, GROUP))
         gathering = min(ready // group - 3, GATHERING) if group else 0
         reader = self._reader(
@@ -309,12 +329,14 @@ class DataLoader(BatchOrder):
         return self.iter_from_step(0)
 
     def stats(self, *, all_hosts: bool = False) -> LoaderStats:
-        """Counters so far, over all iterations of this loader; see :mod:`headrace.metrics`. The figures of each source
-        are those of the latest iteration's step, and computed when they are read.
+        """Counters so far, over all iterations of this loader; see :mod:`headrace.metrics`. The
+        figures of each source are those of the latest iteration's step, and computed when they are
+        read.
 
         Args:
             all_hosts: Whether to combine the counters of all processes of the loader's mesh, as
-                :meth:`LoaderStats.over_hosts` does. All of them must then call it at the same point of the program.
+                :meth:`LoaderStats.over_hosts` does. All of them must then call it at the same point
+                of the program.
         """
         total = IterationStats(self._stall_rule)
         with self._lock:
@@ -340,7 +362,9 @@ class DataLoader(BatchOrder):
         return replace(stats, sources=SourcesAt(self.planned, stats.step, is_over=is_over))
 
     def _fold_finished(self) -> None:
-        """Sums up iterations that nobody refers to any more, so that memory does not grow with their number."""
+        """Sums up iterations that nobody refers to any more, so that memory does not grow with
+        their number.
+        """
         for stats, batches, thread in list(self._counted):
             if batches() is None and not thread.is_alive():
                 self._finished.absorb(stats)
@@ -412,9 +436,11 @@ class DataLoader(BatchOrder):
                 of_tokens = len(shape) < 2 or not self._seq_lens or shape[1] in self._seq_lens
                 return self.placement.to_global(np.asarray(leaf), size, along_rows=not of_tokens)
         raise ConfigError(
-            f"gives an array of shape {shape}, whose first axis does not run over the rows of a batch",
+            f"gives an array of shape {shape}, whose first axis does not run over the rows of a"
+            " batch",
             field="dataset",
-            cure="get_batch, and functions given to map(), must give one entry a row in every array.",
+            cure="get_batch, and functions given to map(), must give one entry a row in every"
+            " array.",
         )
 
     def _ready_batches(self) -> int:
@@ -439,7 +465,9 @@ class DataLoader(BatchOrder):
 
 
 def _finished(delivered: Any) -> Any:
-    """The batch as a trainer gets it: rows exchanged and split into micro-batches, if configured (collectives)."""
+    """The batch as a trainer gets it: rows exchanged and split into micro-batches, if configured
+    (collectives).
+    """
     if isinstance(delivered, Partial):
         return delivered()
     return exchange_rows(delivered) if isinstance(delivered, PooledRows) else delivered
@@ -465,7 +493,9 @@ def _delivered(
 
 
 def _replayed(make: Callable[[], Iterator[list[Any]]]) -> Iterator[list[Any]]:
-    """Yields fresh copies of all batches of ``make()``, over and over, without end (nothing if there are none)."""
+    """Yields fresh copies of all batches of ``make()``, over and over, without end (nothing if
+    there are none).
+    """
     batches = [batch for group in make() for batch in group]
     while batches:
         yield from ([fresh_copy(batch)] for batch in batches)

@@ -1,17 +1,21 @@
-"""Finds blocks of local uncompressed caches in memory-mapped files, and checks that the files have not changed.
+"""Finds blocks of local uncompressed caches in memory-mapped files, and checks that the files have
+not changed.
 
-Such blocks need no slots: rows are gathered in place, and the system keeps the blocks in its page cache. A window of
-steps looks up only the addresses of blocks that the previous window did not have.
+Such blocks need no slots: rows are gathered in place, and the system keeps the blocks in its page
+cache. A window of steps looks up only the addresses of blocks that the previous window did not
+have.
 
-A finished cache is never written to. If it is nevertheless, a run that continues would train on other data. So the
-files of a window are looked at before a group of its batches is gathered, and again before the group is delivered. If a
-file has changed, its chunks are verified against their checksums again. Looks may take a hundredth of the time, saved
-up over :data:`LOOK_S` seconds: at the pace of training, that is enough for every group. If batches are consumed faster,
-looks are at most :data:`LOOK_S` apart, and what is overwritten between two of them may be delivered. A page that is
-missing when it is copied, because its file became shorter, does not end the process (feed/gather_kernel.py): all files
-of the window are then verified before the group is delivered.
+A finished cache is never written to. If it is nevertheless, a run that continues would train on
+other data. So the files of a window are looked at before a group of its batches is gathered, and
+again before the group is delivered. If a file has changed, its chunks are verified against their
+checksums again. Looks may take a hundredth of the time, saved up over :data:`LOOK_S` seconds: at
+the pace of training, that is enough for every group. If batches are consumed faster, looks are at
+most :data:`LOOK_S` apart, and what is overwritten between two of them may be delivered. A page that
+is missing when it is copied, because its file became shorter, does not end the process
+(feed/gather_kernel.py): all files of the window are then verified before the group is delivered.
 
-Price: about 0.1 us for each block of a window, 5 us for each new array or file, 3 us to look at a file.
+Price: about 0.1 us for each block of a window, 5 us for each new array or file, 3 us to look at a
+file.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ _APART = 100  # time between looks, as a multiple of the processor time that the
 _TABLE = 32  # chunks that are verified together
 _NO_FILE = int(np.iinfo(np.int64).min) // 2
 SWEEP_BYTES = 32 << 30
-"""Bytes looked up after which mapped files leave this process's page tables, which take a 512th of these bytes."""
+"""Bytes looked up after which mapped files leave this process's page tables, which take a 512th of
+these bytes.
+"""
 
 
 class _Watched:
@@ -54,8 +60,8 @@ class _Watched:
         self.looked_at = -math.inf  # an earlier loader may have mapped and checked it long ago
 
     def look(self, *, verify: bool) -> bool:
-        """Whether the file has changed, or is to be verified in any case. Raises ReadError if it is shorter, or a chunk
-        of it is not what was written.
+        """Whether the file has changed, or is to be verified in any case. Raises ReadError if it is
+        shorter, or a chunk of it is not what was written.
         """
         current: MappedFile = self.file.again()
         changed = verify or current != self.file
@@ -69,7 +75,8 @@ class _Watched:
                 "was changed while it was mapped, and is not what was written",
                 field="array",
                 value=str(current.path),
-                cure="Put the file back as it was (`headrace verify CACHE` says what else is damaged), and go on from"
+                cure="Put the file back as it was (`headrace verify CACHE` says what else is"
+                " damaged), and go on from"
                 " this step.",
             )
         self.file = current
@@ -98,8 +105,10 @@ class MappedBlocks:
         files: The files, each once.
         checks: The chunks to verify against their checksums for this window; None: none.
         settled: How many of these are settled.
-        replaced: Memory of blocks that were read because their chunks in mapped files are not sound.
-        lost_pages: Pages that files of this process had lost when the files were last known to be intact.
+        replaced: Memory of blocks that were read because their chunks in mapped files are not
+            sound.
+        lost_pages: Pages that files of this process had lost when the files were last known to be
+            intact.
     """
 
     blocks: Int64[np.ndarray, " m"]
@@ -138,7 +147,8 @@ class MappedBlocks:
 
 
 class MappedFiles:
-    """The mapped files of some arrays. Any thread may call :meth:`check_files`; only one thread may call the rest.
+    """The mapped files of some arrays. Any thread may call :meth:`check_files`; only one thread may
+    call the rest.
 
     Args:
         arrays: The arrays.
@@ -178,8 +188,8 @@ class MappedFiles:
     def find(
         self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
     ) -> MappedBlocks:
-        """Finds the blocks of the next window, given the array of each and its chunk number there. Begins to verify
-        those that have not been verified, in the order of their first use.
+        """Finds the blocks of the next window, given the array of each and its chunk number there.
+        Begins to verify those that have not been verified, in the order of their first use.
         """
         last = self._last
         window = MappedBlocks.none(uses.blocks)
@@ -213,7 +223,9 @@ class MappedFiles:
     def _locate(
         self, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Address of each chunk, whether it was verified, and its file. Chunks of one array must be adjacent."""
+        """Address of each chunk, whether it was verified, and its file. Chunks of one array must be
+        adjacent.
+        """
         address = np.zeros(array.size, np.int64)
         sound = np.zeros(array.size, np.bool_)
         begins = np.flatnonzero(np.diff(array, prepend=-1))
@@ -308,8 +320,8 @@ class MappedFiles:
         return thread_done and bool(checks.sound[window.settled : checks.needed[number]].all())
 
     def settle(self, window: MappedBlocks, number: int) -> Iterator[tuple[int, int, int]]:
-        """Waits for the checks that a step of a window needs. Yields block, array and number of each chunk that is not
-        sound: the caller has to :meth:`replace` it.
+        """Waits for the checks that a step of a window needs. Yields block, array and number of
+        each chunk that is not sound: the caller has to :meth:`replace` it.
         """
         checks = window.checks
         while checks is not None and window.settled < checks.needed[number]:

@@ -1,7 +1,9 @@
-"""Micro-batches of a loader: which rows go where at each step, and the program that puts them there.
+"""Micro-batches of a loader: which rows go where at each step, and the program that puts them
+there.
 
-Batches are read and delivered as usual, whichever process reads a row. The plan of a step follows from the lengths of
-its rows, which all processes know; the devices then exchange rows, in one program per step.
+Batches are read and delivered as usual, whichever process reads a row. The plan of a step follows
+from the lengths of its rows, which all processes know; the devices then exchange rows, in one
+program per step.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ class MicroForecast(NamedTuple):
         schedule: BatchSchedule,
         row_order: RowOrder,
     ) -> MicroForecast:
-        """The forecast for one device, or for the config's ``rows``. Raises like :func:`check_micro_batches`."""
+        """The forecast for one device, or for the config's ``rows``. Raises like
+        :func:`check_micro_batches`.
+        """
         check_micro_batches(config, dataset, dataset.seq_lens)
         end = data_end(schedule, dataset.length)
         last = _LOOKED_STEPS if end is None else end.num_steps
@@ -100,7 +104,10 @@ class MicroForecast(NamedTuple):
 
     def __str__(self) -> str:
         shape = f"{self.rows:,} x {self.places:,} tokens"
-        return f"Micro-batches of {shape}: {self.mean:.1f} a step, at most {self.room:,}; {self.fill:.1%} full."
+        return (
+            f"Micro-batches of {shape}: {self.mean:.1f} a step, at most {self.room:,};"
+            f" {self.fill:.1%} full."
+        )
 
 
 class StepSplitter:
@@ -113,8 +120,9 @@ class StepSplitter:
         sequence_layout: The loader's.
 
     Raises:
-        ConfigError: the dataset has no rows of tokens; rows that are longer than a micro-batch's; rows
-            of micro-batches that do not divide over the mesh; another layout than ``"contiguous"``.
+        ConfigError: the dataset has no rows of tokens; rows that are longer than a micro-batch's;
+            rows of micro-batches that do not divide over the mesh; another layout than
+            ``"contiguous"``.
     """
 
     def __init__(
@@ -143,11 +151,12 @@ class StepSplitter:
                 raise ConfigError(problem, field=f"micro_batches.{name}", value=size, cure=cure)
 
     def planned(self, step: int, host: Any) -> tuple[Any, int]:
-        """The function that cuts a step's delivered batch into micro-batches, on the devices; and the number of places
-        in those of this process, including padding.
+        """The function that cuts a step's delivered batch into micro-batches, on the devices; and
+        the number of places in those of this process, including padding.
 
         Raises:
-            ConfigError: rows of this process, in ``host``, hold other documents than planned: a function changed them.
+            ConfigError: rows of this process, in ``host``, hold other documents than planned: a
+                function changed them.
         """
         order = self._order
         if order.planned is None:
@@ -167,7 +176,10 @@ class StepSplitter:
                 lengths = np.where(host.valid, local_segments.max(initial=0), 0)[:, None]
             if len(lengths) == len(local_segments) and not np.array_equal(lengths, local_segments):
                 cure = "Change tokens, masks or weights alone, or leave micro_batches out."
-                problem = "goes by the documents that are in the cache, and a function of batches changed their lengths"
+                problem = (
+                    "goes by the documents that are in the cache, and a function of batches"
+                    " changed their lengths"
+                )
                 raise ConfigError(
                     problem, field="micro_batches", value=self._config.max_tokens, cure=cure
                 )
@@ -175,8 +187,8 @@ class StepSplitter:
         return partial(_split, plan, shape, self._placement), plan.filled * local * shape.places
 
     def _segments_as_read(self, step: int, host: Any) -> Int32[np.ndarray, "B M"]:
-        """Segment lengths of all rows of a step, for a dataset that knows them only once it is read, such as rollouts,
-        of which each process has whole steps.
+        """Segment lengths of all rows of a step, for a dataset that knows them only once it is
+        read, such as rollouts, of which each process has whole steps.
         """
         first, size = self._order.schedule.rows_at(step)
         if self._placement.local_rows(size).size < size:
@@ -190,7 +202,9 @@ class StepSplitter:
 def check_micro_batches(
     config: MicroBatchConfig, dataset: PlannedDataset | None, seq_lens: Sequence[int]
 ) -> None:
-    """Raises ConfigError if the rows of a dataset, planned or not, cannot be cut into micro-batches."""
+    """Raises ConfigError if the rows of a dataset, planned or not, cannot be cut into
+    micro-batches.
+    """
     if not seq_lens:
         cure = "Load token caches or rollouts, or leave micro_batches out."
         raise ConfigError(
@@ -198,7 +212,10 @@ def check_micro_batches(
         )
     if dataset is not None and dataset.splits_documents:
         cure = "Pack the components (packing: {}), or leave split_documents or micro_batches out."
-        problem = "lays out rows by their segments, and rows that split_documents divides may have any number of them"
+        problem = (
+            "lays out rows by their segments, and rows that split_documents divides may have any"
+            " number of them"
+        )
         raise ConfigError(problem, field="micro_batches", value=config.max_tokens, cure=cure)
     for seq_len in seq_lens:
         config.check(seq_len)

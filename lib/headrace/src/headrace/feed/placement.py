@@ -1,7 +1,8 @@
-"""Which rows of a batch this process must hold, and how they become a global, sharded array or a ``PackedBatch``.
+"""Which rows of a batch this process must hold, and how they become a global, sharded array or a
+``PackedBatch``.
 
-Only tokens in the store's dtype and a few numbers per row travel to the devices. No kernel runs here: a training step
-derives everything else that it needs itself (batch/packed_batch.py).
+Only tokens in the store's dtype and a few numbers per row travel to the devices. No kernel runs
+here: a training step derives everything else that it needs itself (batch/packed_batch.py).
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from headrace.feed.transfer import Transfer
 
 
 def batch_sharding(mesh: Mesh | None, batch_axis: str | Sequence[str] | None) -> NamedSharding:
-    """Sharding of ``[B, S]`` arrays: rows over ``batch_axis``, replicated over the mesh's other axes.
+    """Sharding of ``[B, S]`` arrays: rows over ``batch_axis``, replicated over the mesh's other
+    axes.
 
     Args:
         mesh: Device mesh; None: all devices of all processes along one axis ``"data"``.
-        batch_axis: Name or names of mesh axes; None: ``"data"`` if the mesh has it, else its first axis.
+        batch_axis: Name or names of mesh axes; None: ``"data"`` if the mesh has it, else its first
+            axis.
 
     Raises:
         ConfigError: the mesh has no such axis.
@@ -78,7 +81,9 @@ class Placement:
         return NamedSharding(self.sharding.mesh, PartitionSpec(*self.sharding.spec[:1]))
 
     def _ways(self, entry: Any) -> tuple[tuple[str, ...], int]:
-        """The mesh axes that an entry of the sharding names, and the number of parts that they split an array into."""
+        """The mesh axes that an entry of the sharding names, and the number of parts that they
+        split an array into.
+        """
         axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         return axes, int(np.prod([self.sharding.mesh.shape[a] for a in axes], dtype=np.int64))
 
@@ -104,7 +109,9 @@ class Placement:
                 )
 
     def local_rows(self, batch_size: int) -> Int64[np.ndarray, " n"]:
-        """Rows of the global batch that devices of this process hold, ascending, without duplicates."""
+        """Rows of the global batch that devices of this process hold, ascending, without
+        duplicates.
+        """
         if batch_size not in self._local:
             is_local = np.zeros(batch_size, bool)
             for index in self.rows_sharding.addressable_devices_indices_map((batch_size,)).values():
@@ -115,7 +122,8 @@ class Placement:
     def local_columns(self, seq_len: int) -> tuple[int, int]:
         """The first column of any row that devices of this process hold, and one past the last.
 
-        All columns between them count as held: a process whose devices hold the two ends of a row gets all of it.
+        All columns between them count as held: a process whose devices hold the two ends of a row
+        gets all of it.
         """
         if seq_len not in self._columns:
             over_columns = NamedSharding(
@@ -155,7 +163,8 @@ class Placement:
             local: Rows of this process.
             batch_size: Rows of the global array.
             along_rows: Whether to keep rows whole even if the sharding splits sequences.
-            seq_len: Columns of the global array; ``local`` has :meth:`local_columns` of them. None: it has them all.
+            seq_len: Columns of the global array; ``local`` has :meth:`local_columns` of them. None:
+                it has them all.
 
         On CPU devices the array may share memory with ``local``: do not write to it afterwards.
         """
@@ -194,12 +203,16 @@ class HostRows(NamedTuple):
         source_id: int32 ``[local rows]``; -1 for padding rows.
         batch_size: Rows of the global batch.
         seq_len: Elements of a whole row; ``tokens`` has those of them that this process holds.
-        segment_lengths: int32 ``[local rows, M]``, or None if the sources do not know their segments.
-        token_mask: uint8 or float32 ``[local rows, local columns]``, 0 where a token is not trained on, or None if all
-            tokens are trained on.
-        extras: Other columns by name, ``[local rows, local columns, ...]``, or None if there are none.
-        row_weights: float32 ``[local rows]``, the weight of each row's loss, or None if all are equal.
-        document_ends: uint8 ``[local rows, W]``, where documents end in whole rows, or None if rows are not divided.
+        segment_lengths: int32 ``[local rows, M]``, or None if the sources do not know their
+            segments.
+        token_mask: uint8 or float32 ``[local rows, local columns]``, 0 where a token is not trained
+            on, or None if all tokens are trained on.
+        extras: Other columns by name, ``[local rows, local columns, ...]``, or None if there are
+            none.
+        row_weights: float32 ``[local rows]``, the weight of each row's loss, or None if all are
+            equal.
+        document_ends: uint8 ``[local rows, W]``, where documents end in whole rows, or None if rows
+            are not divided.
     """
 
     tokens: np.ndarray
@@ -214,7 +227,8 @@ class HostRows(NamedTuple):
 
 
 class BatchMaker:
-    """Makes batches of a dataset from arrays without a Module's constructor, which costs as much as all transfers.
+    """Makes batches of a dataset from arrays without a Module's constructor, which costs as much as
+    all transfers.
 
     ``eos_id`` and ``pairs`` are those of the batches.
     """
@@ -229,7 +243,8 @@ class BatchMaker:
         return self._make(host, lambda values, **_: values)
 
     def of_devices(self, host: HostRows, placement: Placement) -> PackedBatch:
-        """The global batch on the devices of a placement. ``host.tokens`` belongs to it from now on.
+        """The global batch on the devices of a placement. ``host.tokens`` belongs to it from now
+        on.
 
         Batches share no arrays, so a training step may donate everything that it gets.
         """
@@ -277,7 +292,9 @@ class BatchMaker:
 
 
 def fresh_copy(batch: Any) -> Any:
-    """The same global arrays in memory of their own: one small program per device, no communication."""
+    """The same global arrays in memory of their own: one small program per device, no
+    communication.
+    """
     leaves, structure = jax.tree.flatten(batch)
     shards: dict[Any, list[jax.Array]] = {}
     for leaf in leaves:

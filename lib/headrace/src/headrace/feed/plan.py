@@ -44,8 +44,8 @@ from headrace.store.chunk_pages import ChunkPages
 
 
 class BlockSpace:
-    """Numbers all blocks (stored chunks) of all arrays of a dataset consecutively. Sources over the same cache, such as
-    its buckets, share its arrays, and thus the blocks in memory.
+    """Numbers all blocks (stored chunks) of all arrays of a dataset consecutively. Sources over the
+    same cache, such as its buckets, share its arrays, and thus the blocks in memory.
 
     Attributes:
         arrays: All arrays of tokens, source by source; arrays that sources share appear once.
@@ -89,15 +89,17 @@ class BlockSpace:
         return self.chunk * sum(itemsizes)  # what is not stored is not read
 
     def block_requests(self) -> Int64[np.ndarray, " a"]:
-        """Requests that a block of each array takes: one for its tokens and one for each column stored in chunks."""
+        """Requests that a block of each array takes: one for its tokens and one for each column
+        stored in chunks.
+        """
         return np.sum(
             [k.arrays.spread([run.itemsize > 0 for run in k.arrays.runs]) for k in self.kinds],
             axis=0,
         )
 
     def index_requests(self, blocks: Int64[np.ndarray, " u"]) -> int:
-        """Requests for ``zarr.json``, file indices and pages of checksums by a host that reads these blocks, which must
-        be distinct.
+        """Requests for ``zarr.json``, file indices and pages of checksums by a host that reads
+        these blocks, which must be distinct.
         """
         kinds = [kind.arrays for kind in self.kinds]
         array = self.array_of(blocks)
@@ -130,7 +132,9 @@ class BlockSpace:
         return requests
 
     def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
-        """Elements of a block of each array: a single number if all are equal, because it divides faster."""
+        """Elements of a block of each array: a single number if all are equal, because it divides
+        faster.
+        """
         return self.chunk[array] if self._one_chunk is None else self._one_chunk
 
     def array_of(self, blocks: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
@@ -145,7 +149,9 @@ class BlockSpace:
 
 
 def slot_bytes(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
-    """Bytes that each chunk of a column takes in memory: those of the largest; 0 if none of it is stored in chunks."""
+    """Bytes that each chunk of a column takes in memory: those of the largest; 0 if none of it is
+    stored in chunks.
+    """
     if not kind.is_stored:
         return 0
     itemsizes = kind.arrays.spread(
@@ -155,7 +161,9 @@ def slot_bytes(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
 
 
 def _stored_in(source: RowSource, arrays: object) -> object:
-    """A key for the place where a source is stored: its arrays, and the leaves that their cache has beside them."""
+    """A key for the place where a source is stored: its arrays, and the leaves that their cache has
+    beside them.
+    """
     columns = columns_of(source).items()
     return id(arrays), *sorted(
         (name, c.leaf, len(c.arrays), len(c.documents)) for name, c in columns
@@ -164,34 +172,42 @@ def _stored_in(source: RowSource, arrays: object) -> object:
 
 @dataclass(frozen=True, eq=False)
 class WindowPlan:
-    """Rows of this host for the steps ``first_step .. first_step + steps``, and the blocks that hold them.
+    """Rows of this host for the steps ``first_step .. first_step + steps``, and the blocks that
+    hold them.
 
-    Row arrays have an entry for each local row of all steps; step k has ``row_bounds[k]:row_bounds[k + 1]``. Piece
-    arrays have one for each piece of those rows, within one block; step k has ``piece_bounds[k]:piece_bounds[k + 1]``.
+    Row arrays have an entry for each local row of all steps; step k has
+    ``row_bounds[k]:row_bounds[k + 1]``. Piece arrays have one for each piece of those rows, within
+    one block; step k has ``piece_bounds[k]:piece_bounds[k + 1]``.
 
     Attributes:
-        row_elements: Elements of a row that this host holds; fewer than ``seq_len`` if hosts share sequences.
+        row_elements: Elements of a row that this host holds; fewer than ``seq_len`` if hosts share
+            sequences.
         batch_sizes: Global batch size of each step.
-        array_sizes: Rows of the arrays that travel to the devices: those of the batch and, with an exchange, pools.
-        origin: With an exchange, where the arrays hold each row of the batches that this host holds; see
-            :class:`~headrace.feed.exchange.PooledRows`.
-        row_place: Place of each row among those of its step that this host reads; None: they are consecutive.
+        array_sizes: Rows of the arrays that travel to the devices: those of the batch and, with an
+            exchange, pools.
+        origin: With an exchange, where the arrays hold each row of the batches that this host
+            holds; see :class:`~headrace.feed.exchange.PooledRows`.
+        row_place: Place of each row among those of its step that this host reads; None: they are
+            consecutive.
         sent: With an exchange, the number of rows of each step that this host reads for others.
         padded: Whether any batch has rows that hold no data.
         source: Source of each row.
         row: Number of each row within its source.
         piece_row: Row of each piece, counted from the step's first.
-        column: Where each piece begins in its row, counted from the first element that this host holds.
+        column: Where each piece begins in its row, counted from the first element that this host
+            holds.
         size: Elements of each piece.
         array: Array that contains each piece.
         start: First element of each piece in its array.
         offset: Elements from the start of its block to the start of each piece.
-        block: Block of each piece, as an index into ``uses.blocks``, which has numbers of the :class:`BlockSpace`.
+        block: Block of each piece, as an index into ``uses.blocks``, which has numbers of the
+            :class:`BlockSpace`.
         whole: Whether every row is one piece.
         distinct: Number of distinct rows of each step.
         ranges: Number of runs of neighbours among them.
         segments: Lengths of the segments of each row; None: their sources do not know them.
-        ends: Where documents end in each row, see :func:`~headrace.data.rows.ends_of`; None: rows are not divided.
+        ends: Where documents end in each row, see :func:`~headrace.data.rows.ends_of`; None: rows
+            are not divided.
     """
 
     first_step: int
@@ -240,8 +256,9 @@ def global_rows(
     steps: int,
     row_order: RowOrder,
 ) -> GlobalRows:
-    """The rows of ``steps`` steps from ``first_step`` on. Unless ``row_order`` is ``"stream"``, each batch is ordered
-    by locality, over the global batch, so that the order does not depend on the number of processes.
+    """The rows of ``steps`` steps from ``first_step`` on. Unless ``row_order`` is ``"stream"``,
+    each batch is ordered by locality, over the global batch, so that the order does not depend on
+    the number of processes.
     """
     length = dataset.length
     phase = max(step for step, _ in dataset.phases if step <= first_step)
@@ -270,10 +287,12 @@ def plan_window(
     row_order: RowOrder,
     exchange: RowExchange | None = None,
 ) -> WindowPlan:
-    """Plans ``steps`` steps from ``first_step`` on, fewer if the length of rows changes within them.
+    """Plans ``steps`` steps from ``first_step`` on, fewer if the length of rows changes within
+    them.
 
-    The rows of a step are first ordered over the global batch, then cut to the rows that this process reads (those that
-    it holds, unless there is an ``exchange``) and to the columns that it holds.
+    The rows of a step are first ordered over the global batch, then cut to the rows that this
+    process reads (those that it holds, unless there is an ``exchange``) and to the columns that it
+    holds.
     """
     # 1. and 2. Rows of all hosts
     window = global_rows(dataset, schedule, first_step, steps, row_order)
@@ -334,7 +353,9 @@ def plan_window(
 
 
 def arrange(window: GlobalRows, space: BlockSpace, exchange: RowExchange) -> Arranged | None:
-    """The rows of a window as hosts read them under ``exchange``; None: each host reads the rows that it holds."""
+    """The rows of a window as hosts read them under ``exchange``; None: each host reads the rows
+    that it holds.
+    """
     return exchange.arrange(
         window.sizes,
         window.valid,
@@ -347,7 +368,9 @@ def arrange(window: GlobalRows, space: BlockSpace, exchange: RowExchange) -> Arr
 def stored_blocks(
     dataset: PlannedDataset, space: BlockSpace, rows: Rows
 ) -> tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]:
-    """Which blocks hold the rows: for each use, the row, as an index into ``rows`` (ascending), and the block."""
+    """Which blocks hold the rows: for each use, the row, as an index into ``rows`` (ascending), and
+    the block.
+    """
     pieces = _within_blocks(
         dataset.joined_rows.pieces(rows.source, rows.row, space.first_array), space
     )
@@ -355,14 +378,18 @@ def stored_blocks(
 
 
 def _blocks_of(pieces: Pieces, space: BlockSpace) -> tuple[np.ndarray, np.ndarray]:
-    """The number of each piece's block, and the elements from the start of the block to that of the piece."""
+    """The number of each piece's block, and the elements from the start of the block to that of the
+    piece.
+    """
     chunk = space.chunk_of(pieces.array)
     number = pieces.start // chunk
     return space.first_block[pieces.array] + number, pieces.start - number * chunk
 
 
 def _by_locality(locality: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """The permutation that sorts rows by step and locality; ties stay in the order of the stream."""
+    """The permutation that sorts rows by step and locality; ties stay in the order
+    of the stream.
+    """
     steps = valid.size
     if steps and (valid == valid[0]).all():  # a table, whose rows are sorted separately
         size = int(valid[0])
@@ -384,7 +411,9 @@ def _by_locality(locality: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 
 def _within_columns(pieces: Pieces, first: int, last: int) -> Pieces:
-    """Cuts pieces to the columns ``first .. last`` of their rows; the result counts columns from ``first``."""
+    """Cuts pieces to the columns ``first .. last`` of their rows; the result counts columns from
+    ``first``.
+    """
     begin = np.maximum(pieces.column, first)
     size = np.minimum(pieces.column + pieces.size, last) - begin
     cut = Pieces(
@@ -416,7 +445,9 @@ def _within_blocks(pieces: Pieces, space: BlockSpace) -> Pieces:
 def _local_cut(
     placement: Placement, sizes: np.ndarray, valid: np.ndarray
 ) -> tuple[Int64[np.ndarray, " n"] | None, Int64[np.ndarray, " steps1"]]:
-    """Indices of this process's rows among the valid ones of the window (None: it has all), and each step's bounds."""
+    """Indices of this process's rows among the valid ones of the window (None: it has all), and
+    each step's bounds.
+    """
     first = np.cumsum(valid) - valid
     local_rows = {size: placement.local_rows(size) for size in np.unique(sizes).tolist()}
     if all(local.size == size for size, local in local_rows.items()):
@@ -435,7 +466,9 @@ def _local_cut(
 def _cut_arranged(
     placement: Placement, arranged: Arranged, valid: np.ndarray
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"], Int64[np.ndarray, " steps1"]]:
-    """Which rows of the window this process reads, their places among its rows of each step, and each step's bounds."""
+    """Which rows of the window this process reads, their places among its rows of each step, and
+    each step's bounds.
+    """
     local = np.empty(arranged.place.size, np.int64)
     size_of_row = np.repeat(arranged.sizes, valid)
     for size in np.unique(arranged.sizes).tolist():

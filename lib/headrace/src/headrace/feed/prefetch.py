@@ -1,17 +1,17 @@
 """Runs an iterator in a background thread, a few items ahead, and always ends the thread.
 
-Items come in groups that are made together and handed over at once. A waiting consumer wakes once per group, and so
-does a producer that waits for room. A wake-up costs as much as delivering a batch, and with one per item, the two
-threads would take turns at the interpreter's lock.
+Items come in groups that are made together and handed over at once. A waiting consumer wakes once
+per group, and so does a producer that waits for room. A wake-up costs as much as delivering a
+batch, and with one per item, the two threads would take turns at the interpreter's lock.
 
-An error in the background reaches the consumer at the item where it happened, and again at each further request.
-Leaving a loop early, an exception, Ctrl-C or simply dropping the iterator stops the thread: the thread holds no
-reference to the iterator, whose finaliser stops it. A group is begun only while the groups that are not completely
-taken have fewer than ``depth`` items.
+An error in the background reaches the consumer at the item where it happened, and again at each
+further request. Leaving a loop early, an exception, Ctrl-C or simply dropping the iterator stops
+the thread: the thread holds no reference to the iterator, whose finaliser stops it. A group is
+begun only while the groups that are not completely taken have fewer than ``depth`` items.
 
-Only :meth:`Prefetched.close` waits for the thread. A finaliser runs in whichever thread triggers the garbage collector,
-possibly one that the background work waits for, so it only signals the stop. At exit, the process waits for all threads
-that are left.
+Only :meth:`Prefetched.close` waits for the thread. A finaliser runs in whichever thread triggers
+the garbage collector, possibly one that the background work waits for, so it only signals the stop.
+At exit, the process waits for all threads that are left.
 """
 
 from __future__ import annotations
@@ -44,17 +44,21 @@ class _End:
 class Prefetched(Iterator[T], Generic[T]):
     """Items of the groups of ``make()``, made in a background thread.
 
-    After :meth:`close`, ``next`` raises ReadError: an iteration that was stopped must not look complete.
+    After :meth:`close`, ``next`` raises ReadError: an iteration that was stopped must not look
+    complete.
 
     Use it as a context manager, or call :meth:`close`, to stop early; dropping it does the same.
 
     Args:
-        make: Called in the thread; returns an iterator of groups, lists of at least one item, which get emptied. The
-            iterator's ``close`` (if it is a generator) is called in the thread too.
-        depth: Another group is begun when the groups that are not completely taken have fewer items than this; at
-            least 1. To make one group while another is taken, give twice the size of a group.
+        make: Called in the thread; returns an iterator of groups, lists of at least one item, which
+            get emptied. The iterator's ``close`` (if it is a generator) is called in the thread
+            too.
+        depth: Another group is begun when the groups that are not completely taken have fewer items
+            than this; at least 1. To make one group while another is taken, give twice the size of
+            a group.
         stats: Records each wait.
-        interrupt: Called when stopping, from any thread: makes whatever the iterator waits for give up.
+        interrupt: Called when stopping, from any thread: makes whatever the iterator waits for give
+            up.
         gate: Makes this host wait for the others before it hands out an item.
         finish: Applied to each item when it is requested, in the consumer's thread.
 
@@ -220,7 +224,8 @@ def _produce(
     if not stop.is_set():
         out.put(_End(error))
     _stops.pop(threading.current_thread(), None)
-    error = None  # its traceback refers to this frame: nothing would be freed before the next garbage collection
+    # its traceback refers to this frame: nothing would be freed before the next garbage collection
+    error = None
 
 
 def _tell(
@@ -230,7 +235,9 @@ def _tell(
     interrupt: Callable[[], None] | None,
     gate: HostGate | None,
 ) -> None:
-    """Signals the thread to stop. Takes only locks that are held briefly, and waits for nothing else."""
+    """Signals the thread to stop. Takes only locks that are held briefly, and waits for nothing
+    else.
+    """
     stop.set()
     if gate is not None:
         gate.leave()
@@ -247,7 +254,9 @@ _stops: dict[threading.Thread, Callable[[], object]] = {}
 
 @atexit.register
 def _end_with_the_process() -> None:
-    """Stops all threads: Python aborts if it exits while one of its threads is inside TensorStore or XLA."""
+    """Stops all threads: Python aborts if it exits while one of its threads is inside TensorStore
+    or XLA.
+    """
     for thread, stop in list(_stops.items()):
         stop()
         thread.join()

@@ -1,14 +1,17 @@
-"""Reads ahead of the batches: plans, decides what each step fetches, and starts the fetches in order of first use.
+"""Reads ahead of the batches: plans, decides what each step fetches, and starts the fetches in
+order of first use.
 
-Reading does not stop at the end of a window, which is only the steps that are planned in one go. A fetch starts as soon
-as its slot is free, up to :data:`AHEAD` steps ahead. The plan and the number of slots alone decide what is fetched and
-what makes room for it (order/residency.py); only the time of a fetch depends on the progress of the batches.
+Reading does not stop at the end of a window, which is only the steps that are planned in one go. A
+fetch starts as soon as its slot is free, up to :data:`AHEAD` steps ahead. The plan and the number
+of slots alone decide what is fetched and what makes room for it (order/residency.py); only the time
+of a fetch depends on the progress of the batches.
 
-A block is a chunk of tokens and, if batches have columns, the corresponding chunks of these. They are fetched together,
-once, directly into their slots (feed/gathering.py), are evicted together, and share one byte budget. Chunks in
-memory-mapped files stay there, need no slots, and are verified against their checksums once, before the first step that
-uses them (feed/mapped_files.py). What the budget would hold of them is decided and counted all the same, so that a
-forecast need not know where a cache is.
+A block is a chunk of tokens and, if batches have columns, the corresponding chunks of these. They
+are fetched together, once, directly into their slots (feed/gathering.py), are evicted together, and
+share one byte budget. Chunks in memory-mapped files stay there, need no slots, and are verified
+against their checksums once, before the first step that uses them (feed/mapped_files.py). What the
+budget would hold of them is decided and counted all the same, so that a forecast need not know
+where a cache is.
 """
 
 from __future__ import annotations
@@ -77,7 +80,8 @@ class Window:
 
 
 class BlockCache:
-    """Holds blocks of a :class:`~headrace.feed.plan.BlockSpace`, at most ``max_bytes`` of them. Used by one thread.
+    """Holds blocks of a :class:`~headrace.feed.plan.BlockSpace`, at most ``max_bytes`` of them.
+    Used by one thread.
 
     ``kinds`` has the memory of the tokens and of each column; see :class:`Slots` for the arguments.
     """
@@ -116,7 +120,9 @@ class BlockCache:
         return Window(plan, mapped, np.any([kind.must_be_read for kind in mapped], axis=0))
 
     def count_in_files(self, blocks: list[int]) -> None:
-        """Counts blocks that are gathered from mapped files, and so need no slots, as if they had been fetched."""
+        """Counts blocks that are gathered from mapped files, and so need no slots, as if they had
+        been fetched.
+        """
         if blocks:
             numbers = np.array(blocks)
             array = self.space.array_of(numbers)
@@ -126,8 +132,8 @@ class BlockCache:
                 kind.count_mapped(array, chunk)
 
     def start(self, window: Window, block: int, slot: int) -> bool:
-        """Starts reading a block of a window into a slot. Returns whether there is anything to wait for. The last step
-        that used the slot must have been gathered.
+        """Starts reading a block of a window into a slot. Returns whether there is anything to wait
+        for. The last step that used the slot must have been gathered.
         """
         number, chunk = self.space.place_of(block)
         at = int(np.searchsorted(window.plan.uses.blocks, block))
@@ -148,8 +154,9 @@ class BlockCache:
         return all(kind.files.is_settled(mapped, number) for kind, mapped in kinds)
 
     def settle(self, window: Window, number: int) -> None:
-        """Waits until the chunks in mapped files that a step of a window uses are verified against their checksums. A
-        chunk that fails is read: this raises an error that explains the damage, unless the file has been replaced.
+        """Waits until the chunks in mapped files that a step of a window uses are verified against
+        their checksums. A chunk that fails is read: this raises an error that explains the damage,
+        unless the file has been replaced.
         """
         step = window.plan.first_step + number
         for kind, mapped in zip(self.kinds, window.mapped, strict=True):
@@ -169,7 +176,8 @@ class BlockCache:
                 try:
                     if pending.result(0) is False:
                         return False
-                except Exception:  # noqa: BLE001  # not there yet, or an error, which wait() reports
+                except Exception:  # noqa: BLE001
+                    # not there yet, or an error, which wait() reports
                     return False
         return True
 
@@ -196,8 +204,8 @@ class BlockCache:
     def gather(
         self, window: Window, steps: StepRange, into: Sequence[np.ndarray]
     ) -> list[Callable[[], None]]:
-        """Calls that copy the rows of some steps of a window into one array for each of :attr:`kinds`; see
-        :meth:`Slots.gather`.
+        """Calls that copy the rows of some steps of a window into one array for each of
+        :attr:`kinds`; see :meth:`Slots.gather`.
         """
         kinds = zip(self.kinds, window.mapped, into, strict=True)
         return [part for kind, mapped, out in kinds for part in kind.gather(steps, mapped, out)]
@@ -208,7 +216,9 @@ class BlockCache:
             kind.files.check_files(mapped)
 
     def close(self) -> None:
-        """Frees the memory. Reads in flight are abandoned; each keeps the memory alive that it may still write to."""
+        """Frees the memory. Reads in flight are abandoned; each keeps the memory alive that it may
+        still write to.
+        """
         self._pending.clear()
         for kind in self.kinds:
             kind.allocate(0)
@@ -230,7 +240,8 @@ def _not_readable(
         f"chunk {chunk} cannot be read for step {step} ({reason(error.__cause__ or error)})",
         field="array",
         value=None if array is None else array.url,
-        cure="Check that the store can be reached and that the cache was copied whole, then go on from this step.",
+        cure="Check that the store can be reached and that the cache was copied whole, then go on"
+        " from this step.",
     )
 
 
@@ -256,8 +267,8 @@ class _Started(NamedTuple):
 class ReadAhead:
     """The steps ``first_step .. stop_step`` (None: no end), in order, with fetches that run ahead.
 
-    ``plan(step, steps)`` plans ``steps`` steps from ``step`` on (fewer at the end of a phase); ``waits`` records the
-    long waits.
+    ``plan(step, steps)`` plans ``steps`` steps from ``step`` on (fewer at the end of a phase);
+    ``waits`` records the long waits.
     """
 
     def __init__(
@@ -304,7 +315,9 @@ class ReadAhead:
         self._start()
 
     def _decide(self, window: Window) -> None:
-        """Decides the next step of a window; if it reads nothing, also all others, unless these must wait."""
+        """Decides the next step of a window; if it reads nothing, also all others, unless these
+        must wait.
+        """
         number = len(window.fetched)
         plan = window.plan
         stats = self._cache.stats
@@ -355,9 +368,9 @@ class ReadAhead:
         )
 
     def begin(self, most: int) -> tuple[int, int]:
-        """Begins steps of :attr:`next`: waits for the blocks of the first one, and adds those after it whose blocks are
-        there, up to ``most`` in all. Returns the bounds of their numbers. Unless :meth:`may_begin`, all earlier steps
-        must have been gathered.
+        """Begins steps of :attr:`next`: waits for the blocks of the first one, and adds those after
+        it whose blocks are there, up to ``most`` in all. Returns the bounds of their numbers.
+        Unless :meth:`may_begin`, all earlier steps must have been gathered.
         """
         window = self.next
         first = window.begun
@@ -430,8 +443,8 @@ class ReadAhead:
         return Wait("check", began, ended, self._cache.space.arrays[number].url, chunk, detail)
 
     def _described(self, block: int, began: float, started: _Started, ended: float) -> Wait:
-        """A wait for a block. Its cause is the budget if the fetch had waited at least as long for its slot: with more
-        room, the block would have been there.
+        """A wait for a block. Its cause is the budget if the fetch had waited at least as long for
+        its slot: with more room, the block would have been there.
         """
         number, chunk = self._cache.space.place_of(block)
         array = self._cache.space.arrays[number]

@@ -1,8 +1,9 @@
 """Host batches, step after step: plan, read ahead, gather. No devices.
 
-Fetches run ahead of the batches (feed/read_ahead.py). While some batches are on their way to the devices, a thread
-gathers the next ones. If ``map`` was applied to a planned dataset, ``MappedReader`` reads the planned dataset and
-passes its batches through the functions. ``AsyncReader`` (feed/async_reader.py) reads all other datasets.
+Fetches run ahead of the batches (feed/read_ahead.py). While some batches are on their way to the
+devices, a thread gathers the next ones. If ``map`` was applied to a planned dataset,
+``MappedReader`` reads the planned dataset and passes its batches through the functions.
+``AsyncReader`` (feed/async_reader.py) reads all other datasets.
 """
 
 from __future__ import annotations
@@ -39,15 +40,19 @@ from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import Residency
 
 GROUP = 8
-"""Steps that are gathered together: one handover between threads for all, and warm code from the second batch on."""
+"""Steps that are gathered together: one handover between threads for all, and warm code from the
+second batch on.
+"""
 GATHERING = 5
-"""Groups that are being gathered, or queued for it, while earlier ones are delivered: enough to keep the thread busy
-until the next window is planned. With 3, a corpus within the budget loses a tenth of its speed.
+"""Groups that are being gathered, or queued for it, while earlier ones are delivered: enough to
+keep the thread busy until the next window is planned. With 3, a corpus within the budget loses a
+tenth of its speed.
 """
 
 
 class Grouping(NamedTuple):
-    """The most steps that are gathered together, in a separate thread, and the number of groups in flight.
+    """The most steps that are gathered together, in a separate thread, and the number of groups in
+    flight.
 
     0 steps: the caller's thread does everything, step by step.
     """
@@ -74,10 +79,12 @@ class _Group(NamedTuple):
 
 
 class PlannedReader(BatchReader):
-    """Reads batches of a planned dataset: the rows of ``placement``, with at most ``max_bytes`` of stored blocks.
+    """Reads batches of a planned dataset: the rows of ``placement``, with at most ``max_bytes`` of
+    stored blocks.
 
-    ``mapping``: whether to serve blocks of local uncompressed arrays from memory-mapped files. ``exchange``: which rows
-    this process reads for others, and others for this one; batches then come as :class:`PooledRows`.
+    ``mapping``: whether to serve blocks of local uncompressed arrays from memory-mapped files.
+    ``exchange``: which rows this process reads for others, and others for this one; batches then
+    come as :class:`PooledRows`.
     """
 
     def __init__(
@@ -200,7 +207,8 @@ class PlannedReader(BatchReader):
         if blocks[worst] > self._cache.num_slots:
             needed = int(blocks[worst]) * self._cache.slot_bytes
             raise ConfigError(
-                f"is less than the blocks of one batch: step {plan.first_step + worst} needs {blocks[worst]} blocks of"
+                f"is less than the blocks of one batch: step {plan.first_step + worst} needs"
+                f" {blocks[worst]} blocks of"
                 f" {self._cache.slot_bytes:,} bytes",
                 field="prefetch_bytes",
                 value=self._cache.max_bytes,
@@ -208,8 +216,9 @@ class PlannedReader(BatchReader):
             )
 
     def _most_alike(self, window: Window, steps_before: int) -> int:
-        """The number of next steps of a window that may share a buffer: their shapes are equal, and each is aligned.
-        At most as many as were read so far, so that the first batches do not wait for others.
+        """The number of next steps of a window that may share a buffer: their shapes are equal, and
+        each is aligned. At most as many as were read so far, so that the first batches do not wait
+        for others.
         """
         sizes = window.plan.array_sizes[window.begun :][
             : max(1, min(self._grouping.steps, steps_before))
@@ -352,15 +361,20 @@ class PlannedReader(BatchReader):
             stats.exchanged_bytes += sent * row_bytes
 
     def _warn_of_thrashing(self) -> None:
-        """Warns once if the budget is too small for the order, after reading more than a cold start does."""
+        """Warns once if the budget is too small for the order, after reading more than a cold start
+        does.
+        """
         stats = self._stats
         cache = self._cache
         if stats.bytes_read >= 4 * cache.max_bytes and stats.read_amplification >= _THRASHING:
             self._say(
                 "thrashing",
-                f"prefetch_bytes = {cache.max_bytes}: {stats.read_amplification:.1f} bytes are read for each that is"
-                f" delivered, since blocks leave memory before they are used up. It holds {cache.num_slots} blocks:"
-                " give more, or an order that has fewer in use; `headrace simulate` forecasts both.",
+                f"prefetch_bytes = {cache.max_bytes}: {stats.read_amplification:.1f} bytes are"
+                " read for each that is"
+                " delivered, since blocks leave memory before they are used up. It holds"
+                f" {cache.num_slots} blocks:"
+                " give more, or an order that has fewer in use; `headrace simulate` forecasts"
+                " both.",
             )
 
     def _warn_of_untrained(self) -> None:
@@ -372,8 +386,10 @@ class PlannedReader(BatchReader):
         ):
             self._say(
                 "untrained",
-                f"{stats.untrained_examples:,} of {stats.examples_requested:,} rows hold no token that is trained on,"
-                " says the mask of their cache: look at some with `headrace cat`. A longer seq_len or packing keeps"
+                f"{stats.untrained_examples:,} of {stats.examples_requested:,} rows hold no token"
+                " that is trained on,"
+                " says the mask of their cache: look at some with `headrace cat`. A longer seq_len"
+                " or packing keeps"
                 ' answers in; loss_mask: "none" trains on every token.',
             )
 
@@ -386,7 +402,9 @@ class PlannedReader(BatchReader):
 def _at_places(
     steps: StepRange, values: Shaped[np.ndarray, "n ..."], blank: int = 0
 ) -> Shaped[np.ndarray, "r ..."]:
-    """Values of rows of these steps in the order of their arrays, ``blank`` elsewhere; ``values`` if nothing moves."""
+    """Values of rows of these steps in the order of their arrays, ``blank`` elsewhere; ``values``
+    if nothing moves.
+    """
     plan = steps.plan
     rows = (steps.stop - steps.first) * steps.rows
     if plan.row_place is None and len(values) == rows:
@@ -407,8 +425,8 @@ def _run_each(parts: Sequence[Callable[[], None]]) -> None:
 
 
 class MappedReader(BatchReader):
-    """Passes the batches of a planned dataset through functions, one after the other. If functions are slow, batches
-    are delivered one by one.
+    """Passes the batches of a planned dataset through functions, one after the other. If functions
+    are slow, batches are delivered one by one.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""A loader's counters in the folder of its run, for ``headrace report``; or in TensorBoard, W&B or Prometheus.
+"""A loader's counters in the folder of its run, for ``headrace report``; or in TensorBoard, W&B or
+Prometheus.
 
 ::
 
@@ -11,24 +12,28 @@
 Each host writes ``stats/host-00000.jsonl`` in the folder, JSON lines of five kinds:
 
 - ``start``: a process began: its host, the number of hosts, the time, the config as YAML (or null);
-- ``stats``: the step, the time and all counters of :meth:`headrace.metrics.LoaderStats.to_json`, since ``start``;
-- ``sources``: the step, the time and, for each source of a mixture, rows, tokens, epochs and weight (``sources/...`` in
-  the table of :mod:`headrace.metrics`) after ``steps_done`` steps; with each tenth line of ``stats``, and the last;
+- ``stats``: the step, the time and all counters of :meth:`headrace.metrics.LoaderStats.to_json`,
+  since ``start``;
+- ``sources``: the step, the time and, for each source of a mixture, rows, tokens, epochs and weight
+  (``sources/...`` in the table of :mod:`headrace.metrics`) after ``steps_done`` steps; with each
+  tenth line of ``stats``, and the last;
 - ``stall``: a :class:`headrace.metrics.Stall`, once;
-- ``figures``: the step, the time, and figures of the program's own, as they are handed over: those of
-  ``log(step, train={"kl": kl}, rollout=dataset.metrics(step))`` are ``train/kl``, ``rollout/reward_mean`` and so on.
-  They are of that step alone, and written at every call, whatever ``every`` is.
+- ``figures``: the step, the time, and figures of the program's own, as they are handed over: those
+  of ``log(step, train={"kl": kl}, rollout=dataset.metrics(step))`` are ``train/kl``,
+  ``rollout/reward_mean`` and so on. They are of that step alone, and written at every call,
+  whatever ``every`` is.
 
-Invariant: lines are only added. A process that is killed leaves at most one line cut off, the next one begins a new
-line; who reads leaves out what is no record (headrace.report.run_records). A folder that cannot be written does not
-end training: it is said once, and counted in ``failed``.
+Invariant: lines are only added. A process that is killed leaves at most one line cut off, the next
+one begins a new line; who reads leaves out what is no record (headrace.report.run_records). A
+folder that cannot be written does not end training: it is said once, and counted in ``failed``.
 
-Price: 0.2 ms every ``every`` steps, about 900 bytes a time. Object stores have no appending: there whole objects of up
-to 1 MB are written again, at most every 30 s, by a thread of its own.
+Price: 0.2 ms every ``every`` steps, about 900 bytes a time. Object stores have no appending: there
+whole objects of up to 1 MB are written again, at most every 30 s, by a thread of its own.
 
-:class:`LogStats` takes one snapshot (about 0.1 ms) for any number of writers. A writer is any function of a step and a
-dict of numbers, so whatever else collects figures needs one line. The names are those of the table in
-:mod:`headrace.metrics`, which says what high and low mean. It takes the program's own figures as ``RunLog`` does.
+:class:`LogStats` takes one snapshot (about 0.1 ms) for any number of writers. A writer is any
+function of a step and a dict of numbers, so whatever else collects figures needs one line. The
+names are those of the table in :mod:`headrace.metrics`, which says what high and low mean. It takes
+the program's own figures as ``RunLog`` does.
 """
 
 from __future__ import annotations
@@ -81,7 +86,8 @@ class RunLog:
 
     Args:
         loader: The loader; None: only the program's own figures are written.
-        folder: Path or URL of the run's folder, as passed to :func:`headrace.run.manifest.open_run`.
+        folder: Path or URL of the run's folder, as passed to
+            :func:`headrace.run.manifest.open_run`.
         config: The config of the run. With it ``headrace report FOLDER`` needs nothing else.
         every: Steps between two lines; the first call always writes, and so does :meth:`close`.
         host: Number of this host; None: jax's process index.
@@ -96,7 +102,9 @@ class RunLog:
     Example:
         >>> import headrace.testing, tempfile
         >>> from headrace import DataLoader, TokenSeqDataset
-        >>> loader = DataLoader(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), batch_size=8)
+        >>> loader = DataLoader(
+        ...     TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), batch_size=8
+        ... )
         >>> with tempfile.TemporaryDirectory() as folder, RunLog(loader, folder, every=2) as log:
         ...     for step, batch in zip(range(4), loader):
         ...         log(step)
@@ -145,8 +153,8 @@ class RunLog:
 
         Args:
             step: The step.
-            figures: The program's own figures, numbers or arrays of one number, by name; the keyword is the
-                prefix of each name.
+            figures: The program's own figures, numbers or arrays of one number, by name; the
+                keyword is the prefix of each name.
 
         Raises:
             ConfigError: a figure is not one number.
@@ -230,7 +238,9 @@ class _File:
             file.write(lines)
 
     def close(self) -> None:
-        """Syncs the file. Until then, the last lines may be lost, because writes are not waited for."""
+        """Syncs the file. Until then, the last lines may be lost, because writes are not waited
+        for.
+        """
         if self._path.exists():
             durable.sync_file(self._path)
             durable.sync_folder(self._path.parent)
@@ -287,8 +297,8 @@ class LogStats:
         writers: Each gets the step and the figures.
         every: Steps between two writes; the first call always writes.
         prefix: Prefix of the names of the loader's counters.
-        sources_every: Steps between two writes of the figures of each source, which may be hundreds; written with the
-            counters that are due.
+        sources_every: Steps between two writes of the figures of each source, which may be
+            hundreds; written with the counters that are due.
 
     Raises:
         ConfigError: ``every`` or ``sources_every`` is below 1.
@@ -296,8 +306,12 @@ class LogStats:
     Example:
         >>> import headrace.testing
         >>> from headrace import DataLoader, TokenSeqDataset
-        >>> loader = DataLoader(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), batch_size=8)
-        >>> log = LogStats(loader, lambda step, figures: print(step, figures["data/batches"]), every=2)
+        >>> loader = DataLoader(
+        ...     TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), batch_size=8
+        ... )
+        >>> log = LogStats(
+        ...     loader, lambda step, figures: print(step, figures["data/batches"]), every=2
+        ... )
         >>> for step, batch in zip(range(4), loader):
         ...     log(step)
         0 1.0
@@ -323,7 +337,9 @@ class LogStats:
         self._next: int | None = None
 
     def __call__(self, step: int, **figures: Mapping[str, SupportsFloat]) -> None:
-        """Records that a step is done, with the program's own figures, like :meth:`RunLog.__call__`."""
+        """Records that a step is done, with the program's own figures, like
+        :meth:`RunLog.__call__`.
+        """
         values = _named(figures)
         if self._loader is not None and (self._next is None or step >= self._next):
             self._next = step + self._every
@@ -362,8 +378,8 @@ def tensorboard(target: str | Path | Any) -> Writer:
     """Writes scalars for TensorBoard.
 
     Args:
-        target: A folder (written with tensorboardX), or an existing writer with ``add_scalar(name, value, step)``,
-            such as those of torch and tensorboardX.
+        target: A folder (written with tensorboardX), or an existing writer with ``add_scalar(name,
+            value, step)``, such as those of torch and tensorboardX.
 
     Raises:
         ConfigError: a folder is given and tensorboardX is not installed.
@@ -403,8 +419,8 @@ def wandb_run(run: Any = None) -> Writer:
 
 
 def prometheus(registry: Any = None, labels: Mapping[str, str] | None = None) -> Writer:
-    """Sets gauges that Prometheus scrapes; serve them with ``prometheus_client.start_http_server``. Figures of sources
-    have the source as a label: ``headrace_data_sources_rows{source="web"}``.
+    """Sets gauges that Prometheus scrapes; serve them with ``prometheus_client.start_http_server``.
+    Figures of sources have the source as a label: ``headrace_data_sources_rows{source="web"}``.
 
     Args:
         registry: A ``prometheus_client.CollectorRegistry``; None: the library's default one.

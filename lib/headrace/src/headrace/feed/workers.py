@@ -1,7 +1,8 @@
 """A few threads for work that runs without the interpreter's lock: gathering rows, checking blocks.
 
-Jobs start in the order in which they were submitted. The threads start with the first job and end with
-:meth:`Workers.close`; a job that has not started by then never runs. Price: about 10 us to submit a job.
+Jobs start in the order in which they were submitted. The threads start with the first job and end
+with :meth:`Workers.close`; a job that has not started by then never runs. Price: about 10 us to
+submit a job.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Job(Generic[T]):
         self._value: T | None = None
 
     def result(self, timeout: float | None = None) -> T:
-        """Returns or raises what the work did; TimeoutError if it is not done within ``timeout`` seconds."""
+        """Returns or raises what the work did; TimeoutError if it is not done within ``timeout``
+        seconds.
+        """
         if not self._done.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError
         self._done.release()

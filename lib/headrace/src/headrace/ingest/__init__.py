@@ -1,4 +1,6 @@
-"""Builds token caches: files (source), documents, tokens (tokenize), parts (plan), the pipeline (engine), the build."""
+"""Builds token caches: files (source), documents, tokens (tokenize), parts (plan), the pipeline
+(engine), the build.
+"""
 
 import lazy_loader
 

@@ -1,12 +1,12 @@
 """``append_cache``: adds new sources to a finished cache as its next generation.
 
-The generation is built in ``generations/N`` in the cache's folder like any cache, with the cache's tokenizer, layout,
-leaves and settings for records, and is listed in ``generations.json`` when it is finished; see
-:mod:`headrace.store.generations`.
+The generation is built in ``generations/N`` in the cache's folder like any cache, with the cache's
+tokenizer, layout, leaves and settings for records, and is listed in ``generations.json`` when it is
+finished; see :mod:`headrace.store.generations`.
 
-Invariants: existing data stays bit-identical; after a kill, the same call continues and gives the result of an
-uninterrupted one; no source file is in two generations. Price: that of building the new sources, whose files are listed
-twice.
+Invariants: existing data stays bit-identical; after a kill, the same call continues and gives the
+result of an uninterrupted one; no source file is in two generations. Price: that of building the
+new sources, whose files are listed twice.
 """
 
 from __future__ import annotations
@@ -56,22 +56,26 @@ def append_cache(
     """Adds sources to a finished cache as its next generation, or finishes an interrupted call.
 
     Args:
-        paths: Sources, as for :class:`~headrace.ingest.source.SourceConfig`. None of their files may be in the cache.
+        paths: Sources, as for :class:`~headrace.ingest.source.SourceConfig`. None of their files
+            may be in the cache.
         output: Folder or URL of the cache, which headrace built.
-        source: Fields of :class:`~headrace.ingest.source.SourceConfig` that differ from the cache's, for reading the
-            new records.
-        tokenizer: Fields of :class:`~headrace.ingest.tokenize.TokenizerConfig`, which must result in the cache's
-            tokenizer; None: the cache's.
+        source: Fields of :class:`~headrace.ingest.source.SourceConfig` that differ from the
+            cache's, for reading the new records.
+        tokenizer: Fields of :class:`~headrace.ingest.tokenize.TokenizerConfig`, which must result
+            in the cache's tokenizer; None: the cache's.
         how: Shuffles the new documents among themselves; None: they keep their order.
-        options: As for :func:`~headrace.ingest.build.build_cache`. Layout and dtype are those of the cache.
+        options: As for :func:`~headrace.ingest.build.build_cache`. Layout and dtype are those of
+            the cache.
 
     Returns:
-        A report with the generation's ``path``. If these sources are already the newest generation, nothing is done.
+        A report with the generation's ``path``. If these sources are already the newest generation,
+        nothing is done.
 
     Raises:
-        SourceError: a source file is already in the cache; else as for :func:`~headrace.ingest.build.build_cache`.
-        ConfigError: there is no cache; it is Levanter's, or itself a generation; the sources would result in other
-            columns, another layout or other tokens.
+        SourceError: a source file is already in the cache; else as for
+            :func:`~headrace.ingest.build.build_cache`.
+        ConfigError: there is no cache; it is Levanter's, or itself a generation; the sources would
+            result in other columns, another layout or other tokens.
         CacheUnfinishedError: the build of the cache was interrupted.
         CacheError: it cannot be written, or is being written.
 
@@ -95,7 +99,8 @@ def append_cache(
     encoder = _tokenizer(output, ledger, tokenizer or {})
     layout = {"dtype": ledger.layout["dtype"], "chunk_tokens": ledger.layout["chunk_elements"]}
     layout |= {key: ledger.layout[key] for key in ("shard_chunks", "compression")}
-    settings: ShuffledBuildOptions = {**layout, **options}  # pyright: ignore[reportAssignmentType]  (all are known)
+    # all are known
+    settings: ShuffledBuildOptions = {**layout, **options}  # pyright: ignore[reportAssignmentType]
     part_bytes = settings.setdefault(
         "part_bytes", ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES)
     )
@@ -138,7 +143,8 @@ def _finished(output: str) -> tuple[TokenCache, Ledger]:
 
 
 def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> TokenizerConfig:
-    """The tokenizer of a cache: its original file, which may have a template next to it, or else the cache's copy.
+    """The tokenizer of a cache: its original file, which may have a template next to it, or else
+    the cache's copy.
 
     Raises:
         ConfigError: the given fields change it.
@@ -188,7 +194,10 @@ def _check_like(output: str, ledger: Ledger, wanted: Ledger) -> None:
 
 def _check_same(output: str, field: str, value: object, differences: Sequence[str]) -> None:
     if differences:
-        cure = "Leave the setting out: what is appended takes that of the cache. Or build a cache of its own."
+        cure = (
+            "Leave the setting out: what is appended takes that of the cache. Or build a cache of"
+            " its own."
+        )
         problem = f"is not that of {output}, to which is appended: {'; '.join(differences)}"
         raise ConfigError(problem, field=field, value=value, cure=cure)
 
@@ -200,12 +209,15 @@ def _canonical_path(path: str) -> str:
 
 
 def _trace(record: Mapping[str, Any]) -> tuple[object, ...]:
-    """Identifies a source file whose recorded path is relative, perhaps to another working folder."""
+    """Identifies a source file whose recorded path is relative, perhaps to another
+    working folder.
+    """
     return str(record["path"]).rpartition("/")[2], record["size"], record["version"]
 
 
 def _number_of(output: str, known: int, wanted: Ledger) -> int:
-    """The number of the generation for these sources: the newest if it has exactly these, else the next.
+    """The number of the generation for these sources: the newest if it has exactly these, else the
+    next.
 
     Raises:
         SourceError: a file is already in a generation.
@@ -248,9 +260,11 @@ def _number_of(output: str, known: int, wanted: Ledger) -> int:
             else "Name other files: there is nothing new to append."
         )
         raise SourceError(
-            f"is in generation {numbers[path]} of {output} already{others}, and no file is stored twice",
+            f"is in generation {numbers[path]} of {output} already{others}, and no file is stored"
+            " twice",
             field="sources",
             value=str(now[path]["path"]),
-            cure=f"{cure} (One that only has name, size and time of another is new after: touch FILE.)",
+            cure=f"{cure} (One that only has name, size and time of another is new after: touch"
+            " FILE.)",
         )
     return known + 1

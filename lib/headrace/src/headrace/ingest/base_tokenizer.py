@@ -1,14 +1,17 @@
-"""The interface of tokenizers, the special tokens around a document, and the tokenizers that need no file.
+"""The interface of tokenizers, the special tokens around a document, and the tokenizers that need
+no file.
 
-The policy of special tokens comes from a config, and is resolved to ids of a vocabulary. ``auto`` looks for the usual
-names among the tokenizer's special tokens and, only if there is no unique match, in a ``tokenizer_config.json`` next to
-the tokenizer (chat models declare their end of *turn* there, which is not what ends a document). It never guesses:
-without a unique answer, there is an error that lists the candidates.
+The policy of special tokens comes from a config, and is resolved to ids of a vocabulary. ``auto``
+looks for the usual names among the tokenizer's special tokens and, only if there is no unique
+match, in a ``tokenizer_config.json`` next to the tokenizer (chat models declare their end of *turn*
+there, which is not what ends a document). It never guesses: without a unique answer, there is an
+error that lists the candidates.
 
-Records decide whether a cache has the tokenizer that a config names; no token is read. headrace's own caches record a
-fingerprint. Levanter's record only a name, which says little, because machines have the same tokenizer under different
-paths; there, a named tokenizer is accepted unless the cache has ids outside its vocabulary, or ends its documents with
-another token. Caches that Marin tokenized record nothing; there, the first document is read.
+Records decide whether a cache has the tokenizer that a config names; no token is read. headrace's
+own caches record a fingerprint. Levanter's record only a name, which says little, because machines
+have the same tokenizer under different paths; there, a named tokenizer is accepted unless the cache
+has ids outside its vocabulary, or ends its documents with another token. Caches that Marin
+tokenized record nothing; there, the first document is read.
 """
 
 from __future__ import annotations
@@ -66,8 +69,8 @@ class Placed(NamedTuple):
 
     Attributes:
         ids: int64 ``[n]``.
-        places: int64 ``[n, 2]``: the first character of each, and one past its last. Ids that are bytes of one
-            character have the same place.
+        places: int64 ``[n, 2]``: the first character of each, and one past its last. Ids that are
+            bytes of one character have the same place.
     """
 
     ids: np.ndarray
@@ -83,10 +86,12 @@ class Tokenizer(abc.ABC):
         bos: Token before each document, or None. ``bos_id`` is its id.
         eos: Token after each document, or None. ``eos_id`` is its id.
         special: Its special tokens.
-        content: Its file; None if it needs none. A cache keeps a copy, so that it can be read anywhere.
-        fingerprint: ``sha256:`` of everything that determines the ids: vocabulary, rules, policy; not the path.
-        special_tokens_in_text: What to do with names of special tokens in a text. Not part of the fingerprint, because
-            the vocabulary is the same.
+        content: Its file; None if it needs none. A cache keeps a copy, so that it can be read
+            anywhere.
+        fingerprint: ``sha256:`` of everything that determines the ids: vocabulary, rules, policy;
+            not the path.
+        special_tokens_in_text: What to do with names of special tokens in a text. Not part of the
+            fingerprint, because the vocabulary is the same.
     """
 
     path: str
@@ -130,20 +135,23 @@ class Tokenizer(abc.ABC):
         """Text of ids; special tokens are spelled out."""
 
     def reading_special(self, special_tokens_in_text: SpecialTokensInText) -> Tokenizer:
-        """This tokenizer, with another setting for names of special tokens in a text. Tokenizers without a file never
-        read a text as such a token, so nothing changes.
+        """This tokenizer, with another setting for names of special tokens in a text. Tokenizers
+        without a file never read a text as such a token, so nothing changes.
         """
         return self
 
     def record(self) -> dict[str, Any]:
-        """The record for the ledger: with the cache's copy of the file, enough to restore this tokenizer."""
+        """The record for the ledger: with the cache's copy of the file, enough to restore this
+        tokenizer.
+        """
         file = None if self.content is None else FILE_NAME
         keys = ("fingerprint", "vocab_size", "bos", "bos_id", "eos", "eos_id")
         return {"path": self.path, "file": file, **{key: getattr(self, key) for key in keys}}
 
     def check_same(self, record: Mapping[str, Any], cache: str) -> None:
-        """Refuses a cache that was built with another tokenizer or other special tokens or, if it records only a name,
-        cannot have been built with this one; ``record`` is its ``ledger.tokenizer``.
+        """Refuses a cache that was built with another tokenizer or other special tokens or, if it
+        records only a name, cannot have been built with this one; ``record`` is its
+        ``ledger.tokenizer``.
 
         Raises:
             ConfigError: they differ.
@@ -161,10 +169,12 @@ class Tokenizer(abc.ABC):
             if record.get(k) != own_record[k]
         ]
         raise ConfigError(
-            f"is not the tokenizer of {cache} ({'; '.join(changed) or 'another file of the same name and size'})",
+            f"is not the tokenizer of {cache}"
+            f" ({'; '.join(changed) or 'another file of the same name and size'})",
             field="tokenizer",
             value=own_record["path"],
-            cure=f"Use the one it was built with (a copy is {files.join(cache, FILE_NAME)}), or build it again.",
+            cure=f"Use the one it was built with (a copy is {files.join(cache, FILE_NAME)}), or"
+            " build it again.",
         )
 
 
@@ -176,7 +186,8 @@ def declared_tokens(folder: str) -> dict[str, str]:
     try:
         config = dict(json.loads(content))
     except (ValueError, TypeError):
-        return {}  # it only ever settles a doubt; without it the doubt is an error that says what to do
+        # it only ever settles a doubt; without it the doubt is an error that says what to do
+        return {}
     tokens: dict[str, str] = {}
     for role in ("bos", "eos"):
         token = config.get(f"{role}_token")
@@ -196,14 +207,16 @@ def resolve_special(
 ) -> tuple[str | None, int | None]:
     """The policy's token and its id.
 
-    ``wanted`` is ``none`` or None, ``auto``, or a token; ``auto`` knows the ``usual`` names, and what a file beside the
-    tokenizer has ``declared``. ``role`` is for messages.
+    ``wanted`` is ``none`` or None, ``auto``, or a token; ``auto`` knows the ``usual`` names, and
+    what a file beside the tokenizer has ``declared``. ``role`` is for messages.
 
     Raises:
         ConfigError: there is no such token, or ``auto`` finds none or several.
 
     Example:
-        >>> resolve_special("eos", "auto", ["<pad>", "</s>"], EOS_NAMES, {"<pad>": 0, "</s>": 1}.get)
+        >>> resolve_special(
+        ...     "eos", "auto", ["<pad>", "</s>"], EOS_NAMES, {"<pad>": 0, "</s>": 1}.get
+        ... )
         ('</s>', 1)
     """
     if token is None or token == "none":
@@ -235,7 +248,9 @@ def resolve_special(
 
 
 class ByteTokenizer(Tokenizer):
-    """The 256 byte values of UTF-8, then ``<eos>`` 256 and ``<bos>`` 257. Always available, without a file."""
+    """The 256 byte values of UTF-8, then ``<eos>`` 256 and ``<bos>`` 257. Always available, without
+    a file.
+    """
 
     SPECIAL: dict[str, int] = {"<eos>": 256, "<bos>": 257}  # noqa: RUF012 (a constant)
 
@@ -289,8 +304,8 @@ class ByteTokenizer(Tokenizer):
 
 
 class IdsTokenizer(Tokenizer):
-    """No tokenizer: ids of a vocabulary of which only the size is known, and ``eos``, the id that ends documents, if
-    given. Adds and encodes nothing.
+    """No tokenizer: ids of a vocabulary of which only the size is known, and ``eos``, the id that
+    ends documents, if given. Adds and encodes nothing.
 
     Raises:
         ConfigError: the size is missing; ``eos`` is not an id below it.
@@ -344,8 +359,9 @@ def named_only(record: Mapping[str, Any]) -> bool:
 
 
 def name_tokenizer(cache: TokenCache, tokenizer: Tokenizer) -> None:
-    """If the ledger of an open cache does not name its tokenizer, sets the size of this one, and its end of text if the
-    first document ends with it. A cache of blocks gets the end of text in any case: nothing else tells its documents.
+    """If the ledger of an open cache does not name its tokenizer, sets the size of this one, and
+    its end of text if the first document ends with it. A cache of blocks gets the end of text in
+    any case: nothing else tells its documents.
     """
     record = cache.ledger.tokenizer
     if not named_only(record) or not cache.num_documents:
@@ -364,7 +380,8 @@ def name_tokenizer(cache: TokenCache, tokenizer: Tokenizer) -> None:
 
 
 def check_one_tokenizer(records: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
-    """Refuses caches with different tokenizers; arguments: component, path and ``ledger.tokenizer`` of each cache.
+    """Refuses caches with different tokenizers; arguments: component, path and ``ledger.tokenizer``
+    of each cache.
 
     Raises:
         ConfigError: two differ.
@@ -377,7 +394,10 @@ def check_one_tokenizer(records: Sequence[tuple[str, str, Mapping[str, Any]]]) -
             "Caches of one mixture need one tokenizer and one EOS policy: build one of them again."
         )
         if named_only(record) or named_only(first):
-            cure = "Levanter's caches keep the name of theirs only. If it is one, say so: tokenizer: {path: FILE}."
+            cure = (
+                "Levanter's caches keep the name of theirs only. If it is one, say so: tokenizer:"
+                " {path: FILE}."
+            )
         raise ConfigError(
             f"was built with another tokenizer than {first_name!r}",
             field=f"components.{name}.cache",
@@ -400,5 +420,6 @@ def _check_plausible(mine: Mapping[str, Any], record: Mapping[str, Any], cache: 
             f"cannot be the tokenizer of {cache} ({'; '.join(wrong)})",
             field="tokenizer",
             value=mine["path"],
-            cure=f"Name the one that it was built with ({record.get('path')!r}); with eos: none ends are not compared.",
+            cure=f"Name the one that it was built with ({record.get('path')!r}); with eos: none"
+            " ends are not compared.",
         )

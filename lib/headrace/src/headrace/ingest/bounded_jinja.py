@@ -1,11 +1,14 @@
-"""Jinja's sandbox with a limit on what a template produces: characters, elements and steps of one rendering.
+"""Jinja's sandbox with a limit on what a template produces: characters, elements and steps of one
+rendering.
 
-Templates come from strangers. Jinja's own sandbox isolates them from everything but their messages, but it does not
-prevent 40 repetitions of ``{% set x = x + x %}``. Here, every step of a loop, call, operation, slice and output costs
-what it produces, computed in advance if it could be large; a rendering above the limit is refused. Comparisons and
-searches produce nothing and cost nothing. The limit bounds memory (up to 4 bytes per character).
+Templates come from strangers. Jinja's own sandbox isolates them from everything but their messages,
+but it does not prevent 40 repetitions of ``{% set x = x + x %}``. Here, every step of a loop, call,
+operation, slice and output costs what it produces, computed in advance if it could be large; a
+rendering above the limit is refused. Comparisons and searches produce nothing and cost nothing. The
+limit bounds memory (up to 4 bytes per character).
 
-Price: rendering takes about three times as long as in Jinja's own sandbox; encoding the result takes longer.
+Price: rendering takes about three times as long as in Jinja's own sandbox; encoding the result
+takes longer.
 """
 
 from __future__ import annotations
@@ -78,7 +81,9 @@ _OF_TEXT = {
 
 
 class SpelledError(BadRecordError):
-    """A template writes a value that is no text or number, which Python would spell: ``None``, ``True``, a list."""
+    """A template writes a value that is no text or number, which Python would spell: ``None``,
+    ``True``, a list.
+    """
 
     def __init__(self, value: Any) -> None:
         # Of a list or an object only the type: its spelling may be longer than any memory.
@@ -88,13 +93,16 @@ class SpelledError(BadRecordError):
 
 
 class _PythonsWord(str):
-    """``True`` or ``False`` as the filter ``string`` makes it; a template may still turn it into ``true``."""
+    """``True`` or ``False`` as the filter ``string`` makes it; a template may still turn it into
+    ``true``.
+    """
 
     __slots__ = ()
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox in which :attr:`limit` bounds what each thread produces between two calls of :meth:`begin`.
+    """A sandbox in which :attr:`limit` bounds what each thread produces between two calls of
+    :meth:`begin`.
 
     Example:
         >>> environment = BoundedEnvironment(1000)
@@ -142,7 +150,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             pending += (x for pair in one.items() for x in pair) if isinstance(one, dict) else ()
         return value
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(
+        __self,  # noqa: N805
+        __context: Context,
+        __obj: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         self = __self
         if __obj in (self.spend, self.spend_slice):
             return __obj(*args)
@@ -269,7 +283,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def names_in(tree: nodes.Template) -> tuple[set[str], set[str]]:
-    """What a template may ask for: fields (attributes, and texts, which may be keys), and variables."""
+    """What a template may ask for: fields (attributes, and texts, which may be keys), and
+    variables.
+    """
     attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
     texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     return attributes | texts, meta.find_undeclared_variables(tree)

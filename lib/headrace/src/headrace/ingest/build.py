@@ -1,17 +1,21 @@
-"""``build_cache``: from source files to a finished token cache; interrupted at any moment, continued by the same call.
+"""``build_cache``: from source files to a finished token cache; interrupted at any moment,
+continued by the same call.
 
 Only the files on disk determine what is left to do::
 
-    ledger.json, finished: false   written first: the plan (which file goes into which part), tokenizer, layout
-    tokenizer.json                 a copy of the tokenizer's file, so that the cache can be decoded anywhere
+    ledger.json, finished: false   written first: the plan (which file goes into which part),
+                                   tokenizer, layout
+    tokenizer.json                 a copy of the tokenizer's file, so that the cache can be
+                                   decoded anywhere
     parts/00000/...  part.json     one folder a part; its record is its last write
     ledger.json, finished: true    written last: the same, with the table of parts
 
-Invariant: whatever was killed, however often, the finished folder is bit-identical to that of one uninterrupted build,
-on any engine and with any number of workers. A setting that would change it (tokenizer, special tokens, layout, files)
-is refused for a folder that was started with another, and the error shows the difference. So is a source file that
-changed after its part was built; one that changed before is read in its current state. One builder at a time works on a
-folder (:mod:`headrace.store.lease`).
+Invariant: whatever was killed, however often, the finished folder is bit-identical to that of one
+uninterrupted build, on any engine and with any number of workers. A setting that would change it
+(tokenizer, special tokens, layout, files) is refused for a folder that was started with another,
+and the error shows the difference. So is a source file that changed after its part was built; one
+that changed before is read in its current state. One builder at a time works on a folder
+(:mod:`headrace.store.lease`).
 
 Price of resuming: one small read per part, and repeating the work on one part (64 MiB of text).
 """
@@ -81,7 +85,9 @@ from headrace.store.parts import PartRecord
 from headrace.store.retry import wire
 
 INGEST_VERSION = 4
-"""Increased when the same input would give other tokens or another layout: builds cannot be resumed across versions."""
+"""Increased when the same input would give other tokens or another layout: builds cannot be resumed
+across versions.
+"""
 
 
 @dataclass(frozen=True)
@@ -90,27 +96,30 @@ class BuildReport:
 
     Attributes:
         path: The cache.
-        documents: Documents in the cache. Empty ones are kept (they consist only of their special tokens).
+        documents: Documents in the cache. Empty ones are kept (they consist only of their special
+            tokens).
         tokens: Tokens in the cache, special tokens included.
         text_bytes: Bytes of text (UTF-8) that they stand for.
         skipped_lines: Bad lines left out (``on_bad_line="skip"``).
         first_skipped: Position and reason of the first of them.
         empty_documents: How many documents have no text.
         ignored_records: Records of a crawl without plain text, by type.
-        unused_fields: Fields of records from which nothing was read, with the number of records that have them (of
-            tables: of rows).
+        unused_fields: Fields of records from which nothing was read, with the number of records
+            that have them (of tables: of rows).
         trained_tokens: Tokens that are trained on, by their mask; None if documents have none.
         untrained_documents: Documents with a mask but no trained token. They are kept.
         parts_built: Parts that this call built.
         parts_reused: Parts that already existed.
         tokens_built: Tokens of the parts that this call built.
         bytes_built: Bytes of text of the parts that this call built.
-        requests: Requests over HTTP of this call and its workers: listing, reading, writing; 0 if everything is local.
-            (Includes other requests of this process in the meantime; not those of lost workers.)
+        requests: Requests over HTTP of this call and its workers: listing, reading, writing; 0 if
+            everything is local. (Includes other requests of this process in the meantime; not those
+            of lost workers.)
         failed_requests: Those without an answer, or with 408, 429 or 5xx; all were repeated.
         seconds: Time of this call.
         left_out_files: Skipped files in the given folders, by extension.
-        tokenizer_engine: The library that encoded, ``gigatoken`` or ``tokenizers``; empty if no part was built.
+        tokenizer_engine: The library that encoded, ``gigatoken`` or ``tokenizers``; empty if no
+            part was built.
         engine_reason: Why ``auto`` did not use ``gigatoken``.
         differing_code_points: Number of code points on which the two differ.
         encoded: Counters of ``gigatoken``, and of comparisons.
@@ -154,8 +163,9 @@ class BuildOptions(TypedDict, total=False):
         compression: ``none``, the default, or ``zstd``.
         hash_sources: Store a hash of each source file in the ledger, and use it to detect changes.
         progress: Show a bar if stderr is a terminal (the default).
-        first_look: Try the first records of all files before anything is built, and name all bad files in one error
-            (the default); see :mod:`headrace.ingest.first_look`. False: the build stops at the first bad file.
+        first_look: Try the first records of all files before anything is built, and name all bad
+            files in one error (the default); see :mod:`headrace.ingest.first_look`. False: the
+            build stops at the first bad file.
     """
 
     dtype: str | None
@@ -185,11 +195,12 @@ def build_cache(
         tokenizer: How they become ids.
         output: Folder or URL of the cache.
         part_bytes: Source bytes in a part, the unit of work and of resuming.
-        engine: What builds the parts: ``pool``, worker processes of this machine; ``inline``, this process; ``ray``, a
-            Ray cluster (``RAY_ADDRESS``, or one started here); ``zephyr``, a pipeline of Marin's Zephyr (on the current
-            Fray client's cluster, or in threads here); ``auto``, a pool unless there is too little to do. No effect on
-            the result.
-        workers: Number of workers; None: as many as cores and memory allow. No effect on the result.
+        engine: What builds the parts: ``pool``, worker processes of this machine; ``inline``, this
+            process; ``ray``, a Ray cluster (``RAY_ADDRESS``, or one started here); ``zephyr``, a
+            pipeline of Marin's Zephyr (on the current Fray client's cluster, or in threads here);
+            ``auto``, a pool unless there is too little to do. No effect on the result.
+        workers: Number of workers; None: as many as cores and memory allow. No effect on the
+            result.
         restart: Delete existing content and start over.
         options: Rarely used options, by keyword: see :class:`BuildOptions`.
 
@@ -197,10 +208,12 @@ def build_cache(
         A report. If the cache was already finished, nothing is done and ``parts_built`` is 0.
 
     Raises:
-        SourceError: the source is missing, empty, unreadable, bad in a line, or changed; if several files are bad from
-            the start, it names them all, and nothing was built.
-        ConfigError: a setting is invalid, or differs from the one with which the folder was started.
-        CacheError: the output cannot be written, contains something else, or is being built by another process.
+        SourceError: the source is missing, empty, unreadable, bad in a line, or changed; if several
+            files are bad from the start, it names them all, and nothing was built.
+        ConfigError: a setting is invalid, or differs from the one with which the folder was
+            started.
+        CacheError: the output cannot be written, contains something else, or is being built by
+            another process.
 
     Example:
         >>> import pathlib, tempfile
@@ -208,7 +221,9 @@ def build_cache(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = pathlib.Path(folder, "greeting.txt").write_text("hello")
         ...     source = SourceConfig([f"{folder}/greeting.txt"])
-        ...     report = build_cache(source, TokenizerConfig("bytes"), f"{folder}/cache", progress=False)
+        ...     report = build_cache(
+        ...         source, TokenizerConfig("bytes"), f"{folder}/cache", progress=False
+        ...     )
         >>> report.documents, report.tokens  # five bytes and the end of the text
         (1, 6)
     """
@@ -387,7 +402,10 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     records = [built.get(t.name) or finished[t.name] for t in tasks]
     result = replace(report_of(output, records, built), **encoding.report())
     if result.documents == 0:
-        skipped = f"; {format_count(result.skipped_lines, 'line')} skipped, the first: {result.first_skipped}"
+        skipped = (
+            f"; {format_count(result.skipped_lines, 'line')} skipped, the first:"
+            f" {result.first_skipped}"
+        )
         why = skipped if result.skipped_lines else ""
         if result.ignored_records:
             why += "; of no text are " + ", ".join(
@@ -402,7 +420,8 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
         raise SourceError(
             f"trains on nothing: of {result.documents:,} documents no token is marked",
             field=", ".join(ledger.metadata["paths"]),
-            cure="Check --mask and --mask-role against the roles of messages (or the loss_mask of records), then build"
+            cure="Check --mask and --mask-role against the roles of messages (or the loss_mask of"
+            " records), then build"
             " with --restart.",
         )
     if not ledger.finished:

@@ -1,10 +1,11 @@
 """``build_shuffled``: from source files to a shuffled store, in one command.
 
-The plain cache is built in ``unshuffled/`` in the output folder with :func:`~headrace.ingest.build.build_cache`, then
-shuffled into the output (:mod:`headrace.ingest.reshuffle`), and deleted. Each of the three steps can be resumed.
+The plain cache is built in ``unshuffled/`` in the output folder with
+:func:`~headrace.ingest.build.build_cache`, then shuffled into the output
+(:mod:`headrace.ingest.reshuffle`), and deleted. Each of the three steps can be resumed.
 
-Invariant: the parts are those of building and shuffling in two commands. Price: on the output's disk, temporarily three
-times the cache.
+Invariant: the parts are those of building and shuffling in two commands. Price: on the output's
+disk, temporarily three times the cache.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def build_shuffled(
         output: Folder or URL of the cache.
         how: Seed and limits of the shuffle.
         announce: Called with the cost of the shuffle, once the plain cache is built.
-        options: As for :func:`~headrace.ingest.build.build_cache`; ``part_bytes`` is that of the plain cache.
+        options: As for :func:`~headrace.ingest.build.build_cache`; ``part_bytes`` is that of the
+            plain cache.
 
     Returns:
         A report with the counters of the plain cache.
@@ -67,7 +69,8 @@ def build_shuffled(
         SourceError: as for :func:`~headrace.ingest.build.build_cache`.
         ConfigError: a setting is invalid.
         PlanMismatchError: the folder was started with other settings.
-        CacheError: the output contains something else, is being written, has no room, or cannot be written.
+        CacheError: the output contains something else, is being written, has no room, or cannot be
+            written.
 
     Example:
         >>> import pathlib, tempfile
@@ -75,7 +78,9 @@ def build_shuffled(
         ...     for name in ("a.txt", "b.txt"):
         ...         _ = pathlib.Path(folder, name).write_text(name)
         ...     source, out = SourceConfig([f"{folder}/*.txt"]), f"{folder}/cache"
-        ...     _ = build_shuffled(source, TokenizerConfig("bytes"), out, ReshuffleConfig(7), progress=False)
+        ...     _ = build_shuffled(
+        ...         source, TokenizerConfig("bytes"), out, ReshuffleConfig(7), progress=False
+        ...     )
         ...     TokenCache.open(out).shuffle
         DocumentShuffle(documents=2, seed=7, unit=1)
     """
@@ -119,7 +124,9 @@ def build_shuffled(
 
 
 def _check_same(output: str, begun: Ledger, how: ReshuffleConfig, wanted: Ledger) -> None:
-    """Raises PlanMismatchError if the interrupted build has other settings, SourceError if a source has changed."""
+    """Raises PlanMismatchError if the interrupted build has other settings, SourceError if a source
+    has changed.
+    """
     shuffled = begun.metadata.get(SHUFFLED)
     if shuffled is None or shuffled["cache"] is not None:
         cure = "Choose a folder that is new or empty."

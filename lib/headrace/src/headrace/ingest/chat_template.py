@@ -1,14 +1,17 @@
-"""Chat templates: the Jinja program that comes with a model's tokenizer, run in a sandbox, and the text that it marks.
+"""Chat templates: the Jinja program that comes with a model's tokenizer, run in a sandbox, and the
+text that it marks.
 
-Templates come with weights from strangers, so they are treated as data: they run in Jinja's immutable sandbox, which
-gives them access to messages and nothing else. A template always renders the same text: it has no clock.
-``strftime_now`` is there if ``variables`` fix its date (``strftime_now: 2025-01-31``), and writes that date.
+Templates come with weights from strangers, so they are treated as data: they run in Jinja's
+immutable sandbox, which gives them access to messages and nothing else. A template always renders
+the same text: it has no clock. ``strftime_now`` is there if ``variables`` fix its date
+(``strftime_now: 2025-01-31``), and writes that date.
 
 The size of a rendering is limited (:mod:`headrace.ingest.bounded_jinja`).
 
-``{% generation %} ... {% endgeneration %}`` marks what the model should learn to write. A template without these marks
-is rendered turn by turn (:meth:`ChatTemplate.spans_of_turns`): the text added by message i is its turn, and the text
-that ``add_generation_prompt`` adds before it is its header, which is given to the model.
+``{% generation %} ... {% endgeneration %}`` marks what the model should learn to write. A template
+without these marks is rendered turn by turn (:meth:`ChatTemplate.spans_of_turns`): the text added
+by message i is its turn, and the text that ``add_generation_prompt`` adds before it is its header,
+which is given to the model.
 
 Price: 20 to 100 us per rendering; masks by roles render twice per turn.
 """
@@ -70,7 +73,8 @@ NOTHING = Given()
 
 
 def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str, Any]:
-    """The template of a build, and the special tokens that it may name, as JSON values for the ledger.
+    """The template of a build, and the special tokens that it may name, as JSON values for the
+    ledger.
 
     Raises:
         ConfigError: there is no template.
@@ -107,7 +111,8 @@ def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str,
             "the tokenizer comes with no chat template",
             field="chat.template",
             value=None,
-            cure=f"Put {TEMPLATE_FILE} or {_CONFIG_FILE} beside the tokenizer.json, or pass --chat-template FILE.",
+            cure=f"Put {TEMPLATE_FILE} or {_CONFIG_FILE} beside the tokenizer.json, or pass"
+            " --chat-template FILE.",
         )
     names = {
         k: v.get("content") if isinstance(v, dict) else v
@@ -155,8 +160,14 @@ class ChatTemplate:
         ConfigError: it is not a valid template, or Jinja is not installed.
 
     Example:
-        >>> chat = ChatTemplate({"text": "{% for m in messages %}[{{ m.role }}]{% generation %}{{ m.content }}"
-        ...                              "{% endgeneration %}{% endfor %}", "tokens": {}}, {})
+        >>> chat = ChatTemplate(
+        ...     {
+        ...         "text": "{% for m in messages %}[{{ m.role }}]{% generation %}{{ m.content }}"
+        ...         "{% endgeneration %}{% endfor %}",
+        ...         "tokens": {},
+        ...     },
+        ...     {},
+        ... )
         >>> chat.render_marked([{"role": "user", "content": "hi"}])
         ('[user]hi', ((6, 8),))
     """
@@ -221,7 +232,8 @@ class ChatTemplate:
     def render_marked(
         self, messages: Sequence[Message], given: Given = NOTHING
     ) -> tuple[str, Spans]:
-        """The text of a conversation, and the characters that the template marks as the model's own.
+        """The text of a conversation, and the characters that the template marks as the model's
+        own.
 
         Raises:
             BadRecordError: the template refuses it.
@@ -248,7 +260,9 @@ class ChatTemplate:
         """The fields of messages, and the messages, that the template does not write.
 
         Example:
-            >>> chat = ChatTemplate({"text": "{% for m in messages %}{{ m.content }}{% endfor %}", "tokens": {}}, {})
+            >>> chat = ChatTemplate(
+            ...     {"text": "{% for m in messages %}{{ m.content }}{% endfor %}", "tokens": {}}, {}
+            ... )
             >>> chat.left_out([{"role": "user", "content": "Hi", "name": "Ann"}])
             LeftOut(fields=[['name']], lost=[])
         """
@@ -266,7 +280,8 @@ class ChatTemplate:
             self._left_out[shape] = missing
         if not missing.lost:
             return missing
-        # A template may decide by the text itself: a message is lost if any other makes no difference.
+        # A template may decide by the text itself: a message is lost if any other makes no
+        # difference.
         others = probe_of(messages).messages
         lost = [i for i in missing.lost if self._ignores(messages, i, others[i], given, ask)]
         return missing._replace(lost=lost)
@@ -284,7 +299,8 @@ class ChatTemplate:
     def spans_without(
         self, messages: Sequence[Message], masked: Sequence[bool], given: Given = NOTHING
     ) -> Spans:
-        """What the template marks, without the text of some messages: what other words in them change.
+        """What the template marks, without the text of some messages: what other words in them
+        change.
 
         Raises:
             BadRecordError: the template refuses it, or marks something else with other words.
@@ -298,7 +314,8 @@ class ChatTemplate:
         other_text, other_spans = self.render_marked(changed, given)
         if len(other_spans) != len(spans):
             raise BadRecordError(
-                "has turns that are not trained on, and the template marks another number of texts with other words in"
+                "has turns that are not trained on, and the template marks another number of texts"
+                " with other words in"
                 " them, so which are theirs cannot be told"
             )
         return tuple(
@@ -326,9 +343,11 @@ class ChatTemplate:
             upto = text if i == len(messages) - 1 else self.render(messages[: i + 1], given)
             if not (text.startswith(upto) and upto.startswith(earlier_turns)):
                 raise BadRecordError(
-                    f"its turn {i + 1} ({message['role']}) is rendered otherwise alone than with what follows, so which"
+                    f"its turn {i + 1} ({message['role']}) is rendered otherwise alone than with"
+                    " what follows, so which"
                     " text is whose cannot be told",
-                    "Mark the model's text in the template: {% generation %} ... {% endgeneration %}.",
+                    "Mark the model's text in the template: {% generation %} ... {% endgeneration"
+                    " %}.",
                 )
             if len(upto) > len(earlier_turns):
                 spans.append((len(earlier_turns), len(upto)))
@@ -346,10 +365,11 @@ class ChatTemplate:
         raise problem
 
     def _forms(self, messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-        """The messages as most templates take them, then with other spellings of what templates disagree on.
+        """The messages as most templates take them, then with other spellings of what templates
+        disagree on.
 
-        Some ask whether a content is none, others add it to a text; some write arguments with tojson, others as they
-        are.
+        Some ask whether a content is none, others add it to a text; some write arguments with
+        tojson, others as they are.
         """
         if self._takes_parts:
             messages = with_text_parts(messages)
@@ -397,11 +417,13 @@ class ChatTemplate:
             value_path = _place_of(value, roots)
             raise BadRecordError(
                 f"{error.problem}{f': {value_path}' if value_path else ''}",
-                "Write a text there in the record, or write it with {{ value | tojson }} in the template.",
+                "Write a text there in the record, or write it with {{ value | tojson }} in the"
+                " template.",
             ) from None
         except BadRecordError:
             raise
-        except Exception as error:  # noqa: BLE001 (a template may do anything that Jinja's language can)
+        except Exception as error:  # noqa: BLE001
+            # a template may do anything that Jinja's language can
             cure = _OTHER_TEMPLATE
             if f"'{_CLOCK}' is undefined" in str(error):
                 cure = (
@@ -418,7 +440,9 @@ class ChatTemplate:
 
 
 def _place_of(wanted: Any, value: Any, path: str = "") -> str:
-    """Where a value is within others: that very object, or for true and false the first of them; empty if nowhere."""
+    """Where a value is within others: that very object, or for true and false the first of them;
+    empty if nowhere.
+    """
     if path and value is wanted:
         return path
     if isinstance(value, Mapping):
@@ -431,7 +455,9 @@ def _place_of(wanted: Any, value: Any, path: str = "") -> str:
 
 
 def refuse_marks(messages: Sequence[Message]) -> None:
-    """Raises BadRecordError if a text contains the characters with which a template's marks are found."""
+    """Raises BadRecordError if a text contains the characters with which a template's marks are
+    found.
+    """
     for message in messages:
         content = message.get("content")
         if isinstance(content, str) and _MARKS.search(content):
@@ -443,8 +469,8 @@ def refuse_marks(messages: Sequence[Message]) -> None:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
 ) -> str:
-    # Jinja's own filter escapes <, > and & for web pages, which models have never seen. The options are in the order
-    # that transformers gives them, for which templates are written.
+    # Jinja's own filter escapes <, > and & for web pages, which models have never seen. The options
+    # are in the order that transformers gives them, for which templates are written.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

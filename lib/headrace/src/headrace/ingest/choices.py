@@ -1,5 +1,5 @@
-"""The choices of sources and builds, defined once for configs and the command line, which reads only this module to
-answer ``--help``.
+"""The choices of sources and builds, defined once for configs and the command line, which reads
+only this module to answer ``--help``.
 """
 
 from __future__ import annotations

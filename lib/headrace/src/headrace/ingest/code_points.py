@@ -1,16 +1,18 @@
 """The code points on which two encoders of one tokenizer disagree, found by comparing all of them.
 
-Encoders cut a text into words by classes of characters (letters, digits, spaces, the rest), which depend on the version
-of Unicode that each was built with. A cut is visible in the ids only where a token could have crossed it, so the ids of
-a tokenizer prove little. A **probe** shows all cuts: a tokenizer with the same cutting rules, in whose vocabulary every
-byte that can end a character merges with every byte that can begin one. With the probe, each code point is compared
-between letters and between punctuation; letters also between capitals; and everything that is neither an ideograph
-(``Lo``), private nor unassigned also between digits, spaces, line ends and quotes. With the tokenizer itself, each is
-compared alone.
+Encoders cut a text into words by classes of characters (letters, digits, spaces, the rest), which
+depend on the version of Unicode that each was built with. A cut is visible in the ids only where a
+token could have crossed it, so the ids of a tokenizer prove little. A **probe** shows all cuts: a
+tokenizer with the same cutting rules, in whose vocabulary every byte that can end a character
+merges with every byte that can begin one. With the probe, each code point is compared between
+letters and between punctuation; letters also between capitals; and everything that is neither an
+ideograph (``Lo``), private nor unassigned also between digits, spaces, line ends and quotes. With
+the tokenizer itself, each is compared alone.
 
-Price: 1.1 million code points take 12 to 20 s of CPU on all cores, nearly all of it in the ``tokenizers`` library. The
-result is cached in the user's cache folder (``$XDG_CACHE_HOME/headrace``, 20 kB), by a digest of the tokenizer and the
-versions of both libraries.
+Price: 1.1 million code points take 12 to 20 s of CPU on all cores, nearly all of it in the
+``tokenizers`` library. The result is cached in the user's cache folder
+(``$XDG_CACHE_HOME/headrace``, 20 kB), by a digest of the tokenizer and the versions of both
+libraries.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def differing_code_points(
 
 
 def known_or_computed(digest: str, compute: Callable[[], Ranges]) -> Ranges:
-    """The ranges in the user's cache folder for a digest; computes and saves them if there are none."""
+    """The ranges in the user's cache folder for a digest; computes and saves them if there are
+    none.
+    """
     path = _folder() / f"code-points-{digest}.json"
     with suppress(OSError, ValueError, TypeError, LookupError):
         content = json.loads(path.read_text())
@@ -98,10 +102,11 @@ def table_of(ranges: Ranges) -> np.ndarray:
 
 
 def probe_of(content: dict[str, Any]) -> dict[str, Any]:
-    """A byte-level ``tokenizer.json`` with the cuts of another one, and a vocabulary that shows all of them.
+    """A byte-level ``tokenizer.json`` with the cuts of another one, and a vocabulary that shows all
+    of them.
 
-    Merges of a byte of ASCII with one that is not come first: a text in which every code point stands between two
-    pairs of ASCII characters shows each cut between code point and pair.
+    Merges of a byte of ASCII with one that is not come first: a text in which every code point
+    stands between two pairs of ASCII characters shows each cut between code point and pair.
     """
     names = byte_names()
     last = range(0x80, 0xC0)
@@ -124,7 +129,8 @@ def probe_of(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def byte_names() -> list[str]:
-    """How byte-level vocabularies spell each byte: itself if it is printable, else a character from U+0100 on.
+    """How byte-level vocabularies spell each byte: itself if it is printable, else a character from
+    U+0100 on.
 
     Example:
         >>> byte_names()[ord("a")], byte_names()[ord(" ")]

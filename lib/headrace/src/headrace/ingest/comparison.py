@@ -1,11 +1,14 @@
-"""Selects documents of a part that both a faster encoder and ``tokenizers`` encode, to compare the ids.
+"""Selects documents of a part that both a faster encoder and ``tokenizers`` encode, to compare the
+ids.
 
-These are the first documents of each part, where a new kind of text would show, and then one in 1,024, selected by the
-part's name, so that a resumed or repeated build compares the same ones. Of a document of more than 64 Ki characters,
-its beginning is encoded separately and compared. A difference stops the part, which is built again with ``tokenizers``.
+These are the first documents of each part, where a new kind of text would show, and then one in
+1,024, selected by the part's name, so that a resumed or repeated build compares the same ones. Of a
+document of more than 64 Ki characters, its beginning is encoded separately and compared. A
+difference stops the part, which is built again with ``tokenizers``.
 
-Price: ``tokenizers`` takes about a thousand times as long for a document as everything else, so one in 1,024 costs 5%
-to 10% of a build, and the first documents (at most 32 KiB if documents are shorter) 30 ms per part.
+Price: ``tokenizers`` takes about a thousand times as long for a document as everything else, so one
+in 1,024 costs 5% to 10% of a build, and the first documents (at most 32 KiB if documents are
+shorter) 30 ms per part.
 """
 
 from __future__ import annotations

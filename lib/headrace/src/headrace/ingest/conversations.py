@@ -3,13 +3,14 @@
 A message is a mapping with a ``role``. Before any template sees it, :func:`read_messages`
 
 1. drops fields that are null: tables give every message all fields that one of them has;
-2. renames what ShareGPT (``from``, ``value``) and the former API of functions (``function_call``) have, and reads
-   dialogues that are one text (``Human: ... Assistant: ...``) and objects of lists;
+2. renames what ShareGPT (``from``, ``value``) and the former API of functions (``function_call``)
+   have, and reads dialogues that are one text (``Human: ... Assistant: ...``) and objects of lists;
 3. joins parts of text to a text, and refuses pictures and other parts;
 4. reads the arguments of tool calls that are JSON in a string.
 
-So the same conversation gives the same tokens from JSON lines, Parquet, Arrow and a saved dataset. A null within a
-list, or within arguments that are a string, is kept: there it is what somebody wrote.
+So the same conversation gives the same tokens from JSON lines, Parquet, Arrow and a saved dataset.
+A null within a list, or within arguments that are a string, is kept: there it is what somebody
+wrote.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def without_nulls(value: Any) -> Any:
 
 
 def read_messages(value: Any, field: str) -> list[dict[str, Any]]:
-    """A conversation, or JSON of one, in the form of most templates; its texts are strings, or None beside tool calls.
+    """A conversation, or JSON of one, in the form of most templates; its texts are strings, or None
+    beside tool calls.
 
     Raises:
         BadRecordError: it is none; names the message's place.
@@ -68,7 +70,10 @@ def read_messages(value: Any, field: str) -> list[dict[str, Any]]:
     Example:
         >>> read_messages([{"from": "human", "value": "Hi"}], "conversations")
         [{'role': 'user', 'content': 'Hi'}]
-        >>> read_messages([{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None}], "messages")
+        >>> read_messages(
+        ...     [{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None}],
+        ...     "messages",
+        ... )
         [{'role': 'user', 'content': 'Hi'}]
     """
     if isinstance(value, str) and _DIALOGUE.match(value):
@@ -109,8 +114,9 @@ def read_tools(value: Any, field: str) -> list[Any] | None:
         [{'name': 'f'}]
     """
     cure = (
-        f'Tools are [{{"type": "function", "function": ...}}, ...]; leave them unused: --field tools=none; a text of'
-        f" theirs may be the system message: --field tools=none --field system={field}."
+        'Tools are [{"type": "function", "function": ...}, ...]; leave them unused:'
+        " --field tools=none; a text of theirs may be the system message:"
+        f" --field tools=none --field system={field}."
     )
     tools = _parsed(value, field, cure)
     if tools is None:
@@ -164,7 +170,8 @@ def training_mark(message: Message, place: str) -> bool | None:
     for name, mark in marks.items():
         if mark not in (0, 1):
             raise BadRecordError(
-                f"holds {json.dumps(mark)} in {place}.{name}, which says whether the message is trained on",
+                f"holds {json.dumps(mark)} in {place}.{name}, which says whether the message is"
+                " trained on",
                 "Write true or false, or 1 or 0.",
             )
     return all(marks.values()) if marks else None
@@ -176,7 +183,8 @@ def with_texts_for_nulls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def prompt_of_dialogues(chosen: str, rejected: str) -> str:
-    r"""What two dialogues that are one text each have in common: all but their last answers; empty if they are none.
+    r"""What two dialogues that are one text each have in common: all but their last answers; empty
+    if they are none.
 
     Raises:
         BadRecordError: they differ before their last answers.
@@ -197,14 +205,18 @@ def prompt_of_dialogues(chosen: str, rejected: str) -> str:
 
 
 def with_arguments_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the arguments of tool calls as JSON in a string, which some templates expect."""
+    """The messages with the arguments of tool calls as JSON in a string, which some templates
+    expect.
+    """
     return [
         m | {"tool_calls": _texts(m["tool_calls"])} if "tool_calls" in m else m for m in messages
     ]
 
 
 def with_wrapped_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with each call as ``{"type": "function", "function": ...}``, which some templates expect."""
+    """The messages with each call as ``{"type": "function", "function": ...}``, which some
+    templates expect.
+    """
     return [
         m
         | {
@@ -284,7 +296,9 @@ def _turns_of_dialogue(text: str) -> list[dict[str, str]]:
 
 
 def _listed(value: Mapping[str, Any]) -> Any:
-    """The messages of an object of lists, as some tables have them; an object with texts is one message."""
+    """The messages of an object of lists, as some tables have them; an object with texts is one
+    message.
+    """
     columns = list(value.values())
     if not all(isinstance(column, list) for column in columns):
         return [value]
@@ -326,7 +340,8 @@ def _text_of(part: Any, place: str) -> str:
     if kind not in _TEXT_PARTS or not isinstance(text, str):
         raise BadRecordError(
             f"holds a part of type {kind!r} in {place}, and only text is read",
-            "Leave such parts out of the record, or encode them with the model's processor and build --kind tokens.",
+            "Leave such parts out of the record, or encode them with the model's processor and"
+            " build --kind tokens.",
         )
     return text
 

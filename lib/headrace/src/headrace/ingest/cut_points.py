@@ -9,8 +9,9 @@ PIECE_CHARS = 1 << 18
 MAX_PIECE_CHARS = 1 << 22
 _WINDOW_CHARS = 512
 _MAX_TRIES = 64
-# The line's end or the space before a word, and the full stops of scripts that have no spaces. All of them begin with a
-# character, not a look behind it: then the search skips other characters, and is several times as fast.
+# The line's end or the space before a word, and the full stops of scripts that have no spaces. All
+# of them begin with a character, not a look behind it: then the search skips other characters, and
+# is several times as fast.
 _BORDER = re.compile(
     r"\n(?<=\S\n)(?=[^\W\d_])| (?<=\S )(?=[^\W\d_])|[。！？；，、](?:(?<=\w.)|(?=\w))"
 )
@@ -25,10 +26,11 @@ def cut_points(
 ) -> Iterator[int]:
     """Where a long text can be cut into pieces whose ids, end to end, are the ids of the whole.
 
-    A cut is made only where the tokenizer itself shows that it changes nothing: the 512 characters before and after it
-    have the same ids when encoded together or separately. Tokenizers that work within words or lines have such
-    positions everywhere; one that adds a mark before each text has none, and then a cut is forced after
-    ``max_piece_chars`` (4 Mi characters; shorter texts are always whole), to limit memory.
+    A cut is made only where the tokenizer itself shows that it changes nothing: the 512 characters
+    before and after it have the same ids when encoded together or separately. Tokenizers that work
+    within words or lines have such positions everywhere; one that adds a mark before each text has
+    none, and then a cut is forced after ``max_piece_chars`` (4 Mi characters; shorter texts are
+    always whole), to limit memory.
 
     Yields:
         Positions in ``text``, increasing, none at its ends.
@@ -56,7 +58,9 @@ def _next_cut(
 
 
 def _candidates(text: str, first: int, stop: int) -> Iterator[int]:
-    """Where a cut may be made, from ``first`` on: after a line's end, before a word's space, around a full stop."""
+    """Where a cut may be made, from ``first`` on: after a line's end, before a word's space, around
+    a full stop.
+    """
     for match in _BORDER.finditer(text, max(first - 1, 0), stop):
         at = match.start()
         character = match[0]

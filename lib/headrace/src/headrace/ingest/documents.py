@@ -1,7 +1,8 @@
-"""Reads documents from files: the container's records, converted to documents by the kind, or errors about them.
+"""Reads documents from files: the container's records, converted to documents by the kind, or
+errors about them.
 
-Errors name file and row, and nothing is dropped silently: the policy (``on_bad_line``) either stops the build or
-counts. Price: that of the container's reader; memory is bounded by one document.
+Errors name file and row, and nothing is dropped silently: the policy (``on_bad_line``) either stops
+the build or counts. Price: that of the container's reader; memory is bounded by one document.
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ class Document(NamedTuple):
         text: Its text; empty if it consists of ids.
         num_bytes: Length of the text in UTF-8, or of the ids.
         leaves: Values of the requested leaves, in order.
-        spans: Characters ``start .. stop`` that are trained on, increasing; None if the kind has no masks.
-        cut: Characters of a prompt, which is encoded separately from what follows; 0 if there is none.
-        framed: Whether the special tokens of the policy are added around it (a prompt has none after it).
+        spans: Characters ``start .. stop`` that are trained on, increasing; None if the kind has no
+            masks.
+        cut: Characters of a prompt, which is encoded separately from what follows; 0 if there is
+            none.
+        framed: Whether the special tokens of the policy are added around it (a prompt has none
+            after it).
         ids: Its ids, if the source has them.
         mask: Its mask, if the source has it: uint8 ``[len(ids)]``.
         label: Label from the kind: 1 for the chosen one of a pair.
@@ -88,7 +92,9 @@ class DocumentMaker(Protocol):
 
 
 class DocumentReader:
-    """Iterates over the documents of one file or slice, once; ``row`` is that of the last document."""
+    """Iterates over the documents of one file or slice, once; ``row`` is that of
+    the last document.
+    """
 
     def __init__(self, file: SourceFile, config: SourceConfig, maker: DocumentMaker) -> None:
         self.file = file
@@ -114,7 +120,9 @@ class DocumentReader:
         return size if self._ended else min(size, self._reader.stored_bytes)
 
     def unused_fields(self) -> Counter[str]:
-        """Fields of the records so far from which nothing was read, with their number of records."""
+        """Fields of the records so far from which nothing was read, with their
+        number of records.
+        """
         self._count_shapes()
         return self._unused + Counter(dict.fromkeys(self._reader.unread, self._rows))
 
@@ -122,8 +130,8 @@ class DocumentReader:
         """The documents, in order.
 
         Raises:
-            SourceError: the file cannot be read, a record is bad (unless skipped), or the file changed since it was
-                listed.
+            SourceError: the file cannot be read, a record is bad (unless skipped), or the file
+                changed since it was listed.
         """
         try:
             for row, record in self._reader:
@@ -140,7 +148,8 @@ class DocumentReader:
                 self._count_unused({name for one in documents for name in one.unused}, 1)
                 yield from documents
         except SourceError:
-            self._check_unchanged()  # if the file is being written, report that and not the incomplete line
+            # if the file is being written, report that and not the incomplete line
+            self._check_unchanged()
             raise
         self._check_unchanged()
         self._ended = True
@@ -176,7 +185,8 @@ class DocumentReader:
         try:
             now = stat_source(self.file)
         except Exception:  # noqa: BLE001 (clients raise what they like)
-            return  # gone or unreachable after it was read completely: its content matched the listing
+            # gone or unreachable after it was read completely: its content matched the listing
+            return
         if now != (self.file.size, self.file.version):
             raise SourceError(
                 "changed while the cache was being built",
@@ -188,8 +198,8 @@ class DocumentReader:
 def refused(bad: BadRecordError, place: str) -> SourceError:
     """The error about a bad record, if such records are not skipped."""
     cure = (
-        f'{bad.cure} Or leave such lines out: --on-bad-line skip (in Python: on_bad_line="skip"); finished'
-        " parts are kept."
+        f"{bad.cure} Or leave such lines out: --on-bad-line skip"
+        ' (in Python: on_bad_line="skip"); finished parts are kept.'
     )
     return SourceError(bad.problem, field=place, cure=cure.strip())
 
@@ -197,10 +207,12 @@ def refused(bad: BadRecordError, place: str) -> SourceError:
 def with_mask_settled(
     source: SourceConfig, kind: Kind, listed: Sequence[SourceFile]
 ) -> SourceConfig:
-    """The source, with the masks that the first record of token ids has, unless they are configured.
+    """The source, with the masks that the first record of token ids has, unless they are
+    configured.
 
-    Every part is built with the same leaves, so this is decided before the first; a record that differs is an error.
-    A file that cannot be read decides nothing: :mod:`headrace.ingest.first_look` names it, with all others.
+    Every part is built with the same leaves, so this is decided before the first; a record that
+    differs is an error. A file that cannot be read decides nothing:
+    :mod:`headrace.ingest.first_look` names it, with all others.
     """
     optional = (
         [name for name in TOKEN_MASKS if source.is_optional(kind, name)] if kind == "tokens" else []
@@ -217,7 +229,9 @@ def with_mask_settled(
 
 
 def _first_record(file: SourceFile, source: SourceConfig, kind: Kind) -> Fields | None:
-    """The first good record of a file that may have masks; None if there is none, or the file cannot be read."""
+    """The first good record of a file that may have masks; None if there is none, or the file
+    cannot be read.
+    """
     if file.format in PRE_TOKENIZED:
         return None
     with suppress(SourceError):
@@ -249,9 +263,11 @@ def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[s
 
 
 def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
-    """The slices of a file that is larger than ``target_bytes`` (1 MiB at least), in order; or the file.
+    """The slices of a file that is larger than ``target_bytes`` (1 MiB at least), in order; or the
+    file.
 
-    Depends only on the file and on ``target_bytes``. Opens large files of formats with an internal index.
+    Depends only on the file and on ``target_bytes``. Opens large files of formats with an internal
+    index.
     """
     target_bytes = max(target_bytes, MIN_SLICE_BYTES)
     reader = READERS[file.format]

@@ -6,14 +6,17 @@
     files -> documents  ->   encode_batch (all cores,   ->  PartWriter -> part.json
              in batches      without the interpreter lock)
 
-The pipeline runs across the borders of parts, so it is filled once, not once per part. It is a function of its tasks: a
-worker process or a remote task runs the same :func:`run_parts` on its tasks, and every part is bit-identical, whichever
-worker builds it, however often, and with whatever other parts.
+The pipeline runs across the borders of parts, so it is filled once, not once per part. It is a
+function of its tasks: a worker process or a remote task runs the same :func:`run_parts` on its
+tasks, and every part is bit-identical, whichever worker builds it, however often, and with whatever
+other parts.
 
-Memory is bounded in bytes, not in documents: a batch ends with the document that reaches its limit, at most
-``QUEUE_BATCHES`` batches wait, and three are being encoded. A larger document exceeds this limit.
+Memory is bounded in bytes, not in documents: a batch ends with the document that reaches its limit,
+at most ``QUEUE_BATCHES`` batches wait, and three are being encoded. A larger document exceeds this
+limit.
 
-Price: a thread switch and a few queue operations per batch (0.5 MiB of text on two cores): under 0.1%.
+Price: a thread switch and a few queue operations per batch (0.5 MiB of text on two cores): under
+0.1%.
 """
 
 from __future__ import annotations
@@ -65,10 +68,11 @@ QUEUE_BATCHES = 4
 
 @dataclass(frozen=True)
 class BuildJob:
-    """What all parts of a build have in common. Can be pickled: everything that a worker needs besides its task, except
-    the tokenizer, which is read from the cache's copy.
+    """What all parts of a build have in common. Can be pickled: everything that a worker needs
+    besides its task, except the tokenizer, which is read from the cache's copy.
 
-    ``code_points`` are those that ``tokenizers`` encodes if ``gigatoken`` encodes the rest; None: it encodes all.
+    ``code_points`` are those that ``tokenizers`` encodes if ``gigatoken`` encodes the rest; None:
+    it encodes all.
     """
 
     root: str
@@ -87,7 +91,9 @@ class BuildJob:
         return WORKER_BYTES + 2 * self.layout.shard_elements * bytes_each
 
     def part_builder(self) -> BuildPart:
-        """Builds parts with the cache's copy of the tokenizer, which exists when the first part is started."""
+        """Builds parts with the cache's copy of the tokenizer, which exists when the first part is
+        started.
+        """
         tokenizer = self.encoding(recorded_tokenizer(self.root, self.tokenizer))
 
         def build(task: PartTask, root: str, report: Callable[[Progress], None]) -> PartRecord:
@@ -110,8 +116,8 @@ _NONE_SKIPPED = (sys.maxsize, 0, "")
 
 @dataclass
 class _Counts:
-    """Counters of a part's record besides documents and tokens. ``first_skipped``: the file of the part, the row, and
-    the problem.
+    """Counters of a part's record besides documents and tokens. ``first_skipped``: the file of the
+    part, the row, and the problem.
     """
 
     empty_documents: int = 0
@@ -160,9 +166,11 @@ class _Counts:
 
 @dataclass
 class _Batch:
-    """Documents of one part in the pipeline, with file number, row and reader of each; those of a record stay together.
+    """Documents of one part in the pipeline, with file number, row and reader of each; those of a
+    record stay together.
 
-    The last batch of a part closes it (and may be empty). ``counts`` cover what was read since the previous batch.
+    The last batch of a part closes it (and may be empty). ``counts`` cover what was read since the
+    previous batch.
     """
 
     task: PartTask
@@ -180,7 +188,8 @@ class _Batch:
     def encoded(
         self, kind: DocumentKind, plain: DocumentKind | None = None
     ) -> tuple[_Batch, EncodedBatch]:
-        """The batch with its ids, without records that the tokenizer cannot encode; compares some with ``plain``.
+        """The batch with its ids, without records that the tokenizer cannot encode; compares some
+        with ``plain``.
 
         Raises:
             SourceError: it cannot encode one, and such records are not skipped.
@@ -288,7 +297,8 @@ def run_parts(
         except EncodersDifferError as error:
             slow_parts.add(error.part)
             _log.warning(
-                f"gigatoken and tokenizers differ at {error.place}: part {error.part} takes tokenizers"
+                f"gigatoken and tokenizers differ at {error.place}: part {error.part} takes"
+                " tokenizers"
             )
             if report is not None:
                 report(-moved + Progress(0, 0, 0, 0, EncoderCounts(differences=(error.place,))))
@@ -332,7 +342,9 @@ def _encoded_parts(
 def _batches(
     source: SourceConfig, kind: DocumentKind, tasks: Iterable[PartTask], limit: int
 ) -> Iterator[_Batch]:
-    """All documents of all tasks, in order, in batches of about ``limit`` bytes that never span two parts."""
+    """All documents of all tasks, in order, in batches of about ``limit`` bytes that never span two
+    parts.
+    """
     for task in tasks:
         batch = _Batch(task)
         for number, file in enumerate(task.files):
@@ -372,7 +384,8 @@ def _map_ahead(
     while failure is None:
         try:
             pending.append(pool.submit(function, next(stream)))
-        except Exception as error:  # noqa: BLE001 (the end, or the reader's; what it read before is still written)
+        except Exception as error:  # noqa: BLE001
+            # the end, or the reader's; what it read before is still written
             failure = error
         while len(pending) > (ahead if failure is None else 0):
             yield pending.popleft().result()
@@ -383,7 +396,8 @@ def _map_ahead(
 class _Prefetch(Generic[T]):
     """Iterates over ``items`` in a separate thread, ahead of the consumer by at most ``capacity``.
 
-    An item heavier than the capacity passes when nothing else waits. An error is raised after all earlier items.
+    An item heavier than the capacity passes when nothing else waits. An error is raised after all
+    earlier items.
     """
 
     def __init__(self, items: Iterator[T], weigh: Callable[[T], int], capacity: int) -> None:

@@ -1,4 +1,6 @@
-"""The engines that build parts: this process, worker processes of this machine, a Ray cluster or a Zephyr pipeline."""
+"""The engines that build parts: this process, worker processes of this machine, a Ray cluster or a
+Zephyr pipeline.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def run_tasks(
     report: Callable[[Progress], None] | None,
     spent: Callable[[Spent], None] | None = None,
 ) -> Generator[PartRecord]:
-    """Builds parts with an engine that is not ``auto``; yields the record of each when it is complete, in any order."""
+    """Builds parts with an engine that is not ``auto``; yields the record of each when it is
+    complete, in any order.
+    """
     if engine == "inline" or not tasks:
         build = job.part_builder() if tasks else None
         for task in tasks:

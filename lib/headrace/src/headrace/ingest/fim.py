@@ -1,14 +1,16 @@
 """Fill-in-the-middle: a document as prefix, suffix and middle, so that a model learns to fill gaps.
 
-Whether a document is rearranged, and where it is cut, depends only on (seed, document number): the same in every order,
-on any number of hosts, for one document or for a thousand. During a build, documents have no numbers, because parts are
-built separately and in any order, so a hash of the tokens is used instead. Documents stay separate: a rearranged one is
-three sentinels longer, none is cut or padded, and the returned lengths are the segments of the row.
+Whether a document is rearranged, and where it is cut, depends only on (seed, document number): the
+same in every order, on any number of hosts, for one document or for a thousand. During a build,
+documents have no numbers, because parts are built separately and in any order, so a hash of the
+tokens is used instead. Documents stay separate: a rearranged one is three sentinels longer, none is
+cut or padded, and the returned lengths are the segments of the row.
 
 Price: 0.1 us per token, vectorised over documents.
 
-Reference: Bavarian et al., "Efficient training of language models to fill in the middle", 2022: PSM is
-``[prefix] P [suffix] S [middle] M``, SPM (its second variant) ``[prefix] [suffix] S [middle] P M``.
+Reference: Bavarian et al., "Efficient training of language models to fill in the middle", 2022: PSM
+is ``[prefix] P [suffix] S [middle] M``, SPM (its second variant) ``[prefix] [suffix] S [middle] P
+M``.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ class FillInMiddle:
     def rearranges(
         self, lengths: Int64[np.ndarray, " d"], documents: Int64[np.ndarray, " d"]
     ) -> Bool[np.ndarray, " d"]:
-        """Which documents are rearranged. Those with a single token besides a first ``bos_id`` never are."""
+        """Which documents are rearranged. Those with a single token besides a first ``bos_id``
+        never are.
+        """
         least = 1 if self.bos_id is None else 2
         return (self._uniform(documents, _CHOOSE) < self.rate) & (np.asarray(lengths) > least)
 
@@ -101,7 +105,8 @@ class FillInMiddle:
             The documents, rearranged, and their new lengths.
 
         Raises:
-            ConfigError: lengths do not add up to the tokens, or a sentinel does not fit their dtype.
+            ConfigError: lengths do not add up to the tokens, or a sentinel does not fit their
+                dtype.
         """
         lengths = np.asarray(lengths, np.int64)
         documents = np.asarray(documents, np.int64)
@@ -131,8 +136,8 @@ class FillInMiddle:
         chosen: np.ndarray,
         documents: np.ndarray,
     ) -> tuple[Int64[np.ndarray, "d 8"], Int64[np.ndarray, "d 8"]]:
-        """Each document as eight runs of the source: their starts and sizes. ``borders`` has its begin, the range that
-        may be rearranged, and its end.
+        """Each document as eight runs of the source: their starts and sizes. ``borders`` has its
+        begin, the range that may be rearranged, and its end.
         """
         begin, first, end, stop = borders
         cuts = [
@@ -190,12 +195,13 @@ def fill_in_middle(
     """The function that rearranges documents, if the source has one.
 
     Raises:
-        ConfigError: a token is unknown to the tokenizer, or two are equal; documents of the kind have parts that belong
-            together.
+        ConfigError: a token is unknown to the tokenizer, or two are equal; documents of the kind
+            have parts that belong together.
     """
     if kind not in ("text", "tokens") or (kind == "tokens" and config.requires(kind, "loss_mask")):
         raise ConfigError(
-            f"is for whole texts; of {kind} documents some tokens belong together, or are not trained on",
+            f"is for whole texts; of {kind} documents some tokens belong together, or are not"
+            " trained on",
             field="fim",
             cure="Build these documents into a cache of their own, without it.",
         )
@@ -228,7 +234,9 @@ def fill_in_middle(
 def content_keys(
     tokens: Integer[np.ndarray, " t"], lengths: Int64[np.ndarray, " d"]
 ) -> Int64[np.ndarray, " d"]:
-    """A number for each document that depends only on its tokens, because documents have no numbers during a build."""
+    """A number for each document that depends only on its tokens, because documents have no numbers
+    during a build.
+    """
     raw = memoryview(tokens.tobytes())
     borders = np.concatenate([[0], np.cumsum(lengths)]) * tokens.itemsize
     digests = [

@@ -1,16 +1,19 @@
-"""The first look: before a build begins its long work, the first records of all files of all sources are tried.
+"""The first look: before a build begins its long work, the first records of all files of all
+sources are tried.
 
-One error then names every file that cannot be built from, with its fault and the cure: a missing column, another
-encoding, no JSON, a template that fails, a damaged archive or table. Without it, a build would stop at the first such
-file, after hours, and after its cure at the next one.
+One error then names every file that cannot be built from, with its fault and the cure: a missing
+column, another encoding, no JSON, a template that fails, a damaged archive or table. Without it, a
+build would stop at the first such file, after hours, and after its cure at the next one.
 
-Of a file, only its head is read, :data:`HEAD_BYTES`, and :data:`TRIED_RECORDS` records of it become documents; nothing
-is tokenized. A file that becomes bad further on is not noticed here: ``on_bad_line`` decides what happens then. With
-``on_bad_line="skip"``, bad records pass here, too. But a file whose first records all fail alike does not: no line is
-to blame then, but the choice of field, encoding or template, and the whole file would be skipped.
+Of a file, only its head is read, :data:`HEAD_BYTES`, and :data:`TRIED_RECORDS` records of it become
+documents; nothing is tokenized. A file that becomes bad further on is not noticed here:
+``on_bad_line`` decides what happens then. With ``on_bad_line="skip"``, bad records pass here, too.
+But a file whose first records all fail alike does not: no line is to blame then, but the choice of
+field, encoding or template, and the whole file would be skipped.
 
-Price: for a file in a bucket, one request; for a table there, one for its end and one or two for each column. On a
-local disk, a millisecond or two. At most :data:`MOST_FILES` files of a source, :data:`AT_ONCE` at a time.
+Price: for a file in a bucket, one request; for a table there, one for its end and one or two for
+each column. On a local disk, a millisecond or two. At most :data:`MOST_FILES` files of a source,
+:data:`AT_ONCE` at a time.
 """
 
 from __future__ import annotations
@@ -89,7 +92,8 @@ class Input:
         return cls(settled, kind, listed, left_out, own_tokenizer, template)
 
     def faults(self) -> list[SourceError]:
-        """Looks at its files: an error for each that cannot be built from, in the order of the files.
+        """Looks at its files: an error for each that cannot be built from, in the order of the
+        files.
 
         Raises:
             ConfigError: the template or a setting does not fit the kind, or a package is missing.
@@ -108,7 +112,8 @@ def faults_of_sources(
     """Looks at several sources: for each, an error for each file that it cannot be built from.
 
     Raises:
-        ConfigError: a setting does not fit a source, a tokenizer cannot be loaded, or a package is missing.
+        ConfigError: a setting does not fit a source, a tokenizer cannot be loaded, or a package is
+            missing.
 
     Example:
         >>> import pathlib, tempfile
@@ -132,13 +137,17 @@ def faults_of_sources(
 
 
 def refuse_faults(faults: Sequence[HeadraceError]) -> None:
-    """Raises one error that names all faults, if there are any; files with the same fault are named together.
+    """Raises one error that names all faults, if there are any; files with the same fault are named
+    together.
 
     Raises:
         SourceError: there are faults; ``faults`` of the error lists them.
 
     Example:
-        >>> bad = [SourceError("has no column 'text'", field=f"{k}.parquet", cure="Choose one.") for k in range(3)]
+        >>> bad = [
+        ...     SourceError("has no column 'text'", field=f"{k}.parquet", cure="Choose one.")
+        ...     for k in range(3)
+        ... ]
         >>> refuse_faults([*bad, SourceError("is not UTF-8", field="a.txt", cure="Convert it.")])
         Traceback (most recent call last):
         headrace.errors.SourceError: 4 files cannot be built from, and nothing was written:
@@ -265,7 +274,9 @@ class _FirstLook:
         return SourceError(problem, field=file.shown_path, cure=cure)
 
     def _other_text(self, record: Fields) -> str | None:
-        """The field with the longest text of a record without a text in the configured field; None if there is none."""
+        """The field with the longest text of a record without a text in the configured field; None
+        if there is none.
+        """
         with suppress(BadRecordError):
             if isinstance(lookup(record, self._source.text_field), str):
                 return None
@@ -289,8 +300,8 @@ def _named_by_file(file: SourceFile) -> Iterator[None]:
 
 
 def open_head(file: SourceFile, columns: Sequence[str], optional: Collection[str] = ()) -> Reader:
-    """A reader of the first records of a file, which reads little more than them. If it could read on, it ends with
-    EndOfHeadError.
+    """A reader of the first records of a file, which reads little more than them. If it could read
+    on, it ends with EndOfHeadError.
     """
     reader = open_reader(file, columns, optional)
     size = file.size
@@ -322,8 +333,8 @@ class _Head(io.RawIOBase):
 
 
 class _TablePieces(io.RawIOBase):
-    """A table's file, of which only the pieces that are asked for are read, :data:`HEAD_BYTES` at least;
-    EndOfHeadError when they would be more than :data:`TABLE_BYTES`.
+    """A table's file, of which only the pieces that are asked for are read, :data:`HEAD_BYTES` at
+    least; EndOfHeadError when they would be more than :data:`TABLE_BYTES`.
     """
 
     def __init__(self, path: str, size: int) -> None:

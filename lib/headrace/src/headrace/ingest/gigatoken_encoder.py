@@ -1,15 +1,19 @@
-"""Encodes with ``gigatoken``, tens of times faster than ``tokenizers``, where it gives the same ids.
+"""Encodes with ``gigatoken``, tens of times faster than ``tokenizers``, where it gives the same
+ids.
 
-Differences are handled before the build: :func:`why_not` names unsupported features of a tokenizer, and
-:mod:`headrace.ingest.code_points` finds the code points that the two libraries classify differently; texts with one of
-these are encoded by ``tokenizers``. The rest is compared during the build (:mod:`headrace.ingest.comparison`).
+Differences are handled before the build: :func:`why_not` names unsupported features of a tokenizer,
+and :mod:`headrace.ingest.code_points` finds the code points that the two libraries classify
+differently; texts with one of these are encoded by ``tokenizers``. The rest is compared during the
+build (:mod:`headrace.ingest.comparison`).
 
-Its caches of words grow without bound, by up to 8 bytes per byte of text (random words); source code needs .5 of a
-byte. The encoder is therefore recreated, with empty caches, once the process uses 256 MiB more than when it was made
-or, if the system does not report that, after 32 MiB of text.
+Its caches of words grow without bound, by up to 8 bytes per byte of text (random words); source
+code needs .5 of a byte. The encoder is therefore recreated, with empty caches, once the process
+uses 256 MiB more than when it was made or, if the system does not report that, after 32 MiB of
+text.
 
-Price: 1 us per text, 8 to 12 ns per byte on one core; .1 s to make the encoder for 32,000 tokens. It encodes one text
-at a time and holds the interpreter's lock: processes of a pool use all cores, threads do not.
+Price: 1 us per text, 8 to 12 ns per byte on one core; .1 s to make the encoder for 32,000 tokens.
+It encodes one text at a time and holds the interpreter's lock: processes of a pool use all cores,
+threads do not.
 """
 
 from __future__ import annotations
@@ -60,8 +64,8 @@ def check_tokenizer_engine(engine: TokenizerEngine, tokenizer: Tokenizer, kind: 
     """Refuses an engine that cannot encode.
 
     Raises:
-        ConfigError: there is no such engine; or it is ``gigatoken``, which is not installed or does not cover these
-            documents.
+        ConfigError: there is no such engine; or it is ``gigatoken``, which is not installed or does
+            not cover these documents.
     """
     check_choice("tokenizer.engine", engine, TOKENIZER_ENGINES, "is no engine")
     if engine != PACKAGE or (reason := why_not(tokenizer, kind)) is None:
@@ -79,7 +83,8 @@ class Encoding(NamedTuple):
     Attributes:
         engine: ``gigatoken`` or ``tokenizers``; empty if there is nothing to encode.
         reason: Why not ``gigatoken``; empty if that does not apply.
-        code_points: Those that ``tokenizers`` encodes instead of ``gigatoken``; None: it encodes all.
+        code_points: Those that ``tokenizers`` encodes instead of ``gigatoken``; None: it encodes
+            all.
     """
 
     engine: str
@@ -99,7 +104,9 @@ class Encoding(NamedTuple):
 def plan_encoding(
     engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind, sizes: Sequence[int]
 ) -> Encoding:
-    """Chooses the encoder for parts with this many bytes to read, after :func:`check_tokenizer_engine`."""
+    """Chooses the encoder for parts with this many bytes to read, after
+    :func:`check_tokenizer_engine`.
+    """
     if not sizes or kind == "tokens":
         return Encoding("")
     little = engine == "auto" and sum(sizes) < FROM_BYTES
@@ -112,7 +119,9 @@ def plan_encoding(
 
 
 def why_not(tokenizer: Tokenizer, kind: Kind) -> str | None:
-    """What ``gigatoken`` does not support in a tokenizer or a kind of documents; None if it supports them."""
+    """What ``gigatoken`` does not support in a tokenizer or a kind of documents; None if it
+    supports them.
+    """
     if not isinstance(tokenizer, FileTokenizer):
         return f"the tokenizer {tokenizer.path!r} is no tokenizer.json"
     if kind != "text":
@@ -125,13 +134,16 @@ def why_not(tokenizer: Tokenizer, kind: Kind) -> str | None:
         return reason
     try:
         _load(tokenizer.rules.decode())
-    except Exception as error:  # noqa: BLE001 (the library raises plain Exception, with its own words for it)
+    except Exception as error:  # noqa: BLE001
+        # the library raises plain Exception, with its own words for it
         return f"gigatoken does not load it ({error})"
     return None
 
 
 def code_points_of(tokenizer: FileTokenizer) -> Ranges:
-    """The code points on which ``gigatoken`` and ``tokenizers`` disagree, for a supported tokenizer."""
+    """The code points on which ``gigatoken`` and ``tokenizers`` disagree, for a supported
+    tokenizer.
+    """
     content = json.loads(tokenizer.rules)
     versions = [f"{name} {importlib.metadata.version(name)}" for name in (PACKAGE, "tokenizers")]
 
@@ -153,7 +165,9 @@ def code_points_of(tokenizer: FileTokenizer) -> Ranges:
 
 
 def with_gigatoken(tokenizer: FileTokenizer, code_points: Ranges) -> FileTokenizer:
-    """The same tokenizer with the faster encoder; ``code_points`` are those of :func:`code_points_of`."""
+    """The same tokenizer with the faster encoder; ``code_points`` are those of
+    :func:`code_points_of`.
+    """
     faster = copy.copy(tokenizer)
     faster.encoder = GigatokenEncoder(tokenizer, code_points)
     return faster
@@ -165,7 +179,8 @@ class GigatokenEncoder:
     Args:
         tokenizer: The tokenizer, which encodes the latter.
         code_points: Those that differ.
-        resident_bytes: Returns the current memory of the process; None if the system does not report it.
+        resident_bytes: Returns the current memory of the process; None if the system does not
+            report it.
     """
 
     def __init__(
@@ -270,7 +285,9 @@ def _is_installed() -> bool:
 
 
 def _load(content: str) -> Callable[[str], np.ndarray]:
-    """A function that encodes one text. Batches would be ``awkward`` arrays, whose import takes a second."""
+    """A function that encodes one text. Batches would be ``awkward`` arrays, whose import takes a
+    second.
+    """
     library: Any = importlib.import_module(PACKAGE)
     return library.Tokenizer.from_json(content).backend.encode
 
@@ -303,7 +320,9 @@ def _uncovered(content: dict[str, Any]) -> Iterator[str]:
 
 
 def _uncovered_cuts(rules: dict[str, Any]) -> Iterator[str]:
-    """What is unsupported in a pre-tokenizer: it must be ``ByteLevel``, or a regex split followed by ``ByteLevel``."""
+    """What is unsupported in a pre-tokenizer: it must be ``ByteLevel``, or a regex split followed
+    by ``ByteLevel``.
+    """
     steps: list[dict[str, Any]] = (
         rules.get("pretokenizers", []) if rules.get("type") == "Sequence" else [rules]
     )

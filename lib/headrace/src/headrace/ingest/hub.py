@@ -1,9 +1,10 @@
 """Tokenizers by name, from the Hugging Face Hub: ``hf://OWNER/NAME``, ``hf://OWNER/NAME@REVISION``.
 
-A bare name is looked up there too if no file has that path, and the log says so. Downloads stay in the Hub's own cache
-on this machine (``HF_HOME``), shared with other programs; ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` have
-their usual meaning. The commit is recorded: caches name ``hf://OWNER/NAME@COMMIT`` and contain a copy of the file, so
-reading a cache never downloads anything.
+A bare name is looked up there too if no file has that path, and the log says so. Downloads stay in
+the Hub's own cache on this machine (``HF_HOME``), shared with other programs; ``HF_ENDPOINT``,
+``HF_TOKEN`` and ``HF_HUB_OFFLINE`` have their usual meaning. The commit is recorded: caches name
+``hf://OWNER/NAME@COMMIT`` and contain a copy of the file, so reading a cache never downloads
+anything.
 """
 
 from __future__ import annotations
@@ -38,13 +39,18 @@ class HubTokenizer(NamedTuple):
 
 
 def find_hub_tokenizer(path: str) -> HubTokenizer | None:
-    """The files of a tokenizer on the Hub, downloaded if necessary; None if ``path`` does not name one.
+    """The files of a tokenizer on the Hub, downloaded if necessary; None if ``path`` does not name
+    one.
 
     Raises:
-        ConfigError: the Hub has no such model, or no tokenizer.json for it; it cannot be reached, or requires a login.
+        ConfigError: the Hub has no such model, or no tokenizer.json for it; it cannot be reached,
+            or requires a login.
 
     Example:
-        >>> find_hub_tokenizer("tokenizers/llama3/tokenizer.json") is None, find_hub_tokenizer("gs://b/llama3") is None
+        >>> (
+        ...     find_hub_tokenizer("tokenizers/llama3/tokenizer.json") is None,
+        ...     find_hub_tokenizer("gs://b/llama3") is None,
+        ... )
         (True, True)
     """
     match = _NAME.fullmatch(path.removeprefix(SCHEME))
@@ -66,7 +72,8 @@ def find_hub_tokenizer(path: str) -> HubTokenizer | None:
             field="tokenizer",
             value=path,
             cure='Have transformers write one: python -c "from transformers import AutoTokenizer;'
-            f" AutoTokenizer.from_pretrained('{match['repo']}').save_pretrained('tokenizer')\", then -t tokenizer.",
+            f" AutoTokenizer.from_pretrained('{match['repo']}').save_pretrained('tokenizer')\","
+            " then -t tokenizer.",
         )
     return HubTokenizer(folder, f"{SCHEME}{match['repo']}@{commit}")
 

@@ -1,22 +1,29 @@
-"""Kinds of documents: text, token ids, conversations, preference pairs, prompts; each with its leaves.
+"""Kinds of documents: text, token ids, conversations, preference pairs, prompts; each with its
+leaves.
 
-============  ==============================================  =====================================================
+============  ==============================================  ======================================
 kind          a record has                                    becomes
-============  ==============================================  =====================================================
+============  ==============================================  ======================================
 text          ``text``                                        ``[bos] ids [eos]``
-tokens        ``input_ids`` (and :data:`TOKEN_MASKS`,         the ids as they are, checked against the vocabulary,
-              ``attention_mask``, ``position_ids``, ...)      no padding; a ``loss_mask`` if there are masks
-chat          ``messages`` (and ``tools``, ``system``)        the template's text, with a ``loss_mask``
-preference    ``chosen``, ``rejected`` (and ``prompt``)       two documents, the chosen one first, with ``loss_mask``,
-                                                              ``prompt_length`` and ``chosen`` (1 or 0)
-prompts       ``prompt``: a text or messages                  ``[bos] ids``, or the template's text up to the answer
-============  ==============================================  =====================================================
+tokens        ``input_ids`` (and :data:`TOKEN_MASKS`,         the ids as they are, checked against
+              ``attention_mask``, ``position_ids``, ...)      the vocabulary, no padding; a
+                                                              ``loss_mask`` if there are masks
+chat          ``messages`` (and ``tools``, ``system``)        the template's text, with a
+                                                              ``loss_mask``
+preference    ``chosen``, ``rejected`` (and ``prompt``)       two documents, the chosen one first,
+                                                              with ``loss_mask``, ``prompt_length``
+                                                              and ``chosen`` (1 or 0)
+prompts       ``prompt``: a text or messages                  ``[bos] ids``, or the template's text
+                                                              up to the answer
+============  ==============================================  ======================================
 
-``loss_mask`` is uint8, one value per token: 1 if the token itself is trained on, which it is if any of its characters
-is. Of messages that say ``weight: 0`` or the like, no token is. The prompt of a preference pair is encoded separately
-from the answers, so its ids are the same in both documents, and the same as for generation.
+``loss_mask`` is uint8, one value per token: 1 if the token itself is trained on, which it is if any
+of its characters is. Of messages that say ``weight: 0`` or the like, no token is. The prompt of a
+preference pair is encoded separately from the answers, so its ids are the same in both documents,
+and the same as for generation.
 
-Price: masks need the position of each token in the text, which costs about as much again as the encoding.
+Price: masks need the position of each token in the text, which costs about as much again as the
+encoding.
 """
 
 from __future__ import annotations
@@ -74,7 +81,9 @@ _NO_LABEL = -100
 
 
 class EncodedBatch(NamedTuple):
-    """Documents in the form of a part: ids end to end, int64 lengths ``[documents]``, values of each leaf."""
+    """Documents in the form of a part: ids end to end, int64 lengths ``[documents]``, values of
+    each leaf.
+    """
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -108,7 +117,10 @@ class DocumentKind(abc.ABC):
                     else f"documents of kind {kind}"
                 )
                 problem = f"has values for tokens, and {what} are not those that they belong to"
-                cure = "Keep such values of ready ids (--kind tokens), without --fim-prefix and the like."
+                cure = (
+                    "Keep such values of ready ids (--kind tokens), without --fim-prefix and the"
+                    " like."
+                )
                 raise ConfigError(problem, field=f"leaves.{name}", value=leaf.field, cure=cure)
         self._fim = (
             None if config.fim is None else fill_in_middle(config, config.fim, kind, tokenizer)
@@ -189,7 +201,8 @@ class TokensKind(DocumentKind):
         if outside.any():
             at = visible_columns.start + int(np.flatnonzero(outside)[0])
             raise BadRecordError(
-                f"holds the id {int(ids[at])} at position {at}, outside the vocabulary of {self.tokenizer.vocab_size}",
+                f"holds the id {int(ids[at])} at position {at}, outside the vocabulary of"
+                f" {self.tokenizer.vocab_size}",
                 "Give the tokenizer that it was made with.",
             )
         mask = self._mask(record, ids)
@@ -214,13 +227,16 @@ class TokensKind(DocumentKind):
         return documents
 
     def _mask(self, record: Fields, ids: np.ndarray) -> np.ndarray | None:
-        """Which ids are trained on: those that every mask of the record marks; None: the source has no masks."""
+        """Which ids are trained on: those that every mask of the record marks; None: the source has
+        no masks.
+        """
         for name in TOKEN_MASKS:
             if name not in self._masks and self._field(record, name) is not None:
                 field = self._field_name(name)
                 raise BadRecordError(
                     f"has a {field}, and the first record of the source has none",
-                    f"Say --field {name}={field} if all have one, or --field {name}=none to train without it.",
+                    f"Say --field {name}={field} if all have one, or --field {name}=none to train"
+                    " without it.",
                 )
         if not self._masks:
             return None
@@ -232,7 +248,9 @@ class TokensKind(DocumentKind):
         return mask
 
     def _labelled(self, record: Fields, ids: np.ndarray) -> np.ndarray:
-        """1 where ``labels`` is the id itself, 0 where it is -100: transformers shifts them within the model."""
+        """1 where ``labels`` is the id itself, 0 where it is -100: transformers shifts them within
+        the model.
+        """
         field = self._field_name("labels")
         labels = numbers(self._field(record, "labels"), "int64", field, bools=False)
         if labels.size != ids.size:
@@ -244,13 +262,16 @@ class TokensKind(DocumentKind):
             next_ids = np.append(ids[1:], labels[-1:])
             is_shifted = bool((labels == next_ids)[trained].all())
             cure = (
-                "They are shifted by one: write them unshifted, labels[i] beside input_ids[i], as transformers does."
+                "They are shifted by one: write them unshifted, labels[i] beside input_ids[i], as"
+                " transformers does."
                 if is_shifted
-                else f"Give an id of input_ids or {_NO_LABEL} at each place, or train on every token:"
+                else f"Give an id of input_ids or {_NO_LABEL} at each place, or train on every"
+                " token:"
                 " --field labels=none."
             )
             raise BadRecordError(
-                f"has the label {int(labels[at])} at position {at} of field {field!r}, where the id is {int(ids[at])}",
+                f"has the label {int(labels[at])} at position {at} of field {field!r}, where the"
+                f" id is {int(ids[at])}",
                 cure,
             )
         return trained.astype(np.uint8)
@@ -268,12 +289,15 @@ class TokensKind(DocumentKind):
         if values.size != ids.size or not np.isin(values, (0, 1)).all():
             raise BadRecordError(
                 f"has {ids.size} ids, and not a 0 or 1 for each in its {field}",
-                f"Keep weights as a leaf: --field {name}=none --leaf loss_weights={field}:float32:token.",
+                f"Keep weights as a leaf: --field {name}=none --leaf"
+                f" loss_weights={field}:float32:token.",
             )
         return values.astype(np.uint8)
 
     def _stretches(self, record: Fields, size: int) -> Iterator[tuple[int, int]]:
-        """Where the documents of the record are: without padding, and those of a packed record apart."""
+        """Where the documents of the record are: without padding, and those of a packed record
+        apart.
+        """
         start, stop = self._unpadded(record, size)
         read_from: dict[str, Callable[[Any, str, int, int, int], list[int]]] = {
             "seq_lengths": _starts_by_length,
@@ -328,7 +352,8 @@ class TokensKind(DocumentKind):
             at = start + int(np.flatnonzero(values[start:stop] == 0)[0])
             raise BadRecordError(
                 f"hides position {at} by its {field}, between others that it shows",
-                "Only padding before and after the ids can be left out; to read all ids: --field attention_mask=none.",
+                "Only padding before and after the ids can be left out; to read all ids: --field"
+                " attention_mask=none.",
             )
         return start, stop
 
@@ -354,11 +379,14 @@ class TokensKind(DocumentKind):
 
 
 def _starts_by_length(lengths: Any, field: str, start: int, stop: int, size: int) -> list[int]:
-    """Where documents of these lengths begin between ``start`` and ``stop``, the ids that are no padding."""
+    """Where documents of these lengths begin between ``start`` and ``stop``, the ids that are no
+    padding.
+    """
     counts = numbers(lengths, "int64", field, bools=False)
     if (counts < 0).any() or int(counts.sum()) != stop - start:
         raise BadRecordError(
-            f"has {stop - start} ids, and lengths of documents in field {field!r} that do not sum up to it"
+            f"has {stop - start} ids, and lengths of documents in field {field!r} that do not sum"
+            " up to it"
         )
     return [start, *(start + np.cumsum(counts)[:-1]).tolist()]
 
@@ -390,7 +418,8 @@ def _restarts(positions: Any, field: str, start: int, stop: int, size: int) -> l
     if stretch[0] != 0 or wrong.size:
         at = start if stretch[0] != 0 else start + 1 + int(wrong[0])
         raise BadRecordError(
-            f"has the position {int(values[at])} at place {at} of field {field!r}, neither 0 nor one more than"
+            f"has the position {int(values[at])} at place {at} of field {field!r}, neither 0 nor"
+            " one more than"
             " before",
             "Positions count from 0 in each document.",
         )
@@ -412,7 +441,9 @@ def _one_for_each_id(value: Any, field: str, size: int) -> np.ndarray:
 
 
 class MarkedKind(DocumentKind):
-    """What chat, preference and prompts have in common: text of which some characters are trained on."""
+    """What chat, preference and prompts have in common: text of which some characters are trained
+    on.
+    """
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
         pieces = [p for d in documents for p in (d.text[: d.cut], d.text[d.cut :])]
@@ -511,7 +542,8 @@ class MarkedKind(DocumentKind):
     def _unwritten(
         self, messages: Sequence[Message], given: Given, name: str, *, ask: bool = False
     ) -> tuple[str, ...]:
-        """The fields of a conversation, and of what is given to the template with it, that the template leaves out.
+        """The fields of a conversation, and of what is given to the template with it, that the
+        template leaves out.
 
         Raises:
             BadRecordError: it leaves out a message altogether.
@@ -539,7 +571,8 @@ class MarkedKind(DocumentKind):
     ) -> Document:
         if len(text) > MAX_PIECE_CHARS:
             raise BadRecordError(
-                f"is a {self.kind} document of {len(text):,} characters; at most {MAX_PIECE_CHARS:,}"
+                f"is a {self.kind} document of {len(text):,} characters; at most"
+                f" {MAX_PIECE_CHARS:,}"
             )
         return Document(text, utf8_length(text), self._leaves(record), spans, **more)
 
@@ -607,7 +640,9 @@ def _turns(value: Any, role: str, field: str) -> list[dict[str, Any]]:
 def _wanted_turns(
     messages: Sequence[Message], marks: Sequence[bool | None], how: ChatConfig
 ) -> list[bool]:
-    """The messages that are trained on: those that the mask chooses, but for the ones marked false."""
+    """The messages that are trained on: those that the mask chooses, but for the
+    ones marked false.
+    """
     roles = [str(message["role"]) for message in messages]
     if how.mask == "customized" and None in marks:
         raise BadRecordError(
@@ -652,7 +687,8 @@ class PreferenceKind(MarkedKind):
             isinstance(chosen, list | dict) and isinstance(rejected, list | dict)
         ):
             raise BadRecordError(
-                f"holds a {type_name(chosen)} and a {type_name(rejected)} to choose from, not two texts or two lists"
+                f"holds a {type_name(chosen)} and a {type_name(rejected)} to choose from, not two"
+                " texts or two lists"
                 " of messages"
             )
         answers = [
@@ -686,13 +722,16 @@ class PreferenceKind(MarkedKind):
         )
 
     def _check_prompt_is_in(self, shared: list[Any], prompt: list[Any]) -> None:
-        """Raises BadRecordError if the turns that both answers begin with lack a text of the prompt."""
+        """Raises BadRecordError if the turns that both answers begin with lack a text of the
+        prompt.
+        """
         texts = {str(turn["content"]).strip() for turn in shared}
         for turn in prompt:
             if str(turn["content"]).strip() not in texts:
                 field = self._field_name("prompt")
                 raise BadRecordError(
-                    f"has words in field {field!r} that the answers, which hold their prompt themselves, do not have",
+                    f"has words in field {field!r} that the answers, which hold their prompt"
+                    " themselves, do not have",
                     "Leave it unused: --field prompt=none.",
                 )
 
@@ -712,8 +751,10 @@ class PreferenceKind(MarkedKind):
             and rejected.startswith(prompt)
         ):
             raise BadRecordError(
-                "has a prompt, and both answers begin with it: whether it comes before them cannot be told",
-                "Say --field prompt=prompt if it does, or --field prompt=none if the answers hold it.",
+                "has a prompt, and both answers begin with it: whether it comes before them cannot"
+                " be told",
+                "Say --field prompt=prompt if it does, or --field prompt=none if the answers hold"
+                " it.",
             )
         for name, answer in (("chosen", chosen), ("rejected", rejected)):
             if not answer and self.tokenizer.eos_id is None:
@@ -747,7 +788,8 @@ class PreferenceKind(MarkedKind):
         text, spans = chat.render_marked(messages, given)
         if not text.startswith(question):
             raise BadRecordError(
-                "its prompt is rendered otherwise with an answer than alone, so they cannot be parted"
+                "its prompt is rendered otherwise with an answer than alone, so they cannot be"
+                " parted"
             )
         cut = len(question)
         name = "chosen" if label else "rejected"
@@ -757,9 +799,11 @@ class PreferenceKind(MarkedKind):
         spans = self._without_masked(spans, messages, marks, given)
         answer_spans = tuple((max(a, cut), b) for a, b in spans if b > cut)
         if not answer_spans:
-            # Its probability would be 1 whatever the model says, so the pair would compare the other answer alone.
+            # Its probability would be 1 whatever the model says, so the pair would compare the
+            # other answer alone.
             raise BadRecordError(
-                f"holds an answer in field {self._field_name(name)!r} of which nothing is trained on",
+                f"holds an answer in field {self._field_name(name)!r} of which nothing is trained"
+                " on",
                 "Answers of pairs are compared whole: leave weight: 0 and the like out of them.",
             )
         unused = self._unwritten(messages, given, name)
@@ -828,7 +872,9 @@ def _spoken(value: Any) -> Iterator[str]:
 def template_of(
     source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig
 ) -> dict[str, Any] | None:
-    """The chat template, if one is needed; prompts and pairs may be plain texts, which need none."""
+    """The chat template, if one is needed; prompts and pairs may be plain texts,
+    which need none.
+    """
     if kind not in ("chat", "preference", "prompts"):
         return None
     try:
@@ -863,9 +909,11 @@ def make_kind(
         and not chat.has_marks
     ):
         raise ConfigError(
-            "does not mark the model's text with {% generation %}, so what to train on cannot be told",
+            "does not mark the model's text with {% generation %}, so what to train on cannot be"
+            " told",
             field="chat.template",
-            cure="Choose by roles: --mask roles --mask-role assistant (each turn of a role is rendered apart), or train"
+            cure="Choose by roles: --mask roles --mask-role assistant (each turn of a role is"
+            " rendered apart), or train"
             " on everything: --mask all.",
         )
     return _KINDS[kind](config, kind, tokenizer, chat)

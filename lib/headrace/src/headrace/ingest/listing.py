@@ -1,4 +1,5 @@
-"""Lists a path: one file, or the files of a folder, a glob or a URL, each with its size and version.
+"""Lists a path: one file, or the files of a folder, a glob or a URL, each with its size and
+version.
 
 Price: one ``stat`` (or one listing entry) per file; nothing is opened here.
 """
@@ -51,7 +52,8 @@ Listing: TypeAlias = "tuple[Literal['files', 'folder'], Iterable[Entry]]"
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Expands braces as in a shell; ``{`` without a choice is kept, and so is ``[{]``, the escape of a glob.
+    """Expands braces as in a shell; ``{`` without a choice is kept, and so is ``[{]``, the escape
+    of a glob.
 
     Raises:
         ConfigError: there are more than 100,000.
@@ -118,7 +120,8 @@ def _number_range(text: str) -> list[str] | None:
 
 
 def kept_literal(path: str) -> str:
-    """A pattern in which the first folders that exist by just their name are escaped: they are meant literally.
+    """A pattern in which the first folders that exist by just their name are escaped: they are
+    meant literally.
 
     Example:
         >>> import tempfile
@@ -301,8 +304,9 @@ def _matching(fs: Any, pattern: str, url: str) -> Iterator[dict[str, Any]]:
 def _pages(
     fs: Any, root: str, depth: int | None = None, *, on_web: bool = True
 ) -> Iterator[dict[str, Any]]:
-    """Files in the listings of a server below a folder, to a limited depth. A page of a web server may name anything,
-    so entries outside the folder are left out, and the number of requests is limited.
+    """Files in the listings of a server below a folder, to a limited depth. A page of a web server
+    may name anything, so entries outside the folder are left out, and the number of requests is
+    limited.
     """
     waiting = [(root, 1)]
     folders = 0
@@ -370,5 +374,6 @@ def _remote_entry(url: str, info: dict[str, Any]) -> Entry:
 
 
 def _plain(value: Any) -> Any:
-    # Some file systems tell a time as a date when asked for a file and as a number when asked for a folder.
+    # Some file systems tell a time as a date when asked for a file and as a number when asked for a
+    # folder.
     return value.timestamp() if isinstance(value, datetime) else value

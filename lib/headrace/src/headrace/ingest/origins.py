@@ -1,11 +1,13 @@
-"""Where documents of a finished cache stand in the files that it was built from: the file, and the line or record.
+"""Where documents of a finished cache stand in the files that it was built from: the file, and the
+line or record.
 
-A cache keeps which files went into which part, and not which record became which document: that would be read of a few
-documents and written for all. So the files of the part are read again, up to the document, as its build read them.
+A cache keeps which files went into which part, and not which record became which document: that
+would be read of a few documents and written for all. So the files of the part are read again, up to
+the document, as its build read them.
 
-The invariant: a place is named only if the record there encodes to the tokens that the cache has. Files that moved or
-changed since, sources that are functions or data sets of a hub, and caches of other programs have no place to name, and
-what is named instead is why.
+The invariant: a place is named only if the record there encodes to the tokens that the cache has.
+Files that moved or changed since, sources that are functions or data sets of a hub, and caches of
+other programs have no place to name, and what is named instead is why.
 
 Price: reading the source of a part, 64 MiB unless the build was told otherwise, up to the document.
 """
@@ -144,7 +146,9 @@ def _in_part(cache: TokenCache, originals: Mapping[int, OriginalDocument]) -> di
 def _documents(
     source: SourceConfig, kind: DocumentKind, parts: Collection[SourceFile]
 ) -> Iterator[tuple[Document, DocumentReader]]:
-    """The documents of a part, each with the reader that stands at its record, without those that the build skipped."""
+    """The documents of a part, each with the reader that stands at its record, without those that
+    the build skipped.
+    """
     checked = (
         source.on_bad_line == "skip" and source.special_tokens_in_text == "error"
     )  # found by encoding alone
@@ -160,8 +164,8 @@ def _documents(
 
 
 def _source_file(cache: TokenCache, source: SourceConfig, path: str) -> SourceFile:
-    """A source file as it is now. A relative path may be meant from the folder that the build was started in, which is
-    often one above the cache.
+    """A source file as it is now. A relative path may be meant from the folder that the build was
+    started in, which is often one above the cache.
     """
     if path.startswith("hf://"):
         raise _UnknownOriginError("its source is a data set of a hub")

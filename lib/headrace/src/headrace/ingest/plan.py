@@ -1,22 +1,24 @@
-"""The plan of a build: which files make which part, fixed before anything is tokenized; and whether an interrupted
-build may continue with the current settings.
+"""The plan of a build: which files make which part, fixed before anything is tokenized; and whether
+an interrupted build may continue with the current settings.
 
-A part is the unit of work and of resuming: consecutive files of about ``part_bytes`` stored bytes, or a slice of a
-larger one, converted to one part of the cache by one worker, always with the same result. The plan is a pure function
-of the list of files, their sizes and where they can be cut. It is written into the ledger, so that every worker and
-every later run of the command uses the same one. The last slice of a file ends where the file ends.
+A part is the unit of work and of resuming: consecutive files of about ``part_bytes`` stored bytes,
+or a slice of a larger one, converted to one part of the cache by one worker, always with the same
+result. The plan is a pure function of the list of files, their sizes and where they can be cut. It
+is written into the ledger, so that every worker and every later run of the command uses the same
+one. The last slice of a file ends where the file ends.
 
-To continue, old and new settings must agree in everything that affects the result. Paths may be written differently
-(``corpus`` or ``corpus/*.jsonl``) as long as they name the same files; the location of the tokenizer's file may differ
-as long as it is the same tokenizer. What happens to bad lines may change while no complete part had one.
+To continue, old and new settings must agree in everything that affects the result. Paths may be
+written differently (``corpus`` or ``corpus/*.jsonl``) as long as they name the same files; the
+location of the tokenizer's file may differ as long as it is the same tokenizer. What happens to bad
+lines may change while no complete part had one.
 
-The ledger stores size and version (etag, modification time) of every source file,
-at no cost. On request it also stores a hash, for sources with unreliable modification times: a file that was copied or
-touched is then the same, and one that was changed without a new time stamp is not. For this, every file is read once
-more, a few at a time.
+The ledger stores size and version (etag, modification time) of every source file, at no cost. On
+request it also stores a hash, for sources with unreliable modification times: a file that was
+copied or touched is then the same, and one that was changed without a new time stamp is not. For
+this, every file is read once more, a few at a time.
 
-Price: a killed build loses at most one part (default 64 MiB of text, some seconds); the largest corpus has some
-thousands of parts, so the ledger stays small and opening a cache stays fast.
+Price: a killed build loses at most one part (default 64 MiB of text, some seconds); the largest
+corpus has some thousands of parts, so the ledger stays small and opening a cache stays fast.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from headrace.store.parts import PartRecord
 
 DEFAULT_PART_BYTES = 64 << 20
 MAX_PARTS = 4096
-_FEW_PARTS = 16  # a corpus has as many, if it has as many of _LEAST_BYTES: work for all cores, little to do again
+# a corpus has as many, if it has as many of _LEAST_BYTES: work for all cores, little to do again
+_FEW_PARTS = 16
 _LEAST_BYTES = 1 << 20
 _MOST_LISTED = 4
 _AT_ONCE = 4
@@ -67,10 +70,12 @@ def plan_parts(
 
     Args:
         files: Files in the order of their documents.
-        part_bytes: Approximate stored bytes in a part: a part ends with the file or slice that reaches it. Larger for
-            corpora that would have more than 4096 parts; smaller, down to 1 MiB, for those with fewer than 16.
-        split: Cuts a file that is larger than a number of bytes into slices; None: files stay whole. Compressed files
-            are cut if the resulting parts are at least a sixteenth of the corpus.
+        part_bytes: Approximate stored bytes in a part: a part ends with the file or slice that
+            reaches it. Larger for corpora that would have more than 4096 parts; smaller, down to 1
+            MiB, for those with fewer than 16.
+        split: Cuts a file that is larger than a number of bytes into slices; None: files stay
+            whole. Compressed files are cut if the resulting parts are at least a sixteenth of the
+            corpus.
 
     Raises:
         ConfigError: ``part_bytes`` is below 1.
@@ -107,7 +112,9 @@ def plan_parts(
 
 
 def source_records(tasks: Sequence[PartTask]) -> list[dict[str, Any]]:
-    """The plan as JSON for the ledger: one record per file or slice, with its part. Paths have no credentials."""
+    """The plan as JSON for the ledger: one record per file or slice, with its part. Paths have no
+    credentials.
+    """
     records: list[dict[str, Any]] = []
     for task in tasks:
         for file in task.files:
@@ -143,7 +150,8 @@ def tasks_from_records(
 def check_same_build(
     output: str, begun: Ledger, wanted: Ledger, complete: Collection[PartRecord]
 ) -> None:
-    """Refuses to continue a build with settings that would make other parts than those that are ``complete``.
+    """Refuses to continue a build with settings that would make other parts than those that are
+    ``complete``.
 
     Raises:
         PlanMismatchError: they differ; names every difference.
@@ -158,8 +166,8 @@ def check_same_build(
             f" {skipped[0].extra['first_skipped']}",
             field="on_bad_line",
             value="error",
-            cure='Keep to --on-bad-line skip (in Python: on_bad_line="skip"), or correct the file and pass'
-            " --restart.",
+            cure='Keep to --on-bad-line skip (in Python: on_bad_line="skip"),'
+            " or correct the file and pass --restart.",
         )
     changes = differences(begun, wanted, any_skipped=bool(skipped))
     if changes:
@@ -172,13 +180,20 @@ def check_same_build(
 
 
 def cure_of_begun(output: str, what: str = "settings") -> str:
-    """The cure if a build was started with other settings; when appending, the output stays the same."""
+    """The cure if a build was started with other settings; when appending, the output stays the
+    same.
+    """
     other = "" if cache_of_generation(output) else " choose another output,"
-    return f"Give the {what} that it was begun with,{other} or pass --restart to delete it and start over."
+    return (
+        f"Give the {what} that it was begun with,{other} or pass --restart to delete it and start"
+        " over."
+    )
 
 
 def began_in_vain(output: str, begun: Ledger, wanted: Ledger) -> bool:
-    """Whether a build with other settings failed before its first part, for example because of a wrong text field."""
+    """Whether a build with other settings failed before its first part, for example because of a
+    wrong text field.
+    """
     names = {str(source["part"]) for source in begun.sources}
     return bool(differences(begun, wanted)) and all(
         read_part_record(output, name) is None for name in names
@@ -186,7 +201,8 @@ def began_in_vain(output: str, begun: Ledger, wanted: Ledger) -> bool:
 
 
 def differences(begun: Ledger, wanted: Ledger, *, any_skipped: bool = False) -> list[str]:
-    """Differences between two plans, one phrase each; empty if a build of one can continue with the other.
+    """Differences between two plans, one phrase each; empty if a build of one can continue with the
+    other.
 
     ``any_skipped``: whether a complete part lacks a bad line.
     """
@@ -220,7 +236,8 @@ def differences(begun: Ledger, wanted: Ledger, *, any_skipped: bool = False) -> 
 def _widened_rules(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The settings on bad lines under which every part that had none stays as it is.
 
-    Such a part has only records that the old rules accepted, so a rule may change if it accepts them still.
+    Such a part has only records that the old rules accepted, so a rule may change if it accepts
+    them still.
     """
     widened = ["on_bad_line"]
     if new.get("max_record_bytes", MAX_RECORD_BYTES) >= old.get(
@@ -255,14 +272,16 @@ def changed_sources(
         raise SourceError(
             "changed after its part was built",
             field=_some({str(s["path"]) for s in stale}),
-            cure=f"To build everything anew pass --restart; to rebuild only what changed, delete {folders} and run the"
+            cure="To build everything anew pass --restart; to rebuild only what changed, delete"
+            f" {folders} and run the"
             " same command again.",
         )
     return updated
 
 
 def differing_tokenizers(begun: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Differences between the tokenizers of two ledgers, one phrase each; empty if they are the same.
+    """Differences between the tokenizers of two ledgers, one phrase each; empty if they are the
+    same.
 
     Example:
         >>> differing_tokenizers({"fingerprint": "a"}, {"fingerprint": "a"})
@@ -308,7 +327,8 @@ def _some(names: Collection[str]) -> str:
 
 
 def content_hashes(listed: Iterable[SourceFile]) -> dict[str, str]:
-    """SHA-256 of each file's stored bytes, by its path in the ledger. Datasets of a hub have no file to hash.
+    """SHA-256 of each file's stored bytes, by its path in the ledger. Datasets of a hub have no
+    file to hash.
 
     Raises:
         SourceError: a file cannot be read.
@@ -329,7 +349,8 @@ def with_hashes(records: Iterable[dict[str, Any]], hashes: dict[str, str]) -> li
 
 
 def is_changed(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether a source file differs from its record: by hash if both have one, else by size and version.
+    """Whether a source file differs from its record: by hash if both have one, else by size and
+    version.
 
     Example:
         >>> touched = {"size": 1, "version": "mtime:2", "sha256": "x"}
@@ -347,7 +368,10 @@ def as_now(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """The record of a file in its part, with current size, version and hash.
 
     Example:
-        >>> as_now({"part": "0", "size": 1, "version": "a", "sha256": "x"}, {"size": 2, "version": "b", "part": "1"})
+        >>> as_now(
+        ...     {"part": "0", "size": 1, "version": "a", "sha256": "x"},
+        ...     {"size": 2, "version": "b", "part": "1"},
+        ... )
         {'part': '0', 'size': 2, 'version': 'b'}
     """
     record = {**old, **{key: new[key] for key in ("size", "version", "sha256") if key in new}}

@@ -1,13 +1,15 @@
 """Worker processes of this machine, one per core as far as memory allows, and their protocol.
 
-A worker receives part tasks from a pipe, builds them, and reports the result. It is started as ``python -c "from
-headrace.ingest.pool import main; main(FD, PID)"``, so it is independent of the building program: its main module needs
-no guard, and its threads are not forked. It ends immediately when the process that started it ends, for whatever
-reason, so two builders never write to one cache at the same time.
+A worker receives part tasks from a pipe, builds them, and reports the result. It is started as
+``python -c "from headrace.ingest.pool import main; main(FD, PID)"``, so it is independent of the
+building program: its main module needs no guard, and its threads are not forked. It ends
+immediately when the process that started it ends, for whatever reason, so two builders never write
+to one cache at the same time.
 
-Each worker encodes with its share of the cores (one thread each, if there are as many workers as cores), so cores are
-not oversubscribed. A worker uses about 0.5 GiB and one shard of each leaf, whatever it builds, because its queues are
-bounded in bytes. As many are started as fit into three quarters of the free memory.
+Each worker encodes with its share of the cores (one thread each, if there are as many workers as
+cores), so cores are not oversubscribed. A worker uses about 0.5 GiB and one shard of each leaf,
+whatever it builds, because its queues are bounded in bytes. As many are started as fit into three
+quarters of the free memory.
 
 Price: about 0.7 s until the first document is encoded, once, while the modules are loaded.
 """
@@ -43,7 +45,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def workers_for(job: Job, parts: int, memory: int | None = None) -> int:
-    """Number of workers for a build on this machine: one per core, at most one per part, and as memory allows."""
+    """Number of workers for a build on this machine: one per core, at most one per part, and as
+    memory allows.
+    """
     free = free_memory() if memory is None else memory
     fits = parts if free is None else int(_SHARE * free) // job.worker_bytes
     return max(1, min(cores(), parts, fits))
@@ -143,7 +147,9 @@ class PoolWorkers:
 
     @staticmethod
     def _end(worker: _Worker, grace_s: float = 0.0) -> str:
-        """Kills a worker, as it may hang in a read and parts are idempotent. Returns how it ended."""
+        """Kills a worker, as it may hang in a read and parts are idempotent.
+        Returns how it ended.
+        """
         try:
             code = worker.process.wait(grace_s)
         except subprocess.TimeoutExpired:
@@ -154,7 +160,9 @@ class PoolWorkers:
 
 
 class Reporter:
-    """Collects progress and reports the sum, at most five times a second; ``encoder``: total counters of encoders."""
+    """Collects progress and reports the sum, at most five times a second; ``encoder``: total
+    counters of encoders.
+    """
 
     def __init__(self, tell: Callable[[Progress], None]) -> None:
         self._tell = tell

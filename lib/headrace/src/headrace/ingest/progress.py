@@ -17,10 +17,12 @@ class EncoderCounts:
 
     Attributes:
         fast: Documents that it encoded; a piece of a long one counts as one.
-        slow: Documents that ``tokenizers`` encoded because they have a code point on which the two differ.
+        slow: Documents that ``tokenizers`` encoded because they have a code point on which the two
+            differ.
         compared: Documents that both encoded.
         restarts: How often it was recreated because its caches had grown.
-        differences: Documents for which the two gave different ids; their parts were built with ``tokenizers``.
+        differences: Documents for which the two gave different ids; their parts were built with
+            ``tokenizers``.
     """
 
     fast: int = 0
@@ -85,7 +87,9 @@ class Rates:
 
     Example:
         >>> rates = Rates(clock=iter([0.0, 2.0]).__next__)
-        >>> rates.add(Progress(documents=10, tokens=3_000_000, text_bytes=12_000_000, stored_bytes=1))
+        >>> rates.add(
+        ...     Progress(documents=10, tokens=3_000_000, text_bytes=12_000_000, stored_bytes=1)
+        ... )
         '1.50 M tokens/s  6.0 MB/s'
     """
 

@@ -1,8 +1,10 @@
-"""The same part tasks on a Ray cluster: an existing one (``RAY_ADDRESS``), or one started on this machine.
+"""The same part tasks on a Ray cluster: an existing one (``RAY_ADDRESS``), or one started on this
+machine.
 
-All nodes must see the cache and the sources under the same path: an object store or a shared folder. ``headrace`` must
-be installed on the nodes, in the same version. Ray's own retries are disabled: lost workers and nodes are handled by
-the rules of :mod:`headrace.ingest.schedule`, as for the pool. A small actor on the builder's node reports progress.
+All nodes must see the cache and the sources under the same path: an object store or a shared
+folder. ``headrace`` must be installed on the nodes, in the same version. Ray's own retries are
+disabled: lost workers and nodes are handled by the rules of :mod:`headrace.ingest.schedule`, as for
+the pool. A small actor on the builder's node reports progress.
 
 Price: starting Ray here takes about 9 s and 0.4 GiB; a task some milliseconds.
 """
@@ -63,7 +65,8 @@ class RayWorkers:
     """
 
     def __init__(self, job: Job, count: int | None = None) -> None:
-        # else a driver under `uv run` has its folder copied, and its environment made anew, on every node
+        # else a driver under `uv run` has its folder copied, and its environment made anew, on
+        # every node
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         try:
             self._ray: Any = importlib.import_module("ray")
@@ -131,13 +134,16 @@ class RayWorkers:
         return moved
 
     def _warn_of_silence(self, *, heard: bool) -> None:
-        """Logs once that the build waits for its first worker, which is not an error: a cluster may grow slowly."""
+        """Logs once that the build waits for its first worker, which is not an error: a cluster may
+        grow slowly.
+        """
         if heard:
             self._silent_since = None
         elif self._silent_since is not None and time.monotonic() - self._silent_since > _SILENCE_S:
             self._silent_since = None
             logging.getLogger(__name__).warning(
-                f"no worker of the Ray cluster has begun a part for {_SILENCE_S:.0f} s: `ray status` says why;"
+                f"no worker of the Ray cluster has begun a part for {_SILENCE_S:.0f} s: `ray"
+                " status` says why;"
                 " its nodes need headrace too"
             )
 
@@ -164,5 +170,6 @@ class RayWorkers:
                 f"the cluster cannot be {'reached' if address else 'started'} ({error})",
                 field="RAY_ADDRESS",
                 value=address,
-                cure="Start it (ray start --head), unset RAY_ADDRESS to start one here, or pass --engine pool.",
+                cure="Start it (ray start --head), unset RAY_ADDRESS to start one here, or pass"
+                " --engine pool.",
             ) from error

@@ -1,11 +1,13 @@
-"""Records: mappings of fields, with their row, that every container returns; and the fields that are stored as leaves.
+"""Records: mappings of fields, with their row, that every container returns; and the fields that
+are stored as leaves.
 
-A **container** is a file format (JSONL, Parquet, WARC, ...); a **record** is its content, the same for all containers;
-a **kind** (:mod:`headrace.ingest.kinds`) converts records to documents. Containers and kinds do not depend on each
-other, so each new one works with all of the others.
+A **container** is a file format (JSONL, Parquet, WARC, ...); a **record** is its content, the same
+for all containers; a **kind** (:mod:`headrace.ingest.kinds`) converts records to documents.
+Containers and kinds do not depend on each other, so each new one works with all of the others.
 
-Invariant: the records of a file and their rows depend only on the file, and the slices of a file, read in order, give
-the same records as the whole. Price of a leaf: a look-up and a small array per document, about 1 us.
+Invariant: the records of a file and their rows depend only on the file, and the slices of a file,
+read in order, give the same records as the whole. Price of a leaf: a look-up and a small array per
+document, about 1 us.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class BadRecordError(Exception):
 
 
 class EndOfHeadError(Exception):
-    """A stream that gives only the beginning of its file has no more to give, and the file goes on."""
+    """A stream that gives only the beginning of its file has no more to give, and
+    the file goes on.
+    """
 
 
 Row: TypeAlias = "tuple[int, Fields | BadRecordError]"
@@ -53,7 +57,8 @@ Row: TypeAlias = "tuple[int, Fields | BadRecordError]"
 
 @dataclass(frozen=True)
 class Slice:
-    """A run of a file's units (bytes, row groups, rows, ..., depending on the container), read as if it were a file.
+    """A run of a file's units (bytes, row groups, rows, ..., depending on the container), read as
+    if it were a file.
 
     Attributes:
         start: First unit.
@@ -110,7 +115,9 @@ class Reader(abc.ABC):
 
     @classmethod
     def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
-        """Slices of a file of ``size`` bytes, each of about ``target_bytes``; none if it is read as a whole."""
+        """Slices of a file of ``size`` bytes, each of about ``target_bytes``; none if it is read as
+        a whole.
+        """
         return []
 
     def units(self, count: int) -> range:
@@ -134,7 +141,8 @@ class Reader(abc.ABC):
                     f"has no column {column!r} (it has {', '.join(map(repr, present[:12]))})",
                     field=self.path,
                     cure=cure_of_shape(column, present)
-                    or f"{did_you_mean(column, present)} Choose it with --text-field or --field ROLE=NAME.",
+                    or f"{did_you_mean(column, present)}"
+                    " Choose it with --text-field or --field ROLE=NAME.",
                 )
         top_level = {c if c in present else c.split(".")[0] for c in self.columns}
         self.unread = [name for name in present if name not in top_level]
@@ -147,7 +155,9 @@ class Reader(abc.ABC):
 
 @contextmanager
 def reading(path: str, *known: type[Exception], what: str = "file") -> Iterator[None]:
-    """Converts errors while ``path`` is read to a :class:`~headrace.errors.SourceError` about it."""
+    """Converts errors while ``path`` is read to a
+    :class:`~headrace.errors.SourceError` about it.
+    """
     try:
         yield
     except (HeadraceError, BadRecordError, EndOfHeadError, GeneratorExit):
@@ -160,7 +170,8 @@ def reading(path: str, *known: type[Exception], what: str = "file") -> Iterator[
         raise SourceError(
             f"is no {what}, or a damaged one ({one_line(error)})",
             field=path,
-            cure="Fetch or write the file again, then run the same command: finished parts are kept.",
+            cure="Fetch or write the file again, then run the same command: finished parts are"
+            " kept.",
         ) from error
     except Exception as error:  # fsspec's filesystems raise errors of their client libraries
         raise SourceError(
@@ -235,7 +246,8 @@ _OTHER_SHAPES = {
         ),
         (
             ("input", "preferred_output", "non_preferred_output"),
-            "--field prompt=input.messages --field chosen=preferred_output --field rejected=non_preferred_output",
+            "--field prompt=input.messages --field chosen=preferred_output --field"
+            " rejected=non_preferred_output",
         ),
         (("accepted", "rejected"), "--field chosen=accepted"),
         *_KINDS,
@@ -248,7 +260,8 @@ _OTHER_SHAPES = {
 
 
 def cure_of_shape(missing: str, names: Iterable[str]) -> str:
-    """The options that read records with these fields, if they are usual ones and lack the usual field of a kind.
+    """The options that read records with these fields, if they are usual ones and lack the usual
+    field of a kind.
 
     Example:
         >>> cure_of_shape("messages", ["id", "prompt", "completion"])
@@ -293,7 +306,8 @@ def string_of(value: Any, field: str, cure: str = "") -> str:
 
 
 def with_texts_for_bytes(value: Any) -> Any:
-    """A value of a table in which bytes are the text that they encode, within lists and objects, too.
+    """A value of a table in which bytes are the text that they encode, within lists and objects,
+    too.
 
     Raises:
         BadRecordError: they are not UTF-8.
@@ -322,7 +336,10 @@ def utf8_length(text: str) -> int:
         return len(text.encode())
     except UnicodeEncodeError as error:
         code = f"\\u{ord(text[error.start]):04x}"
-        problem = f"holds half a character ({code}, a lone surrogate, at character {error.start + 1} of the text)"
+        problem = (
+            f"holds half a character ({code}, a lone surrogate, at character {error.start + 1} of"
+            " the text)"
+        )
         raise BadRecordError(problem, "It stands for no Unicode text.") from None
 
 
@@ -356,12 +373,13 @@ class LeafConfig:
 
     Attributes:
         field: The field; ``a.b`` is field b within a.
-        dtype: ``text`` (kept as UTF-8 bytes), ``any`` (as text; what is no string as JSON writes it, and nothing where
-            the field is absent or null), or the dtype of a number or of a list of numbers, e.g. ``float32``.
-        kind: ``fixed``: one number per document; ``ragged``: a list; ``auto``: ragged for text and values per token,
-            else fixed.
-        width: For token ids, the number of values per id: a list of numbers (1), or a list of lists. None: not values
-            of tokens.
+        dtype: ``text`` (kept as UTF-8 bytes), ``any`` (as text; what is no string as JSON writes
+            it, and nothing where the field is absent or null), or the dtype of a number or of a
+            list of numbers, e.g. ``float32``.
+        kind: ``fixed``: one number per document; ``ragged``: a list; ``auto``: ragged for text and
+            values per token, else fixed.
+        width: For token ids, the number of values per id: a list of numbers (1), or a list of
+            lists. None: not values of tokens.
 
     Example:
         >>> LeafConfig("meta.score", "float32").spec("score")
@@ -448,7 +466,8 @@ class LeafConfig:
 
 
 def parse_leaf(text: str) -> tuple[str, LeafConfig]:
-    """Parses a leaf from the command line: ``NAME=FIELD[:DTYPE[:KIND]]`` or ``NAME=FIELD:DTYPE:token[:WIDTH]``.
+    """Parses a leaf from the command line: ``NAME=FIELD[:DTYPE[:KIND]]`` or
+    ``NAME=FIELD:DTYPE:token[:WIDTH]``.
 
     Raises:
         ConfigError: it is none.
@@ -494,7 +513,8 @@ def _flat(value: Any, width: int, field: str) -> Any:
 
 
 def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.ndarray:
-    """A list of numbers as an array ``[n]`` of a dtype that holds every one of them; ``bools``: true is 1.
+    """A list of numbers as an array ``[n]`` of a dtype that holds every one of them; ``bools``:
+    true is 1.
 
     Raises:
         BadRecordError: it is not a list of such numbers.
@@ -520,7 +540,8 @@ def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.nda
     kinds = "iubf" if target.kind == "f" else "iub"
     if array.ndim != 1 or array.dtype.kind not in kinds:
         raise BadRecordError(
-            f"holds something else than {'numbers' if 'f' in kinds else 'integers'} in field {field!r}"
+            f"holds something else than {'numbers' if 'f' in kinds else 'integers'} in field"
+            f" {field!r}"
         )
     if target.kind != "f":
         low, high = (

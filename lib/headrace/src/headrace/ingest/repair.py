@@ -1,13 +1,14 @@
 """Repairs a finished cache: rebuilds damaged parts from their sources, and touches nothing else.
 
-Each part is built in a separate folder with the settings of its build, and replaces the damaged one only if it matches
-the ledger: the same documents, tokens and digests. A repair therefore restores the original cache, bit for bit, or
-leaves the damage and says why: a source is missing or has changed; the cache is shuffled (its own command distributes
-all documents again); an older release tokenized differently; or the source is a function, because code that a ledger
-names is not run.
+Each part is built in a separate folder with the settings of its build, and replaces the damaged one
+only if it matches the ledger: the same documents, tokens and digests. A repair therefore restores
+the original cache, bit for bit, or leaves the damage and says why: a source is missing or has
+changed; the cache is shuffled (its own command distributes all documents again); an older release
+tokenized differently; or the source is a function, because code that a ledger names is not run.
 
-The ledger is never written, so an interrupted repair leaves parts that are damaged or missing, which
-:func:`~headrace.store.verify.verify` finds and the same call repairs. Price: that of building the damaged parts.
+The ledger is never written, so an interrupted repair leaves parts that are damaged or missing,
+which :func:`~headrace.store.verify.verify` finds and the same call repairs. Price: that of building
+the damaged parts.
 """
 
 from __future__ import annotations
@@ -140,7 +141,10 @@ def _cannot(ledger: Ledger) -> str:
     if SHUFFLED in ledger.metadata:
         return "its documents were shuffled, and are dealt again as a whole"
     if ledger.metadata.get("source", {}).get("format") == "python":
-        return "its source is a function: only its own build runs what a config names, not what a ledger does"
+        return (
+            "its source is a function: only its own build runs what a config names, not what a"
+            " ledger does"
+        )
     if "paths" not in ledger.metadata or "source" not in ledger.metadata:
         return "its ledger does not say what it was built from"
     if ledger.metadata.get("ingest_version") != INGEST_VERSION:
@@ -224,14 +228,19 @@ def _rebuild(
 
 
 def _built(job: BuildJob, task: PartTask, tokenizer: Tokenizer, path: str, ledger: Ledger) -> str:
-    """Rebuilds a part and moves it into place; returns why it does not match the original, if it does not."""
+    """Rebuilds a part and moves it into place; returns why it does not match the original, if it
+    does not.
+    """
     try:
         (built_part,) = run_parts(job, [task], tokenizer=tokenizer)
     except SourceError as error:
         return str(error)
     recorded = _record(ledger, task.name)
     if msgspec.structs.replace(built_part, extra=recorded.extra) != recorded:
-        return f"{', '.join(dict.fromkeys(f.shown_path for f in task.files))} changed after the cache was built"
+        return (
+            f"{', '.join(dict.fromkeys(f.shown_path for f in task.files))} changed after the cache"
+            " was built"
+        )
     write_part_record(job.root, recorded)
     publish(job.root, path, task.name)
     return ""

@@ -1,16 +1,19 @@
 """``reshuffle``: a copy of a cache with its documents, and all their leaves, in shuffled order.
 
-In a shuffled store, neighbouring documents are unrelated, so an order that reads it block by block trains like a full
-shuffle (measured: docs/order.md). Only the files on disk determine what is left to do::
+In a shuffled store, neighbouring documents are unrelated, so an order that reads it block by block
+trains like a full shuffle (measured: docs/order.md). Only the files on disk determine what is left
+to do::
 
-    ledger.json, finished: false   the plan: parts, and the runs and slices that follow from the memory
+    ledger.json, finished: false   the plan: parts, and the runs and slices that follow from
+                                   the memory
     runs/                          documents on their way (:mod:`headrace.ingest.shuffle_parts`)
     parts/00000/...  part.json     one folder a part; its record is its last write
     ledger.json, finished: true    written last, when runs/ is gone
 
-Invariant: the order is a function of (documents of the original, seed, unit), and each part has a fixed range of
-positions. The finished folder is therefore bit-identical with any memory, engine and workers, and after any kill.
-Shuffling a shuffled cache again gives the same as shuffling its original.
+Invariant: the order is a function of (documents of the original, seed, unit), and each part has a
+fixed range of positions. The finished folder is therefore bit-identical with any memory, engine and
+workers, and after any kill. Shuffling a shuffled cache again gives the same as shuffling its
+original.
 
 Price: the cache is read and written twice; until the end, twice the cache on disk.
 """
@@ -71,13 +74,17 @@ from headrace.store.parts import PartRecord
 from headrace.store.tombstones import copy_tombstones
 
 PLAIN_FOLDER = "unshuffled"
-"""Folder in the output where ``headrace build --shuffle`` keeps the plain cache until it is done."""
+"""Folder in the output where ``headrace build --shuffle`` keeps the plain cache
+until it is done.
+"""
 _RUNS = "runs"
 
 
 @dataclass(frozen=True)
 class ReshuffleReport:
-    """The result: ``parts_built`` and ``runs_dealt`` by this call; ``parts_reused`` already existed."""
+    """The result: ``parts_built`` and ``runs_dealt`` by this call; ``parts_reused`` already
+    existed.
+    """
 
     path: str
     documents: int
@@ -103,14 +110,16 @@ def reshuffle(
     restart: bool = False,
     progress: bool = True,
 ) -> ReshuffleReport:
-    """Writes a copy of a cache, headrace's or Levanter's, with its documents shuffled; or finishes an interrupted one.
+    """Writes a copy of a cache, headrace's or Levanter's, with its documents shuffled; or finishes
+    an interrupted one.
 
     Args:
         cache: The cache to shuffle: open, or its path.
         output: Folder or URL: new, empty, or with an interrupted copy.
         how: Seed and limits.
         engine: As for :func:`~headrace.ingest.build.build_cache`. No effect on the result.
-        workers: Number of workers; None: as many as cores and memory allow. No effect on the result.
+        workers: Number of workers; None: as many as cores and memory allow. No effect on the
+            result.
         restart: Delete existing content and start over.
         progress: Show bars if stderr is a terminal.
 
@@ -118,9 +127,11 @@ def reshuffle(
         A report. If the copy was already finished, nothing is done.
 
     Raises:
-        ConfigError: the memory is too little for the shards of the cache, or another value is invalid.
+        ConfigError: the memory is too little for the shards of the cache, or another value is
+            invalid.
         PlanMismatchError: the output was started from another cache, or with other settings.
-        CacheError: the output contains something else, is being written, has no room, or cannot be written.
+        CacheError: the output contains something else, is being written, has no room, or cannot be
+            written.
         ReadError: the cache is damaged.
 
     Example:
@@ -138,8 +149,14 @@ def reshuffle(
     files.check_writable(output)
     check_engine(engine, workers)
     if cache.members[1:] and cache.is_shuffled:
-        problem = "has generations, some of which were shuffled already: their documents have numbers of two kinds"
-        cure = "Build one cache of all sources: headrace build SOURCES --shuffle SEED; or shuffle the plain caches."
+        problem = (
+            "has generations, some of which were shuffled already: their documents have numbers of"
+            " two kinds"
+        )
+        cure = (
+            "Build one cache of all sources: headrace build SOURCES --shuffle SEED; or shuffle the"
+            " plain caches."
+        )
         raise ConfigError(problem, field="cache", value=cache.path, cure=cure)
     sizes_of(cache, how)
     _check_apart(cache.path, output)
@@ -196,8 +213,8 @@ def clear(output: str, begun: Ledger) -> None:
 
 @dataclass(frozen=True)
 class Reshuffling:
-    """A shuffle whose output is leased: see :func:`reshuffle`. ``origin``: the cache's name in the ledger; None if the
-    cache is deleted afterwards and its source files are named instead.
+    """A shuffle whose output is leased: see :func:`reshuffle`. ``origin``: the cache's name in the
+    ledger; None if the cache is deleted afterwards and its source files are named instead.
     """
 
     cache: TokenCache
@@ -260,7 +277,9 @@ class Reshuffling:
         records: dict[str, PartRecord],
         held: Lease,
     ) -> int:
-        """Writes the missing parts, and adds their records; returns the number of runs that were dealt."""
+        """Writes the missing parts, and adds their records; returns the number of runs that were
+        dealt.
+        """
         plan = self._planned(sizes, wanted, begun)
         edges = sizes.edges.tolist()
         shares = np.diff(sizes.edges) * sizes.value_bytes // sizes.shuffle.documents
@@ -300,7 +319,9 @@ class Reshuffling:
         return records
 
     def _planned(self, sizes: ShuffleSizes, wanted: Ledger, begun: Ledger | None) -> ShufflePlan:
-        """The existing plan if it is for the same memory; else a new one, and the runs of the old one are deleted."""
+        """The existing plan if it is for the same memory; else a new one, and the runs of the old
+        one are deleted.
+        """
         recorded = _recorded_runs(begun)
         if recorded.get("memory") != sizes.memory:
             runs, slices = cut_runs_and_slices(sizes)
@@ -388,7 +409,8 @@ def _check_room(output: str, needed: int) -> None:
     free = shutil.disk_usage(files.local_path(output)).free
     if needed > free:
         raise CacheError(
-            f"needs about {needed / 1e9:,.1f} GB while it is being made, and there are {free / 1e9:,.1f} GB free",
+            f"needs about {needed / 1e9:,.1f} GB while it is being made, and there are"
+            f" {free / 1e9:,.1f} GB free",
             field="output",
             value=output,
             cure="Free some space, or choose an output on another disk.",

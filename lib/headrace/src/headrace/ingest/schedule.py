@@ -1,11 +1,14 @@
-"""Assigns parts to workers, with the same rules for processes of this machine and for a Ray cluster.
+"""Assigns parts to workers, with the same rules for processes of this machine and for a Ray
+cluster.
 
-A part whose worker was lost is built again by another. When workers are idle and no part waits, a part that takes
-unusually long is also built by another worker, and the first to finish counts. An error ends the build.
+A part whose worker was lost is built again by another. When workers are idle and no part waits, a
+part that takes unusually long is also built by another worker, and the first to finish counts. An
+error ends the build.
 
-Invariant: parts are idempotent, so the cache is bit-identical whichever workers build them, however often. Two attempts
-at one part never write to the same folder: the second one works in ``attempts/``, and its part is moved into place
-after the first was stopped. Price: a few messages per second.
+Invariant: parts are idempotent, so the cache is bit-identical whichever workers build them, however
+often. Two attempts at one part never write to the same folder: the second one works in
+``attempts/``, and its part is moved into place after the first was stopped. Price: a few messages
+per second.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from headrace.store.retry import RetryPolicy
 
 ATTEMPTS_FOLDER = "attempts"
 MAX_LOST = 4
-"""Number of workers that may be lost on one part before the build gives up, because the part probably kills them."""
+"""Number of workers that may be lost on one part before the build gives up, because the part
+probably kills them.
+"""
 STRAGGLER_S = 20.0
 STRAGGLER_FACTOR = 2.0
 _POLL_S = 0.5
@@ -47,7 +52,9 @@ class Task(Protocol):
 
 
 BuildPart: TypeAlias = Callable[[Any, str, Callable[[Progress], None]], PartRecord]
-"""Builds the part of a task below a root, reports progress, and returns the part's record once it is complete."""
+"""Builds the part of a task below a root, reports progress, and returns the part's record once it
+is complete.
+"""
 
 
 class Job(Protocol):
@@ -265,8 +272,14 @@ class Scheduler:
 def cure_of_lost(reason: str) -> str:
     """The cure for workers that end for a known reason."""
     if "signal 9" in reason or "memory" in reason.lower():
-        return "They probably ran out of memory: give fewer --workers; then run the same command again."
-    return "What they printed last says why. Finished parts are kept; --engine inline builds the others here."
+        return (
+            "They probably ran out of memory: give fewer --workers; then run the same command"
+            " again."
+        )
+    return (
+        "What they printed last says why. Finished parts are kept; --engine inline builds the"
+        " others here."
+    )
 
 
 def publish(attempt: str, root: str, name: str) -> None:

@@ -1,16 +1,19 @@
-"""The two passes that shuffle a cache: the first deals documents to slices of the new order, the second sorts each
-part.
+"""The two passes that shuffle a cache: the first deals documents to slices of the new order, the
+second sorts each part.
 
-A *run* is a range of documents of the cache that fits into memory. The first pass reads a run, and writes its documents
-slice by slice: ``runs/parts/<run>/<file>.bin`` and ``index.bin``, which has the position of each slice, with its
-crc32c. A *slice* is a range of positions of the new order that fits into memory. The second pass reads a slice from all
-runs, sorts its documents and appends them to its part.
+A *run* is a range of documents of the cache that fits into memory. The first pass reads a run, and
+writes its documents slice by slice: ``runs/parts/<run>/<file>.bin`` and ``index.bin``, which has
+the position of each slice, with its crc32c. A *slice* is a range of positions of the new order that
+fits into memory. The second pass reads a slice from all runs, sorts its documents and appends them
+to its part.
 
-Invariant: a part depends only on the documents, the seed and its first and last position; runs and slices, which depend
-on the memory, do not affect it. Every run and part is written completely or not at all.
+Invariant: a part depends only on the documents, the seed and its first and last position; runs and
+slices, which depend on the memory, do not affect it. Every run and part is written completely or
+not at all.
 
-Price: the values are read twice and written twice; runs x slices reads of intermediate files. Memory: a run and a slice
-of it, or a slice twice, and the writer of one part (:func:`writer_bytes`).
+Price: the values are read twice and written twice; runs x slices reads of intermediate files.
+Memory: a run and a slice of it, or a slice twice, and the writer of one part
+(:func:`writer_bytes`).
 """
 
 from __future__ import annotations
@@ -59,7 +62,9 @@ class ShuffleTask:
 
 @dataclass(frozen=True)
 class Column:
-    """The tokens or another leaf: any number of values per document if it is ``ragged``, else one."""
+    """The tokens or another leaf: any number of values per document if it is
+    ``ragged``, else one.
+    """
 
     name: str
     dtype: np.dtype[Any]
@@ -78,7 +83,8 @@ class ShufflePlan:
         layout: Layout of the tokens to write.
         leaves: Leaves other than the tokens.
         runs: int64 ``[runs + 1]``: the first document of each run, and the end.
-        slices: int64 ``[slices + 1]``: the first position of each slice, and the end. Parts begin with slices.
+        slices: int64 ``[slices + 1]``: the first position of each slice, and the end. Parts begin
+            with slices.
         memory: Bytes that a worker may use.
         counters: Counters for the record of the first part; the others get zeros.
         generations: Number of generations of the cache to shuffle.
@@ -163,7 +169,9 @@ class OrderJob(_PassJob):
 
 @dataclass(frozen=True)
 class _Documents:
-    """Values of one leaf of documents in several arrays: each document's array, begin and number of values."""
+    """Values of one leaf of documents in several arrays: each document's array, begin and number of
+    values.
+    """
 
     arrays: list[np.ndarray]
     array: Int64[np.ndarray, " n"]
@@ -174,7 +182,9 @@ class _Documents:
     def end_to_end(
         cls, arrays: list[np.ndarray], documents: np.ndarray, length: np.ndarray
     ) -> _Documents:
-        """Documents end to end in arrays, with their number in each. Short ones are joined in one array."""
+        """Documents end to end in arrays, with their number in each. Short ones are joined in one
+        array.
+        """
         if len(arrays) > 1 and sum(a.size for a in arrays) < _SHORT_DOCUMENT * length.size:
             arrays = [np.concatenate(arrays)]
             documents = documents.sum(keepdims=True)
@@ -249,7 +259,9 @@ def deal_run(
 def _packed(
     columns: Sequence[Column], leaves: Sequence[_Documents], order: Int64[np.ndarray, " n"]
 ) -> Iterator[UInt8[np.ndarray, " b"]]:
-    """The file content for some documents: the lengths in all ragged leaves, then the values in all leaves."""
+    """The file content for some documents: the lengths in all ragged leaves, then the values in all
+    leaves.
+    """
     for column, leaf in zip(columns, leaves, strict=True):
         if column.ragged:
             yield leaf.length[order].view(np.uint8)
@@ -395,7 +407,8 @@ def _file(folder: str, number: int) -> str:
 def writer_bytes(
     layout: CacheLayout, leaves: Sequence[LeafSpec], elements: int, documents: int
 ) -> int:
-    """Largest memory of the writer of a part, in bytes: some copies of a shard of each leaf, and the lengths.
+    """Largest memory of the writer of a part, in bytes: some copies of a shard of each leaf, and
+    the lengths.
 
     Args:
         layout: Layout of the tokens.

@@ -1,10 +1,12 @@
 """The plan of a shuffle: its costs, its parts, and the pieces that fit into memory.
 
-Parts are ranges of positions of the new order, which depend on the documents and the size of a part. Runs (ranges of
-documents of the cache) and slices (ranges of positions) depend exactly on the lengths of all documents and the memory:
-a run or a slice takes at most half of the memory that the writer of a part leaves, unless it is a single document.
+Parts are ranges of positions of the new order, which depend on the documents and the size of a
+part. Runs (ranges of documents of the cache) and slices (ranges of positions) depend exactly on the
+lengths of all documents and the memory: a run or a slice takes at most half of the memory that the
+writer of a part leaves, unless it is a single document.
 
-Price: the lengths of all documents are read once, 8 bytes per document and ragged leaf; 0.2 us per document.
+Price: the lengths of all documents are read once, 8 bytes per document and ragged leaf; 0.2 us per
+document.
 """
 
 from __future__ import annotations
@@ -44,10 +46,12 @@ class ReshuffleConfig:
 
     Attributes:
         seed: Integer seed of the order.
-        unit: Number of neighbouring documents that stay together; None: 2 for a cache of preference pairs, else 1.
-        memory: Bytes of memory per worker; None: depends on the size, 1 GiB up to some 100 GB. A larger document is
-            still held whole. No effect on the result.
-        part_bytes: Approximate stored bytes in a part; more for caches that would have more than 4,096 parts.
+        unit: Number of neighbouring documents that stay together; None: 2 for a cache of preference
+            pairs, else 1.
+        memory: Bytes of memory per worker; None: depends on the size, 1 GiB up to some 100 GB. A
+            larger document is still held whole. No effect on the result.
+        part_bytes: Approximate stored bytes in a part; more for caches that would have more than
+            4,096 parts.
 
     Raises:
         ConfigError: a value is out of range.
@@ -114,7 +118,8 @@ def cost_of(cache: TokenCache, how: ReshuffleConfig) -> ReshuffleCost:
     """The costs of shuffling a cache. Reads only its ledger.
 
     Raises:
-        ConfigError: the memory is too little, or ``unit`` separates documents that must stay together.
+        ConfigError: the memory is too little, or ``unit`` separates documents that must stay
+            together.
         CacheError: the cache has no documents.
 
     Example:

@@ -1,12 +1,13 @@
 """The config of a source: the files of a corpus and their content, as one sorted list.
 
-The list is a pure function of the files at the given paths: sorted by path, whatever the order of the arguments or of
-the file system, so the same corpus gives the same cache on every machine. Each file has its size and a version
-(modification time, or an object store's etag), by which a resumed build checks that it still reads the same text.
+The list is a pure function of the files at the given paths: sorted by path, whatever the order of
+the arguments or of the file system, so the same corpus gives the same cache on every machine. Each
+file has its size and a version (modification time, or an object store's etag), by which a resumed
+build checks that it still reads the same text.
 
-Two settings describe the files. ``format`` is the file format: see :data:`FORMATS`. ``kind`` is what its records
-become: documents of text, token ids, conversations, preference pairs or prompts (see :mod:`headrace.ingest.kinds`). Any
-format can be combined with any kind.
+Two settings describe the files. ``format`` is the file format: see :data:`FORMATS`. ``kind`` is
+what its records become: documents of text, token ids, conversations, preference pairs or prompts
+(see :mod:`headrace.ingest.kinds`). Any format can be combined with any kind.
 
 Price: one ``stat`` (or one listing entry) per file; nothing is opened here.
 """
@@ -160,10 +161,11 @@ class ChatConfig:
     Attributes:
         template: A Jinja template: its text, or a file with it. None: the one next to the tokenizer
             (``chat_template.jinja``, or ``chat_template`` in ``tokenizer_config.json``).
-        mask: ``generation``: what the template marks with ``{% generation %}``; ``roles``: the turns of ``roles``, as
-            the template renders them; ``all``: everything; or the turns of a mode of :mod:`headrace.batch.masks`,
-            of which ``customized`` asks each message for its ``trainable`` (or ``train``, ``loss``, ``weight``). A
-            message that says false or 0 there is not trained on, whatever the mask.
+        mask: ``generation``: what the template marks with ``{% generation %}``; ``roles``: the
+            turns of ``roles``, as the template renders them; ``all``: everything; or the turns of a
+            mode of :mod:`headrace.batch.masks`, of which ``customized`` asks each message for its
+            ``trainable`` (or ``train``, ``loss``, ``weight``). A message that says false or 0 there
+            is not trained on, whatever the mask.
         roles: Roles for ``mask: roles``.
         variables: Variables of the template, e.g. ``{"date_string": "1 Jan 2025"}``.
     """
@@ -192,7 +194,8 @@ class ChatConfig:
 class FimConfig:
     """Documents stored for filling in the middle; see :mod:`headrace.ingest.fim`.
 
-    The result for a document depends only on its tokens and the seed, so it is the same in any build.
+    The result for a document depends only on its tokens and the seed, so it is the same in any
+    build.
 
     Attributes:
         prefix: Token before the prefix, or its id if there is no tokenizer (``ids:N``).
@@ -216,30 +219,35 @@ class SourceConfig:
     """Where the documents come from.
 
     Attributes:
-        paths: Files, folders (searched recursively, hidden files left out), globs (``**`` too), braces
-            (``part-{00..99}.parquet``) or URLs. ``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV`` is a dataset
-            of the Hugging Face Hub or, as ``hf://./FOLDER``, on this machine (``&streaming=true`` reads it without a
-            copy on disk); with ``format="python"`` a path is ``module:function``.
+        paths: Files, folders (searched recursively, hidden files left out), globs (``**`` too),
+            braces (``part-{00..99}.parquet``) or URLs.
+            ``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV`` is a dataset of the Hugging
+            Face Hub or, as ``hf://./FOLDER``, on this machine (``&streaming=true`` reads it without
+            a copy on disk); with ``format="python"`` a path is ``module:function``.
         format: File format, or ``auto``: by file name.
         text_field: The field of a record with the text. ``a.b`` is field b within a.
-        on_bad_line: ``error`` names file and row; ``skip`` leaves the record (or the undecodable text file) out and
-            counts it.
-        extensions: File extensions to read from folders, e.g. ``[".py"]``; empty for the usual ones of the format.
-            Files with other extensions are read as text. ``.gz`` and ``.zst`` may always follow.
-        kind: What records become: ``text``, ``tokens``, ``chat``, ``preference`` or ``prompts``; ``auto``: tokens if
-            the files contain ids, else text.
-        fields: Fields that differ from the usual ones of the kind, e.g. ``{"messages": "conversation"}``; ``none``
-            ignores a field: ``{"tools": "none"}``. Every record must have the fields named here.
+        on_bad_line: ``error`` names file and row; ``skip`` leaves the record (or the undecodable
+            text file) out and counts it.
+        extensions: File extensions to read from folders, e.g. ``[".py"]``; empty for the usual ones
+            of the format. Files with other extensions are read as text. ``.gz`` and ``.zst`` may
+            always follow.
+        kind: What records become: ``text``, ``tokens``, ``chat``, ``preference`` or ``prompts``;
+            ``auto``: tokens if the files contain ids, else text.
+        fields: Fields that differ from the usual ones of the kind, e.g. ``{"messages":
+            "conversation"}``; ``none`` ignores a field: ``{"tools": "none"}``. Every record must
+            have the fields named here.
         leaves: Further values to store for each document, by name.
         chat: Template and masks of conversations.
-        fim: How documents of text or token ids are rearranged for filling in the middle; None: they are not.
-        max_record_bytes: A JSON line or a plain text file with more unpacked bytes is a bad one, and is not held in
-            memory (encoding takes about eight times as much). So is a record for which a chat template produces more,
-            in characters and steps (never more than 64 Mi).
-        special_tokens_in_text: What to do with the name of a special token in a text, such as ``<|endoftext|>``:
-            ``token``: it becomes that token; ``text``: it is encoded like any text; ``error``: the record is bad.
-            Special tokens are those that the tokenizer marks as such. In conversations, this applies to the record's
-            strings, not to the template; ``text`` is not available there.
+        fim: How documents of text or token ids are rearranged for filling in the middle; None: they
+            are not.
+        max_record_bytes: A JSON line or a plain text file with more unpacked bytes is a bad one,
+            and is not held in memory (encoding takes about eight times as much). So is a record for
+            which a chat template produces more, in characters and steps (never more than 64 Mi).
+        special_tokens_in_text: What to do with the name of a special token in a text, such as
+            ``<|endoftext|>``: ``token``: it becomes that token; ``text``: it is encoded like any
+            text; ``error``: the record is bad. Special tokens are those that the tokenizer marks as
+            such. In conversations, this applies to the record's strings, not to the template;
+            ``text`` is not available there.
 
     Raises:
         ConfigError: a value is not usable.
@@ -280,7 +288,8 @@ class SourceConfig:
                 "says what records are, not how files are packed",
                 field="format",
                 value=self.format,
-                cure=f"Say --kind {self.format}; the format is then read off the names of the files.",
+                cure=f"Say --kind {self.format}; the format is then read off the names of the"
+                " files.",
             )
         for name, choices in (
             ("format", FormatOrAuto),
@@ -322,7 +331,8 @@ class SourceConfig:
         """The kind, with ``auto`` resolved by the formats of the files.
 
         Raises:
-            ConfigError: some files contain ids and others text, or a field is named although plain text has none.
+            ConfigError: some files contain ids and others text, or a field is named although plain
+                text has none.
         """
         listed = list(listed)
         if self.text_field != "text" and listed and all(f.format == "text" for f in listed):
@@ -390,8 +400,8 @@ class SourceConfig:
             left_out: Receives the extensions of skipped files in folders.
 
         Raises:
-            SourceError: a path is missing, matches nothing, is given twice, or is of no known format; or all files
-                are empty.
+            SourceError: a path is missing, matches nothing, is given twice, or is of no known
+                format; or all files are empty.
         """
         paths = [p for path in self.paths for p in self._spelled_out(str(path))]
         others: Counter[str] = Counter() if left_out is None else left_out
@@ -402,9 +412,11 @@ class SourceConfig:
         for one, next_one in itertools.pairwise(source_files):
             if one.shown_path == next_one.shown_path:
                 raise SourceError(
-                    "is named twice by the given paths, so its documents would be in the cache twice",
+                    "is named twice by the given paths, so its documents would be in the cache"
+                    " twice",
                     field=one.path,
-                    cure="Give each file once; to see a source more often, give it a higher weight when training.",
+                    cure="Give each file once; to see a source more often, give it a higher weight"
+                    " when training.",
                 )
         if all(f.size == 0 for f in source_files):
             raise SourceError(
@@ -424,7 +436,8 @@ class SourceConfig:
         """A listed file, with format and compression from its name.
 
         Raises:
-            SourceError: the extension is unknown and no format is set, or the compression is not supported.
+            SourceError: the extension is unknown and no format is set, or the compression is not
+                supported.
         """
         if (spelled := escape_undecodable(path)) != path:
             cure = "Rename the file: a ledger names files in UTF-8."
@@ -440,7 +453,8 @@ class SourceConfig:
             raise SourceError(
                 "has a name that does not tell its format",
                 field=path,
-                cure="Say what it holds: --format jsonl (one object a line), --format text (one document), or one of "
+                cure="Say what it holds: --format jsonl (one object a line), --format text (one"
+                " document), or one of "
                 + ", ".join(f for f in FORMATS if f not in ("jsonl", "text"))
                 + ".",
             )
@@ -460,7 +474,8 @@ class SourceConfig:
             return self.format, compression
         for name, extensions in FORMATS.items():
             if extension in extensions:
-                return name, compression  # pyright: ignore[reportReturnType] (the keys are the formats)
+                # the keys are the formats
+                return name, compression  # pyright: ignore[reportReturnType]
         return ("text", compression) if extension in self.extensions else None
 
     def _expand(self, path: str, left_out: Counter[str]) -> Iterator[SourceFile]:
@@ -479,11 +494,15 @@ class SourceConfig:
             chosen = [e for e in entries if self._is_wanted(e.path)]
             if not chosen:
                 endings = Counter(_ending(e.path) for e in entries)
-                problem = f"is a folder without {', '.join(self._wanted_extensions())} files ({endings_in_words(endings)})"  # noqa: E501
+                extensions = ", ".join(self._wanted_extensions())
+                problem = f"is a folder without {extensions} files ({endings_in_words(endings)})"
                 cure = "Name a folder that holds some."
                 if endings:
                     most = endings.most_common(1)[0][0]
-                    cure = f"Choose others with --extension {most} (in Python: extensions=[{most!r}]), or name files."
+                    cure = (
+                        f"Choose others with --extension {most} (in Python:"
+                        f" extensions=[{most!r}]), or name files."
+                    )
                 raise SourceError(problem, field="source", value=path, cure=cure)
             left_out.update(_ending(e.path) for e in entries if not self._is_wanted(e.path))
             entries = chosen

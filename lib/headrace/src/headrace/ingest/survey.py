@@ -43,7 +43,8 @@ class FoundSource:
     """A source found in a folder.
 
     Attributes:
-        name: Name of the component: that of the folder, reduced to letters, digits, ``_`` and ``-``.
+        name: Name of the component: that of the folder, reduced to letters, digits, ``_`` and
+            ``-``.
         paths: Paths for :class:`~headrace.ingest.source.SourceConfig`.
         endings: Extensions of its files.
         files: Number of files.
@@ -63,8 +64,9 @@ class FoundSource:
     def config(
         self, text_fields: Sequence[str] = (), on_bad_line: OnBadLine = "error"
     ) -> SourceConfig:
-        """The config of the source. Its text field is the first of ``text_fields`` and :data:`USUAL_TEXT_FIELDS` that
-        holds text in the first good record of some files, or ``text`` if none does.
+        """The config of the source. Its text field is the first of ``text_fields`` and
+        :data:`USUAL_TEXT_FIELDS` that holds text in the first good record of some files, or
+        ``text`` if none does.
         """
         config = SourceConfig(self.paths, on_bad_line=on_bad_line, extensions=self.endings)
         names = list(dict.fromkeys((*text_fields, *USUAL_TEXT_FIELDS)))
@@ -78,9 +80,9 @@ class FoundSource:
 
 
 def survey(folder: str) -> list[FoundSource]:
-    """The sources of a folder: one for each subfolder and one for the files next to them; last, without files, those
-    that hold no text. Files count as text if they have a usual extension, or if most of the first with their extension
-    are UTF-8 and the extension is not one of token ids.
+    """The sources of a folder: one for each subfolder and one for the files next to them; last,
+    without files, those that hold no text. Files count as text if they have a usual extension, or
+    if most of the first with their extension are UTF-8 and the extension is not one of token ids.
 
     Price: one listing, and 4 KiB each of some files for each unusual extension.
 
@@ -95,7 +97,11 @@ def survey(folder: str) -> list[FoundSource]:
         ...     for name in ("code/a.py", "code/b.py", "notes.md"):
         ...         _ = Path(root, name).write_text("some text")
         ...     sources = survey(root)
-        >>> [(source.name, source.endings, source.files) for source in sources if source.name == "code"]
+        >>> [
+        ...     (source.name, source.endings, source.files)
+        ...     for source in sources
+        ...     if source.name == "code"
+        ... ]
         [('code', ['.py'], 2)]
     """
     root = (
@@ -146,7 +152,9 @@ def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
 
 
 def _named_apart(sources: list[FoundSource]) -> list[FoundSource]:
-    """Makes names of sources unique: of two folders ``a b`` and ``a-b``, the second becomes ``a-b-2``."""
+    """Makes names of sources unique: of two folders ``a b`` and ``a-b``, the second becomes
+    ``a-b-2``.
+    """
     counts: Counter[str] = Counter()
     result: list[FoundSource] = []
     for source in sources:

@@ -1,11 +1,13 @@
 """What a chat template leaves out of a conversation.
 
-Templates know the roles and fields of their own model, and write nothing for others: a ``tool`` message, the field
-``reasoning_content`` or the arguments of calls are gone without an error. To find that out, a conversation is rendered
-once more with another word in place of each text, all of them different: fields whose words do not arrive were left
-out. Fields without text, such as numbers, count as read if the template names them.
+Templates know the roles and fields of their own model, and write nothing for others: a ``tool``
+message, the field ``reasoning_content`` or the arguments of calls are gone without an error. To
+find that out, a conversation is rendered once more with another word in place of each text, all of
+them different: fields whose words do not arrive were left out. Fields without text, such as
+numbers, count as read if the template names them.
 
-Price: one more rendering for each shape of conversation (roles and fields), not for each conversation.
+Price: one more rendering for each shape of conversation (roles and fields), not for each
+conversation.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class LeftOut(NamedTuple):
 
 
 def shape_of(value: Any) -> Hashable:
-    """What decides which fields of messages a template reads: their roles and fields, without the texts.
+    """What decides which fields of messages a template reads: their roles and fields, without the
+    texts.
 
     Example:
         >>> shape_of([{"role": "user", "content": "Hi"}, {"role": "tool", "content": ""}])
@@ -67,7 +70,8 @@ def probe_of(messages: Sequence[Message]) -> Probe:
 
     Example:
         >>> probe_of([{"role": "user", "content": "Hi"}])
-        Probe(messages=[{'role': 'user', 'content': 'headrace0z'}], words=[{'content': ['headrace0z']}])
+        Probe(messages=[{'role': 'user', 'content': 'headrace0z'}],
+            words=[{'content': ['headrace0z']}])
     """
     probes: list[dict[str, Any]] = []
     words: list[dict[str, list[str]]] = []
@@ -93,7 +97,9 @@ def probe_of(messages: Sequence[Message]) -> Probe:
 
 
 def _is_spoken(field: str, value: Any) -> bool:
-    """Whether a field of a message is a text that a template may write. Templates check the form of ids."""
+    """Whether a field of a message is a text that a template may write. Templates check the form of
+    ids.
+    """
     is_label = field == "role" or field.endswith("id")
     return isinstance(value, str) and bool(value.strip()) and not is_label
 

@@ -1,17 +1,20 @@
-"""Text to token ids: any file of Hugging Face ``tokenizers``, or bytes; with the special tokens around documents.
+"""Text to token ids: any file of Hugging Face ``tokenizers``, or bytes; with the special tokens
+around documents.
 
-The policy is explicit: the file's own post-processor, truncation and padding are disabled, and each document becomes
-``[bos] ids [eos]`` exactly as the config says. (Otherwise, caches that lost their BOS, or were cut to 512 tokens by a
-setting in the file, are noticed weeks later.) Names of special tokens in a text are read as such, as is usual, unless
-the source says ``special_tokens_in_text: text`` or ``error``.
+The policy is explicit: the file's own post-processor, truncation and padding are disabled, and each
+document becomes ``[bos] ids [eos]`` exactly as the config says. (Otherwise, caches that lost their
+BOS, or were cut to 512 tokens by a setting in the file, are noticed weeks later.) Names of special
+tokens in a text are read as such, as is usual, unless the source says ``special_tokens_in_text:
+text`` or ``error``.
 
-Invariant: the ids of a document, and where a long one is cut, depend only on the document, the tokenizer and the
-policy; not on its batch or the number of cores.
+Invariant: the ids of a document, and where a long one is cut, depend only on the document, the
+tokenizer and the policy; not on its batch or the number of cores.
 
-Price: besides encoding itself, 20 ns per token to fetch the ids into an array (about 2% of encoding with a BPE of 8
-thousand). Encoding uses about 115 bytes of memory per byte of text and runs one text on one core, so long texts are
-encoded in pieces: 200 MB as one document take 1.5 GB, not 23, on all cores. A cut, one in 256 Ki characters, costs
-three encodings of at most 1024 characters: under 1%.
+Price: besides encoding itself, 20 ns per token to fetch the ids into an array (about 2% of encoding
+with a BPE of 8 thousand). Encoding uses about 115 bytes of memory per byte of text and runs one
+text on one core, so long texts are encoded in pieces: 200 MB as one document take 1.5 GB, not 23,
+on all cores. A cut, one in 256 Ki characters, costs three encodings of at most 1024 characters:
+under 1%.
 """
 
 from __future__ import annotations
@@ -59,14 +62,16 @@ class TokenizerConfig:
     """The tokenizer, and the special tokens around each document.
 
     Attributes:
-        path: ``bytes``, a ``tokenizer.json`` (path or URL), or a folder that contains one; ``hf://OWNER/NAME`` on the
-            Hugging Face Hub (:mod:`headrace.ingest.hub`); ``ids:N`` for token ids below N without a tokenizer.
+        path: ``bytes``, a ``tokenizer.json`` (path or URL), or a folder that contains one;
+            ``hf://OWNER/NAME`` on the Hugging Face Hub (:mod:`headrace.ingest.hub`); ``ids:N`` for
+            token ids below N without a tokenizer.
         bos: Token before each document: ``none`` (or None), ``auto``, or the token itself.
-        eos: Token after each document: ``auto`` (the usual end-of-text token among the special ones), ``none`` (or
-            None), or the token itself, e.g. ``"<|im_end|>"``; for ``ids:N``, the id that already ends documents.
-        engine: Which library encodes when a cache is built: ``tokenizers``; ``gigatoken``, tens of times faster;
-            ``auto``: gigatoken if it is installed, supports the tokenizer, and there is enough to do. No effect on the
-                result, or on the tokenizer's record in the cache.
+        eos: Token after each document: ``auto`` (the usual end-of-text token among the special
+            ones), ``none`` (or None), or the token itself, e.g. ``"<|im_end|>"``; for ``ids:N``,
+            the id that already ends documents.
+        engine: Which library encodes when a cache is built: ``tokenizers``; ``gigatoken``, tens of
+            times faster; ``auto``: gigatoken if it is installed, supports the tokenizer, and there
+            is enough to do. No effect on the result, or on the tokenizer's record in the cache.
 
     Example:
         >>> load_tokenizer(TokenizerConfig("bytes")).eos_id
@@ -93,7 +98,9 @@ class TokenizerConfig:
 
 
 def batch_chars() -> int:
-    """Characters to encode at once: enough to keep all cores busy, few enough to limit memory (0.25 Mi per core)."""
+    """Characters to encode at once: enough to keep all cores busy, few enough to limit memory (0.25
+    Mi per core).
+    """
     return max(2, min(64, encoding_threads())) << 18
 
 
@@ -104,7 +111,9 @@ def cores() -> int:
 
 
 def encoding_threads() -> int:
-    """Threads that encode in this process: one per core, unless the environment sets fewer (a worker's share)."""
+    """Threads that encode in this process: one per core, unless the environment sets fewer (a
+    worker's share).
+    """
     text = os.environ.get(THREADS_VARIABLE, "")
     return int(text) if text.isdigit() and int(text) > 0 else cores()
 
@@ -113,7 +122,8 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """The tokenizer of a config.
 
     Raises:
-        ConfigError: the file does not exist or is not a tokenizer, or the policy names a token that it does not have.
+        ConfigError: the file does not exist or is not a tokenizer, or the policy names a token that
+            it does not have.
 
     Example:
         >>> tokenizer = load_tokenizer(TokenizerConfig("bytes"))
@@ -169,8 +179,8 @@ def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
 
 
 def cache_tokenizer(cache: TokenCache, instead: str | None = None) -> Tokenizer | None:
-    """The tokenizer that a cache was built with, if it has a copy, or the one named ``instead``. None for a cache of
-    token ids.
+    """The tokenizer that a cache was built with, if it has a copy, or the one named ``instead``.
+    None for a cache of token ids.
 
     Raises:
         ConfigError: ``instead`` is not a tokenizer, or differs from the cache's own.
@@ -210,7 +220,8 @@ class FileTokenizer(Tokenizer):
     """A tokenizer of the ``tokenizers`` library.
 
     Attributes:
-        encoder: The function that encodes texts; it may replace :meth:`encode_plain` if it gives the same ids.
+        encoder: The function that encodes texts; it may replace :meth:`encode_plain` if it gives
+            the same ids.
         rules: Its content, the same bytes for the same content.
 
     Raises:
@@ -253,7 +264,9 @@ class FileTokenizer(Tokenizer):
 
     @property
     def template_bos(self) -> tuple[str, int] | None:
-        """The token, and its id, that the file's own template puts before a text; a build puts ``bos`` there."""
+        """The token, and its id, that the file's own template puts before a text; a build puts
+        ``bos`` there.
+        """
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids
         framed = self._tokenizer.encode("a", add_special_tokens=True).ids
         if framed[: len(plain)] == plain:
@@ -297,7 +310,8 @@ class FileTokenizer(Tokenizer):
     def encode_plain(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text, uint32, by ``tokenizers``, without added special tokens."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        # The library hands out lists of ints; an array is the fastest way out of one (5 ns an id; numpy 13).
+        # The library hands out lists of ints; an array is the fastest way out of one (5 ns an id;
+        # numpy 13).
         return [np.frombuffer(array("I", e.ids), np.uint32) for e in encodings]
 
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
@@ -319,7 +333,9 @@ class FileTokenizer(Tokenizer):
             return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def _groups(self, texts: Sequence[str]) -> Iterator[list[_Piece]]:
-        """The texts, long ones in pieces, in groups that are encoded at once, which limits the memory."""
+        """The texts, long ones in pieces, in groups that are encoded at once, which limits the
+        memory.
+        """
         limit = batch_chars()
         group: list[_Piece] = []
         chars = 0
@@ -347,7 +363,10 @@ class FileTokenizer(Tokenizer):
             return
         token = self._tokenizer.id_to_token(int(ids[int(hits.argmax())]))
         if self.special_tokens_in_text == "error":
-            cure = "If it is meant as text, pass --special-tokens-in-text text; if as the token, token."
+            cure = (
+                "If it is meant as text, pass --special-tokens-in-text text; if as the token,"
+                " token."
+            )
             raise BadRecordError(f"spells out the special token {token!r}", cure)
         cure = "Leave such records out: --on-bad-line skip."
         raise BadRecordError(
@@ -382,7 +401,9 @@ def _refusals() -> Iterator[None]:
 
 
 def _unknown_id(model: dict[str, Any], id_of: Callable[[str], int | None]) -> int | None:
-    """The id for unknown text: a special token by name, which may occur in texts without special tokens."""
+    """The id for unknown text: a special token by name, which may occur in texts without special
+    tokens.
+    """
     if model.get("unk_id") is not None:  # Unigram
         return int(model["unk_id"])
     return None if model.get("unk_token") is None else id_of(str(model["unk_token"]))
@@ -424,6 +445,7 @@ def _read_tokenizer(path: str) -> tuple[bytes, str, str]:
         there,
         field="tokenizer",
         value=path,
-        cure="Give a tokenizer.json, a folder that holds one, a model of the Hugging Face hub (hf://OWNER/NAME), or"
+        cure="Give a tokenizer.json, a folder that holds one, a model of the Hugging Face hub"
+        " (hf://OWNER/NAME), or"
         " `bytes`.",
     )

@@ -1,5 +1,5 @@
-"""Mixing: from a step to the rows that each source gives. numpy only, no I/O; which rows they are is decided in
-:mod:`headrace.order`.
+"""Mixing: from a step to the rows that each source gives. numpy only, no I/O; which rows they are
+is decided in :mod:`headrace.order`.
 """
 
 import lazy_loader

@@ -1,14 +1,16 @@
-"""Applies an amendment to a mixture: sources and groups are reweighted, dropped and added within the blend.
+"""Applies an amendment to a mixture: sources and groups are reweighted, dropped and added within
+the blend.
 
-A name refers to the one entry of the (nested) blend with that name, at any depth. A source's weight changes in place,
-so its group keeps its share of the whole. A group's new weight does not change its blend, and a new blend does not
-change its weight. A group whose last source is dropped is dropped too. Additions join at the top: a source, or a group
-of them. A source that is extended by new documents becomes a group of the same name, position and weight, which
-consists of the source and the source of the new documents, in proportion to their rows; its name then refers to that
+A name refers to the one entry of the (nested) blend with that name, at any depth. A source's weight
+changes in place, so its group keeps its share of the whole. A group's new weight does not change
+its blend, and a new blend does not change its weight. A group whose last source is dropped is
+dropped too. Additions join at the top: a source, or a group of them. A source that is extended by
+new documents becomes a group of the same name, position and weight, which consists of the source
+and the source of the new documents, in proportion to their rows; its name then refers to that
 group.
 
-Invariants: entries that an amendment does not name keep their weight and position; every name in it has an effect, or
-is refused.
+Invariants: entries that an amendment does not name keep their weight and position; every name in it
+has an effect, or is refused.
 """
 
 from __future__ import annotations
@@ -34,19 +36,27 @@ def amend(
     components: Collection[str],
     path: str,
 ) -> dict[str, Any]:
-    """The mixture, a (nested) blend of some ``components``, after the amendment at ``path`` of the config.
+    """The mixture, a (nested) blend of some ``components``, after the amendment at ``path`` of the
+    config.
 
     For ``add``, ``weights`` and ``drop``, see :class:`~headrace.mix.stage_config.AmendmentConfig`.
 
     Raises:
-        ConfigError: a name is not in the mixture, or not a component; it occurs twice, or is both changed and dropped;
-            nothing is left.
+        ConfigError: a name is not in the mixture, or not a component; it occurs twice, or is both
+            changed and dropped; nothing is left.
 
     Example:
         >>> before = {"web": {"weight": 2, "blend": {"cc": 1, "wiki": 1}}, "code": 1}
         >>> names = ["cc", "wiki", "code", "math"]
         >>> def amended(add={}, weights={}, drop=()):
-        ...     return amend(before, add=add, weights=weights, drop=drop, components=names, path="amendments[0]")
+        ...     return amend(
+        ...         before,
+        ...         add=add,
+        ...         weights=weights,
+        ...         drop=drop,
+        ...         components=names,
+        ...         path="amendments[0]",
+        ...     )
         >>> amended(weights={"cc": 3, "web": 5})
         {'web': {'weight': 5, 'blend': {'cc': 3, 'wiki': 1}}, 'code': 1}
         >>> amended(drop=["wiki", "code"], add={"new": {"blend": {"math": 1}}})
@@ -92,13 +102,16 @@ def amend(
 def extend(
     mixture: Mapping[str, Any], newcomers: Mapping[str, str], components: Collection[str], path: str
 ) -> dict[str, Any]:
-    """The mixture with sources extended, each by the source of its new documents; ``path`` as for :func:`amend`.
+    """The mixture with sources extended, each by the source of its new documents; ``path`` as for
+    :func:`amend`.
 
     Raises:
         ConfigError: a source that is not in the mixture.
 
     Example:
-        >>> extend({"web": 3, "code": 1}, {"web": "web@2"}, ["web", "code", "web@2"], "amendments[0]")
+        >>> extend(
+        ...     {"web": 3, "code": 1}, {"web": "web@2"}, ["web", "code", "web@2"], "amendments[0]"
+        ... )
         {'web': {'weight': 3, 'blend': {'web': {'repeat': 1}, 'web@2': {'repeat': 1}}}, 'code': 1}
     """
     tree = dict(mixture)
@@ -178,7 +191,9 @@ def sources_of(weights: Mapping[str, Any]) -> list[str]:
     """Names of the sources of a (nested) blend.
 
     Example:
-        >>> sources_of({"web": {"weight": 2, "blend": {"cc": 1, "wiki": 1}}, "code": {"step": {0: 1}}})
+        >>> sources_of(
+        ...     {"web": {"weight": 2, "blend": {"cc": 1, "wiki": 1}}, "code": {"step": {0: 1}}}
+        ... )
         ['cc', 'wiki', 'code']
     """
     return [entry_path[-1] for entry_path, group in _entries(weights) if not group]
@@ -261,7 +276,10 @@ def _find(
         entries = entries[:1]  # of an extended source, all of it
     if len(entries) > 1:
         problem = f"means {' and '.join('.'.join(entry_path) for entry_path, _ in entries)}"
-        cure = "Write the group out: its name with {weight: ..., blend: {...}}, or name the sources in it."
+        cure = (
+            "Write the group out: its name with {weight: ..., blend: {...}}, or name the sources"
+            " in it."
+        )
         raise ConfigError(problem, field=field, cure=cure, **given)
     return entries[0][0]
 
@@ -279,7 +297,10 @@ def _weighed(tree: Mapping[str, Any], place: BlendPath, value: Any, field: str) 
     blend = _blend_of(old)
     if blend is None:
         if anew is not None:
-            cure = f"Give it a number; or drop it, and add a group: {{group: {{blend: {{{place[-1]}: 1}}}}}}."
+            cure = (
+                f"Give it a number; or drop it, and add a group: {{group: {{blend: {{{place[-1]}:"
+                " 1}}}."
+            )
             raise ConfigError("is a source and no group", field=field, value=value, cure=cure)
         return value
     if anew is not None:

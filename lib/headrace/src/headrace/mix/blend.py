@@ -1,20 +1,24 @@
-"""Blends: named sources, each with a weight, possibly nested; normalised **at every node and every step**.
+"""Blends: named sources, each with a weight, possibly nested; normalised **at every node and every
+step**.
 
-A node's weights are divided by their sum at that step, and a leaf's weight is the product along its path. Adding a
-source inside a nested blend therefore does not change what the blend takes of the whole (the semantics that
-Megatron-Energon's schedules arrived at). A weight may be zero for a while; all weights of a node that is in use being
-zero is a :class:`ConfigError` that names the first such step, found from the break points without scanning. A blend
-that is used for a part of the run only (a stage) is checked for that part.
+A node's weights are divided by their sum at that step, and a leaf's weight is the product along its
+path. Adding a source inside a nested blend therefore does not change what the blend takes of the
+whole (the semantics that Megatron-Energon's schedules arrived at). A weight may be zero for a
+while; all weights of a node that is in use being zero is a :class:`ConfigError` that names the
+first such step, found from the break points without scanning. A blend that is used for a part of
+the run only (a stage) is checked for that part.
 
-Invariant: rows of :meth:`Blend.at` are non-negative and sum to 1 (within a few ulp); a leaf with weight 0 is exactly 0,
-and one with weight never is, however small the product along its path. Sums run in a fixed order, so that the bits do
-not depend on the machine. Price: about 50 ns per step and leaf.
+Invariant: rows of :meth:`Blend.at` are non-negative and sum to 1 (within a few ulp); a leaf with
+weight 0 is exactly 0, and one with weight never is, however small the product along its path. Sums
+run in a fixed order, so that the bits do not depend on the machine. Price: about 50 ns per step and
+leaf.
 
-Also here: weights that follow from the sizes of the sources. ``weights: {temperature: 2}`` in a config gives each a
-weight of ``size ** (1 / 2)``: 1 is proportional to size, larger values come closer to equal shares. ``{unimax: 4}``
-gives shares as equal as they can be while no source is seen more than 4 times in the whole run, so it must know the
-tokens of the run: ``unimax: {max_epochs: 4, tokens: 1e10}``, or ``num_steps``. Sizes are the tokens of rows that can be
-trained on: without what is held out, filtered, or fills no row.
+Also here: weights that follow from the sizes of the sources. ``weights: {temperature: 2}`` in a
+config gives each a weight of ``size ** (1 / 2)``: 1 is proportional to size, larger values come
+closer to equal shares. ``{unimax: 4}`` gives shares as equal as they can be while no source is seen
+more than 4 times in the whole run, so it must know the tokens of the run: ``unimax: {max_epochs: 4,
+tokens: 1e10}``, or ``num_steps``. Sizes are the tokens of rows that can be trained on: without what
+is held out, filtered, or fills no row.
 """
 
 from __future__ import annotations
@@ -53,21 +57,27 @@ class Blend:
     """Leaf weights of a blend at any steps.
 
     Args:
-        weights: ``{name: weight}``, or for a nested blend ``{name: {"weight": weight, "blend": {...}}}``; a weight is
-            whatever :func:`weight_from_config` reads. ``weight`` may be left out and is then 1.
+        weights: ``{name: weight}``, or for a nested blend ``{name: {"weight": weight, "blend":
+            {...}}}``; a weight is whatever :func:`weight_from_config` reads. ``weight`` may be left
+            out and is then 1.
         path: Path in the config, for errors.
-        num_steps: The step before which its use ends, if known: values for later steps are ignored, and the weights of
-            the last step stay.
+        num_steps: The step before which its use ends, if known: values for later steps are ignored,
+            and the weights of the last step stay.
         first_step: The step from which on it is used; the same for earlier steps.
-        may_end: Whether it may lose all its weight at a step, before which its use then has to end (:attr:`end`). Its
-            values do not depend on where the use ends.
+        may_end: Whether it may lose all its weight at a step, before which its use then has to end
+            (:attr:`end`). Its values do not depend on where the use ends.
 
     Raises:
-        ConfigError: empty; unknown keys; schedules twice on one path; a name used by two leaves; all weights of a node
-            in use are zero at some step of its use.
+        ConfigError: empty; unknown keys; schedules twice on one path; a name used by two leaves;
+            all weights of a node in use are zero at some step of its use.
 
     Example:
-        >>> b = Blend({"web": 1, "lib": {"weight": {"linear": {0: 0, 4: 3}}, "blend": {"code": 3, "docs": 1}}})
+        >>> b = Blend(
+        ...     {
+        ...         "web": 1,
+        ...         "lib": {"weight": {"linear": {0: 0, 4: 3}}, "blend": {"code": 3, "docs": 1}},
+        ...     }
+        ... )
         >>> b.names
         ('web', 'code', 'docs')
         >>> b.at(np.array([0, 4]))
@@ -75,8 +85,11 @@ class Blend:
                [0.25  , 0.5625, 0.1875]])
         >>> Blend({"a": {"step": {0: 1, 10: 0}}, "b": {"step": {0: 1, 7: 0}}})
         Traceback (most recent call last):
-        headrace.errors.ConfigError: weights: all weights are zero at step 10. Give one of 'a', 'b' a weight there.
-        >>> Blend({"a": {"step": {0: 0, 10: 1, 20: 0}}}, first_step=10, num_steps=20).at(np.array([10]))
+        headrace.errors.ConfigError: weights: all weights are zero at step 10.
+            Give one of 'a', 'b' a weight there.
+        >>> Blend({"a": {"step": {0: 0, 10: 1, 20: 0}}}, first_step=10, num_steps=20).at(
+        ...     np.array([10])
+        ... )
         array([[1.]])
         >>> Blend({"a": {"linear": {0: 1, 10: 0}}}, may_end=True).end
         10
@@ -106,17 +119,20 @@ class Blend:
         self._first = first_step
         self._last = MAX_STEP if num_steps is None else max(num_steps - 1, first_step)
         self.end: int | None = None
-        """The first step at which it has no weight, before which the run has to end; None: it always has."""
+        """The first step at which it has no weight, before which the run has to end; None: it
+        always has.
+        """
         if may_end and num_steps is None:
             self.end = self._first_without_weight()
             self._last = MAX_STEP if self.end is None else self.end - 1
         self.at(self.bends(first_step, self._last + 1))
 
     def bends(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
-        """``first`` and the break points of the steps ``first .. stop``, which suffice to find where a weight is zero.
+        """``first`` and the break points of the steps ``first .. stop``, which suffice to find
+        where a weight is zero.
 
-        Between break points, a weight is constant or linear and not negative, so it is zero at some step in between
-        only if it is zero at the first.
+        Between break points, a weight is constant or linear and not negative, so it is zero at some
+        step in between only if it is zero at the first.
 
         Example:
             >>> Blend({"a": {"linear": {0: 1, 8: 2, 90: 1}}}).bends(5, 90)
@@ -125,7 +141,9 @@ class Blend:
         return np.array([first, *(b for b in self.breaks if first < b < stop)], np.int64)
 
     def _first_without_weight(self) -> int | None:
-        """The first step after that of its first use at which all weights of a node in use are zero."""
+        """The first step after that of its first use at which all weights of a node in use are
+        zero.
+        """
         for step in self.bends(self._first, MAX_STEP + 1)[1:].tolist():
             try:
                 _evaluate(self._root, np.array([step]), None, [])
@@ -134,7 +152,9 @@ class Blend:
         return None
 
     def check_ends(self, stop: int | None) -> None:
-        """Raises ConfigError if it has no weight at some step before ``stop``, where its use ends (None: never)."""
+        """Raises ConfigError if it has no weight at some step before ``stop``, where its use ends
+        (None: never).
+        """
         if self.end is not None and (stop is None or stop > self.end):
             try:
                 _evaluate(self._root, np.array([self.end]), None, [])
@@ -149,10 +169,14 @@ class Blend:
         return Blend(self.to_config(), self.path, first_step=self._first, may_end=True)
 
     def settles_at(self, last: int) -> int:
-        """The step from which on no weight changes up to ``last``: ``last`` itself in the middle of a ramp.
+        """The step from which on no weight changes up to ``last``: ``last`` itself in the middle of
+        a ramp.
 
         Example:
-            >>> [Blend({"a": {"linear": {0: 1, 8: 2}}, "b": 1}).settles_at(last) for last in (5, 8, 90)]
+            >>> [
+            ...     Blend({"a": {"linear": {0: 1, 8: 2}}, "b": 1}).settles_at(last)
+            ...     for last in (5, 8, 90)
+            ... ]
             [5, 8, 8]
         """
         return _settles(self._root, last)
@@ -173,7 +197,8 @@ class Blend:
         )
 
     def at(self, steps: Int64[np.ndarray, " n"]) -> Float64[np.ndarray, "n d"]:
-        """Weights of all leaves at ``steps``, rows summing to 1; at steps outside its use those of its first or last.
+        """Weights of all leaves at ``steps``, rows summing to 1; at steps outside its use those of
+        its first or last.
 
         Raises:
             ConfigError: all weights of a node in use are zero at one of the steps.
@@ -273,7 +298,9 @@ def _config(node: _Node) -> dict[str, object]:
 def _evaluate(
     node: _Node, steps: np.ndarray, share: np.ndarray | None, parts: list[np.ndarray]
 ) -> None:
-    """Append the weights of the leaves below ``node``, which has ``share`` of the whole, to ``parts``."""
+    """Append the weights of the leaves below ``node``, which has ``share`` of the whole, to
+    ``parts``.
+    """
     values = node.curves.at(steps)
     total = np.add.accumulate(values, axis=1)[
         :, -1
@@ -307,7 +334,8 @@ def _evaluate(
 
 
 def temperature_weights(sizes: Mapping[str, float], tau: float) -> dict[str, float]:
-    """Weights proportional to ``size ** (1 / tau)``: 1 is proportional to size, large values approach equal shares.
+    """Weights proportional to ``size ** (1 / tau)``: 1 is proportional to size, large values
+    approach equal shares.
 
     Args:
         sizes: Tokens or examples of each source.
@@ -319,7 +347,8 @@ def temperature_weights(sizes: Mapping[str, float], tau: float) -> dict[str, flo
     Raises:
         ConfigError: no sources, a size that is not positive and finite, or ``tau`` not above 0.
 
-    Reference: Arivazhagan et al., "Massively multilingual neural machine translation in the wild", 2019.
+    Reference: Arivazhagan et al., "Massively multilingual neural machine translation in the wild",
+        2019.
 
     Example:
         >>> temperature_weights({"big": 400.0, "small": 100.0}, tau=2)
@@ -350,9 +379,11 @@ def unimax_weights(
         Weights that sum to 1.
 
     Raises:
-        ConfigError: a size or the budget is not positive, or all sources together do not hold the budget.
+        ConfigError: a size or the budget is not positive, or all sources together do not hold the
+            budget.
 
-    Reference: Chung et al., "UniMax: fairer and more effective language sampling for large-scale multilingual
+    Reference: Chung et al., "UniMax: fairer and more effective language sampling for large-scale
+        multilingual
     pretraining", ICLR 2023.
 
     Example:
@@ -401,7 +432,9 @@ def is_size_rule(weights: Mapping[str, Any], names: Collection[str]) -> bool:
 def refuse_size_rules(
     weights: Mapping[str, Any], names: Collection[str], path: str, *, itself: bool = False
 ) -> None:
-    """Raises ConfigError where a group of a blend is a rule (or, if asked, ``weights`` themselves are one)."""
+    """Raises ConfigError where a group of a blend is a rule (or, if asked, ``weights`` themselves
+    are one).
+    """
     if itself and is_size_rule(weights, names):
         problem = "is a rule for all sources, and stands at the top of weights only"
         cure = f"Write weights: {dict(weights)} for all sources, or name: weight lines here."
@@ -423,11 +456,12 @@ def weights_of_sizes(
     path: str = "weights",
     budget: str = "num_steps",
 ) -> dict[str, float]:
-    """The weights that a rule stands for, rounded to 9 digits, because powers differ in the last bit from machine to
-    machine and the weights are part of the run's manifest.
+    """The weights that a rule stands for, rounded to 9 digits, because powers differ in the last
+    bit from machine to machine and the weights are part of the run's manifest.
 
     Args:
-        rule: ``{"temperature": t}``, ``{"unimax": max_epochs}`` or ``{"unimax": {"max_epochs": e, "tokens": n}}``.
+        rule: ``{"temperature": t}``, ``{"unimax": max_epochs}`` or ``{"unimax": {"max_epochs": e,
+            "tokens": n}}``.
         sizes: Tokens of each source.
         run_tokens: Tokens of the whole run, if known.
         path: Path of the rule in the config, for errors.

@@ -1,20 +1,23 @@
 """What happens at the end of the data: ``last_batch``, the same for whatever brings the end about.
 
-Data end where a dataset is read once, where limits (``max_epochs``, ``max_tokens``) leave too few rows for a step, or
-where a stop strategy ends a mixture. The rows up to there seldom fill the last batch. With 154 rows and batches of 8,
-19 steps are full and 2 rows are left:
+Data end where a dataset is read once, where limits (``max_epochs``, ``max_tokens``) leave too few
+rows for a step, or where a stop strategy ends a mixture. The rows up to there seldom fill the last
+batch. With 154 rows and batches of 8, 19 steps are full and 2 rows are left:
 
-=========  =====  ==========================================================================================
-pad        20     every row once; 6 rows of the last batch are empty: ``valid`` is False, their weights are 0
+=========  =====  ==================================================================================
+pad        20     every row once; 6 rows of the last batch are empty: ``valid`` is False, their
+                  weights are 0
 drop       19     the 2 rows are in no batch
 fill       20     every row once, and 6 rows again: those with which the data began, in their order
-=========  =====  ==========================================================================================
+=========  =====  ==================================================================================
 
-``fill`` and ``drop`` are the alignment of pack plans (:meth:`~headrace.pack.plan.PackPlan.aligned_plan`) with the batch
-in the place of the ranks: ``rows + rows[:missing]``, around again if there are fewer rows than that; ``rows[:full]``.
-If the length of rows changes during the run, ``fill`` repeats rows of the last length.
+``fill`` and ``drop`` are the alignment of pack plans
+(:meth:`~headrace.pack.plan.PackPlan.aligned_plan`) with the batch in the place of the ranks: ``rows
++ rows[:missing]``, around again if there are fewer rows than that; ``rows[:full]``. If the length
+of rows changes during the run, ``fill`` repeats rows of the last length.
 
-A run that stops earlier, at ``num_steps``, has no such batch. No other batch depends on ``last_batch``.
+A run that stops earlier, at ``num_steps``, has no such batch. No other batch depends on
+``last_batch``.
 """
 
 from __future__ import annotations
@@ -61,7 +64,10 @@ class DataEnd:
         for name, (rows, what) in last.items():
             if rows:
                 row_count = format_count(rows, "row")
-                return f"The data end after {self.rows:,} rows: {row_count} {what} (last_batch: {name})."
+                return (
+                    f"The data end after {self.rows:,} rows: {row_count} {what} (last_batch:"
+                    f" {name})."
+                )
         return ""
 
 

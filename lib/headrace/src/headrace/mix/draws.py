@@ -1,11 +1,12 @@
-"""``Draws``: from a global example index to (component, ordinal within the component), for any index in any order.
+"""``Draws``: from a global example index to (component, ordinal within the component), for any
+index in any order.
 
-A policy determines the number of examples of each component in a step and the order of its rows; ``Draws`` numbers
-them. Ordinals of a component are 0, 1, 2, ... without a gap over the whole run, whatever the weights; the component's
-own order maps them to rows of its store.
+A policy determines the number of examples of each component in a step and the order of its rows;
+``Draws`` numbers them. Ordinals of a component are 0, 1, 2, ... without a gap over the whole run,
+whatever the weights; the component's own order maps them to rows of its store.
 
-Price: 50 us for a step of 1024 rows and 20 components (0.05 us per index); the step's table is cached for further
-calls.
+Price: 50 us for a step of 1024 rows and 20 components (0.05 us per index); the step's table is
+cached for further calls.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ class Draws:
     """Routes global example indices to components.
 
     Args:
-        weights: One :class:`Weight` for each component; or a mapping or :class:`Blend` (components in its order of
-            names), drawn by :class:`Quota`. Or a policy, which has its own batch schedule and limits.
-            batch: Examples per step.
-            limits: Largest number of examples of each component in the whole run (see :class:`Quota`).
+        weights: One :class:`Weight` for each component; or a mapping or :class:`Blend` (components
+            in its order of names), drawn by :class:`Quota`. Or a policy, which has its own batch
+            schedule and limits. batch: Examples per step. limits: Largest number of examples of
+            each component in the whole run (see :class:`Quota`).
 
     Raises:
-        ConfigError: no component; weights that :class:`Blend` refuses; ``batch`` missing, or given with a policy.
+        ConfigError: no component; weights that :class:`Blend` refuses; ``batch`` missing, or given
+            with a policy.
 
     Example:
         >>> from headrace.mix.schedule import weight_from_config
@@ -84,8 +86,8 @@ class Draws:
         """Rows of each component in ``step``.
 
         Raises:
-            IndexOutOfRangeError: the step is negative, or the mixture ends before it; likewise for all methods with a
-                step.
+            IndexOutOfRangeError: the step is negative, or the mixture ends before it; likewise for
+                all methods with a step.
         """
         _check_step(step)
         return self.policy.counts_at(step)
@@ -99,7 +101,10 @@ class Draws:
         """The policy's state near ``step``, as JSON values; None for a policy without a state.
 
         Example:
-            >>> d, again = (Draws({"a": {"linear": {0: 1, 10**6: 3}}, "b": 1}, BatchSchedule(4)) for _ in range(2))
+            >>> d, again = (
+            ...     Draws({"a": {"linear": {0: 1, 10**6: 3}}, "b": 1}, BatchSchedule(4))
+            ...     for _ in range(2)
+            ... )
             >>> again.use_anchor(d.anchor_at(50_000))
             >>> again.starts_at(50_000).tolist() == d.starts_at(50_000).tolist()
             True
@@ -113,8 +118,8 @@ class Draws:
         )
 
     def use_anchor(self, anchor: Mapping[str, object]) -> None:
-        """Continues from the result of :meth:`anchor_at` of equal draws: later steps then cost what the first ones
-        cost.
+        """Continues from the result of :meth:`anchor_at` of equal draws: later steps then cost what
+        the first ones cost.
 
         Earlier steps are counted from the beginning. It only saves time.
 
@@ -129,7 +134,9 @@ class Draws:
         self.policy.use_anchor(cast(Mapping[str, object], state))
 
     def step_table(self, step: int) -> StepTable:
-        """Component and ordinal of each row of ``step``, in stream order. Read-only arrays, shared between calls."""
+        """Component and ordinal of each row of ``step``, in stream order. Read-only arrays, shared
+        between calls.
+        """
         _check_step(step)
         entry = self._tables[step % _TABLES]
         if entry is None or entry[0] != step:
@@ -155,7 +162,8 @@ class Draws:
             Components (int32) and ordinals within them (int64), in the order of ``i``.
 
         Raises:
-            IndexOutOfRangeError: an index is negative, not an integer, or past the end of a finite mixture.
+            IndexOutOfRangeError: an index is negative, not an integer, or past the end of a finite
+                mixture.
         """
         i = check_indices(i, None)
         if i.size == 0:
@@ -178,7 +186,9 @@ class Draws:
         return component, ordinal
 
     def _tables_between(self, low: int, high: int, asked: int) -> StepTable | None:
-        """The rows of the steps ``low`` to ``high``, if the policy has them in one go and most are asked for."""
+        """The rows of the steps ``low`` to ``high``, if the policy has them in one go and most are
+        asked for.
+        """
         first = self.batch.rows_at(low)[0]
         (last, size) = self.batch.rows_at(high)
         if last + size - first > _WASTE * asked:
@@ -187,7 +197,8 @@ class Draws:
         return self.policy.tables_between(low, high + 1) if (sizes == sizes[0]).all() else None
 
     def index_of(self, component: int, ordinal: int) -> int | None:
-        """Global index of an example of a component: the inverse of :meth:`route`. None if it is never drawn.
+        """Global index of an example of a component: the inverse of :meth:`route`. None if it is
+        never drawn.
 
         Costs the count up to its step, unless a later one was requested before, and about 20 ms.
         """

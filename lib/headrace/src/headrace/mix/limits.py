@@ -1,16 +1,19 @@
 """Limits on epochs, tokens, shares and steps, and where they end a mixture.
 
-Impossible values are refused when the config is read, under their name there, before any data is opened. A source is
-limited by ``max_epochs`` (passes over it) and by a budget in examples; the others share exactly what it cannot supply.
-A largest share limits it at each step (:mod:`headrace.mix.shares`). A stop strategy says what the end of a source means
-for the mixture, with the names of ``datasets`` and Levanter:
+Impossible values are refused when the config is read, under their name there, before any data is
+opened. A source is limited by ``max_epochs`` (passes over it) and by a budget in examples; the
+others share exactly what it cannot supply. A largest share limits it at each step
+(:mod:`headrace.mix.shares`). A stop strategy says what the end of a source means for the mixture,
+with the names of ``datasets`` and Levanter:
 
 * ``restart``: nothing, sources start over in a new order; the mixture ends only if limits end it;
 * ``first_exhausted``: the mixture ends before the first example that some source does not have;
-* ``all_exhausted``: it ends once every source was used up at least once; smaller ones start over until then.
+* ``all_exhausted``: it ends once every source was used up at least once; smaller ones start over
+  until then.
 
-A source is used up after one pass, or at its limit if that comes first: limits never make a source last longer.
-``all_exhausted`` does not wait for a source that is no longer drawn because its weight is 0 from some step on.
+A source is used up after one pass, or at its limit if that comes first: limits never make a source
+last longer. ``all_exhausted`` does not wait for a source that is no longer drawn because its weight
+is 0 from some step on.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ def check_epochs(path: str, value: float | None) -> None:
 
 
 def check_tokens(path: str, value: float | None, row_tokens: int | None = None) -> None:
-    """Raises ConfigError unless tokens are a whole number of at least 1 (or ``row_tokens``), or None."""
+    """Raises ConfigError unless tokens are a whole number of at least 1 (or ``row_tokens``), or
+    None.
+    """
     if value is None:
         return
     if isinstance(value, bool) or value < 1 or value != int(value):
@@ -54,7 +59,9 @@ def check_tokens(path: str, value: float | None, row_tokens: int | None = None) 
 
 
 def check_steps(path: str, value: int | None, least: int = 1) -> None:
-    """Raises ConfigError unless a step or a number of steps is between ``least`` and 2**40, or None."""
+    """Raises ConfigError unless a step or a number of steps is between ``least`` and 2**40, or
+    None.
+    """
     if value is not None and (isinstance(value, bool) or not least <= value <= MAX_STEP):
         problem = f"must be a whole number from {least} to 2**40"
         raise ConfigError(problem, field=path, value=value, cure="Count in steps.")
@@ -63,12 +70,15 @@ def check_steps(path: str, value: int | None, least: int = 1) -> None:
 def step_after_tokens(
     first: int, tokens: int, batch: BatchSchedule, phases: Sequence[tuple[int, int]]
 ) -> int:
-    """The step before which this many tokens (at least 1) were delivered since the step ``first``, rounded up.
+    """The step before which this many tokens (at least 1) were delivered since the step ``first``,
+    rounded up.
 
     Example:
         >>> step_after_tokens(0, 1000, BatchSchedule(8), [(0, 16)])  # 7.8 steps of 128 tokens
         8
-        >>> step_after_tokens(0, 1000, BatchSchedule(8), [(0, 16), (5, 32)])  # 5 of 128 tokens, 1.4 of 256
+        >>> step_after_tokens(
+        ...     0, 1000, BatchSchedule(8), [(0, 16), (5, 32)]
+        ... )  # 5 of 128 tokens, 1.4 of 256
         7
     """
     ends = [*(begin for begin, _ in phases[1:]), None]
@@ -106,7 +116,9 @@ def check_component_budgets(
     max_share: float | None,
     row_tokens: int,
 ) -> None:
-    """Raises ConfigError for a limit of a component that cannot be met; ``path`` is the component's."""
+    """Raises ConfigError for a limit of a component that cannot be met; ``path`` is the
+    component's.
+    """
     check_epochs(f"{path}.max_epochs", max_epochs)
     check_tokens(f"{path}.max_tokens", max_tokens, row_tokens)
     if max_share is not None and not 0 < max_share <= 1:
@@ -125,7 +137,8 @@ def tightest_bounds(
     sizes: Mapping[str, int],
     own: Collection[str] = (),
 ) -> dict[str, tuple[str, float]]:
-    """Field in the config, and value, of the limit that applies to each component: passes or tokens.
+    """Field in the config, and value, of the limit that applies to each component: passes or
+    tokens.
 
     ``own`` are the components whose passes are set under their own name, not for all.
 
@@ -146,7 +159,8 @@ def tightest_bounds(
 def phase_lengths(seq_len: int | Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     """First step and row length of each phase; neighbours differ in length.
 
-    ``seq_len`` are the tokens of a row, or ``{first step: tokens}`` beginning at step 0, in the order of steps.
+    ``seq_len`` are the tokens of a row, or ``{first step: tokens}`` beginning at step 0, in the
+    order of steps.
 
     Raises:
         ConfigError: no phase at step 0, steps out of order, a length below 2.
@@ -180,19 +194,23 @@ def example_limits(
     max_epochs: float | Mapping[str, float] | None = None,
     budgets: Mapping[str, int] | None = None,
 ) -> dict[str, int | None]:
-    """Largest number of examples of each source in the run: the smaller of its epochs and its budget; None: unlimited.
+    """Largest number of examples of each source in the run: the smaller of its epochs and its
+    budget; None: unlimited.
 
     Args:
         sizes: Examples of each source, None for one without an end; limits are in their order.
-        max_epochs: Passes over each source, one number for all or by name; may be a fraction. None: no bound.
+        max_epochs: Passes over each source, one number for all or by name; may be a fraction. None:
+            no bound.
         budgets: Examples of each source, by name.
 
     Raises:
-        ConfigError: an unknown source; an epoch count or budget that is negative or not finite; epochs of an endless
-            source, or so few that they contain no example.
+        ConfigError: an unknown source; an epoch count or budget that is negative or not finite;
+            epochs of an endless source, or so few that they contain no example.
 
     Example:
-        >>> example_limits({"web": 1000, "docs": 10}, max_epochs={"docs": 2.5}, budgets={"web": 600})
+        >>> example_limits(
+        ...     {"web": 1000, "docs": 10}, max_epochs={"docs": 2.5}, budgets={"web": 600}
+        ... )
         {'web': 600, 'docs': 25}
     """
     by_name = isinstance(max_epochs, Mapping)
@@ -220,7 +238,9 @@ def example_limits(
 
 
 def _rows_of_epochs(name: str, size: int | None, epochs: float, *, by_name: bool) -> int:
-    """Examples in a number of passes over a source; ``by_name``: whether the number was given for it alone."""
+    """Examples in a number of passes over a source; ``by_name``: whether the number was given for
+    it alone.
+    """
     check_epochs(f"max_epochs.{name}" if by_name else "max_epochs", epochs)
     if size is None:
         raise ConfigError(
@@ -282,7 +302,9 @@ def mixture_length(
 
 
 def _end_of(draws: Draws, component: int, size: int) -> int | None:
-    """Examples of the mixture up to the last of a component's first ``size``; None if it never has that many."""
+    """Examples of the mixture up to the last of a component's first ``size``; None if it never has
+    that many.
+    """
     if size == 0:
         return 0
     last = draws.index_of(component, size - 1)

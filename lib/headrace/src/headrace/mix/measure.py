@@ -1,15 +1,20 @@
-"""Counting tokens instead of rows in weights, budgets and sizes, if rows hold different numbers of tokens.
+"""Counting tokens instead of rows in weights, budgets and sizes, if rows hold different numbers of
+tokens.
 
-Packed rows are not quite full, so the number of rows does not determine the number of tokens. ``unit: content_tokens``
-counts the tokens of documents, and ``unit: trained_tokens`` the trained labels; ``examples`` and ``tokens`` count rows,
-and tokens with padding. The guarantees of each part of a mixture:
+Packed rows are not quite full, so the number of rows does not determine the number of tokens.
+``unit: content_tokens`` counts the tokens of documents, and ``unit: trained_tokens`` the trained
+labels; ``examples`` and ``tokens`` count rows, and tokens with padding. The guarantees of each part
+of a mixture:
 
-* **weights** (``quota``): shares of tokens, turned into shares of rows by the tokens of a row on average
-  (:func:`~headrace.mix.shares.row_shares`). No state, any step at once; exact at the end of each epoch of a source. In
-  between, the rows drawn so far hold more or less than the average: like a sample without replacement, by a standard
-  deviation of ``s * sqrt(n * (1 - n / N))`` tokens after n of the N rows of an epoch, s being that of a row.
-* **budgets** (``max_tokens``): the rows of a source are added up in its order, once, to the last row that fits.
-* **stages** with a number of tokens: as many steps as needed, with the rows of all sources added up in their orders.
+* **weights** (``quota``): shares of tokens, turned into shares of rows by the tokens of a row on
+  average (:func:`~headrace.mix.shares.row_shares`). No state, any step at once; exact at the end of
+  each epoch of a source. In between, the rows drawn so far hold more or less than the average: like
+  a sample without replacement, by a standard deviation of ``s * sqrt(n * (1 - n / N))`` tokens
+  after n of the N rows of an epoch, s being that of a row.
+* **budgets** (``max_tokens``): the rows of a source are added up in its order, once, to the last
+  row that fits.
+* **stages** with a number of tokens: as many steps as needed, with the rows of all sources added up
+  in their orders.
 
 All of them depend only on the step.
 """
@@ -53,7 +58,8 @@ class TokenMeasure:
         counted: Which tokens.
         budgets: Tokens of each planned stage; None: until the next begins.
         max_tokens: Largest number of tokens of components in the whole run, by name.
-        rows: Tokens of the rows of each component, once they are counted (:class:`headrace.data.row_tokens.RowTokens`).
+        rows: Tokens of the rows of each component, once they are counted
+            (:class:`headrace.data.row_tokens.RowTokens`).
     """
 
     counted: CountedTokens
@@ -64,7 +70,9 @@ class TokenMeasure:
 
 @dataclass(frozen=True)
 class TimedStages:
-    """Stages whose first steps are known, and the step at which the tokens of the last planned one are used up."""
+    """Stages whose first steps are known, and the step at which the tokens of the last planned one
+    are used up.
+    """
 
     stages: tuple[Stage, ...]
     end: int | None
@@ -84,12 +92,12 @@ def time_stages(
         budgets: Tokens of each planned stage, None for those that end where the next begins.
         make: Makes the policy over stages.
         lengths: Tokens of the examples of each component.
-        keep: Called with stages, the tokens of the last planned one, and a function that finds the step at which these
-            are used up; returns that step, computed or saved.
+        keep: Called with stages, the tokens of the last planned one, and a function that finds the
+            step at which these are used up; returns that step, computed or saved.
 
     Raises:
-        ConfigError: limits end the mixture before the tokens of a stage are used up; an amendment that begins before
-            the last planned stage.
+        ConfigError: limits end the mixture before the tokens of a stage are used up; an amendment
+            that begins before the last planned stage.
     """
     timed = list(stages[: len(budgets)])
     end = None
@@ -145,7 +153,9 @@ def _check_after(amendment: Stage, stage: Stage) -> None:
 
 
 def tokens_before(policy: MixingPolicy, step: int, lengths: Sequence[TokensInOrder]) -> int:
-    """Tokens of all examples of the steps before ``step``; raises IndexOutOfRangeError if the mixture ends before."""
+    """Tokens of all examples of the steps before ``step``; raises IndexOutOfRangeError if the
+    mixture ends before.
+    """
     if policy.length is not None and policy.batch.rows_at(step)[0] > policy.length:
         raise IndexOutOfRangeError(
             f"the mixture ends after {policy.length} examples", field="step", value=step

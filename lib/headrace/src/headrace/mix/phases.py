@@ -1,18 +1,22 @@
-"""Context phases: the length of rows changes at a step, and each source continues with what no row has touched yet.
+"""Context phases: the length of rows changes at a step, and each source continues with what no row
+has touched yet.
 
-This is possible because blocks are ranges of *tokens*, the same in all phases, and rows are cut within blocks. An order
-draws rows from many blocks at a time. When the length changes, the rest of the epoch is delivered in two parts:
+This is possible because blocks are ranges of *tokens*, the same in all phases, and rows are cut
+within blocks. An order draws rows from many blocks at a time. When the length changes, the rest of
+the epoch is delivered in two parts:
 
 1. The blocks that no row has touched: a new shuffle covers them, with rows of the new length.
-2. What was not drawn of the blocks that were touched, and of the ends of stored arrays that fill no block: a stream of
-   tokens with gaps, cut into rows of the new length, which continue across the gaps.
+2. What was not drawn of the blocks that were touched, and of the ends of stored arrays that fill no
+   block: a stream of tokens with gaps, cut into rows of the new length, which continue across the
+   gaps.
 
 Later epochs are ordinary ones.
 
-Invariants: no token occurs twice in an epoch, whatever the phases, and all occur but the few that cannot fill a row,
-which are counted; phases before a change do not depend on it. Price, once per phase: a table of two ranges per strand,
-and 24 bytes and 3 us for each row in part 2: a braid's open blocks, at most two per strand, a window of a block
-shuffle, or all that a full shuffle has not drawn.
+Invariants: no token occurs twice in an epoch, whatever the phases, and all occur but the few that
+cannot fill a row, which are counted; phases before a change do not depend on it. Price, once per
+phase: a table of two ranges per strand, and 24 bytes and 3 us for each row in part 2: a braid's
+open blocks, at most two per strand, a window of a block shuffle, or all that a full shuffle has not
+drawn.
 """
 
 from __future__ import annotations
@@ -35,17 +39,22 @@ _SCAN = 1 << 16  # positions that are looked at together
 
 
 def phase_block(chunk: int, lengths: Sequence[int], rows: int | None = None) -> int:
-    """Tokens of the blocks of all phases, from those of a stored chunk and the row lengths of the phases.
+    """Tokens of the blocks of all phases, from those of a stored chunk and the row lengths of the
+    phases.
 
-    As many whole rows of the first phase as a stored chunk holds, so that the first phase is what it would be alone; or
-    the smallest multiple of it that holds a row of each phase and leaves hardly anything of a block unfilled; or
-    ``rows`` rows of the first phase, if the user says so.
+    As many whole rows of the first phase as a stored chunk holds, so that the first phase is what
+    it would be alone; or the smallest multiple of it that holds a row of each phase and leaves
+    hardly anything of a block unfilled; or ``rows`` rows of the first phase, if the user says so.
 
     Raises:
         ConfigError: the user's block does not hold a row of each phase.
 
     Example:
-        >>> phase_block(65_536, [4096, 32_768]), phase_block(65_536, [4096, 131_072]), phase_block(1000, [300, 450])
+        >>> (
+        ...     phase_block(65_536, [4096, 32_768]),
+        ...     phase_block(65_536, [4096, 131_072]),
+        ...     phase_block(1000, [300, 450]),
+        ... )
         (65536, 131072, 900)
     """
     longest = max(lengths)
@@ -54,7 +63,10 @@ def phase_block(chunk: int, lengths: Sequence[int], rows: int | None = None) -> 
             problem = (
                 f"holds {rows * lengths[0]} tokens, less than the {longest} of the longest row"
             )
-            cure = f"Give at least {-(-longest // lengths[0])} (rows of the first phase), or leave it out."
+            cure = (
+                f"Give at least {-(-longest // lengths[0])} (rows of the first phase), or leave it"
+                " out."
+            )
             raise ConfigError(problem, field="io_block_size", value=rows, cure=cure)
         return rows * lengths[0]
     unit = max(chunk // lengths[0], 1) * lengths[0]
@@ -67,8 +79,8 @@ def phase_block(chunk: int, lengths: Sequence[int], rows: int | None = None) -> 
 
 @runtime_checkable
 class BlockOrder(Protocol):
-    """An order that permutes blocks and keeps some of them open at a time. Blocks are numbered in the order's sequence
-    (*virtual*) and in the store.
+    """An order that permutes blocks and keeps some of them open at a time. Blocks are numbered in
+    the order's sequence (*virtual*) and in the store.
     """
 
     io_block_size: int
@@ -85,7 +97,8 @@ class BlockOrder(Protocol):
 def untouched_blocks(
     order: Order, *, drawn: int, epoch: int, blocks: int, block_behind: Callable[[int], int]
 ) -> Order:
-    """Map onto the blocks among ``range(blocks)`` that an order's first draws leave whole, in the order's own sequence.
+    """Map onto the blocks among ``range(blocks)`` that an order's first draws leave whole, in the
+    order's own sequence.
 
     Args:
         order: A shuffle; one that permutes blocks does so over rows in blocks, full ones first.
@@ -97,7 +110,9 @@ def untouched_blocks(
     Example:
         >>> from headrace.order import BlockShuffle
         >>> order = BlockShuffle(100, io_block_size=10, window_blocks=2, seed=0)
-        >>> left = untouched_blocks(order, drawn=55, epoch=0, blocks=10, block_behind=lambda row: -(-row // 10))
+        >>> left = untouched_blocks(
+        ...     order, drawn=55, epoch=0, blocks=10, block_behind=lambda row: -(-row // 10)
+        ... )
         >>> touched = set((order(np.arange(60)) // 10).tolist())
         >>> sorted(touched | set(left(np.arange(len(left))).tolist())) == list(range(10)), len(left)
         (True, 4)
@@ -116,8 +131,8 @@ def rows_in_touched_blocks(
     blocks: int,
     rows_behind: Callable[[int], Int64[np.ndarray, " m"]],
 ) -> Int64[np.ndarray, " n"]:
-    """The rows that an order's first draws leave of the blocks that they touch, and those that are in no full block:
-    all that is left of the epoch but the blocks of :func:`untouched_blocks`.
+    """The rows that an order's first draws leave of the blocks that they touch, and those that are
+    in no full block: all that is left of the epoch but the blocks of :func:`untouched_blocks`.
 
     Args:
         order: A shuffle, as for :func:`untouched_blocks`.
@@ -125,14 +140,17 @@ def rows_in_touched_blocks(
         epoch: The epoch.
         block: Rows of a block.
         blocks: Number of full blocks; later rows are in no block.
-        rows_behind: For orders without blocks: the rows behind a number of rows that are in no untouched block.
+        rows_behind: For orders without blocks: the rows behind a number of rows that are in no
+            untouched block.
 
     Example:
         >>> from headrace.order import BlockShuffle
         >>> order = BlockShuffle(102, io_block_size=10, window_blocks=2, seed=0)
         >>> sizes = {"drawn": 55, "epoch": 0, "blocks": 10}
         >>> left = untouched_blocks(order, **sizes, block_behind=lambda row: -(-row // 10))
-        >>> rows = rows_in_touched_blocks(order, **sizes, block=10, rows_behind=lambda row: np.arange(row, 102))
+        >>> rows = rows_in_touched_blocks(
+        ...     order, **sizes, block=10, rows_behind=lambda row: np.arange(row, 102)
+        ... )
         >>> len(left) * 10 + rows.size == 102 - 55, np.intersect1d(rows, order(np.arange(55))).size
         (True, 0)
     """
@@ -153,11 +171,13 @@ def rows_in_touched_blocks(
             virtual[in_full] = INVERSES[family](number[in_full], of, key)
         return touched_blocks.has(virtual)
 
-    # Rows of no full block, as the order counts blocks, that are in blocks which nothing has touched
+    # Rows of no full block, as the order counts blocks, that are in blocks which nothing has
+    # touched
     others = np.arange(blocks * block, n)
     untouched = others[~is_touched(others)]
-    # All other rows are in touched blocks. A shuffle goes through its blocks one by one, so most of them are near the
-    # position that was reached; and where strands begin within a block, the rest of it is drawn last
+    # All other rows are in touched blocks. A shuffle goes through its blocks one by one, so most of
+    # them are near the position that was reached; and where strands begin within a block, the rest
+    # of it is drawn last
     touched_rows = touched_blocks.total * block
     if touched_blocks.has(np.array([of]))[0]:
         touched_rows -= (of + 1) * block - n
@@ -207,7 +227,8 @@ class UntouchedBlocks(Order):
 
 
 class RowsOfBlocks(Order):
-    """The rows of the blocks that an order returns, block by block (``block`` rows each); there are ``n`` rows.
+    """The rows of the blocks that an order returns, block by block (``block`` rows each); there are
+    ``n`` rows.
 
     Example:
         >>> RowsOfBlocks(Slice(5, 3), block=2, n=11)(np.arange(4)).tolist()

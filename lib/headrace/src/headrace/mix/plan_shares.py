@@ -1,12 +1,14 @@
-"""The share of each component in a batch over all stages of a plan: the largest ever, and the usual one.
+"""The share of each component in a batch over all stages of a plan: the largest ever, and the usual
+one.
 
-Strands (order/braid/strands.py) are sized once for all stages, by the largest share; otherwise a component that grows
-in a later stage would mix within too small a window. Laps fit the usual share: that of the longest stretch without
-changes. Amendments do not affect planned components, because they must not change the past; components that an
-amendment adds are sized by the amendment.
+Strands (order/braid/strands.py) are sized once for all stages, by the largest share; otherwise a
+component that grows in a later stage would mix within too small a window. Laps fit the usual share:
+that of the longest stretch without changes. Amendments do not affect planned components, because
+they must not change the past; components that an amendment adds are sized by the amendment.
 
-The end of a run is deliberately not used: extending a run must not change its order. An endless last stretch counts as
-long as everything before it. Price: some 33 evaluations between two break points.
+The end of a run is deliberately not used: extending a run must not change its order. An endless
+last stretch counts as long as everything before it. Price: some 33 evaluations between two break
+points.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from headrace.errors import ConfigError
 from headrace.mix.shares import bound_shares, row_shares
 from headrace.mix.stages import Stage
 
-_SAMPLES = 33  # a normalised share bends between two break points only in nested blends; this many looks are plenty
+# a normalised share bends between two break points only in nested blends; this many looks are
+# plenty
+_SAMPLES = 33
 _FITTING_SHARE = 0.5  # laps fit the usual share where it is at least this part of the largest
 
 
@@ -34,7 +38,9 @@ class PlanShares:
     largest: dict[str, float]
     """The largest share of a batch that each ever gets."""
     usual: dict[str, float] | None
-    """The share for which its laps should fit, at most the largest; None if no stretch is without change."""
+    """The share for which its laps should fit, at most the largest; None if no stretch is without
+    change.
+    """
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,9 @@ def plan_shares(stages: Sequence[Stage]) -> PlanShares:
 
     Example:
         >>> from headrace.mix import Blend
-        >>> plan = plan_shares([Stage(0, Blend({"web": 3, "code": 1})), Stage(50, Blend({"code": 1, "math": 1}))])
+        >>> plan = plan_shares(
+        ...     [Stage(0, Blend({"web": 3, "code": 1})), Stage(50, Blend({"code": 1, "math": 1}))]
+        ... )
         >>> plan.largest
         {'web': 0.75, 'code': 0.5, 'math': 0.5}
         >>> plan.usual  # of the first stage, and of the last for what the first does not use

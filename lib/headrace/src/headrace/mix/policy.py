@@ -1,11 +1,14 @@
-"""``MixingPolicy``: which component each row of each step comes from. The interface of all policies, with defaults.
+"""``MixingPolicy``: which component each row of each step comes from. The interface of all
+policies, with defaults.
 
-A policy is pure: any step, any number of times, gives the same result. Subclasses implement ``starts_at``,
-``components_at`` and ``supply``; the other methods have defaults that work for any policy.
+A policy is pure: any step, any number of times, gives the same result. Subclasses implement
+``starts_at``, ``components_at`` and ``supply``; the other methods have defaults that work for any
+policy.
 
-An **anchor** is the exact state of a policy before a step, as JSON: it saves another process from counting up to that
-step (2 us per step for ``quota``, 2 us per example for the others). It only saves time. :mod:`headrace.run.manifest`
-stores anchors with their run; an anchor that is damaged or of another mixture is refused.
+An **anchor** is the exact state of a policy before a step, as JSON: it saves another process from
+counting up to that step (2 us per step for ``quota``, 2 us per example for the others). It only
+saves time. :mod:`headrace.run.manifest` stores anchors with their run; an anchor that is damaged or
+of another mixture is refused.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ class MixingPolicy(abc.ABC):
 
     Attributes:
         name: Its name in manifests.
-        follows_sizes: Whether its draws depend on the sizes of the components or on the length of a row, so that the
-            draws of a run change with them.
+        follows_sizes: Whether its draws depend on the sizes of the components or on the length of a
+            row, so that the draws of a run change with them.
         components: Number of components D.
         batch: Examples per step.
         length: Examples after which it ends by its own rule; None: only limits end it.
@@ -46,10 +49,13 @@ class MixingPolicy(abc.ABC):
     Example:
         >>> class Alternate(MixingPolicy):
         ...     name, components, batch = "alternate", 2, BatchSchedule(4)
+        ...
         ...     def starts_at(self, step):
         ...         return np.full(2, 2 * step)
+        ...
         ...     def components_at(self, step):
         ...         return np.array([0, 1, 0, 1], np.int32)
+        ...
         ...     def supply(self):
         ...         return np.full(2, 1 << 62)
         >>> Alternate().counts_at(3), Alternate().describe()
@@ -75,7 +81,9 @@ class MixingPolicy(abc.ABC):
         """Examples of each component in the whole run, ``UNLIMITED`` (2**62) for endless ones."""
 
     def check_limits(self, step: int) -> None:
-        """Raises IndexOutOfRangeError if limits leave too few examples for the steps before ``step``."""
+        """Raises IndexOutOfRangeError if limits leave too few examples for the steps before
+        ``step``.
+        """
         self.starts_at(step)
 
     def counts_at(self, step: int) -> Int64[np.ndarray, " d"]:
@@ -83,8 +91,8 @@ class MixingPolicy(abc.ABC):
         return np.bincount(self.components_at(step), minlength=self.components)
 
     def tables_between(self, first: int, stop: int) -> StepTable | None:
-        """Component and ordinal of each row of the steps ``first .. stop``, all of one size, in stream order; None if
-        this is not faster than step by step.
+        """Component and ordinal of each row of the steps ``first .. stop``, all of one size, in
+        stream order; None if this is not faster than step by step.
         """
         return None
 
@@ -101,18 +109,24 @@ class MixingPolicy(abc.ABC):
         raise refused(f"is not one of {type(self).__name__}")
 
     def walk_to(self, step: int, watch: Watch) -> None:
-        """Counts up to ``step`` if examples are counted one by one, reporting to ``watch``; later calls start there."""
+        """Counts up to ``step`` if examples are counted one by one, reporting to ``watch``; later
+        calls start there.
+        """
         return
 
     def describe(self) -> dict[str, Any]:
-        """What distinguishes it from other policies over equal stages, sizes and limits, as JSON values."""
+        """What distinguishes it from other policies over equal stages, sizes and limits, as JSON
+        values.
+        """
         return {"policy": self.name}
 
 
 def anchor_integer(
     anchor: Mapping[str, object], name: str, *, multiple: int = 1, most: int = UNLIMITED
 ) -> int:
-    """A whole number of an anchor, 0 to ``most``; raises ConfigError otherwise, as do the following functions."""
+    """A whole number of an anchor, 0 to ``most``; raises ConfigError otherwise, as do the following
+    functions.
+    """
     value = anchor.get(name)
     if type(value) is not int or not 0 <= value <= most or value % multiple:
         raise refused(f"has no {name!r} that can be")

@@ -127,23 +127,26 @@ and the state behind the chunk, None if the mixture ends in it."""
 
 
 class Quota(MixingPolicy):
-    """Exact counts of each component at each step. Thread-safe; random access through anchors, extended on demand.
+    """Exact counts of each component at each step. Thread-safe; random access through anchors,
+    extended on demand.
 
     Args:
         weights: Steps -> rows of weights that sum to 1, e.g. ``Blend.at``.
         components: Number of components D, 1 to 4096; or their names, for errors.
         batch: Examples per step.
-        limits: Largest number of examples of each component in the whole run, None for no limit. A component is drawn
-            exactly up to its limit; the others then share its weight in proportion to theirs.
-        settled: Step from which on the weights are constant, None if unknown: every step is then counted.
+        limits: Largest number of examples of each component in the whole run, None for no limit. A
+            component is drawn exactly up to its limit; the others then share its weight in
+            proportion to theirs.
+        settled: Step from which on the weights are constant, None if unknown: every step is then
+            counted.
         largest: Largest share of each component in a step, None for no limit.
         start: The account before step 0; by default nothing. Limits and all counts include it.
-        row_tokens: Mean tokens per row of each component, if weights and ``largest`` are shares of tokens; None: they
-            are shares of rows.
+        row_tokens: Mean tokens per row of each component, if weights and ``largest`` are shares of
+            tokens; None: they are shares of rows.
 
     Raises:
-        ConfigError: no component, too many, a batch above 2**18, limits that do not fit; later also a step that is too
-            far to count up to.
+        ConfigError: no component, too many, a batch above 2**18, limits that do not fit; later also
+            a step that is too far to count up to.
 
     Example:
         >>> from headrace.mix import Blend
@@ -193,12 +196,16 @@ class Quota(MixingPolicy):
 
     @property
     def late_steps(self) -> int:
-        """Number of steps, of those prepared so far, at which some component was at least one example off its share."""
+        """Number of steps, of those prepared so far, at which some component was at least one
+        example off its share.
+        """
         return self._anchors[self._chunks[-1]].late
 
     @property
     def worst_deviation(self) -> float:
-        """Largest deviation of a component from its share at the steps prepared so far, in examples."""
+        """Largest deviation of a component from its share at the steps prepared so far, in
+        examples.
+        """
         return self._anchors[self._chunks[-1]].worst
 
     def counts_at(self, step: int) -> Int64[np.ndarray, " d"]:
@@ -245,7 +252,9 @@ class Quota(MixingPolicy):
             self._extend(-(-steps // CHUNK))
 
     def account_at(self, step: int) -> Account:
-        """The account of the components before ``step``: what they should have, and what they have."""
+        """The account of the components before ``step``: what they should have, and
+        what they have.
+        """
         drawn = self.starts_at(step)
         (chunk, row) = divmod(int(step), CHUNK)
         anchor = self._anchors[chunk]
@@ -255,7 +264,9 @@ class Quota(MixingPolicy):
         return Account(shares.whole[-1], shares.part[-1], drawn)
 
     def anchor_at(self, step: int) -> Anchor:
-        """The state from which another process with an equal quota reaches ``step`` in 1 ms, as JSON values."""
+        """The state from which another process with an equal quota reaches ``step`` in 1 ms, as
+        JSON values.
+        """
         self._locate(step, counts=False)
         chunk = int(step) // CHUNK
         state = self._anchors[chunk]
@@ -278,7 +289,9 @@ class Quota(MixingPolicy):
         self._keep(step // CHUNK, _Anchor(integers, part, drawn, late, worst, calm))
 
     def supply(self) -> Int64[np.ndarray, " d"]:
-        """See :class:`~headrace.mix.policy.MixingPolicy`; walks to where the weights settle, or to the end."""
+        """See :class:`~headrace.mix.policy.MixingPolicy`; walks to where the weights settle, or to
+        the end.
+        """
         weights = self._weights(np.array([MAX_STEP], np.int64))[0]
         settled = self._settled or 0
         endless = self._shares.can_fill((weights > 0) & (self._shares.limits == UNLIMITED))
@@ -290,8 +303,8 @@ class Quota(MixingPolicy):
         return np.where(weights > 0, self._shares.limits, self.starts_at(settled))
 
     def find_end(self, stop: int) -> int | None:
-        """The first step before ``stop`` for which nothing is left: all with weight are used up or at their largest
-        share. The step before it may hold fewer examples than a batch.
+        """The first step before ``stop`` for which nothing is left: all with weight are used up or
+        at their largest share. The step before it may hold fewer examples than a batch.
 
         Example:
             >>> from headrace.mix import Blend
@@ -322,16 +335,20 @@ class Quota(MixingPolicy):
         table = self._walk_chunk(chunk)[0] if chunk in self._anchors else None
         if table is None or row + counts >= len(table):
             raise IndexOutOfRangeError(
-                f"the mixture ends at step {self._end}: the components that have weight then have too few examples left"
+                f"the mixture ends at step {self._end}: the components that have weight then have"
+                " too few examples left"
                 " for it, or may have no more of it",
                 field="step",
                 value=step,
-                cure="Allow more epochs, a larger budget or share, or other sources, or train for fewer steps.",
+                cure="Allow more epochs, a larger budget or share, or other sources, or train for"
+                " fewer steps.",
             )
         return table, row
 
     def _walk_chunk(self, chunk: int) -> _Chunk:
-        """A chunk, walked for its table and for the anchor behind it in one go; the latest are kept."""
+        """A chunk, walked for its table and for the anchor behind it in one go; the latest are
+        kept.
+        """
         entry = self._tables[chunk % _TABLES]
         if entry is not None and entry[0] == chunk:
             return entry[1]
@@ -363,8 +380,9 @@ class Quota(MixingPolicy):
     ) -> Int64[np.ndarray, "n d"]:
         """The same counts, and those after the mixture's last steps, which hold what is left.
 
-        Almost always that is one step with fewer examples than its batch. A component that was served late because its
-        weight was 0 for a time may be owed more: then there is a full step before.
+        Almost always that is one step with fewer examples than its batch. A component that was
+        served late because its weight was 0 for a time may be owed more: then there is a full step
+        before.
         """
         rows = list(drawn)
         while len(rows) < CHUNK:

@@ -26,8 +26,8 @@ has drawn and the other has not. At a step, what enters this set is earlier than
 stays in it, since both cut one order: so **the latest deadline in the set never moves**, and when
 it has passed, the two are equal. An example's deadline is one example of its component away, P
 examples of the mixture: a run that starts from a guess is exact after P examples, if the guess can
-keep its deadlines. Drawing what is due first is such a guess, as everything that it leaves is due later than
-what another state leaves.
+keep its deadlines. Drawing what is due first is such a guess, as everything that it leaves is due
+later than what another state leaves.
 
 The factor 2 is for deadlines that are compared in float64 and may change places if they differ by
 less than one part in 2**36. It needs components without weight to be owed nothing (else the others
@@ -75,12 +75,16 @@ _LONGEST = 1 << 32
 _MOST_WALKED = 1 << 21
 """Steps that are walked at most to one that is asked for, with up to 256 components: 3 to 30 s."""
 _MOST_REPLAYED = 1 << 18
-"""Steps that are walked at most before a far step, where weights are constant, up to 32 components: below 1 s."""
+"""Steps that are walked at most before a far step, where weights are constant, up to 32 components:
+below 1 s.
+"""
 
 
 @dataclass(frozen=True)
 class Account:
-    """What each component should have (``whole + part * 2**-44`` examples) and has, before a step."""
+    """What each component should have (``whole + part * 2**-44`` examples) and has,
+    before a step.
+    """
 
     whole: Int64[np.ndarray, " d"]
     part: Int64[np.ndarray, " d"]
@@ -111,7 +115,9 @@ class Walk:
         self._batch = batch
         self._before = before
         self.delta = ONE // (4 * max(components - 1, 1))
-        """How far above a whole example a share must be for the next, and how far below it is due."""
+        """How far above a whole example a share must be for the next, and how far
+        below it is due.
+        """
         self.id_bits = max(components - 1, 1).bit_length()
         """Bits of the largest component number."""
 
@@ -507,7 +513,9 @@ def even_tables(
 
 
 class Reach:
-    """What a quota walks at most, so that no far step takes minutes; ``names`` are the components', for errors."""
+    """What a quota walks at most, so that no far step takes minutes; ``names`` are the components',
+    for errors.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -519,21 +527,27 @@ class Reach:
         return chunk - at > self._walked
 
     def check_walk(self, at: int, stop: int) -> None:
-        """Raises ConfigError if it is too far from one chunk to another, where each step between them counts."""
+        """Raises ConfigError if it is too far from one chunk to another, where each step between
+        them counts.
+        """
         if self.is_far(at, stop):
             most = self._walked * CHUNK
             raise ConfigError(
-                f"cannot be counted so far: counts depend on each of {(stop - at) * CHUNK:,} steps before, and at most"
+                f"cannot be counted so far: counts depend on each of {(stop - at) * CHUNK:,} steps"
+                " before, and at most"
                 f" {most:,} are counted through",
                 field="weights",
-                cure=f"Let weights change within {most:,} steps, or write stages of constant weights that leave out"
-                " what they give no weight; or go on from a run's folder: its anchors.json holds counts.",
+                cure=f"Let weights change within {most:,} steps, or write stages of constant"
+                " weights that leave out"
+                " what they give no weight; or go on from a run's folder: its anchors.json holds"
+                " counts.",
             )
 
     def check_wait(
         self, at: int, stop: int, rate: Int64[np.ndarray, " d"], examples: float
     ) -> None:
-        """Raises ConfigError if it is too far from one chunk to another, up to where the rarest component was served.
+        """Raises ConfigError if it is too far from one chunk to another, up to where the rarest
+        component was served.
 
         Args:
             at: The chunk that is counted already.
@@ -547,7 +561,9 @@ class Reach:
     def check_replay(
         self, begin: int, chunk: int, rate: Int64[np.ndarray, " d"], examples: float
     ) -> None:
-        """Raises ConfigError if the chunks from ``begin`` on are too many to be walked before a far one."""
+        """Raises ConfigError if the chunks from ``begin`` on are too many to be walked before a far
+        one.
+        """
         if chunk - begin > self._replayed:
             raise self._too_rare(rate, examples)
 
@@ -556,10 +572,12 @@ class Reach:
         share = int(rate[rarest]) / ONE
         least = 2.2 / (self._replayed * examples)
         return ConfigError(
-            f"is too small for this step: it gives one example in {1 / share:,.0f}, the next of which is nearly due,"
+            f"is too small for this step: it gives one example in {1 / share:,.0f}, the next of"
+            " which is nearly due,"
             " and counts depend on up to twice as many before them",
             field=f"weights.{self._names[rarest]}",
             value=float(f"{share:.3g}"),
-            cure=f"Give it at least {least:.1e} of the sum of the weights, or none; or go on from a run's folder: its"
+            cure=f"Give it at least {least:.1e} of the sum of the weights, or none; or go on from"
+            " a run's folder: its"
             " anchors.json holds counts.",
         )

@@ -1,11 +1,13 @@
 """Weights by the number of passes: ``{repeat: 2}`` means twice as many passes as ``{repeat: 1}``.
 
-Such a weight is a number or a schedule, times the rows of the source: the rows drawn from it while a source with
-``{repeat: 1}`` is drawn once, whatever their sizes. A group whose sources all repeat may itself ``repeat``: it is then
-drawn as if its sources were in its place, each that many times more often.
+Such a weight is a number or a schedule, times the rows of the source: the rows drawn from it while
+a source with ``{repeat: 1}`` is drawn once, whatever their sizes. A group whose sources all repeat
+may itself ``repeat``: it is then drawn as if its sources were in its place, each that many times
+more often.
 
-Invariant: over any steps without limits, the passes over two sources of one blend are in the ratio of their repeats, to
-within a row of each. Price: the datasets are opened for their number of rows, only if a weight repeats.
+Invariant: over any steps without limits, the passes over two sources of one blend are in the ratio
+of their repeats, to within a row of each. Price: the datasets are opened for their number of rows,
+only if a weight repeats.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ def repeats_somewhere(weights: Mapping[str, Any]) -> bool:
     """Whether a weight of a (nested) blend repeats.
 
     Example:
-        >>> repeats_somewhere({"a": {"weight": 1, "blend": {"b": {"repeat": 1}}}}), repeats_somewhere({"a": 1})
+        >>> (
+        ...     repeats_somewhere({"a": {"weight": 1, "blend": {"b": {"repeat": 1}}}}),
+        ...     repeats_somewhere({"a": 1}),
+        ... )
         (True, False)
     """
     return any(
@@ -46,7 +51,11 @@ def with_rows(
         ConfigError: a blend has weights with and without ``repeat``; a value is not a number.
 
     Example:
-        >>> with_rows({"web": {"repeat": 1}, "books": {"repeat": 4}}, lambda: {"web": 900, "books": 25}, "weights")
+        >>> with_rows(
+        ...     {"web": {"repeat": 1}, "books": {"repeat": 4}},
+        ...     lambda: {"web": 900, "books": 25},
+        ...     "weights",
+        ... )
         {'web': 900.0, 'books': 100.0}
     """
     return _resolved(weights, rows(), path) if repeats_somewhere(weights) else dict(weights)

@@ -1,12 +1,14 @@
 """Weights and batch sizes as pure functions of the **global step**.
 
-A :class:`Weight` is a number, or a schedule over steps: ``step`` (the last point at or before the step) or ``linear``
-(interpolated, held constant outside its points). Because it depends only on the global step, a resumed run, a run on
-other hosts and a simulation have the same weights, and prefetching does not delay them. Megatron-Energon's unmerged
-schedules have the same three kinds; their x axis is a batch counter of each worker.
+A :class:`Weight` is a number, or a schedule over steps: ``step`` (the last point at or before the
+step) or ``linear`` (interpolated, held constant outside its points). Because it depends only on the
+global step, a resumed run, a run on other hosts and a simulation have the same weights, and
+prefetching does not delay them. Megatron-Energon's unmerged schedules have the same three kinds;
+their x axis is a batch counter of each worker.
 
-Invariants: weights are finite and never negative; the same step gives the same bits on every machine (elementwise IEEE
-operations only). Price: about 30 ns per step and weight in blocks of 4096 steps.
+Invariants: weights are finite and never negative; the same step gives the same bits on every
+machine (elementwise IEEE operations only). Price: about 30 ns per step and weight in blocks of 4096
+steps.
 
 Blends of many weights, and their normalisation, are in :mod:`headrace.mix.blend`.
 """
@@ -40,7 +42,9 @@ CountedTokens: TypeAlias = Literal["content", "trained"]
 
 MAX_WEIGHT = 1e100
 MIN_WEIGHT = float(np.finfo(np.float64).smallest_normal)
-"""Smallest weight, times its scale, that is not 0: below it float64 loses bits, and in the end the weight."""
+"""Smallest weight, times its scale, that is not 0: below it float64 loses bits, and in the end the
+weight.
+"""
 MAX_STEP = 1 << 40
 MAX_BATCH = 1 << 18
 _SCIENTIFIC = re.compile(r"[+-]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][+-]?\d{1,3}")
@@ -60,8 +64,9 @@ class Weight:
         path: Its path in the config, for errors; not part of its identity.
 
     Raises:
-        ConfigError: no point, a step that is negative or not rising, a weight or scale that is negative, infinite, not
-            a number, or above 1e100; a weight that times its scale is below 2.3e-308 and not 0.
+        ConfigError: no point, a step that is negative or not rising, a weight or scale that is
+            negative, infinite, not a number, or above 1e100; a weight that times its scale is below
+            2.3e-308 and not 0.
 
     Example:
         A ramp before, in and after its points; a step before, at and after its points:
@@ -121,7 +126,8 @@ class Weight:
         return Curves([self]).at(steps)[:, 0]
 
     def piece(self, step: int) -> tuple[int, int, float, float]:
-        """The straight piece that holds at ``step``: its first and last step and the values there, without ``scale``.
+        """The straight piece that holds at ``step``: its first and last step and the values there,
+        without ``scale``.
 
         Example:
             >>> Weight("linear", ((10, 4.0), (14, 0.0))).piece(12)
@@ -137,7 +143,10 @@ class Weight:
         """The step from which on it keeps the value that it has at ``last``, up to there.
 
         Example:
-            >>> [Weight("linear", ((10, 4.0), (14, 0.0))).settles_at(last) for last in (9, 12, 14, 99)]
+            >>> [
+            ...     Weight("linear", ((10, 4.0), (14, 0.0))).settles_at(last)
+            ...     for last in (9, 12, 14, 99)
+            ... ]
             [0, 12, 14, 14]
         """
         begin, _, low, high = self.piece(last)
@@ -190,7 +199,9 @@ class Curves:
         return out
 
     def _pieces(self, step: int) -> Float64[np.ndarray, "4 d"]:
-        """Each weight's straight piece at ``step``; the latest is kept, as steps are mostly asked in a row."""
+        """Each weight's straight piece at ``step``; the latest is kept, as steps are mostly asked
+        in a row.
+        """
         segment = bisect.bisect_right(self.breaks, step)
         latest = self._latest  # one read: another thread may replace it
         if latest[0] != segment:
@@ -213,8 +224,9 @@ class Curves:
 def weight_from_config(obj: object, path: str = "weight") -> Weight:
     """Read a weight as users write it at a ``path`` of the config.
 
-    It is a number; or a mapping with one of ``step``, ``linear`` (a mapping step -> weight, or a list of pairs sorted
-    by step; YAML may give the steps as strings) and optionally ``scale``; or a :class:`Weight`.
+    It is a number; or a mapping with one of ``step``, ``linear`` (a mapping step -> weight, or a
+    list of pairs sorted by step; YAML may give the steps as strings) and optionally ``scale``; or a
+    :class:`Weight`.
 
     Raises:
         ConfigError: it is none of these; see :class:`Weight` for refused values.
@@ -222,7 +234,8 @@ def weight_from_config(obj: object, path: str = "weight") -> Weight:
     Example:
         >>> weight_from_config({"stepp": {0: 1}}, "weights.docs")
         Traceback (most recent call last):
-        headrace.errors.ConfigError: weights.docs = {'stepp': {0: 1}}: unknown key 'stepp'. Did you mean 'step'?
+        headrace.errors.ConfigError: weights.docs = {'stepp': {0: 1}}: unknown key
+            'stepp'. Did you mean 'step'?
     """
     if isinstance(obj, Weight):
         return obj
@@ -250,10 +263,12 @@ def weight_from_config(obj: object, path: str = "weight") -> Weight:
 
 
 def sorted_points(obj: object, path: str) -> tuple[tuple[int, float], ...]:
-    """``(step, value)`` pairs of a mapping or of a list of pairs, sorted by step (YAML keeps the order of mappings).
+    """``(step, value)`` pairs of a mapping or of a list of pairs, sorted by step (YAML keeps the
+    order of mappings).
 
     Raises:
-        ConfigError: neither of the two, empty, a step is not a whole number, or steps that do not rise.
+        ConfigError: neither of the two, empty, a step is not a whole number, or steps that do not
+            rise.
     """
     if isinstance(obj, Mapping):
         mapping = cast(Mapping[object, float], obj)
@@ -290,7 +305,9 @@ def compose_weights(outer: Weight, inner: Weight) -> Weight:
         ConfigError: both are schedules, whose product would be ambiguous.
 
     Example:
-        >>> compose_weights(weight_from_config(0.5), weight_from_config({"step": {0: 2}})).to_config()
+        >>> compose_weights(
+        ...     weight_from_config(0.5), weight_from_config({"step": {0: 2}})
+        ... ).to_config()
         {'step': {0: 2.0}, 'scale': 0.5}
     """
     if outer.is_scheduled and inner.is_scheduled:
@@ -303,15 +320,19 @@ def compose_weights(outer: Weight, inner: Weight) -> Weight:
 
 
 class BatchSchedule:
-    """Examples per step, constant or changing at given steps; and the closed form between steps and example indices.
+    """Examples per step, constant or changing at given steps; and the closed form between steps and
+    example indices.
 
     Args:
-        sizes: A number of examples, or ``{first step: examples}`` (or a sorted list of pairs) that starts at step 0.
-        last_batch: What becomes of a last batch that finite data do not fill: ``pad``, ``drop`` or ``fill``; None:
-            that of ``sizes`` if it is a BatchSchedule, else ``pad``. Two schedules of the same sizes are equal.
+        sizes: A number of examples, or ``{first step: examples}`` (or a sorted list of pairs) that
+            starts at step 0.
+        last_batch: What becomes of a last batch that finite data do not fill: ``pad``, ``drop`` or
+            ``fill``; None: that of ``sizes`` if it is a BatchSchedule, else ``pad``. Two schedules
+            of the same sizes are equal.
 
     Raises:
-        ConfigError: empty, not starting at step 0, unsorted, or a size outside 1 .. 2**18; no such ``last_batch``.
+        ConfigError: empty, not starting at step 0, unsorted, or a size outside 1 .. 2**18; no such
+            ``last_batch``.
 
     Example:
         >>> b = BatchSchedule({0: 32, 1000: 64})
@@ -401,7 +422,8 @@ class BatchSchedule:
 
 
 def whole_number(value: object) -> object:
-    """Converts a text with an exponent, or a float, to an int if it is one; other values are returned unchanged.
+    """Converts a text with an exponent, or a float, to an int if it is one; other values are
+    returned unchanged.
 
     Example:
         >>> [whole_number(v) for v in ("1e9", "1.5e9", 2e9, "1e-3", "1.5", 1.5, "12", True)]

@@ -1,19 +1,21 @@
-"""Shares: the exact amount that each component should have had after each step, before rounding to examples.
+"""Shares: the exact amount that each component should have had after each step, before rounding to
+examples.
 
-A step of B examples gives component d the share B x w_d. Normalised weights are whole multiples of 2**-44 that sum to
-1, and a share is a whole part and 44 bits, with carry: no error accumulates, sums are exact. A component may have a
-limit (its epochs or its budget, in examples): at the step that reaches it, the component gets exactly the remainder,
-the rest of that step goes to the others in proportion to their weights, and from then on they share its weight.
+A step of B examples gives component d the share B x w_d. Normalised weights are whole multiples of
+2**-44 that sum to 1, and a share is a whole part and 44 bits, with carry: no error accumulates,
+sums are exact. A component may have a limit (its epochs or its budget, in examples): at the step
+that reaches it, the component gets exactly the remainder, the rest of that step goes to the others
+in proportion to their weights, and from then on they share its weight.
 
-If weights count tokens, and rows of the components have different numbers of them, shares of tokens are converted to
-shares of rows after limits are applied: each is divided by the mean tokens per row over an epoch. The rows of a
-component are then exact as before, and its tokens are exact at the end of each epoch; within an epoch, they deviate as
-the rows drawn so far deviate from the mean.
+If weights count tokens, and rows of the components have different numbers of them, shares of tokens
+are converted to shares of rows after limits are applied: each is divided by the mean tokens per row
+over an epoch. The rows of a component are then exact as before, and its tokens are exact at the end
+of each epoch; within an epoch, they deviate as the rows drawn so far deviate from the mean.
 
-Invariant: shares after a step sum to the examples of all steps, and depend on nothing later. If the components with
-weight cannot fill a step, because they are used up or at their largest share, the mixture ends: with a last step of
-what they still have (:meth:`Shares.rest`), or before it if they have nothing. Price: 2 us per step for 64 components,
-in chunks.
+Invariant: shares after a step sum to the examples of all steps, and depend on nothing later. If the
+components with weight cannot fill a step, because they are used up or at their largest share, the
+mixture ends: with a last step of what they still have (:meth:`Shares.rest`), or before it if they
+have nothing. Price: 2 us per step for 64 components, in chunks.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ _SHORT = 1e-9  # of a step: what rounding may leave of it
 
 
 def fixed_point(weights: Float64[np.ndarray, "n d"]) -> Int64[np.ndarray, "n d"]:
-    """Rows of weights as multiples of 2**-44 that sum to exactly 2**44; a positive weight never becomes 0.
+    """Rows of weights as multiples of 2**-44 that sum to exactly 2**44; a positive weight never
+    becomes 0.
 
-    Each is within one unit of the weight, except the row's largest, which absorbs the rounding of all (at most half a
-    unit each). At 1e9 examples, the drift is thus about 1e-4 examples.
+    Each is within one unit of the weight, except the row's largest, which absorbs the rounding of
+    all (at most half a unit each). At 1e9 examples, the drift is thus about 1e-4 examples.
 
     Raises:
         ConfigError: a weight is negative or not a number, or a row does not sum to 1.
@@ -81,10 +84,13 @@ class ShareRun:
 
 
 class Shares:
-    """Runs of shares from any known state; the arguments are those of :class:`~headrace.mix.quota.Quota`.
+    """Runs of shares from any known state; the arguments are those of
+    :class:`~headrace.mix.quota.Quota`.
 
     Example:
-        >>> shares = Shares(lambda steps: np.full((len(steps), 2), 0.5), 2, BatchSchedule(8), [10, None])
+        >>> shares = Shares(
+        ...     lambda steps: np.full((len(steps), 2), 0.5), 2, BatchSchedule(8), [10, None]
+        ... )
         >>> shares.run(np.zeros(2, np.int64), np.zeros(2, np.int64), 0, 4).whole.tolist()
         [[4, 4], [8, 8], [10, 14], [10, 22]]
     """
@@ -175,11 +181,14 @@ class Shares:
         whole: Int64[np.ndarray, " d"],
         part: Int64[np.ndarray, " d"],
     ) -> Int64[np.ndarray, " d"] | None:
-        """What each component gets of a step in which limits are reached; None: it cannot be filled."""
+        """What each component gets of a step in which limits are reached; None: it cannot be
+        filled.
+        """
         due = _pour(rate, size, whole, part, self.limits, self._row_bound(rate))
         if due is not None or self._row_tokens is None:
             return due
-        # The bounds were those of rows with as many tokens as those that are used up now: take those of what stays.
+        # The bounds were those of rows with as many tokens as those that are used up now: take
+        # those of what stays.
         staying = weight * (self.limits - whole > size)
         if not staying.any():
             return None
@@ -188,9 +197,9 @@ class Shares:
         return _pour(rate, size, whole, part, self.limits, largest) if met else None
 
     def rest(self, step: int, drawn: Int64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
-        """Examples that each component may still have of a step that all of them cannot fill, after ``drawn``: what its
-        limit leaves, within its largest share of the batch. Nothing, unless that uses one of them up: components that
-        have more need no step that is not full.
+        """Examples that each component may still have of a step that all of them cannot fill, after
+        ``drawn``: what its limit leaves, within its largest share of the batch. Nothing, unless
+        that uses one of them up: components that have more need no step that is not full.
 
         Example:
             >>> equal = lambda steps: np.full((len(steps), 2), 0.5)
@@ -229,8 +238,9 @@ class Shares:
     def may_fill_largest(
         self, whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], step: int
     ) -> bool:
-        """Whether a component may be due as many rows of a step as its largest share allows, from ``step`` on, while
-        weights stay as they are there. ``whole`` and ``part`` are the shares before it.
+        """Whether a component may be due as many rows of a step as its largest share allows, from
+        ``step`` on, while weights stay as they are there. ``whole`` and ``part`` are the shares
+        before it.
         """
         if not self.bounded:
             return False
@@ -244,7 +254,9 @@ class Shares:
         return bool(((due >= largest) & (largest < sizes[:, None])).any())
 
     def _row_bound(self, rate: Int64[np.ndarray, "*n d"]) -> Float64[np.ndarray, "*n d"]:
-        """The largest shares of rows in a step, or in each, at the rate of rows that has the same tokens."""
+        """The largest shares of rows in a step, or in each, at the rate of rows that has the same
+        tokens.
+        """
         if self._row_tokens is None:
             return self._bound
         average = np.add.accumulate(rate * self._row_tokens, axis=-1)[..., -1:] / ONE
@@ -255,7 +267,9 @@ class Shares:
     def _below_largest(
         self, weights: Float64[np.ndarray, "n d"]
     ) -> tuple[Float64[np.ndarray, "n d"], int]:
-        """The weights below the limits, and the number of steps that can be met; later rows only sum to 1."""
+        """The weights below the limits, and the number of steps that can be met; later rows only
+        sum to 1.
+        """
         if not self.bounded:
             return weights, len(weights)
         scaled, short = _bounded_rows(weights, self._bound)
@@ -282,7 +296,8 @@ def bound_shares(
     """The same shares with no component above its limit at any step; the others share the excess.
 
     Raises:
-        ConfigError: the components with weight at a step, all at their largest share, do not fill it.
+        ConfigError: the components with weight at a step, all at their largest share, do not fill
+            it.
 
     Example:
         >>> bound_shares(np.array([[0.7, 0.2, 0.1]]), np.array([0.4, 1, 1]), np.arange(1))
@@ -291,7 +306,8 @@ def bound_shares(
     scaled, short = _bounded_rows(rows, bound)
     if short.any():
         raise ConfigError(
-            f"cannot be met: at step {int(steps[short].min())} all sources with weight are at their largest share and"
+            f"cannot be met: at step {int(steps[short].min())} all sources with weight are at"
+            " their largest share and"
             " leave a rest",
             field="max_share",
             value=bound.tolist(),
@@ -322,7 +338,9 @@ def _bounded_rows(
 def _accumulate(
     whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], due: Int64[np.ndarray, "n d"]
 ) -> tuple[Int64[np.ndarray, "n d"], Int64[np.ndarray, "n d"]]:
-    """Running sums of ``due`` (each <= 2**62, in 2**-44 examples) from a start, as whole and part."""
+    """Running sums of ``due`` (each <= 2**62, in 2**-44 examples) from a start, as
+    whole and part.
+    """
     parts = np.cumsum(due & PART, axis=0) + part  # n * 2**44 at most
     wholes = np.cumsum(due >> BITS, axis=0) + whole + (parts >> BITS)
     parts &= PART
@@ -337,10 +355,11 @@ def _pour(
     limits: Int64[np.ndarray, " d"],
     bound: Float64[np.ndarray, " d"],
 ) -> Int64[np.ndarray, " d"] | None:
-    """The share of each component in a step that reaches limits (in 2**-44 examples); None: the step cannot be filled.
+    """The share of each component in a step that reaches limits (in 2**-44 examples); None: the
+    step cannot be filled.
 
-    Like filling vessels: a component that would get more than its capacity gets exactly that, and the others share the
-    rest. Uses integers of any size.
+    Like filling vessels: a component that would get more than its capacity gets exactly that, and
+    the others share the rest. Uses integers of any size.
     """
     rates = [int(r) for r in rate]
     room = [(int(x) - int(w)) * ONE - int(p) for x, w, p in zip(limits, whole, part, strict=True)]
@@ -364,7 +383,8 @@ def _pour(
 
 
 def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
-    """``total`` items in proportion to ``weights``: each share rounded down, then one more to the largest remainders.
+    """``total`` items in proportion to ``weights``: each share rounded down, then one more to the
+    largest remainders.
 
     This is Hamilton's method, as in nmoe; of equal remainders, the first gets it.
 

@@ -1,8 +1,9 @@
 """The config of a run's mixtures, and the stages that it resolves to.
 
-One mixture: a weight at each component, or a (nested) blend. Several: ``stages``, each from a step on or for a number
-of tokens. A run that changes after it has started: ``amendments``, each from a step on, which add, drop or reweight
-sources. Amendments are stages too, so the past does not change.
+One mixture: a weight at each component, or a (nested) blend. Several: ``stages``, each from a step
+on or for a number of tokens. A run that changes after it has started: ``amendments``, each from a
+step on, which add, drop or reweight sources. Amendments are stages too, so the past does not
+change.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ class StageConfig:
     Attributes:
         weights: Blend of this stage, over any of the components.
         name: Name for reports and errors.
-        step: Step at which it begins; the first stage begins at 0. Default: where the tokens of the previous stage end.
-        tokens: Its length in tokens, rounded up to whole steps; optional for the last stage. Those of the last stage
-            end the run.
+        step: Step at which it begins; the first stage begins at 0. Default: where the tokens of the
+            previous stage end.
+        tokens: Its length in tokens, rounded up to whole steps; optional for the last stage. Those
+            of the last stage end the run.
     """
 
     weights: dict[str, Any]
@@ -47,19 +49,23 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class AmendmentConfig:
-    """A declared change of the mixture of a running run; names refer to entries at any depth of a blend.
+    """A declared change of the mixture of a running run; names refer to entries at any depth of a
+    blend.
 
     Attributes:
         step: First step of the changed mixture, which must not have been trained on yet.
-        add: Weights of components that join the mixture, or groups of them: ``{y: {weight: 1, blend: {d: 1, e: 1}}}``.
-        weights: New weights of existing entries. A group keeps its blend, or with ``{blend: ...}`` its weight.
+        add: Weights of components that join the mixture, or groups of them: ``{y: {weight: 1,
+            blend: {d: 1, e: 1}}}``.
+        weights: New weights of existing entries. A group keeps its blend, or with ``{blend: ...}``
+            its weight.
         drop: Components, or whole groups, that are no longer drawn.
-        remove: Components whose removed documents are no longer trained on (``headrace remove``), each with the
-            generation of its cache's tombstones; a list for a component of several caches, one number each.
-        extend: Components that also use new documents from now on (``headrace build --append``), each with the
-            generation of its cache up to which it uses them; a list for a component of several caches. The new
-            documents of ``web`` are the component ``web@2`` with the settings of ``web``; the two share the weight of
-            ``web`` in proportion to their rows.
+        remove: Components whose removed documents are no longer trained on (``headrace remove``),
+            each with the generation of its cache's tombstones; a list for a component of several
+            caches, one number each.
+        extend: Components that also use new documents from now on (``headrace build --append``),
+            each with the generation of its cache up to which it uses them; a list for a component
+            of several caches. The new documents of ``web`` are the component ``web@2`` with the
+            settings of ``web``; the two share the weight of ``web`` in proportion to their rows.
     """
 
     step: int
@@ -99,9 +105,10 @@ class MixtureConfig:
         max_share: Largest shares by component.
         num_steps: Steps of the run, if they are set.
         sizes: Returns the tokens of each component; called only if weights depend on sizes.
-        may_end: Whether limits or a stop strategy may end the run, at a step that only the data tell.
-        counted: The tokens that are counted individually; steps that depend on tokens are then unknown here, and the
-            earliest possible ones are used. None: rows count.
+        may_end: Whether limits or a stop strategy may end the run, at a step that only the data
+            tell.
+        counted: The tokens that are counted individually; steps that depend on tokens are then
+            unknown here, and the earliest possible ones are used. None: rows count.
     """
 
     components: Mapping[str, Any]
@@ -119,8 +126,8 @@ class MixtureConfig:
 
 @dataclass(frozen=True)
 class _Mixture:
-    """One mixture before its blend is made: its first step, its weights, its name, its path in the config, and the path
-    and number of its tokens.
+    """One mixture before its blend is made: its first step, its weights, its name, its path in the
+    config, and the path and number of its tokens.
     """
 
     step: int
@@ -139,7 +146,9 @@ def resolve_stages(config: MixtureConfig) -> list[Stage]:
     Example:
         >>> amended = resolve_stages(
         ...     MixtureConfig(
-        ...         {"web": 3, "code": 1, "math": None}, BatchSchedule(8), [(0, 16)],
+        ...         {"web": 3, "code": 1, "math": None},
+        ...         BatchSchedule(8),
+        ...         [(0, 16)],
         ...         amendments=[AmendmentConfig(100, add={"math": 2}, drop=["code"])],
         ...     )
         ... )
@@ -211,7 +220,8 @@ def weights_at_begin(
 ) -> dict[str, Any]:
     """The weights of the components with which a run begins, from their own; None counts 1.
 
-    Components that an amendment brings in are left out. Their own weight may be given, if it is the amendment's.
+    Components that an amendment brings in are left out. Their own weight may be given, if it is the
+    amendment's.
 
     Raises:
         ConfigError: it is another.
@@ -237,9 +247,11 @@ def weights_at_begin(
         elif weight is not None and not is_same_weight(weight, added[name][1]):
             field, new_weight = added[name]
             raise ConfigError(
-                f"brings it in with weight {new_weight}, and components.{name} has {weight}, as if it were in already",
+                f"brings it in with weight {new_weight}, and components.{name} has {weight}, as if"
+                " it were in already",
                 field=field,
-                cure=f"Use weights for it if it is; if it is new, leave out components.{name}.weight.",
+                cure="Use weights for it if it is; if it is new, leave out"
+                f" components.{name}.weight.",
             )
     return begin
 
@@ -287,7 +299,9 @@ def _amended(
 
 
 def _resolve_sizes(mixture: _Mixture, config: MixtureConfig, later: set[str]) -> _Mixture:
-    """The mixture with plain weights instead of a rule; components that an amendment adds do not count."""
+    """The mixture with plain weights instead of a rule; components that an amendment adds do not
+    count.
+    """
     weights = mixture.weights
     path = mixture.path
     if not is_size_rule(weights, config.components):
@@ -316,21 +330,26 @@ def _check_tokens_written(rule: Mapping[str, Any], path: str, example: int) -> N
         else value
     )
     raise ConfigError(
-        "needs to know how many tokens the run has, and they follow from num_steps only where all rows hold as many",
+        "needs to know how many tokens the run has, and they follow from num_steps only where all"
+        " rows hold as many",
         field=path,
         value=value,
-        cure=f"Write unimax: {{max_epochs: {epochs}, tokens: {example}}}, with the tokens of your run.",
+        cure=f"Write unimax: {{max_epochs: {epochs}, tokens: {example}}}, with the tokens of your"
+        " run.",
     )
 
 
 def _check_counted(config: MixtureConfig) -> None:
-    """Raises ConfigError for a step that is set in addition to the tokens that determine it once they are counted."""
+    """Raises ConfigError for a step that is set in addition to the tokens that determine it once
+    they are counted.
+    """
     last = len(config.stages) - 1
     for number, stage in enumerate(config.stages):
         following = config.num_steps if number == last else config.stages[number + 1].step
         if config.counted and stage.tokens is not None and following is not None:
             raise ConfigError(
-                f"is given beside stages[{number}].tokens, from which it follows once the tokens of rows are counted",
+                f"is given beside stages[{number}].tokens, from which it follows once the tokens"
+                " of rows are counted",
                 field="num_steps" if number == last else f"stages[{number + 1}].step",
                 value=following,
                 cure="Leave out one of the two.",
@@ -384,11 +403,12 @@ def _rising(step: int | None, path: str, reached: int, where: str) -> tuple[int,
 def stage_bounds(
     stages: Sequence[StageConfig], batch: BatchSchedule, phases: Sequence[tuple[int, int]]
 ) -> tuple[list[int], int | None]:
-    """The first step of each stage, from its own or from the tokens of the stages before it; and the step at which the
-    last stage's tokens are used up, or None.
+    """The first step of each stage, from its own or from the tokens of the stages before it; and
+    the step at which the last stage's tokens are used up, or None.
 
     Raises:
-        ConfigError: a stage without a first step, or tokens that contradict the step of the next stage.
+        ConfigError: a stage without a first step, or tokens that contradict the step of the next
+            stage.
 
     Example:
         >>> stages = [StageConfig({"a": 1}, tokens=1000), StageConfig({"b": 1}, tokens=300)]
@@ -421,10 +441,12 @@ def stage_bounds(
 
 
 def run_steps(config: MixtureConfig) -> int | None:
-    """Steps of a run: ``num_steps``, or the tokens of its last stage; None if neither, or if tokens have to be counted.
+    """Steps of a run: ``num_steps``, or the tokens of its last stage; None if neither, or if tokens
+    have to be counted.
 
     Raises:
-        ConfigError: the two differ, or an amendment, a stage, a length or a batch size begins where the run has ended.
+        ConfigError: the two differ, or an amendment, a stage, a length or a batch size begins where
+            the run has ended.
     """
     stages = config.stages
     num_steps = config.num_steps

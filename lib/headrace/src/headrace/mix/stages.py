@@ -1,26 +1,30 @@
 """Stages: consecutive mixtures, over one set of components whose ordinals continue without a gap.
 
-A stage begins at a step and has its own blend, over any of the components, with exact quotas (mix/quota.py). There are
-two kinds: those of a **plan** that is known from the start (pretraining, then mid-training, then long context), and
-**amendments**, which a resumed run declares: sources are added, dropped or reweighted from a step on.
+A stage begins at a step and has its own blend, over any of the components, with exact quotas
+(mix/quota.py). There are two kinds: those of a **plan** that is known from the start (pretraining,
+then mid-training, then long context), and **amendments**, which a resumed run declares: sources are
+added, dropped or reweighted from a step on.
 
-**Debts are carried over.** Each component has one account over the whole run: its share W (the sum of batch size times
-weight) minus the number N of its examples drawn. A stage continues from it, so that a source with a small weight gets
-its example eventually, even if every stage is one step long. Stages over the same components are one quota with
-changing weights. If components leave, their debt (or surplus) stays on their account, and the accounts of the others no
-longer sum to 0. They share the difference **evenly**: each is moved by the same part of an example until the next
-stage, so that a stage's deviations sum to 0 (otherwise one of them would be late forever, see mix/quota.py). A
-component that returns continues from its account, a new one starts from 0; a component that a stage lists without ever
-weighting it counts as having left.
+**Debts are carried over.** Each component has one account over the whole run: its share W (the sum
+of batch size times weight) minus the number N of its examples drawn. A stage continues from it, so
+that a source with a small weight gets its example eventually, even if every stage is one step long.
+Stages over the same components are one quota with changing weights. If components leave, their debt
+(or surplus) stays on their account, and the accounts of the others no longer sum to 0. They share
+the difference **evenly**: each is moved by the same part of an example until the next stage, so
+that a stage's deviations sum to 0 (otherwise one of them would be late forever, see mix/quota.py).
+A component that returns continues from its account, a new one starts from 0; a component that a
+stage lists without ever weighting it counts as having left.
 
-Invariant: a step depends on its own stage and on earlier steps, never on a later stage. An amendment therefore cannot
-change the past, and a component keeps its position in its order when its weight changes, when it pauses, and when
-others come and go. Within a stage ``|N - W|`` is what ``Quota`` promises, below 1, plus what the stage moved
-(``moved_at``); it is below 1 as long as no component leaves. Measured where they do (``python
-tests/mix/test_stages.py``): 6000 stages of 1 to 20 steps, components and weights drawn anew for each, 8 components:
-never more than 1.48 examples; 20 components: 1.33. In tests never as many examples as there are components.
+Invariant: a step depends on its own stage and on earlier steps, never on a later stage. An
+amendment therefore cannot change the past, and a component keeps its position in its order when its
+weight changes, when it pauses, and when others come and go. Within a stage ``|N - W|`` is what
+``Quota`` promises, below 1, plus what the stage moved (``moved_at``); it is below 1 as long as no
+component leaves. Measured where they do (``python tests/mix/test_stages.py``): 6000 stages of 1 to
+20 steps, components and weights drawn anew for each, 8 components: never more than 1.48 examples;
+20 components: 1.33. In tests never as many examples as there are components.
 
-Price: that of ``Quota``; entering stage k counts through the earlier stages once, unless weights are constant.
+Price: that of ``Quota``; entering stage k counts through the earlier stages once, unless weights
+are constant.
 """
 
 from __future__ import annotations
@@ -59,9 +63,10 @@ class Stage:
         first_step: Global step at which it begins.
         blend: Weights, as functions of the **global** step, of the components that it uses.
         name: For reports and errors.
-        max_share: Largest share of components in a batch at any step, by name; the others take the rest.
-        row_tokens: If weights count tokens: tokens and rows of an epoch of each of its components, by name. Empty: they
-            count rows, or all rows have the same number of tokens.
+        max_share: Largest share of components in a batch at any step, by name; the others take the
+            rest.
+        row_tokens: If weights count tokens: tokens and rows of an epoch of each of its components,
+            by name. Empty: they count rows, or all rows have the same number of tokens.
     """
 
     first_step: int
@@ -98,12 +103,16 @@ class Stage:
 
 
 def check_components(names: Sequence[str], stages: Iterable[Stage]) -> None:
-    """Raises ConfigError if a stage names an unknown component, or a component has no weight anywhere, not even 0.
+    """Raises ConfigError if a stage names an unknown component, or a component has no weight
+    anywhere, not even 0.
 
     Example:
-        >>> check_components(["web", "code"], [Stage(0, Blend({"web": 1, "coed": 1}, "stages[0].weights"))])
+        >>> check_components(
+        ...     ["web", "code"], [Stage(0, Blend({"web": 1, "coed": 1}, "stages[0].weights"))]
+        ... )
         Traceback (most recent call last):
-        headrace.errors.ConfigError: stages[0].weights.coed: is not a component. Did you mean 'code'?
+        headrace.errors.ConfigError: stages[0].weights.coed: is not a component.
+            Did you mean 'code'?
     """
     used: set[str] = set()
     for stage in stages:
@@ -136,7 +145,8 @@ class _Entry:
 
 
 class Stages(MixingPolicy):
-    """Exact quotas, stage after stage, for all components, ``names``, in the order in which they are numbered.
+    """Exact quotas, stage after stage, for all components, ``names``, in the order in which they
+    are numbered.
 
     The first ``planned`` stages (None: all) are planned, those after them are amendments.
 
@@ -145,8 +155,13 @@ class Stages(MixingPolicy):
 
     Example:
         >>> early, late = Blend({"web": 3, "code": 1}), Blend({"code": 1, "math": 1})
-        >>> run = Stages(["web", "code", "math"], [Stage(0, early), Stage(2, late)], BatchSchedule(4))
-        >>> [np.bincount(run.components_at(s), minlength=3).tolist() for s in (1, 2)], run.starts_at(3).tolist()
+        >>> run = Stages(
+        ...     ["web", "code", "math"], [Stage(0, early), Stage(2, late)], BatchSchedule(4)
+        ... )
+        >>> (
+        ...     [np.bincount(run.components_at(s), minlength=3).tolist() for s in (1, 2)],
+        ...     run.starts_at(3).tolist(),
+        ... )
         ([[3, 1, 0], [0, 2, 2]], [6, 4, 2])
     """
 
@@ -226,7 +241,9 @@ class Stages(MixingPolicy):
     def tables_between(
         self, first: int, stop: int
     ) -> tuple[Int32[np.ndarray, " n"], Int64[np.ndarray, " n"]] | None:
-        """Component and ordinal of each row of some steps of one size; None if they are of several stages."""
+        """Component and ordinal of each row of some steps of one size; None if they are of several
+        stages.
+        """
         number = self.stage_at(first)
         if self.stage_at(stop - 1) != number:
             return None
@@ -265,13 +282,16 @@ class Stages(MixingPolicy):
 
     @property
     def late_steps(self) -> int:
-        """Number of steps, of those prepared so far, at which a component was a full example off its shifted share."""
+        """Number of steps, of those prepared so far, at which a component was a full example off
+        its shifted share.
+        """
         quotas = [(number, quota) for number, quota in enumerate(self._quotas) if quota is not None]
         entry = self._entered[quotas[0][0] if quotas else 0]
         return (entry.late if entry else 0) + sum(quota.late_steps for _, quota in quotas)
 
     def moved_at(self, step: int) -> Float64[np.ndarray, " d"]:
-        """Examples by which the stage of ``step`` shifts the share of each component, compared with the whole run.
+        """Examples by which the stage of ``step`` shifts the share of each component, compared with
+        the whole run.
 
         Constant over a stage; 0 as long as no component has left, and for those that have left.
         """
@@ -393,11 +413,13 @@ class Stages(MixingPolicy):
         shares = dict(self.stages[number].max_share)
         bounded = f" within the largest shares of a step, {shares}" if shares else ""
         return IndexOutOfRangeError(
-            f"the mixture of the stage that begins at step {self._first_steps[number]} ends before it: no component"
+            f"the mixture of the stage that begins at step {self._first_steps[number]} ends before"
+            " it: no component"
             f" that has weight then has enough examples left{bounded}",
             field="step",
             value=step,
-            cure="Allow more epochs, a larger budget or share, or other sources, or train for fewer steps.",
+            cure="Allow more epochs, a larger budget or share, or other sources, or train for"
+            " fewer steps.",
         )
 
 
@@ -409,7 +431,8 @@ def _off(account: Account) -> Int64[np.ndarray, " d"]:
 def _rebased(
     entry: _Entry, used: Bool[np.ndarray, " d"], room: Sequence[int]
 ) -> Int64[np.ndarray, " d"]:
-    """The debts of components, shifted so that they sum to 0 over those in use and are 0 for the others.
+    """The debts of components, shifted so that they sum to 0 over those in use and are 0 for the
+    others.
 
     All are shifted equally, but none beyond the capacity that its limit leaves; exact in integers.
     """

@@ -1,12 +1,15 @@
-"""The compiled part: one small shared library, called through ctypes; all its signatures stand here.
+"""The compiled part: one small shared library, called through ctypes; all its signatures stand
+here.
 
-The C files beside this one do what would be slow in NumPy: rows of braids (``braid.c``), packing (``windows.c``),
-copies and checks of memory-mapped files (``gather.c``), checksums (``crc32c.c``). They know nothing of Python, so one
-library serves every version of it. Installing headrace compiles them (``build_native.py`` in lib/headrace); what a
-wheel has is compiled already. There is no second implementation: without its library headrace says how to build it.
+The C files beside this one do what would be slow in NumPy: rows of braids (``braid.c``), packing
+(``windows.c``), copies and checks of memory-mapped files (``gather.c``), checksums (``crc32c.c``).
+They know nothing of Python, so one library serves every version of it. Installing headrace compiles
+them (``build_native.py`` in lib/headrace); what a wheel has is compiled already. There is no second
+implementation: without its library headrace says how to build it.
 
-Arrays are passed as addresses (``array.ctypes.data``). Whoever calls makes sure that an array has the dtype that is
-meant, is contiguous, and lives until the call, or the table that was submitted, is done.
+Arrays are passed as addresses (``array.ctypes.data``). Whoever calls makes sure that an array has
+the dtype that is meant, is contiguous, and lives until the call, or the table that was submitted,
+is done.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ _NUMBER = ctypes.c_int
 
 # name: result, arguments
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
-    # count, specs, component, ordinal, first epoch; kept epochs, mask; placed blocks, mask; rows, localities
+    # count, specs, component, ordinal, first epoch; kept epochs, mask; placed blocks, mask; rows,
+    # localities
     "braid_rows": (
         None,
         [_UNSIGNED, *[_ADDRESS] * 5, _UNSIGNED, _ADDRESS, _UNSIGNED, *[_ADDRESS] * 2],
@@ -41,8 +45,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "spec_bytes": (_UNSIGNED, []),
     "epoch_bytes": (_UNSIGNED, []),
     "placed_bytes": (_UNSIGNED, []),
-    # windows; sizes, bounds, over; capacity, tolerance, candidates, last; order, counts, carry, carried, scratch, used,
-    # reached; most waiting
+    # windows; sizes, bounds, over; capacity, tolerance, candidates, last; order, counts, carry,
+    # carried, scratch, used, reached; most waiting
     "pack_windows": (
         _INTEGER,
         [_INTEGER, *[_ADDRESS] * 3, *[_INTEGER] * 4, *[_ADDRESS] * 7, _INTEGER],
@@ -69,7 +73,9 @@ _SHORT_SIGNATURES: dict[str, tuple[object, list[object]]] = {
 
 
 class NativeLibraryError(ImportError):
-    """The compiled part is missing, of other sources, or for another machine; the message says what to do."""
+    """The compiled part is missing, of other sources, or for another machine; the message says what
+    to do.
+    """
 
 
 class NativeLibrary:
@@ -82,7 +88,8 @@ class NativeLibrary:
                 f"headrace's compiled part, {path}, is missing. {build_command()}"
             )
         try:
-            # 1. Two views of one library: the functions of the first release the interpreter's lock.
+            # 1. Two views of one library: the functions of the first release the interpreter's
+            #    lock.
             self.calls = _declared(ctypes.CDLL(str(path)), _SIGNATURES)
             self.short_calls = _declared(ctypes.PyDLL(str(path)), _SHORT_SIGNATURES)
             # 2. The digest of the sources that it was compiled of.
@@ -111,7 +118,9 @@ def native_library() -> NativeLibrary:
 
 
 def sources_digest(folder: Path) -> str:
-    """SHA-256 of the C files in a folder. ``build_native.py`` computes the same when it compiles them."""
+    """SHA-256 of the C files in a folder. ``build_native.py`` computes the same when it compiles
+    them.
+    """
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.c"), *folder.glob("*.h")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

@@ -21,7 +21,8 @@ class Bits:
     """A set of whole numbers below ``length``.
 
     Args:
-        bits: A bit for each number, the first of a byte the highest, zeros after the last; indexed like an array.
+        bits: A bit for each number, the first of a byte the highest, zeros after the last; indexed
+            like an array.
         length: Largest possible size of the set.
         total: Size of the set; None: computed.
 
@@ -100,4 +101,6 @@ class Bits:
 
 
 NumberSet: TypeAlias = Intervals | Bits
-"""Sets of numbers that are scanned by range: both have ``total``, ``mask``, ``ranges`` and ``digest``."""
+"""Sets of numbers that are scanned by range: both have ``total``, ``mask``, ``ranges`` and
+``digest``.
+"""

@@ -1,15 +1,18 @@
-"""Hierarchical block shuffle: permute I/O blocks over the corpus, then examples within a window of blocks.
+"""Hierarchical block shuffle: permute I/O blocks over the corpus, then examples within a window of
+blocks.
 
-The order of seed 004 and of Levanter's ``BlockShufflingDataset`` (marin issue 2917). A window of ``window_blocks``
-blocks is read and mixed together, so a reader touches each block once per epoch while its window is open. The partial
-block at the end, if any, stays at the end, permuted within itself.
+The order of seed 004 and of Levanter's ``BlockShufflingDataset`` (marin issue 2917). A window of
+``window_blocks`` blocks is read and mixed together, so a reader touches each block once per epoch
+while its window is open. The partial block at the end, if any, stays at the end, permuted within
+itself.
 
-Single batches mix like those of a full shuffle once ``window_blocks`` is about the batch size in examples; over more
-batches, windows show, and cost loss if neighbours are similar (:mod:`headrace.analysis.excess`).
+Single batches mix like those of a full shuffle once ``window_blocks`` is about the batch size in
+examples; over more batches, windows show, and cost loss if neighbours are similar
+(:mod:`headrace.analysis.excess`).
 
-Era shuffle: consecutive eras of a fixed length, each permuted within itself. This is Levanter's older locality shuffle,
-kept as a baseline and for configs that use it: its reads are sequential, but it never mixes examples that are further
-apart than an era (Marin measured +14.5% loss on it).
+Era shuffle: consecutive eras of a fixed length, each permuted within itself. This is Levanter's
+older locality shuffle, kept as a baseline and for configs that use it: its reads are sequential,
+but it never mixes examples that are further apart than an era (Marin measured +14.5% loss on it).
 
 Price: two permutations, about 0.1 us per index; for eras, one.
 """
@@ -26,7 +29,8 @@ from headrace.order.seeds import derive_keys, fold
 
 
 class BlockShuffle(KeyedShuffle):
-    """Permutes blocks of ``io_block_size`` examples, then examples within windows of ``window_blocks`` blocks.
+    """Permutes blocks of ``io_block_size`` examples, then examples within windows of
+    ``window_blocks`` blocks.
 
     Args:
         n: Number of examples.
@@ -91,8 +95,8 @@ class BlockShuffle(KeyedShuffle):
         return np.where(tail, virtual, physical)
 
     def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
-        """Blocks of the epoch's sequence with any of the rows at its first ``drawn`` positions, as whole windows. The
-        partial block at the end is the last.
+        """Blocks of the epoch's sequence with any of the rows at its first ``drawn`` positions, as
+        whole windows. The partial block at the end is the last.
         """
         windows = -(-drawn // (self.io_block_size * self.window_blocks))
         touched = min(windows * self.window_blocks, self.num_blocks)

@@ -1,12 +1,12 @@
 """Orders after orders: what selects rows from a shuffle selects the same rows in every epoch.
 
-A shuffle has another order in each epoch, so the first hundred positions of it are a hundred other rows each time. Who
-takes them means a set, though: the rows to train on, or those to validate with. So a selection is made once, from the
-order of epoch 0, and only its sequence changes from epoch to epoch (:class:`FixedSet`). A second shuffle after the
-first selects nothing, and both change.
+A shuffle has another order in each epoch, so the first hundred positions of it are a hundred other
+rows each time. Who takes them means a set, though: the rows to train on, or those to validate with.
+So a selection is made once, from the order of epoch 0, and only its sequence changes from epoch to
+epoch (:class:`FixedSet`). A second shuffle after the first selects nothing, and both change.
 
-Invariants: the rows of an epoch are those of epoch 0, each as often; epoch 0 is plain function composition. Price: one
-more permutation per index, 0.1 us, for a selection from a shuffle.
+Invariants: the rows of an epoch are those of epoch 0, each as often; epoch 0 is plain function
+composition. Price: one more permutation per index, 0.1 us, for a selection from a shuffle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _SEED = 0  # the shuffle below has the seed of the run
 class FixedSet(Order):
     """What an order returns in epoch 0, in another sequence in each later epoch.
 
-    Rows that the shuffle below reads together stay together, or each stored block would be read again for every row:
+    Rows that the shuffle below reads together stay together, or each stored block would be read
+    again for every row:
 
     1. The positions form a ring, which an epoch begins at a place of its own.
     2. From there on they are permuted within *eras*, each as long as the shuffle's window.
@@ -69,12 +70,16 @@ class FixedSet(Order):
 
 
 def selects(chosen: Order, length: int | None) -> bool:
-    """Whether an order leaves out some of ``length`` positions, or returns some more often than others."""
+    """Whether an order leaves out some of ``length`` positions, or returns some more often than
+    others.
+    """
     return not chosen.complete or chosen.rows != length
 
 
 def fixed_set(chosen: Order, window: OpenWindow) -> Order:
-    """A selection from a shuffle with this window: pass by pass the rows of epoch 0, in changing sequence."""
+    """A selection from a shuffle with this window: pass by pass the rows of epoch 0, in changing
+    sequence.
+    """
     if chosen.repeated is not None:
         base, epochs = chosen.repeated
         return Repeat(fixed_set(base, window), epochs)
@@ -141,7 +146,9 @@ class Compose(Order):
 
 
 def window_of_part(window: OpenWindow, length: int) -> OpenWindow:
-    """The window of a selection of ``length`` positions from a shuffle with this one; see :class:`FixedSet`."""
+    """The window of a selection of ``length`` positions from a shuffle with this one; see
+    :class:`FixedSet`.
+    """
     if length <= window.rows:
         return window
     return window._replace(windows=2 * window.windows)

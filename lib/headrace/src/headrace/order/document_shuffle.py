@@ -1,11 +1,13 @@
-"""The order of documents in a store that was shuffled when it was written: a closed form in both directions.
+"""The order of documents in a store that was shuffled when it was written: a closed form in both
+directions.
 
 Documents form units (1, or 2 for the pairs of a cache of preferences). Whole units are permuted by
-:func:`~headrace.order.permutation.permute` under a key of the seed; documents that fill no unit stay at the end.
+:func:`~headrace.order.permutation.permute` under a key of the seed; documents that fill no unit
+stay at the end.
 
-Invariant: the position of a document depends only on (documents, seed, unit), whatever wrote the store with however
-much memory, and the inverse does too. A shuffled store therefore needs no table: numbers of filters and hold-outs,
-which refer to the original, are located in it by arithmetic.
+Invariant: the position of a document depends only on (documents, seed, unit), whatever wrote the
+store with however much memory, and the inverse does too. A shuffled store therefore needs no table:
+numbers of filters and hold-outs, which refer to the original, are located in it by arithmetic.
 
 Price: about 50 ns per document in either direction, and no memory.
 """
@@ -56,11 +58,15 @@ class DocumentShuffle:
         return self.documents // self.unit
 
     def stored_at(self, originals: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Stored positions of documents of the original; their numbers, below ``documents``, are not checked."""
+        """Stored positions of documents of the original; their numbers, below ``documents``, are
+        not checked.
+        """
         return self._moved(originals, inverse=False)
 
     def originals(self, stored: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Documents of the original at stored positions; numbers, below ``documents``, are not checked."""
+        """Documents of the original at stored positions; numbers, below ``documents``, are not
+        checked.
+        """
         return self._moved(stored, inverse=True)
 
     def _moved(self, numbers: Int64[np.ndarray, " n"], *, inverse: bool) -> Int64[np.ndarray, " n"]:

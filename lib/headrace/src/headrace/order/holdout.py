@@ -1,14 +1,15 @@
 """A validation split without a table: what is held out is a keyed hash of its number.
 
-Blocks of rows form groups of ``one_in``; one block of each group, selected by the seed and the group's number, is held
-out. Both sides are closed forms: any row, in any order of access, in O(1) memory. Whole blocks stay together, so
-shuffles of either side still read whole chunks. A short last group, and rows that fill no block, belong to train.
+Blocks of rows form groups of ``one_in``; one block of each group, selected by the seed and the
+group's number, is held out. Both sides are closed forms: any row, in any order of access, in O(1)
+memory. Whole blocks stay together, so shuffles of either side still read whole chunks. A short last
+group, and rows that fill no block, belong to train.
 
-Invariants: each row is on exactly one side; the split depends only on (rows, block, one_in, seed), not on shuffles,
-epochs or batches; data appended to the corpus changes no full group.
+Invariants: each row is on exactly one side; the split depends only on (rows, block, one_in, seed),
+not on shuffles, epochs or batches; data appended to the corpus changes no full group.
 
-Price: one hash per index, 30 ns. Levanter, by contrast, shuffles all rows and then cuts: its train side reads chunks
-that also contain held-out rows, and a corpus that grows is cut elsewhere.
+Price: one hash per index, 30 ns. Levanter, by contrast, shuffles all rows and then cuts: its train
+side reads chunks that also contain held-out rows, and a corpus that grows is cut elsewhere.
 """
 
 from __future__ import annotations
@@ -45,14 +46,16 @@ class ValidationConfig:
 
     Attributes:
         one_in: One block or document in this many is held out; default 100.
-        fraction: Instead of ``one_in``: the share that is held out, at most 0.5. One in ``round(1 / fraction)``.
-        rows: Instead of ``one_in``: rows that are held out of each component, exactly; at most half of them. Where
-            ``seq_len`` changes: whole blocks, which hold at least so many rows of the first length.
-        by: ``blocks`` keeps reads whole and cuts documents at the borders of blocks; ``documents`` keeps documents
-            whole and costs reads (see :mod:`headrace.data.token_seq`).
+        fraction: Instead of ``one_in``: the share that is held out, at most 0.5. One in ``round(1 /
+            fraction)``.
+        rows: Instead of ``one_in``: rows that are held out of each component, exactly; at most half
+            of them. Where ``seq_len`` changes: whole blocks, which hold at least so many rows of
+            the first length.
+        by: ``blocks`` keeps reads whole and cuts documents at the borders of blocks; ``documents``
+            keeps documents whole and costs reads (see :mod:`headrace.data.token_seq`).
         seed: Seed of the split only: runs with other seeds share their validation data.
-        io_block_size: Examples in a block; None: one stored chunk. Set it to the block of the shuffle if that is
-            larger.
+        io_block_size: Examples in a block; None: one stored chunk. Set it to the block of the
+            shuffle if that is larger.
 
     Raises:
         ConfigError: a value is invalid.
@@ -102,7 +105,8 @@ class ValidationConfig:
         check_at_least("validation.io_block_size", self.io_block_size)
 
     def holdout(self, dataset: HeldOutOf, block_rows: int | None = None) -> HoldOut:
-        """The blocks to hold out of a dataset: of ``block_rows`` rows, or as the dataset has them (None).
+        """The blocks to hold out of a dataset: of ``block_rows`` rows, or as the dataset has them
+        (None).
 
         Raises:
             ConfigError: more rows than half of the dataset.
@@ -118,7 +122,8 @@ class ValidationConfig:
             return HoldOut(dataset.full_blocks(block_rows) // blocks, block_rows, blocks)
         if 2 * self.rows > total:
             raise _more_than_half(self.rows, total // 2)
-        # The largest blocks that divide the rows, up to a stored chunk, and of which two are there for each held out.
+        # The largest blocks that divide the rows, up to a stored chunk, and of which two are there
+        # for each held out.
         most = self.io_block_size or dataset.default_io_block_size()
         for block in range(min(most, self.rows), 0, -1):
             blocks = self.rows // block
@@ -135,8 +140,8 @@ class ValidationConfig:
 
 
 class HoldOut(NamedTuple):
-    """Which blocks are held out: one of each group of ``one_in`` blocks of ``block`` rows, of the first ``groups``
-    groups (None: of all).
+    """Which blocks are held out: one of each group of ``one_in`` blocks of ``block`` rows, of the
+    first ``groups`` groups (None: of all).
     """
 
     one_in: int
@@ -189,7 +194,9 @@ def _member(group: Int64[np.ndarray, " n"], one_in: int, seed: int) -> Int64[np.
 
 
 class _SplitSide(Order):
-    """One side of the split of rows by blocks: what both have in common. Arguments: see :class:`ValidationSplit`."""
+    """One side of the split of rows by blocks: what both have in common. Arguments: see
+    :class:`ValidationSplit`.
+    """
 
     trains: bool
     described = ("rows", "one_in", "block", "seed", "groups")
@@ -218,10 +225,13 @@ class _SplitSide(Order):
 
 
 class TrainSplit(_SplitSide):
-    """The rows that are not held out, in stored order; see the module. Arguments as of :class:`ValidationSplit`.
+    """The rows that are not held out, in stored order; see the module. Arguments as of
+    :class:`ValidationSplit`.
 
     Example:
-        >>> train = TrainSplit(20, one_in=3, block=3, seed=0)  # two groups of three blocks, and two rows
+        >>> train = TrainSplit(
+        ...     20, one_in=3, block=3, seed=0
+        ... )  # two groups of three blocks, and two rows
         >>> train(np.arange(len(train))).tolist()
         [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17, 18, 19]
     """
@@ -243,7 +253,8 @@ class ValidationSplit(_SplitSide):
         one_in: One block in this many is held out; at least 2.
         block: Rows in a block.
         seed: Integer seed.
-        blocks: Number of full blocks, which come first; what follows belongs to train. None: as many as there are.
+        blocks: Number of full blocks, which come first; what follows belongs to train. None: as
+            many as there are.
         groups: Number of groups of which one block is held out: the first ones; None: all.
 
     Raises:

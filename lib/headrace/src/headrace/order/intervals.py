@@ -1,14 +1,16 @@
-"""Sets of whole numbers as sorted, separate, non-empty ranges: what is removed, held out or left of something long.
+"""Sets of whole numbers as sorted, separate, non-empty ranges: what is removed, held out or left of
+something long.
 
-A set of a trillion tokens with a million holes is two vectors of a million numbers. All operations are a sort or a
-search in these vectors.
+A set of a trillion tokens with a million holes is two vectors of a million numbers. All operations
+are a sort or a search in these vectors.
 
-:class:`Removal` is the rest of a stored stream without such a set, numbered consecutively. Its map to stored positions
-rises strictly, so a range of it is a few ranges of the stored stream, one more for each gap inside.
+:class:`Removal` is the rest of a stored stream without such a set, numbered consecutively. Its map
+to stored positions rises strictly, so a range of it is a few ranges of the stored stream, one more
+for each gap inside.
 
-Price: 16 bytes per range, for a :class:`Removal` 8 if there are more than a million; a union or complement takes about
-0.1 us per range; looking up a range of the rest takes 0.4 us with a thousand gaps, 0.5 to 1 with a million and 2 with
-20 million.
+Price: 16 bytes per range, for a :class:`Removal` 8 if there are more than a million; a union or
+complement takes about 0.1 us per range; looking up a range of the rest takes 0.4 us with a thousand
+gaps, 0.5 to 1 with a million and 2 with 20 million.
 """
 
 from __future__ import annotations
@@ -95,7 +97,9 @@ class Intervals:
         """All numbers of any of the sets.
 
         Example:
-            >>> Intervals.union([Intervals.of_numbers(np.array([1, 2])), Intervals.of_numbers(np.array([3]))])
+            >>> Intervals.union(
+            ...     [Intervals.of_numbers(np.array([1, 2])), Intervals.of_numbers(np.array([3]))]
+            ... )
             Intervals(1..4)
         """
         every = [cls.empty(), *sets]
@@ -119,7 +123,9 @@ class Intervals:
         """The numbers of the set that are not in the other.
 
         Example:
-            >>> Intervals(np.array([0, 6]), np.array([4, 9])).without(Intervals(np.array([2]), np.array([7])))
+            >>> Intervals(np.array([0, 6]), np.array([4, 9])).without(
+            ...     Intervals(np.array([2]), np.array([7]))
+            ... )
             Intervals(0..2, 7..9)
         """
         end = max(
@@ -217,7 +223,9 @@ class Intervals:
 
 
 def ranges_digest(sets: Callable[[], Iterable[Intervals]]) -> str:
-    """SHA-256, as 64 hex digits, of the starts of all ranges of consecutive sets, and then of the stops."""
+    """SHA-256, as 64 hex digits, of the starts of all ranges of consecutive sets, and then of the
+    stops.
+    """
     digest = hashlib.sha256()
     for end in ("start", "stop"):
         for one in sets():
@@ -238,7 +246,9 @@ def _merged(start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 class StoredRanges(NamedTuple):
-    """Ranges of the remaining stream as ranges of the stored one: int64 vectors, ordered by range and column."""
+    """Ranges of the remaining stream as ranges of the stored one: int64 vectors, ordered by range
+    and column.
+    """
 
     range: Int64[np.ndarray, " p"]  # number of the requested range
     column: Int64[np.ndarray, " p"]  # where in it the piece begins
@@ -273,8 +283,8 @@ class Removal:
     ) -> None:
         if isinstance(removed, Intervals):
             removed, most = [removed], removed.start.size
-        # Gap k lies before the remaining position cut[k + 1], and shifts all from there on by removed_upto[k + 1] in
-        # all. At the end stands what cuts the last piece.
+        # Gap k lies before the remaining position cut[k + 1], and shifts all from there on by
+        # removed_upto[k + 1] in all. At the end stands what cuts the last piece.
         self._cut, self._removed_upto = self.sums = _sums(length, removed, most)
         self.length = length
         self.ranges = self._removed_upto.size - 1
@@ -313,10 +323,13 @@ class Removal:
         )
 
     def kept_before(self, stored: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Number of remaining positions before each stored one: its position in the rest, or where it would be.
+        """Number of remaining positions before each stored one: its position in the rest, or where
+        it would be.
 
         Example:
-            >>> Removal(10, Intervals(np.array([4]), np.array([7]))).kept_before(np.array([4, 5, 7, 10])).tolist()
+            >>> Removal(10, Intervals(np.array([4]), np.array([7]))).kept_before(
+            ...     np.array([4, 5, 7, 10])
+            ... ).tolist()
             [4, 4, 4, 7]
         """
         zero = np.zeros_like(stored)
@@ -331,7 +344,9 @@ class Removal:
         return np.maximum(stored - self._removed_upto[gap], self._cut[gap])
 
     def pieces(self, start: Int64[np.ndarray, " n"], size: Int64[np.ndarray, " n"]) -> StoredRanges:
-        """Ranges ``start .. start + size`` of the remaining stream as ranges of the stored one; not checked."""
+        """Ranges ``start .. start + size`` of the remaining stream as ranges of the stored one; not
+        checked.
+        """
         first = self._cut.search(start, "right") - 1
         count = self._cut.search(start + size, "left") - first
         if count.max(initial=1) == 1:
@@ -349,8 +364,8 @@ class Removal:
 
 
 def _sums(length: int, removed: Iterable[Intervals], most: int) -> tuple[RunningSums, RunningSums]:
-    """Positions that remain before each range and after the last, and those of the ranges, summed up. Touching ranges
-    of consecutive sets are merged.
+    """Positions that remain before each range and after the last, and those of the ranges, summed
+    up. Touching ranges of consecutive sets are merged.
     """
     kept_sums = SumsWriter(most + 1)
     gap_sums = SumsWriter(most)
@@ -379,12 +394,14 @@ def clean_borders(
 ) -> Int64[np.ndarray, " b"]:
     """Stored chunk borders followed by a long stretch without gaps: good positions to restart rows.
 
-    After a gap, rows no longer start where stored chunks do. If they restart at the next border, at the cost of the few
-    tokens before it that fill no row, blocks of rows are chunks again until the next gap.
+    After a gap, rows no longer start where stored chunks do. If they restart at the next border, at
+    the cost of the few tokens before it that fill no row, blocks of rows are chunks again until the
+    next gap.
 
     Args:
         removal: The stream of all parts, with its gaps.
-        part_ends: Borders of the parts in the stream: 0, the end of the first, ..., the end of the last.
+        part_ends: Borders of the parts in the stream: 0, the end of the first, ..., the end of the
+            last.
         chunk: Positions of a chunk; each part begins with a new one.
         run: Number of positions without a gap, from the border on, for which a restart pays.
 

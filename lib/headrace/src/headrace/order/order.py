@@ -1,8 +1,9 @@
-"""``Order``: a pure function from positions of a run to rows of a store; and the orders that only slice and repeat.
+"""``Order``: a pure function from positions of a run to rows of a store; and the orders that only
+slice and repeat.
 
-An order is stateless: ``m(i)`` for an int64 array, in any order and any number of times, returns the same rows.
-Shuffles are orders too; see permutation, block_shuffle and braid. Orders take the **epoch** as a second argument, so
-that :class:`Repeat` can use a different order for every pass.
+An order is stateless: ``m(i)`` for an int64 array, in any order and any number of times, returns
+the same rows. Shuffles are orders too; see permutation, block_shuffle and braid. Orders take the
+**epoch** as a second argument, so that :class:`Repeat` can use a different order for every pass.
 
 Price: a few numpy calls per batch, never a Python loop over indices.
 """
@@ -49,11 +50,15 @@ class Order(abc.ABC):
     bijective: bool = False
     """Every row in ``[0, rows)`` occurs exactly once."""
     reorders: bool = False
-    """It is a shuffle with its own locality; slices and compositions use that of the shuffle they contain."""
+    """It is a shuffle with its own locality; slices and compositions use that of the shuffle they
+    contain.
+    """
     repeats: bool = False
     """Rows repeat, in passes over another order."""
     kind: str = "none"
-    """The shuffle's name in configs and reports; slices and compositions use that of the shuffle they contain."""
+    """The shuffle's name in configs and reports; slices and compositions use that of the shuffle
+    they contain.
+    """
     io_block_size: int = 0
     """Rows per block that the shuffle keeps together; 0 if it has no blocks."""
     strands: int = 0
@@ -75,12 +80,16 @@ class Order(abc.ABC):
 
     @property
     def complete(self) -> bool:
-        """Whether every row in ``[0, rows)`` occurs equally often in each epoch: nothing is selected."""
+        """Whether every row in ``[0, rows)`` occurs equally often in each epoch: nothing is
+        selected.
+        """
         return self.bijective
 
     @property
     def repeated(self) -> tuple[Order, int | None] | None:
-        """The order that it repeats, with the number of passes (None: endless); None if it repeats no other order."""
+        """The order that it repeats, with the number of passes (None: endless); None if it repeats
+        no other order.
+        """
         return None
 
     @property
@@ -104,7 +113,9 @@ class Order(abc.ABC):
         """Rows at positions ``i`` of the given epochs. Indices are not checked."""
 
     def open_window(self) -> OpenWindow:
-        """The rows that it draws from at a time: the answer that loaders, forecasts and checks use."""
+        """The rows that it draws from at a time: the answer that loaders, forecasts
+        and checks use.
+        """
         return OpenWindow()
 
     def _shuffle_like(self, order: Order) -> None:
@@ -121,13 +132,15 @@ class Order(abc.ABC):
         return epoch, i
 
     def touched_rows(self, drawn: int) -> int:
-        """Number of first rows that contain all rows of the first ``drawn`` positions of an epoch: all, unless an order
-        knows better.
+        """Number of first rows that contain all rows of the first ``drawn`` positions of an epoch:
+        all, unless an order knows better.
         """
         return self.rows if drawn else 0
 
     def describe(self) -> dict[str, object]:
-        """The order as JSON values, for fingerprints and reports: different orders have different descriptions."""
+        """The order as JSON values, for fingerprints and reports: different orders have different
+        descriptions.
+        """
         values = {name: getattr(self, name) for name in self.described}
         plain = {name: v.describe() if isinstance(v, Order) else v for name, v in values.items()}
         return {"map": type(self).__name__, **plain}
@@ -135,7 +148,9 @@ class Order(abc.ABC):
     def resolve(
         self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-        """:meth:`at` and :meth:`locality` in one call: rows, and their positions in the store's reading front."""
+        """:meth:`at` and :meth:`locality` in one call: rows, and their positions in the store's
+        reading front.
+        """
         rows = self.at(i, epoch)
         return rows, np.minimum(rows / max(self.rows, 1), _BELOW_ONE)
 
@@ -144,13 +159,15 @@ class Order(abc.ABC):
     ) -> Float64[np.ndarray, " n"]:
         """The position of each row in the store's reading front, in [0, 1).
 
-        The loader sorts the rows of a batch by it, so that a host always reads from the same part of the store.
+        The loader sorts the rows of a batch by it, so that a host always reads from the same part
+        of the store.
         """
         return self.resolve(i, np.zeros_like(i) if epoch is None else epoch)[1]
 
 
 def check_indices(i: object, length: int | None) -> Int64[np.ndarray, " n"]:
-    """``i`` as an int64 vector, every element in ``[0, length)`` (only non-negative if ``length`` is None).
+    """``i`` as an int64 vector, every element in ``[0, length)`` (only non-negative if ``length``
+    is None).
 
     Raises:
         IndexOutOfRangeError: an index is out of range, or ``i`` is not an integer vector.

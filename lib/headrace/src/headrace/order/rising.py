@@ -1,8 +1,8 @@
 """``RunningSums``: long vectors of non-decreasing whole numbers, in 4 bytes each.
 
-A block stores its first number, and the differences of the others from it, in 8 bytes if one needs more than 4. Short
-vectors are stored as they are. Only the first numbers must be in memory; the others may be in a file, of which a
-look-up and a search read one piece.
+A block stores its first number, and the differences of the others from it, in 8 bytes if one needs
+more than 4. Short vectors are stored as they are. Only the first numbers must be in memory; the
+others may be in a file, of which a look-up and a search read one piece.
 
 Price: 4.03 bytes per number; a look-up is two gathers, a search 1 us in batches of 256.
 """
@@ -27,7 +27,8 @@ class RunningSums:
         size: Number of sums: one more than steps.
         total: Sum of all steps.
         first: First sum of each block; empty for short vectors.
-        more: Difference of each from the first of its block; entries after the last are larger than any.
+        more: Difference of each from the first of its block; entries after the last are larger than
+            any.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class RunningSums:
         return self[np.arange(first, stop)]
 
     def search(self, values: Int64[np.ndarray, " n"], side: str) -> Int64[np.ndarray, " n"]:
-        """Like ``np.searchsorted``: the number of sums below each value (``left``), or up to it (``right``)."""
+        """Like ``np.searchsorted``: the number of sums below each value (``left``), or up to it
+        (``right``).
+        """
         if not self.first.size:
             return np.searchsorted(self.more, values, "left" if side == "left" else "right")
         block = np.maximum(
@@ -69,14 +72,19 @@ class RunningSums:
 
 
 class SumsWriter:
-    """Adds up at most ``most`` steps, which are non-negative integers; unused capacity takes no memory.
+    """Adds up at most ``most`` steps, which are non-negative integers; unused capacity takes no
+    memory.
 
     Example:
         >>> writer = SumsWriter(9)
         >>> for steps in ([3, 0], [4]):
         ...     writer.add(np.array(steps))
         >>> sums = writer.finish()
-        >>> sums[np.array([0, 1, 2, 3])].tolist(), sums.search(np.array([0, 3, 7]), "right").tolist(), sums.total
+        >>> (
+        ...     sums[np.array([0, 1, 2, 3])].tolist(),
+        ...     sums.search(np.array([0, 3, 7]), "right").tolist(),
+        ...     sums.total,
+        ... )
         ([0, 3, 3, 7], [1, 3, 4], 7)
     """
 
@@ -132,7 +140,9 @@ def bisect(
         high: Last possible position.
 
     Example:
-        >>> bisect(lambda at: at * at, np.array([9, 10]), "left", np.zeros(2, np.int64), np.full(2, 9)).tolist()
+        >>> bisect(
+        ...     lambda at: at * at, np.array([9, 10]), "left", np.zeros(2, np.int64), np.full(2, 9)
+        ... ).tolist()
         [3, 4]
     """
     low = low.copy()

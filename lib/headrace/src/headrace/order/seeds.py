@@ -1,14 +1,15 @@
 """Integer seed paths: how one seed becomes many independent keys.
 
-Everything random in headrace's order comes from ``derive(seed, "block", epoch, window)``: the path says what the key
-is for. The hash is our own and counter based (the finaliser of SplitMix64 over a sponge-like fold), never
-``jax.random`` or ``numpy.random``: their streams have changed between versions and flags, and an order that changes by
-accident ruins a running experiment. Changing a constant here makes a new order version.
+Everything random in headrace's order comes from ``derive(seed, "block", epoch, window)``: the path
+says what the key is for. The hash is our own and counter based (the finaliser of SplitMix64 over a
+sponge-like fold), never ``jax.random`` or ``numpy.random``: their streams have changed between
+versions and flags, and an order that changes by accident ruins a running experiment. Changing a
+constant here makes a new order version.
 
 Price: about 6 ns per key for arrays, 10 us for one key (numpy's overhead).
 
-Reference: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the finaliser, with
-Stafford's variant-13 constants).
+Reference: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (the
+finaliser, with Stafford's variant-13 constants).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from jaxtyping import UInt64
 from headrace.errors import ConfigError
 
 ORDER_VERSION = 1
-"""Version of all orders. It is part of every run's fingerprint, and changes when any pinned order changes."""
+"""Version of all orders. It is part of every run's fingerprint, and changes when any pinned order
+changes.
+"""
 
 Keys: TypeAlias = UInt64[np.ndarray, "..."]
 
@@ -37,7 +40,9 @@ _S31 = np.uint64(31)
 
 
 def mix64(x: Keys) -> Keys:
-    """Bijective 64-bit finaliser of uint64s, elementwise: every output bit depends on every input bit."""
+    """Bijective 64-bit finaliser of uint64s, elementwise: every output bit depends on every input
+    bit.
+    """
     z = x ^ (x >> _S30)
     z *= _MIX1
     z ^= z >> _S27
@@ -63,7 +68,9 @@ def _word(part: int | str) -> int:
 
 
 def check_seed(seed: int) -> None:
-    """Raises ConfigError unless a user's seed is a 64-bit integer: larger seeds would repeat the orders of others."""
+    """Raises ConfigError unless a user's seed is a 64-bit integer: larger seeds would repeat the
+    orders of others.
+    """
     derive(seed)
     if not -(1 << 63) <= seed <= _MASK:
         cure = f"Write {int(seed) & _MASK}, which gives the same order."
@@ -100,7 +107,8 @@ def derive(seed: int, *path: int | str) -> int:
 
 
 def derive_keys(seed: int, *path: int | str, last: Keys | np.ndarray) -> Keys:
-    """Keys ``derive(seed, *path, x)`` for every ``x`` of ``last``, an integer array of any shape: uint64 of that shape.
+    """Keys ``derive(seed, *path, x)`` for every ``x`` of ``last``, an integer array of any shape:
+    uint64 of that shape.
 
     Example:
         >>> int(derive_keys(7, "window", last=np.arange(3))[2]) == derive(7, "window", 2)

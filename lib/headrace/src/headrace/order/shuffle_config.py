@@ -1,8 +1,9 @@
 """The config field ``shuffle``: plain, checked values that name an order and make it.
 
-``False`` is the stored order, ``True`` a full shuffle, a number an era shuffle of that length; or one of the configs of
-:data:`ShuffleConfig`, the registry of shuffles. To add a shuffle, write an :class:`~headrace.order.order.Order` and a
-frozen dataclass that derives from :class:`Shuffle`, and add its name to :data:`ShuffleConfig`.
+``False`` is the stored order, ``True`` a full shuffle, a number an era shuffle of that length; or
+one of the configs of :data:`ShuffleConfig`, the registry of shuffles. To add a shuffle, write an
+:class:`~headrace.order.order.Order` and a frozen dataclass that derives from :class:`Shuffle`, and
+add its name to :data:`ShuffleConfig`.
 """
 
 from __future__ import annotations
@@ -34,15 +35,18 @@ class Strands(NamedTuple):
 
 
 class Shuffle(abc.ABC):
-    """How a component is shuffled. Configs are frozen dataclasses with a field ``kind`` that names them."""
+    """How a component is shuffled. Configs are frozen dataclasses with a field ``kind`` that names
+    them.
+    """
 
     io_block_size: int | None = None
     """Examples in a block; None: one stored chunk."""
     in_blocks: bool = False
     """The order uses blocks: rows are numbered so that no block crosses two stored arrays."""
     in_strands: bool = False
-    """The order has strands, which are resolved for all components together; such configs have the fields ``strands``
-    and ``budget_bytes``."""
+    """The order has strands, which are resolved for all components together; such configs have the
+    fields ``strands`` and ``budget_bytes``.
+    """
     strands: int | None = None
     budget_bytes: int | None = None
 
@@ -71,14 +75,16 @@ class Shuffle(abc.ABC):
         """
 
     def resized(self, block: int, rows: int | None) -> Shuffle:
-        """This shuffle over blocks of ``block`` examples, with at most ``rows`` strands (None: any number)."""
+        """This shuffle over blocks of ``block`` examples, with at most ``rows`` strands (None: any
+        number).
+        """
         return self
 
 
 @dataclass(frozen=True)
 class BraidShuffleConfig(Shuffle):
-    """Braided shuffle (order/braid/shuffle.py): mixes batches like a full shuffle, reads each block about once on any
-    number of hosts.
+    """Braided shuffle (order/braid/shuffle.py): mixes batches like a full shuffle, reads each block
+    about once on any number of hosts.
 
     Attributes:
         strands: Blocks open at a time, over all components and hosts; None: 8 x the batch size.
@@ -135,7 +141,8 @@ class BlockShuffleConfig(Shuffle):
         io_block_size: Examples in a block; None: one stored chunk.
         window_blocks: Blocks that are mixed together: best at least as many as a batch has rows.
         perm_type: ``feistel`` or ``linear``.
-        cache_windows: Windows of each component that the loader's memory must hold; checked before a run.
+        cache_windows: Windows of each component that the loader's memory must hold; checked before
+            a run.
         kind: Distinguishes this config from a braid's.
     """
 
@@ -169,11 +176,15 @@ class BlockShuffleConfig(Shuffle):
 
 
 ShuffleConfig: TypeAlias = bool | int | BraidShuffleConfig | BlockShuffleConfig
-"""The registry: possible values of ``shuffle``. Configs are distinguished by their field ``kind``."""
+"""The registry: possible values of ``shuffle``. Configs are distinguished by their
+field ``kind``.
+"""
 
 
 BatchedOrders: TypeAlias = Callable[..., tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]]
-"""Row and locality of draws of endlessly repeating orders of one class, with the interface of ``BraidTable``."""
+"""Row and locality of draws of endlessly repeating orders of one class, with the interface of
+``BraidTable``.
+"""
 BATCHED: dict[type[Order], Callable[[Sequence[Any]], BatchedOrders]] = {BraidShuffle: BraidTable.of}
 """How orders of a class are combined; those of other classes are mapped one by one."""
 
@@ -200,7 +211,10 @@ def shuffle_of(config: ShuffleConfig | Shuffle) -> Shuffle:
     """The shuffle for a value of the field ``shuffle``.
 
     Example:
-        >>> shuffle_of(40).order(100, block=0, seed=0).kind, shuffle_of(False).order(100, block=0, seed=0).kind
+        >>> (
+        ...     shuffle_of(40).order(100, block=0, seed=0).kind,
+        ...     shuffle_of(False).order(100, block=0, seed=0).kind,
+        ... )
         ('era', 'none')
     """
     if isinstance(config, Shuffle):

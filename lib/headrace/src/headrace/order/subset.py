@@ -1,13 +1,16 @@
-"""A fixed part of a source: a number of its rows, the same in every epoch, as if the source were no larger.
+"""A fixed part of a source: a number of its rows, the same in every epoch, as if the source were no
+larger.
 
-A run of a tenth of the tokens that reads a tenth of every source repeats each as often as the full run will (simulated
-epoching); ``max_tokens``, by contrast, ends a source and never repeats it.
+A run of a tenth of the tokens that reads a tenth of every source repeats each as often as the full
+run will (simulated epoching); ``max_tokens``, by contrast, ends a source and never repeats it.
 
-The subset consists of whole blocks, in the order of a keyed permutation of all blocks, and a part of the last one: any
-exact number of rows in O(1) memory. A larger part of the same blocks contains the smaller one.
+The subset consists of whole blocks, in the order of a keyed permutation of all blocks, and a part
+of the last one: any exact number of rows in O(1) memory. A larger part of the same blocks contains
+the smaller one.
 
-Invariant: the rows depend only on (rows, length, block, seed), not on shuffles, weights, epochs or other sources.
-Price: one permutation per index, 0.1 us; whole stored chunks are read, as without a subset.
+Invariant: the rows depend only on (rows, length, block, seed), not on shuffles, weights, epochs or
+other sources. Price: one permutation per index, 0.1 us; whole stored chunks are read, as without a
+subset.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from headrace.order.seeds import derive
 
 SubsetBy: TypeAlias = Literal["blocks", "start"]
 LEAST_BLOCKS = 64
-"""A subset consists of at least this many blocks, which are smaller than a stored chunk if necessary."""
+"""A subset consists of at least this many blocks, which are smaller than a stored chunk if
+necessary.
+"""
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,8 @@ class SubsetConfig:
     Attributes:
         fraction: Share of the component's rows, above 0 and at most 1; rounded down to whole rows.
         rows: Instead of ``fraction``: the number of rows.
-        by: ``blocks``: stored chunks, selected by the seed, or parts of chunks if there would be fewer than 64;
-            ``start``: the first rows as stored.
+        by: ``blocks``: stored chunks, selected by the seed, or parts of chunks if there would be
+            fewer than 64; ``start``: the first rows as stored.
         seed: Seed of the selection only: runs with other seeds share their subset.
 
     Raises:
@@ -77,7 +82,8 @@ class Subset(Order):
         length: Rows to choose.
         block: Rows in a block.
         seed: Integer seed.
-        blocks: Number of full blocks, which come first; what follows is chosen last. None: as many as there are.
+        blocks: Number of full blocks, which come first; what follows is chosen last. None: as many
+            as there are.
 
     Raises:
         ConfigError: more rows than there are, or more blocks.

@@ -1,15 +1,17 @@
 """Rows of stores of several parts, numbered so that blocks never cross two parts.
 
-:class:`Windows` are rows over the token streams of parts: the part of each row, and where it begins there. Without
-blocks, rows are consecutive windows over each part. With blocks of a number of tokens, rows stay within blocks: full
-blocks of all parts come first, in order, then the ends of all parts. If rows fill blocks exactly, this is the numbering
-of :class:`BlockAligned`. Because a block is a fixed range of tokens, rows of another length in the same blocks cover
-the same tokens.
+:class:`Windows` are rows over the token streams of parts: the part of each row, and where it begins
+there. Without blocks, rows are consecutive windows over each part. With blocks of a number of
+tokens, rows stay within blocks: full blocks of all parts come first, in order, then the ends of all
+parts. If rows fill blocks exactly, this is the numbering of :class:`BlockAligned`. Because a block
+is a fixed range of tokens, rows of another length in the same blocks cover the same tokens.
 
-:class:`BlockAligned` numbers existing rows. A shuffle works on blocks of ``b`` consecutive rows: if a part did not have
-a multiple of ``b`` rows, every later block would straddle two stored chunks, and each chunk would be read twice.
+:class:`BlockAligned` numbers existing rows. A shuffle works on blocks of ``b`` consecutive rows: if
+a part did not have a multiple of ``b`` rows, every later block would straddle two stored chunks,
+and each chunk would be read twice.
 
-Invariant: rows never overlap and never cross a part. Price: one search among the parts, 0.05 us per row.
+Invariant: rows never overlap and never cross a part. Price: one search among the parts, 0.05 us per
+row.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Windows:
     Args:
         part_tokens: Tokens of each part.
         seq_len: Tokens of a row, at least 1.
-        block_tokens: Tokens of a block, at least ``seq_len``; None: rows are consecutive over the whole part.
+        block_tokens: Tokens of a block, at least ``seq_len``; None: rows are consecutive over the
+            whole part.
 
     Attributes:
         num_rows: Rows of all parts.
@@ -48,7 +51,9 @@ class Windows:
     Example:
         >>> Windows(np.array([10, 7]), 3).locate(np.arange(5))  # 0 3 6, then 0 3 of the second part
         (array([0, 0, 0, 1, 1]), array([0, 3, 6, 0, 3]))
-        >>> Windows(np.array([10, 7]), 2, block_tokens=4).locate(np.arange(8))  # blocks, then what is left of the parts
+        >>> Windows(np.array([10, 7]), 2, block_tokens=4).locate(
+        ...     np.arange(8)
+        ... )  # blocks, then what is left of the parts
         (array([0, 0, 0, 0, 1, 1, 0, 1]), array([0, 2, 4, 6, 0, 2, 8, 4]))
     """
 
@@ -98,12 +103,16 @@ class Windows:
         return self._table.locate(0, rows)
 
     def block_behind(self, row: int, block_tokens: int) -> int:
-        """The first block after the first ``row`` rows: the number of blocks that they touch or pass.
+        """The first block after the first ``row`` rows: the number of blocks that they touch or
+        pass.
 
-        Counts full blocks of all parts, in order; see the module. If the windows have blocks, the size must be theirs.
+        Counts full blocks of all parts, in order; see the module. If the windows have blocks, the
+        size must be theirs.
 
         Example:
-            >>> rows = Windows(np.array([10, 7, 9]), 2)  # blocks of 4: 2 in the first part, 1 in the second, 2
+            >>> rows = Windows(
+            ...     np.array([10, 7, 9]), 2
+            ... )  # blocks of 4: 2 in the first part, 1 in the second, 2
             >>> [rows.block_behind(row, 4) for row in (0, 1, 2, 4, 5, 6, 8, 12)]
             [0, 1, 1, 2, 2, 3, 3, 5]
         """
@@ -118,7 +127,8 @@ class Windows:
         return earlier_blocks + min(-(-inside * self.seq_len // block_tokens), int(blocks[part]))
 
     def rows_behind(self, row: int, block_tokens: int) -> Int64[np.ndarray, " n"]:
-        """The rows from ``row`` on that are in none of the full blocks from :meth:`block_behind` on, rising.
+        """The rows from ``row`` on that are in none of the full blocks from :meth:`block_behind`
+        on, rising.
 
         Example:
             >>> rows = Windows(np.array([10, 7, 9]), 2)  # blocks of 4; rows 4 and 7 are in none
@@ -148,7 +158,8 @@ class Windows:
 def rows_outside(
     row: int, block: int, blocks: int, rows_per_block: int, rows: int
 ) -> Int64[np.ndarray, " n"]:
-    """The rows ``row .. rows`` that are in none of the blocks ``block .. blocks``; full blocks come first.
+    """The rows ``row .. rows`` that are in none of the blocks ``block .. blocks``; full blocks come
+    first.
 
     Example:
         >>> rows_outside(3, block=2, blocks=4, rows_per_block=2, rows=10).tolist()
@@ -159,12 +170,15 @@ def rows_outside(
 
 
 class WindowsTable:
-    """The windows of several sources, searched in one pass: the cost does not depend on their number.
+    """The windows of several sources, searched in one pass: the cost does not depend on their
+    number.
 
     Parts are numbered through all sources.
 
     Example:
-        >>> table = WindowsTable([Windows(np.array([10, 7]), 3), Windows(np.array([8]), 2, block_tokens=4)])
+        >>> table = WindowsTable(
+        ...     [Windows(np.array([10, 7]), 3), Windows(np.array([8]), 2, block_tokens=4)]
+        ... )
         >>> table.locate(np.array([1, 0, 1, 0]), np.array([1, 3, 3, 2]))
         (array([2, 1, 2, 0]), array([2, 0, 6, 6]))
     """
@@ -182,7 +196,9 @@ class WindowsTable:
     def locate(
         self, source: Int64[np.ndarray, " n"] | int, rows: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Part of each row of each source, or of one source, and its first token there. Rows are not checked."""
+        """Part of each row of each source, or of one source, and its first token there. Rows are
+        not checked.
+        """
         rows_per_block = self._rows_per_block[source]
         block = rows // rows_per_block
         part, first = self._blocks.find(source, block)
@@ -202,7 +218,9 @@ class WindowsTable:
 
 
 class _JoinedStarts:
-    """The :func:`~headrace.order.rising.starts` of the parts of several sources, one after the other."""
+    """The :func:`~headrace.order.rising.starts` of the parts of several sources, one after the
+    other.
+    """
 
     def __init__(self, first: Sequence[Int64[np.ndarray, " p1"]]) -> None:
         ends = starts(np.array([int(of_source[-1]) for of_source in first], np.int64))
@@ -227,7 +245,8 @@ class _JoinedStarts:
 
 
 class BlockAligned(Order):
-    """A bijection that lists the full blocks (of ``block`` rows) of all parts in order, then the tails of all parts.
+    """A bijection that lists the full blocks (of ``block`` rows) of all parts in order, then the
+    tails of all parts.
 
     Raises:
         ConfigError: ``block`` below 1.

@@ -1,7 +1,8 @@
 """The batch size of a step under packing, where an example is a pack.
 
-Trainers that pack run one pack per device and forward pass. With gradient accumulation unchanged, the batch silently
-shrinks. This module derives accumulation again, counted in packs, and reports what cannot be preserved.
+Trainers that pack run one pack per device and forward pass. With gradient accumulation unchanged,
+the batch silently shrinks. This module derives accumulation again, counted in packs, and reports
+what cannot be preserved.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class EffectiveBatch:
             "" if old_steps in (None, self.accumulation) else f" (accumulation was {old_steps})"
         )
         return (
-            f"{self.realised} packs a step {how}: {self.per_device} a device x {self.accumulation} forward passes"
+            f"{self.realised} packs a step {how}: {self.per_device} a device x {self.accumulation}"
+            " forward passes"
             f" x {self.ranks} ranks{changed}"
         )
 
@@ -69,17 +71,18 @@ def packed_batch(
     packs_per_device: int = 1,
     strict: bool = False,
 ) -> EffectiveBatch:
-    """Derives the gradient accumulation that preserves a step's batch size when packing fixes the packs per device.
+    """Derives the gradient accumulation that preserves a step's batch size when packing fixes the
+    packs per device.
 
     Args:
         ranks: Devices that share a step.
         per_device: Examples per device in one forward pass, as configured before packing.
         accumulation: Forward passes per step, as configured; None: 1.
-        effective_batch_size: Requested batch size of a step; None: the configured one, ``per_device x accumulation x
-            ranks``.
+        effective_batch_size: Requested batch size of a step; None: the configured one, ``per_device
+            x accumulation x ranks``.
         packs_per_device: Packs per device in one forward pass, with packing.
-        strict: Whether a batch size that cannot be preserved is an error; otherwise it is rounded up to whole forward
-            passes of all ranks, logged and reported.
+        strict: Whether a batch size that cannot be preserved is an error; otherwise it is rounded
+            up to whole forward passes of all ranks, logged and reported.
 
     Returns:
         The batch, which counts packs.
@@ -103,7 +106,8 @@ def packed_batch(
     batch = EffectiveBatch(packs_per_device, derived, ranks, intended, accumulation)
     if not batch.preserved and strict:
         raise ConfigError(
-            f"does not divide into forward passes of {at_once} packs ({packs_per_device} a device x {ranks} ranks)",
+            f"does not divide into forward passes of {at_once} packs ({packs_per_device} a device"
+            f" x {ranks} ranks)",
             field="effective_batch_size",
             value=intended,
             cure=f"Use {batch.realised}, or {max(derived - 1, 1) * at_once}.",

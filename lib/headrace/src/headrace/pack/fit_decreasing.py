@@ -17,9 +17,9 @@ goes into bin 0.
 
 Why it is not done item by item: items of equal size are interchangeable until they are numbered,
 and so are bins with equal space. Best and worst fit therefore work on groups: all bins with the
-same space take as many items of one size as they can at once. The loop runs over the (size, space) pairs
-that occur, a few per size, instead of over items; per item there is only sorting and copying. First
-fit searches blocks of bins whose largest free space is known. Price: below 1 us an item.
+same space take as many items of one size as they can at once. The loop runs over the (size, space)
+pairs that occur, a few per size, instead of over items; per item there is only sorting and copying.
+First fit searches blocks of bins whose largest free space is known. Price: below 1 us an item.
 
 Reference: Johnson, "Near-optimal bin packing algorithms", MIT 1973. ``binpacking`` (and with it
 ms-swift and CoordExp) is best fit up to version 1.5.2 and worst fit since 2.0.
@@ -172,7 +172,8 @@ def _fill(
 def first_fit_decreasing(
     sizes: Int64[np.ndarray, " n"], capacity: int
 ) -> Integer[np.ndarray, " n"]:
-    """The bin of each item, by first fit decreasing. Arguments and result as :func:`fit_decreasing`.
+    """The bin of each item, by first fit decreasing. Arguments and result as
+    :func:`fit_decreasing`.
 
     Example:
         >>> first_fit_decreasing(np.array([5, 7, 2, 2]), 10)

@@ -1,6 +1,8 @@
-"""What gets packed: documents, or pieces of those longer than a pack; and counters of everything left out.
+"""What gets packed: documents, or pieces of those longer than a pack; and counters of everything
+left out.
 
-Invariant: every token of every document is in an item or counted. Price: 3 array operations if all documents fit.
+Invariant: every token of every document is in an item or counted. Price: 3 array operations if all
+documents fit.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Items(NamedTuple):
 
     @classmethod
     def join(cls, parts: list[Items]) -> Items:
-        """Concatenates items. Empties the list, so that input and result are never both in memory."""
+        """Concatenates items. Empties the list, so that input and result are never
+        both in memory.
+        """
         if len(parts) == 1:
             return parts.pop()
         shared = all(_is_shared(p.offset) for p in parts)
@@ -78,7 +82,8 @@ def _is_shared(offset: np.ndarray) -> bool:
 class PackCounts:
     """What became of the documents.
 
-    ``tokens`` is the sum of ``packed_tokens``, ``dropped_tokens``, ``truncated_tokens`` and ``underfilled_tokens``.
+    ``tokens`` is the sum of ``packed_tokens``, ``dropped_tokens``, ``truncated_tokens`` and
+    ``underfilled_tokens``.
     """
 
     documents: int = 0  # documents given
@@ -148,8 +153,8 @@ def cut_documents(
         The items, and the counters of documents (those of packs are 0).
 
     Raises:
-        ConfigError: a document is too long and ``long`` is ``"error"``, or longer than ``most`` and ``long`` is
-            ``"keep"``; the error names the first such document.
+        ConfigError: a document is too long and ``long`` is ``"error"``, or longer than ``most`` and
+            ``long`` is ``"keep"``; the error names the first such document.
 
     Example:
         >>> items, counts = cut_documents(np.array([3, 0, 9]), 4, "split")

@@ -1,13 +1,16 @@
-"""``plan_packs`` and ``PackPlan``: packing as a pure function of document lengths, hence a dataset of known length.
+"""``plan_packs`` and ``PackPlan``: packing as a pure function of document lengths, hence a dataset
+of known length.
 
-A plan is independent of the number of processes, the order of a run and the epoch: documents ascend within a pack, and
-packs are ordered by their first document. Shuffling, mixing and resuming work on packs as on any rows. ``aligned_plan``
-makes the number of packs a multiple of the number of ranks, for trainers that need it.
+A plan is independent of the number of processes, the order of a run and the epoch: documents ascend
+within a pack, and packs are ordered by their first document. Shuffling, mixing and resuming work on
+packs as on any rows. ``aligned_plan`` makes the number of packs a multiple of the number of ranks,
+for trainers that need it.
 
-Invariant: every document is in exactly one pack (in pieces if it was cut) or counted in ``PackPlan.counts``. Price:
-under 1 us and 41 bytes per document (60 if some are split) for the algorithms that sort: ``bfd``, ``wfd``, ``ffd`` and
-``bfd_split``; for the others 0.2 us (``next_fit``), 1 us (``wrap``) or 3 to 8 us (``windowed``; 0.2 to 0.3
-compiled), and in chunks (:mod:`headrace.pack.stream`) bounded memory. Measured: scripts/bench/bench_packing.py.
+Invariant: every document is in exactly one pack (in pieces if it was cut) or counted in
+``PackPlan.counts``. Price: under 1 us and 41 bytes per document (60 if some are split) for the
+algorithms that sort: ``bfd``, ``wfd``, ``ffd`` and ``bfd_split``; for the others 0.2 us
+(``next_fit``), 1 us (``wrap``) or 3 to 8 us (``windowed``; 0.2 to 0.3 compiled), and in chunks
+(:mod:`headrace.pack.stream`) bounded memory. Measured: scripts/bench/bench_packing.py.
 """
 
 from __future__ import annotations
@@ -71,9 +74,11 @@ class PackPlan:
         bounds: Where the items of each pack begin; one entry more than there are packs.
         items: Documents, or pieces of them.
         counts: What happened to all documents.
-        start: First token of each item in the concatenation of all documents; None: not saved with the plan.
+        start: First token of each item in the concatenation of all documents; None: not saved with
+            the plan.
 
-    When a large plan is read from disk, each vector is a :class:`~headrace.store.vectors.PiecedVector`.
+    When a large plan is read from disk, each vector is a
+    :class:`~headrace.store.vectors.PiecedVector`.
     """
 
     spec: PackSpec
@@ -112,7 +117,9 @@ class PackPlan:
     def of_packs(
         self, packs: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " n"]]:
-        """Positions of the items of these packs, and the number of items of each. Pack numbers are not checked."""
+        """Positions of the items of these packs, and the number of items of each. Pack numbers are
+        not checked.
+        """
         count = self.bounds[packs + 1] - self.bounds[packs]
         return np.arange(int(count.sum())) + np.repeat(
             self.bounds[packs] - (np.cumsum(count) - count), count
@@ -133,15 +140,19 @@ class PackPlan:
             yield Packed(self.items.at(slice(int(bounds[0]), int(bounds[-1]))), np.diff(bounds))
 
     def json_checksum(self) -> str:
-        """SHA-256 of :attr:`raw_plan` as JSON without spaces, as CoordExp records it; 0.3 us an item."""
+        """SHA-256 of :attr:`raw_plan` as JSON without spaces, as CoordExp records it; 0.3 us an
+        item.
+        """
         return _json_digest(self._lists())
 
     def aligned_plan(self, world_size: int, drop_last: bool) -> AlignedPlan:
-        """The packs that ``world_size`` ranks train on, equally many each, logged with their checksums.
+        """The packs that ``world_size`` ranks train on, equally many each, logged with their
+        checksums.
 
         Args:
             world_size: Number of ranks.
-            drop_last: Whether to drop the last packs, or to repeat the first ones, until all ranks have equally many.
+            drop_last: Whether to drop the last packs, or to repeat the first ones, until all ranks
+                have equally many.
 
         Raises:
             ConfigError: there are no packs, or ``drop_last`` would leave none.
@@ -150,7 +161,10 @@ class PackPlan:
             >>> plan = plan_packs([4, 8, 1, 4, 2, 1, 9], 10)
             >>> plan.raw_plan
             [[0, 3, 5], [1, 4], [2, 6]]
-            >>> plan.aligned_plan(2, drop_last=False).packs, plan.aligned_plan(2, drop_last=True).packs
+            >>> (
+            ...     plan.aligned_plan(2, drop_last=False).packs,
+            ...     plan.aligned_plan(2, drop_last=True).packs,
+            ... )
             (array([0, 1, 2, 0]), array([0, 1]))
         """
         aligned = AlignedPlan(self, world_size, drop_last)
@@ -221,7 +235,9 @@ class AlignedPlan:
 
     @property
     def checksum(self) -> str:
-        """Checksum of the packs that are trained on: the plan's own if nothing is dropped or repeated."""
+        """Checksum of the packs that are trained on: the plan's own if nothing is dropped or
+        repeated.
+        """
         if len(self) == len(self.raw):
             return self.raw.checksum
         return hashlib.sha256(f"{self.raw.checksum}/{len(self)}".encode()).hexdigest()
@@ -271,20 +287,23 @@ def plan_packs(
     """Decides which documents share a pack.
 
     Args:
-        lengths: Tokens of each document, non-negative integers. Documents without tokens are in no pack.
-        capacity: Tokens of a pack; see :class:`~headrace.pack.spec.PackSpec`, also for the arguments below. A document
-            of exactly this length is not long.
+        lengths: Tokens of each document, non-negative integers. Documents without tokens are in no
+            pack.
+        capacity: Tokens of a pack; see :class:`~headrace.pack.spec.PackSpec`, also for the
+            arguments below. A document of exactly this length is not long.
         algorithm: ``bfd``, ``wfd``, ``ffd``, ``next_fit``, ``bfd_split``, ``wrap`` or ``windowed``.
         long: ``keep``, ``drop``, ``split``, ``truncate``, ``truncate_start`` or ``error``.
         min_fill: Share of the capacity.
         block_tokens: Of a stored block (``windowed``).
-        array_documents: Documents in each of the arrays that they are stored in (``windowed``); None: one array.
+        array_documents: Documents in each of the arrays that they are stored in (``windowed``);
+            None: one array.
 
     Returns:
         The plan.
 
     Raises:
-        ConfigError: an argument is invalid, a document is too long under ``error``, or nothing is left to pack.
+        ConfigError: an argument is invalid, a document is too long under ``error``, or nothing is
+            left to pack.
 
     Example:
         >>> plan = plan_packs([4, 8, 1, 4, 2, 1], 10)

@@ -1,15 +1,17 @@
 """Pack plans on disk, next to the cache: written while planning, read in pieces.
 
-``<folder>/<fingerprint>/`` holds integer vectors, each with digests of its pieces (:mod:`headrace.store.vectors`):
-``bounds.bin`` (where the items of each pack begin), ``document.bin``, ``size.bin``, ``start.bin`` (where each item
-begins, in tokens of the whole cache) and, if documents were cut, ``offset.bin``. ``plan.json`` is written last: the
-plan's inputs, its counts, a digest of every file, and one of itself. The fingerprint covers the
-content, the algorithm's version and every flag, so each request has its own plan and no other request finds it.
+``<folder>/<fingerprint>/`` holds integer vectors, each with digests of its pieces
+(:mod:`headrace.store.vectors`): ``bounds.bin`` (where the items of each pack begin),
+``document.bin``, ``size.bin``, ``start.bin`` (where each item begins, in tokens of the whole cache)
+and, if documents were cut, ``offset.bin``. ``plan.json`` is written last: the plan's inputs, its
+counts, a digest of every file, and one of itself. The fingerprint covers the content, the
+algorithm's version and every flag, so each request has its own plan and no other request finds it.
 
-Invariant: every read of an opened plan returns, byte for byte, the requested plan, or raises an error. Price: 16 to 20
-bytes a document on disk, and 8 a pack. Opening reads the record and 32 bytes for each 64 KiB of these, 9 MB for a
-billion documents; a plan of up to 64 MiB is verified at once. Planning holds one chunk of documents with ``windowed``,
-``next_fit`` and ``wrap``; the algorithms that sort need 70 bytes per document.
+Invariant: every read of an opened plan returns, byte for byte, the requested plan, or raises an
+error. Price: 16 to 20 bytes a document on disk, and 8 a pack. Opening reads the record and 32 bytes
+for each 64 KiB of these, 9 MB for a billion documents; a plan of up to 64 MiB is verified at once.
+Planning holds one chunk of documents with ``windowed``, ``next_fit`` and ``wrap``; the algorithms
+that sort need 70 bytes per document.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class PlanRequest:
     content: str  # fingerprint of the documents, for example their cache's
     num_documents: int  # number of documents
     spec: PackSpec  # how they are packed
-    # Anything else that changes lengths or documents (removed documents, a chat template, ...), as JSON values
+    # Anything else that changes lengths or documents (removed documents, a chat template, ...), as
+    # JSON values
     flags: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def describe(self) -> dict[str, Any]:
@@ -93,19 +96,23 @@ def open_plan(
 ) -> PackPlan:
     """Opens the plan from a folder of plans, or makes it and saves it there.
 
-    Several processes may do this at once: they write the same bytes, under temporary names of their own until complete.
+    Several processes may do this at once: they write the same bytes, under temporary names of their
+    own until complete.
 
     Args:
         folder: Its path or URL.
         request: What determines the plan.
-        lengths: Returns the lengths of all documents, in chunks; called only if the plan has to be made.
+        lengths: Returns the lengths of all documents, in chunks; called only if the plan has to be
+            made.
         array_documents: See :func:`~headrace.pack.plan.plan_packs`.
-        starts: Where documents begin, filled in by ``lengths`` as it runs; saved with the plan. None: looked up.
+        starts: Where documents begin, filled in by ``lengths`` as it runs; saved with the plan.
+            None: looked up.
         rebuild: Whether a damaged plan is rebuilt, with a warning; otherwise it is an error.
 
     Raises:
         CacheCorruptError: the plan is damaged and ``rebuild`` is false.
-        PlanMismatchError: the plan of that name belongs to another request (somebody moved it there).
+        PlanMismatchError: the plan of that name belongs to another request (somebody moved it
+            there).
         ConfigError: the documents give no packs, or are not as many as the request says.
         CacheError: the folder cannot be written.
     """
@@ -130,11 +137,12 @@ def open_plan(
 
 
 def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
-    """The saved plan of a request; None if there is none. On a local disk its arrays are memory-mapped; elsewhere a
-    small plan is read whole, a large one piece by piece.
+    """The saved plan of a request; None if there is none. On a local disk its arrays are
+    memory-mapped; elsewhere a small plan is read whole, a large one piece by piece.
 
     Raises:
-        CacheCorruptError: a file is missing or damaged; in a large plan, also when a damaged piece is read later.
+        CacheCorruptError: a file is missing or damaged; in a large plan, also when a damaged piece
+            is read later.
         PlanMismatchError: the plan belongs to another request.
     """
     root = files.join(folder, request.fingerprint)
@@ -165,7 +173,9 @@ def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
 
 
 def _vectors(root: str, record: _Record) -> dict[str, np.ndarray]:
-    """The vectors of a plan: arrays or, for a large plan, objects that index and convert like arrays."""
+    """The vectors of a plan: arrays or, for a large plan, objects that index and convert like
+    arrays.
+    """
     try:
         vectors = {
             name: _load(files.join(root, f"{name}.bin"), one) for name, one in record.arrays.items()
@@ -180,8 +190,9 @@ def _vectors(root: str, record: _Record) -> dict[str, np.ndarray]:
 
 
 def plan_findings(folder: str) -> list[tuple[str, str]]:
-    """Problems of the plans in a folder, as (file, problem) pairs: each plan must be under its own name, and its files
-    as they were written, which reads them. Folders without a record belong to plans still being written.
+    """Problems of the plans in a folder, as (file, problem) pairs: each plan must be under its own
+    name, and its files as they were written, which reads them. Folders without a record belong to
+    plans still being written.
 
     Example:
         >>> plan_findings("nowhere/plans")
@@ -248,8 +259,8 @@ def write_plan(
     array_documents: object = None,
     starts: DocumentStarts | None = None,
 ) -> None:
-    """Makes and saves the plan of a request, in bounded memory if the algorithm allows it: reading lengths, planning
-    and writing overlap.
+    """Makes and saves the plan of a request, in bounded memory if the algorithm allows it: reading
+    lengths, planning and writing overlap.
 
     Raises:
         ConfigError: the documents give no packs, or are not as many as the request says.
@@ -299,7 +310,8 @@ def write_plan(
 
 
 def ahead(values: Iterable[T], count: int = 2) -> Iterator[T]:
-    """Yields the values of an iterable, which a thread of its own reads up to ``count`` values ahead.
+    """Yields the values of an iterable, which a thread of its own reads up to ``count`` values
+    ahead.
 
     Example:
         >>> list(ahead(n * n for n in range(4)))

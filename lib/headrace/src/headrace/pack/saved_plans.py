@@ -1,9 +1,10 @@
 """The plan of a cache's documents: loaded from the cache's folder, or made and saved there.
 
-Documents that belong together (the two answers of a preference pair) are one *unit*: the saved plan packs units, and
-the returned one lists their documents, so that a pack never separates them.
+Documents that belong together (the two answers of a preference pair) are one *unit*: the saved plan
+packs units, and the returned one lists their documents, so that a pack never separates them.
 
-Price: making a plan reads the offsets of all documents, 8 bytes each; opening one costs next to nothing.
+Price: making a plan reads the offsets of all documents, 8 bytes each; opening one costs next to
+nothing.
 """
 
 from __future__ import annotations
@@ -48,14 +49,16 @@ def plan_of_cache(
         spec: How its documents are packed; with units, it must not cut documents.
         gone: Documents to leave out.
         folder: Folder or URL for plans; None: ``plans`` in the cache's own folder.
-        unit: Number of neighbouring documents in a unit; a unit that lacks a document is not packed at all.
+        unit: Number of neighbouring documents in a unit; a unit that lacks a document is not packed
+            at all.
         digest: Digest of ``gone``, if known.
 
     Returns:
         The plan, with documents numbered as in the cache, and where it is saved.
 
     Raises:
-        ConfigError: nothing to pack; the cache is read over HTTP and no folder is given; incomplete units.
+        ConfigError: nothing to pack; the cache is read over HTTP and no folder is given; incomplete
+            units.
         CacheError: the cache cannot be read, or the plan cannot be written.
 
     Example:
@@ -98,8 +101,8 @@ def plan_of_cache(
 def unit_lengths(
     cache: TokenCache, gone: NumberSet, unit: int = 1, starts: DocumentStarts | None = None
 ) -> Iterator[Int64[np.ndarray, " n"]]:
-    """Tokens of all units, in chunks; units left out get length 0, so that numbering stays. Tells ``starts`` where
-    documents begin.
+    """Tokens of all units, in chunks; units left out get length 0, so that numbering stays. Tells
+    ``starts`` where documents begin.
     """
     for of_unit in _lengths_in_units(cache, gone, unit, starts):
         yield (
@@ -110,7 +113,8 @@ def unit_lengths(
 
 
 def incomplete_documents(cache: TokenCache, gone: NumberSet, unit: int) -> int:
-    """Documents with tokens that are not left out but whose unit lacks another document (left out or empty).
+    """Documents with tokens that are not left out but whose unit lacks another document (left out
+    or empty).
 
     Example:
         >>> import headrace.testing

@@ -1,5 +1,5 @@
-"""``PackSpec``: how documents are packed (with their lengths, it determines the plan); and ``PackingConfig``, the
-``packing`` of a config.
+"""``PackSpec``: how documents are packed (with their lengths, it determines the plan); and
+``PackingConfig``, the ``packing`` of a config.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from headrace.pack.items import LongPolicy
 Algorithm: TypeAlias = Literal["bfd", "wfd", "ffd", "next_fit", "bfd_split", "wrap", "windowed"]
 
 PACK_VERSION = 1
-"""Version of all plans; it changes when any algorithm gives a different plan for the same lengths."""
+"""Version of all plans; it changes when any algorithm gives a different plan for
+the same lengths.
+"""
 
 DEFAULT_BLOCK_TOKENS = 65_536
 
@@ -27,32 +29,35 @@ _IN_ORDER = ("next_fit", "wrap", "windowed")
 class PackSpec:
     """How documents are packed.
 
-    ============  ====================================================================================================
-    ``bfd``       best fit decreasing: longest document first, into the fullest pack with room. Fullest packs
+    ============  ==================================================================================
+    ``bfd``       best fit decreasing: longest document first, into the fullest pack with room.
+                  Fullest packs
     ``windowed``  packs of neighbours, so reads stay local; nearly as full. For shuffled training
     ``wfd``       worst fit decreasing: into the emptiest pack; what ``binpacking`` does since 2.0
     ``ffd``       first fit decreasing: into the first pack
     ``next_fit``  in order; a document that does not fit closes the pack
     ``bfd_split`` ``bfd`` with long documents split
-    ``wrap``      in order, concatenated and cut at pack boundaries: no padding, but documents are cut
-    ============  ====================================================================================================
+    ``wrap``      in order, concatenated and cut at pack boundaries: no padding, but documents are
+                  cut
+    ============  ==================================================================================
 
     Attributes:
         capacity: Tokens of a pack.
         algorithm: See above.
-        long: What happens to documents longer than a pack: ``keep`` (a pack of its own that exceeds the capacity),
-            ``drop``, ``split`` (full packs; the remainder is packed like a document), ``truncate`` (keeps the start),
-            ``truncate_start`` (keeps the end), ``error``. None: ``keep``, but ``split`` for algorithms that cut
-            documents anyway.
+        long: What happens to documents longer than a pack: ``keep`` (a pack of its own that exceeds
+            the capacity), ``drop``, ``split`` (full packs; the remainder is packed like a
+            document), ``truncate`` (keeps the start), ``truncate_start`` (keeps the end),
+            ``error``. None: ``keep``, but ``split`` for algorithms that cut documents anyway.
         min_fill: Packs filled to less than this share are dropped, and counted.
         block_tokens: Tokens of a stored block, for ``windowed``.
         max_documents: Most documents in a pack, for ``next_fit``; None: as many as fit.
-        row_tokens: Tokens of the rows that store packs; none may be longer. Only packs of ``keep`` exceed the capacity,
-            so rows are longer than it to hold them. None: rows are as long as the capacity, and with ``keep`` as long
-            as the longest document.
+        row_tokens: Tokens of the rows that store packs; none may be longer. Only packs of ``keep``
+            exceed the capacity, so rows are longer than it to hold them. None: rows are as long as
+            the capacity, and with ``keep`` as long as the longest document.
 
     Raises:
-        ConfigError: a value is invalid, or ``long`` contradicts the algorithm; rows are shorter than the capacity.
+        ConfigError: a value is invalid, or ``long`` contradicts the algorithm; rows are shorter
+            than the capacity.
     """
 
     capacity: int
@@ -116,7 +121,9 @@ class PackSpec:
 
     @property
     def in_order(self) -> bool:
-        """Whether documents are planned as they arrive, in bounded memory; if not, all lengths are needed at once."""
+        """Whether documents are planned as they arrive, in bounded memory; if not, all lengths are
+        needed at once.
+        """
         return self.algorithm in _IN_ORDER
 
     def describe(self) -> dict[str, Any]:
@@ -138,16 +145,19 @@ class PackingConfig:
 
     Attributes:
         algorithm: See :class:`PackSpec`. ``windowed`` keeps reads local.
-        long: What happens to documents longer than the capacity: ``split``, ``truncate``, ``truncate_start``, ``drop``,
-            ``keep`` (a row of its own, which holds the document whole) or ``error``. None: ``split``; but ``drop`` for
-            caches that mark what is trained on, and for units, so that an answer keeps its question.
+        long: What happens to documents longer than the capacity: ``split``, ``truncate``,
+            ``truncate_start``, ``drop``, ``keep`` (a row of its own, which holds the document
+            whole) or ``error``. None: ``split``; but ``drop`` for caches that mark what is trained
+            on, and for units, so that an answer keeps its question.
         min_fill: Packs filled to less than this share are dropped, and counted.
-        unit: This many neighbouring documents are never separated. ``long`` must then be ``drop``, ``keep`` or
-            ``error``. None: 2 for the pairs of a preference cache, else 1.
+        unit: This many neighbouring documents are never separated. ``long`` must then be ``drop``,
+            ``keep`` or ``error``. None: 2 for the pairs of a preference cache, else 1.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.
-        max_documents: Most documents in a row, with ``algorithm: next_fit``: 1 gives each document its own row.
-        capacity: Tokens up to which a row is filled, at most ``seq_len``. None: ``seq_len``. With ``long: keep``, rows
-            have room for documents of up to ``seq_len`` tokens, and all others share rows up to the capacity.
+        max_documents: Most documents in a row, with ``algorithm: next_fit``: 1 gives each document
+            its own row.
+        capacity: Tokens up to which a row is filled, at most ``seq_len``. None: ``seq_len``. With
+            ``long: keep``, rows have room for documents of up to ``seq_len`` tokens, and all others
+            share rows up to the capacity.
 
     Raises:
         ConfigError: a value is invalid, or ``long`` contradicts the algorithm or the unit.
@@ -194,7 +204,8 @@ class PackingConfig:
 
         Args:
             pairs: Whether documents are preference pairs, two by two.
-            conversations: Whether documents are conversations, or other questions with their answers.
+            conversations: Whether documents are conversations, or other questions with their
+                answers.
 
         Raises:
             ConfigError: the algorithm cuts documents, and there are pairs.
@@ -209,7 +220,8 @@ class PackingConfig:
         return replace(of_units, long=self.long or ("drop" if keeps_whole else "split"))
 
     def spec(self, seq_len: int, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> PackSpec:
-        """How documents, stored in blocks of ``block_tokens``, are packed into rows of ``seq_len`` tokens.
+        """How documents, stored in blocks of ``block_tokens``, are packed into rows of ``seq_len``
+        tokens.
 
         Raises:
             ConfigError: the capacity is more than ``seq_len``.
@@ -218,7 +230,8 @@ class PackingConfig:
         algorithm = cast("Algorithm", self.algorithm)
         long = cast("LongPolicy", self.long or "split")
         units = self.max_documents and max(self.max_documents // max(self.unit or 1, 1), 1)
-        # Plans of rows that are filled to the end are those that were saved before there was a capacity
+        # Plans of rows that are filled to the end are those that were saved before there was a
+        # capacity
         row_tokens = seq_len if self.capacity is not None or long == "keep" else None
         return PackSpec(
             self.capacity or seq_len,
@@ -232,15 +245,17 @@ class PackingConfig:
 
 
 def check_packing(packing: Mapping[str, PackingConfig | None], *, split_documents: bool) -> None:
-    """Raises ConfigError if the packing of components, by name, is incompatible with unpacked rows that are split into
-    documents.
+    """Raises ConfigError if the packing of components, by name, is incompatible with unpacked rows
+    that are split into documents.
     """
     packed = [name for name, how in packing.items() if how is not None]
     if packed and split_documents and len(packed) < len(packing):
         plain = next(name for name, how in packing.items() if how is None)
         raise ConfigError(
-            f"is not packed, but {packed[0]!r} is: a batch finds documents by their packs or by end-of-text tokens",
+            f"is not packed, but {packed[0]!r} is: a batch finds documents by their packs or by"
+            " end-of-text tokens",
             field=f"components.{plain}.packing",
-            cure=f"Pack it too (components.{plain}.packing: {{algorithm: wrap}} leaves no padding), or set"
+            cure=f"Pack it too (components.{plain}.packing: {{algorithm: wrap}} leaves no"
+            " padding), or set"
             " split_documents: false.",
         )

@@ -11,7 +11,8 @@ _MOST_CHUNKS = 64  # the range in which documents are looked up
 
 
 class DocumentStarts:
-    """Where documents begin in the stream of all parts, collected as lengths arrive. Planning looks up ever later ones.
+    """Where documents begin in the stream of all parts, collected as lengths arrive. Planning looks
+    up ever later ones.
 
     Example:
         >>> starts = DocumentStarts()
@@ -37,7 +38,9 @@ class DocumentStarts:
             self._tokens = int(ends[-1]) if ends.size else self._tokens
 
     def of(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """The first token of each document. Documents that were forgotten or have not arrived must not be passed."""
+        """The first token of each document. Documents that were forgotten or have not arrived must
+        not be passed.
+        """
         with self._lock:
             if len(self._chunks) > _MOST_CHUNKS:
                 self._chunks = [

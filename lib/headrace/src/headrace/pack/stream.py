@@ -1,7 +1,8 @@
-"""Plans any number of documents in chunks and bounded memory, by the algorithms that take documents in order.
+"""Plans any number of documents in chunks and bounded memory, by the algorithms that take documents
+in order.
 
-Next fit keeps documents whole, wrap cuts them at pack boundaries: both look at each item once and keep only the open
-pack.
+Next fit keeps documents whole, wrap cuts them at pack boundaries: both look at each item once and
+keep only the open pack.
 
 Windowed packs are packs of neighbours: almost full, and each read from little more than one stored
 block. How documents are packed:
@@ -22,11 +23,12 @@ with 7, and 3 fills it. The next starts with 5; of 4, 3 and 2, the sum 3 + 2 fil
     >>> plan_packs([7, 5, 4, 3, 3, 2], 10, "windowed").raw_plan
     [[0, 3], [1, 4, 5], [2]]
 
-Measured (scripts/bench/bench_packing.py): for documents of 600 tokens in the median, packs of 4096 and blocks of 65,536
-tokens, fill 0.9997 and 1.09 blocks a pack, where best fit decreasing over all documents has 0.9999 and 4.9.
+Measured (scripts/bench/bench_packing.py): for documents of 600 tokens in the median, packs of 4096
+and blocks of 65,536 tokens, fill 0.9997 and 1.09 blocks a pack, where best fit decreasing over all
+documents has 0.9999 and 4.9.
 
-Invariant: the chunks together equal the plan of all documents at once. Price: 0.2 us an item for next fit, 1 us for
-wrap, 0.2 to 0.3 us for windowed packs.
+Invariant: the chunks together equal the plan of all documents at once. Price: 0.2 us an item for
+next fit, 1 us for wrap, 0.2 to 0.3 us for windowed packs.
 """
 
 from __future__ import annotations
@@ -155,7 +157,8 @@ class _Places:
             array = np.searchsorted(self._limits, number, side="right")
             if lengths.size and array[-1] == self._limits.size:
                 raise ConfigError(
-                    f"are fewer than the documents: {int(self._limits[-1]) if self._limits.size else 0}",
+                    "are fewer than the documents:"
+                    f" {int(self._limits[-1]) if self._limits.size else 0}",
                     field="array_documents",
                     cure="They must add up to the number of lengths.",
                 )
@@ -206,7 +209,9 @@ def next_fit(
 
     Example:
         >>> sizes = np.array([4, 8, 1, 4])
-        >>> packed, rest = next_fit(Items(np.arange(4), np.zeros(4, np.int64), sizes), 10, last=False)
+        >>> packed, rest = next_fit(
+        ...     Items(np.arange(4), np.zeros(4, np.int64), sizes), 10, last=False
+        ... )
         >>> packed.item_counts.tolist(), rest.document.tolist()
         ([1, 2], [3])
     """
@@ -230,11 +235,13 @@ def next_fit(
 
 
 def wrap(items: Items, capacity: int, *, last: bool) -> tuple[Packed, Items]:
-    """Concatenates items and cuts them into packs. Arguments and result as :func:`next_fit`; the open pack may begin
-    with a piece.
+    """Concatenates items and cuts them into packs. Arguments and result as :func:`next_fit`; the
+    open pack may begin with a piece.
 
     Example:
-        >>> packed, rest = wrap(Items(np.arange(2), np.zeros(2, np.int64), np.array([3, 7])), 4, last=False)
+        >>> packed, rest = wrap(
+        ...     Items(np.arange(2), np.zeros(2, np.int64), np.array([3, 7])), 4, last=False
+        ... )
         >>> packed.items.document.tolist(), packed.items.offset.tolist(), packed.items.size.tolist()
         ([0, 1, 1], [0, 0, 1], [3, 1, 4])
         >>> rest.offset.tolist(), rest.size.tolist()
@@ -267,7 +274,9 @@ def window_tokens(capacity: int, block_tokens: int) -> int:
 
 
 class WindowedPacks:
-    """Plans packs of neighbours as items arrive, in order. An item larger than ``capacity`` is a pack of its own."""
+    """Plans packs of neighbours as items arrive, in order. An item larger than ``capacity`` is a
+    pack of its own.
+    """
 
     def __init__(self, capacity: int, block_tokens: int) -> None:
         self.capacity = capacity
@@ -288,8 +297,9 @@ class WindowedPacks:
         *,
         last: bool,
     ) -> Packed:
-        """Packs the complete windows, given the next items (by document and offset) and where each begins in its stored
-        array. Returns packs ordered by their first items, as far as no later pack can precede them.
+        """Packs the complete windows, given the next items (by document and offset) and where each
+        begins in its stored array. Returns packs ordered by their first items, as far as no later
+        pack can precede them.
         """
         # 1. The window in which each item begins, and whether it ends in another. An array
         #    has fewer than 2**40 windows, so arrays share none

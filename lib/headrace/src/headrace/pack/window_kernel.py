@@ -53,7 +53,8 @@ class WindowKernel:
             (min(candidates, n) + 1) * (capacity // 64 + 1 + self._beside), np.uint64
         )
         dtypes = (np.int64, np.int64, np.bool_)
-        # Items of 2**31 tokens and more are larger than any pack, and each is one of its own, in whatever order
+        # Items of 2**31 tokens and more are larger than any pack, and each is one of its own, in
+        # whatever order
         sizes = np.minimum(sizes, _MOST)
         inputs = [
             np.ascontiguousarray(*pair) for pair in zip((sizes, bounds, over), dtypes, strict=True)

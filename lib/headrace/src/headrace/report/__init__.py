@@ -1,4 +1,5 @@
-"""One page about a run's data: what was planned, what was measured, and whether data delays training.
+"""One page about a run's data: what was planned, what was measured, and whether data delays
+training.
 
 ::
 
@@ -6,8 +7,8 @@
 
     write_report(gather("runs/7"), "report.html")
 
-The page needs no network, no server and no other file: ``charts.js`` draws its charts, and its content policy blocks
-all requests. On the command line: ``headrace report``.
+The page needs no network, no server and no other file: ``charts.js`` draws its charts, and its
+content policy blocks all requests. On the command line: ``headrace report``.
 """
 
 import lazy_loader

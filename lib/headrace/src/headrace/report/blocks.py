@@ -1,6 +1,8 @@
-"""The elements of a page: tiles, tables, charts, notes; each can render its HTML. All text is escaped here.
+"""The elements of a page: tiles, tables, charts, notes; each can render its HTML. All text is
+escaped here.
 
-Invariant: no name of a source, path or error message can become markup: only this module writes HTML.
+Invariant: no name of a source, path or error message can become markup: only this module writes
+HTML.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Tiles:
 
     def to_html(self) -> str:
         tiles = "".join(
-            f'<div class="tile"><dt>{_text(label)}</dt><dd>{_text(value)}</dd><dd class="note">{_text(note)}</dd></div>'
+            f'<div class="tile"><dt>{_text(label)}</dt><dd>{_text(value)}</dd>'
+            f'<dd class="note">{_text(note)}</dd></div>'
             for label, value, note in self.items
         )
         return f'<dl class="tiles">{tiles}</dl>'
@@ -67,7 +70,9 @@ def columns(*heads: str, left: int = 0) -> list[tuple[str, Kind]]:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, drawn by the page's script in the page's colours; ``name``, its id, is letters and dashes."""
+    """A chart, drawn by the page's script in the page's colours; ``name``, its id, is letters and
+    dashes.
+    """
 
     name: str
     title: str
@@ -79,7 +84,8 @@ class Chart:
         return (
             f'<figure class="chart"><h3>{_text(self.title)}</h3>'
             f'<div id="chart-{self.name}" class="plot" style="min-height:{height}px" role="img"'
-            f' aria-label="{_text(self.title)}"></div><figcaption>{_text(self.caption)}</figcaption></figure>'
+            f' aria-label="{_text(self.title)}"></div>'
+            f"<figcaption>{_text(self.caption)}</figcaption></figure>"
         )
 
 
@@ -120,7 +126,8 @@ class Details:
     text: str
 
     def to_html(self) -> str:
-        return f"<details><summary>{_text(self.summary)}</summary><pre>{_text(self.text)}</pre></details>"
+        summary = f"<summary>{_text(self.summary)}</summary>"
+        return f"<details>{summary}<pre>{_text(self.text)}</pre></details>"
 
 
 Block: TypeAlias = Tiles | Table | Chart | Text | Notes | Details

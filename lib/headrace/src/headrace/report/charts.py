@@ -1,8 +1,8 @@
 """The figures of a report, as ``charts.js`` draws them: plain values, whose colours are the page's.
 
-The colours of sources are those of Okabe and Ito (2008), which colour-blind readers can distinguish, darkened or
-lightened by the page to be visible on white and on black. If there are more sources than colours, dashes distinguish
-them.
+The colours of sources are those of Okabe and Ito (2008), which colour-blind readers can
+distinguish, darkened or lightened by the page to be visible on white and on black. If there are
+more sources than colours, dashes distinguish them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _FLATTENS = 3
 
 
 def axis(title: str, number_format: str = "number", **more: Any) -> dict[str, Any]:
-    """An axis: its title, the format of its numbers (``share``, ``count`` or ``number``) and, optionally, ``log``,
-    ``zero`` (it includes zero) and ``range``.
+    """An axis: its title, the format of its numbers (``share``, ``count`` or ``number``) and,
+    optionally, ``log``, ``zero`` (it includes zero) and ``range``.
     """
     return {"title": title, "format": number_format, **more}
 
@@ -49,7 +49,9 @@ def _series(k: int, x: Any, y: Any, name: str, mark: str = "line", **more: Any) 
 
 
 def mixture_chart(facts: MixtureFacts) -> Figure:
-    """Actual share (line) and target share (dots) of each source over steps; each source has one legend entry."""
+    """Actual share (line) and target share (dots) of each source over steps; each source has one
+    legend entry.
+    """
     series: list[dict[str, Any]] = []
     rows = facts.drawn.sum(axis=1), facts.target.sum(axis=1)
     largest_rows = float(facts.drawn.sum(axis=0).max(initial=0.0))
@@ -157,8 +159,8 @@ def lines_chart(lines: Mapping[str, Points]) -> Figure:
 def _peaks(
     steps: np.ndarray, values: np.ndarray, expected: float = 0.0
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Triangles, with their values, for the few peaks that would flatten everything else, and the range of the axis
-    below them. Both empty if all values fit.
+    """Triangles, with their values, for the few peaks that would flatten everything else, and the
+    range of the axis below them. Both empty if all values fit.
     """
     usual = (
         2 * max(float(np.nanquantile(values, 0.9)), expected)

@@ -1,9 +1,10 @@
 """The content of a report: the plan, the measurements, and where the data comes from.
 
-The plan is computed from the config and the ledgers of its caches; the measurements are read from the logs in the run's
-folder. Either works without the other.
+The plan is computed from the config and the ledgers of its caches; the measurements are read from
+the logs in the run's folder. Either works without the other.
 
-Price: that of ``headrace config check`` and of :mod:`headrace.report.plan_figures`; a second or two for most runs.
+Price: that of ``headrace config check`` and of :mod:`headrace.report.plan_figures`; a second or two
+for most runs.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of one component: its cache, the cache's sources, its tokenizer, and the release that built it."""
+    """The origin of one component: its cache, the cache's sources, its tokenizer, and the release
+    that built it.
+    """
 
     name: str
     cache: str
@@ -78,7 +81,8 @@ class Source:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What follows from the config; ``lengths`` are of the caches that exist, ``fills`` of packed components.
+    """What follows from the config; ``lengths`` are of the caches that exist, ``fills`` of packed
+    components.
 
     Attributes:
         findings: Problems and warnings.
@@ -149,7 +153,8 @@ def gather(
         options: See :class:`Options`.
 
     Raises:
-        ConfigError: the config is invalid, the folder contains no run, or two configs or two runs were given.
+        ConfigError: the config is invalid, the folder contains no run, or two configs or two runs
+            were given.
         CacheError: a config was given, and one of its caches is missing and has no declared size.
     """
     options = options or Options()

@@ -1,12 +1,13 @@
 """The page: turns facts into one self-contained HTML document, or serves it live on this machine.
 
-Invariants: the page loads nothing. It contains its scripts and styles, and its content security policy allows only
-these scripts, by their digest; a live page may request new figures from its own server. Nothing outside this machine
-can read it: the server listens on loopback, and answers only requests that use its loopback name, so a foreign web page
-whose name points here (DNS rebinding) gets nothing.
+Invariants: the page loads nothing. It contains its scripts and styles, and its content security
+policy allows only these scripts, by their digest; a live page may request new figures from its own
+server. Nothing outside this machine can read it: the server listens on loopback, and answers only
+requests that use its loopback name, so a foreign web page whose name points here (DNS rebinding)
+gets nothing.
 
-The plan of a live run is computed once. The run's log is read again on request, at most once a second, and less often
-if it is long.
+The plan of a live run is computed once. The run's log is read again on request, at most once a
+second, and less often if it is long.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def sections(facts: ReportFacts) -> list[Section]:
 
 
 def state(facts: ReportFacts) -> dict[str, Any]:
-    """The changing content of a live page, as JSON values: for each section its parts and figures."""
+    """The changing content of a live page, as JSON values: for each section its
+    parts and figures.
+    """
     return {
         "written": numbers.moment(time.time()),
         "sections": [
@@ -79,7 +82,8 @@ def render(facts: ReportFacts, *, live_s: float | None = None) -> str:
     scripts = [_file("charts.js"), _file("page.js")]
     connect = "'none'" if live_s is None else "'self'"
     policy = (
-        f"default-src 'none'; script-src {' '.join(map(_digest, scripts))}; style-src 'unsafe-inline';"
+        f"default-src 'none'; script-src {' '.join(map(_digest, scripts))}; style-src"
+        " 'unsafe-inline';"
         f" img-src data:; connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
     toc = "".join(f'<li><a href="#{s.name}">{html.escape(s.title)}</a></li>' for s in parts)

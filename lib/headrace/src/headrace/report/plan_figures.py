@@ -1,11 +1,13 @@
-"""Figures of a plan: target and actual mixture, lengths of documents, and fill of packs. A pure function of plan,
-offsets and packs; no token is read.
+"""Figures of a plan: target and actual mixture, lengths of documents, and fill of packs. A pure
+function of plan, offsets and packs; no token is read.
 
-Steps are grouped into up to 200 spans. For each span and source there are the target rows (the sum over its steps of
-batch size times share) and the rows that are drawn, counted with the loader's own quotas.
+Steps are grouped into up to 200 spans. For each span and source there are the target rows (the sum
+over its steps of batch size times share) and the rows that are drawn, counted with the loader's own
+quotas.
 
-Price: one pass of the quotas to the last step, 2 us per step, or almost nothing for constant weights; 0.1 us per step
-and source with changing weights; and at most a million lengths of each cache, in 16 evenly spaced stretches.
+Price: one pass of the quotas to the last step, 2 us per step, or almost nothing for constant
+weights; 0.1 us per step and source with changing weights; and at most a million lengths of each
+cache, in 16 evenly spaced stretches.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from headrace.store.cache import TokenCache
 
 SPANS = 200
 _SUMMED = 1 << 23
-"""Number of weights (steps times sources) that are added up exactly; beyond it, 32 steps of each span are sampled."""
+"""Number of weights (steps times sources) that are added up exactly; beyond it, 32 steps of each
+span are sampled.
+"""
 _LOOKS = 32
 MAX_LOOKED = 1 << 20
 _RUNS = 16
@@ -58,7 +62,9 @@ class MixtureFacts:
 
     @property
     def off_quota(self) -> Float64[np.ndarray, " d"] | None:
-        """Largest difference, at the end of a span, between target and actual rows so far; None if not added up."""
+        """Largest difference, at the end of a span, between target and actual rows so far; None if
+        not added up.
+        """
         if not self.summed:
             return None
         return np.abs((self.drawn - self.target).cumsum(axis=0)).max(axis=0)
@@ -70,14 +76,19 @@ def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> 
     Args:
         dataset: The run's mixture.
         steps: Steps of the run.
-        spans: Largest number of spans (changes of the row length add more); None: 200, or fewer for short runs, as
-            single rows show as noise in spans of less than four steps.
+        spans: Largest number of spans (changes of the row length add more); None: 200, or fewer for
+            short runs, as single rows show as noise in spans of less than four steps.
 
     Example:
         >>> import headrace.testing
         >>> from headrace import TokenSeqDataset
-        >>> a, b = (TokenSeqDataset(headrace.testing.tiny_cache(seed=s), seq_len=8, name="ab"[s]) for s in (0, 1))
-        >>> mixture = MixtureDataset({"a": a, "b": b}, {"a": 1, "b": {"step": {0: 0, 2: 1}}}, batch_size=8)
+        >>> a, b = (
+        ...     TokenSeqDataset(headrace.testing.tiny_cache(seed=s), seq_len=8, name="ab"[s])
+        ...     for s in (0, 1)
+        ... )
+        >>> mixture = MixtureDataset(
+        ...     {"a": a, "b": b}, {"a": 1, "b": {"step": {0: 0, 2: 1}}}, batch_size=8
+        ... )
         >>> found = mixture_facts(mixture, steps=4, spans=2)
         >>> found.target.tolist(), found.drawn.tolist()
         ([[16.0, 0.0], [8.0, 8.0]], [[16, 0], [8, 8]])
@@ -125,7 +136,9 @@ def largest(facts: MixtureFacts, most: int) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of the documents of a cache, in tokens; ``documents`` and ``tokens`` are shares of each bin."""
+    """Lengths of the documents of a cache, in tokens; ``documents`` and ``tokens`` are shares of
+    each bin.
+    """
 
     looked: int  # documents that were read
     of: int
@@ -143,7 +156,11 @@ def document_lengths(cache: TokenCache) -> Lengths:
     Example:
         >>> import headrace.testing
         >>> found = document_lengths(headrace.testing.tiny_cache(documents=100))
-        >>> found.looked, round(float(found.documents.sum()), 6), round(float(found.tokens.sum()), 6)
+        >>> (
+        ...     found.looked,
+        ...     round(float(found.documents.sum()), 6),
+        ...     round(float(found.tokens.sum()), 6),
+        ... )
         (100, 1.0, 1.0)
     """
     total = cache.num_documents
@@ -160,7 +177,9 @@ def document_lengths(cache: TokenCache) -> Lengths:
 
 
 def lengths_of(lengths: Int64[np.ndarray, " n"], total: int) -> Lengths:
-    """Figures and histogram of lengths, two bins per octave; ``total`` is the number of all documents."""
+    """Figures and histogram of lengths, two bins per octave; ``total`` is the number of all
+    documents.
+    """
     longest = int(lengths.max(initial=0))
     edge = 2.0 ** (
         np.arange(0, _BINS_AN_OCTAVE * (int(longest).bit_length() + 1) + 1) / _BINS_AN_OCTAVE

@@ -1,4 +1,6 @@
-"""The sections of a report that follow from the config: mixture, epochs, order, packs, forecast of reads."""
+"""The sections of a report that follow from the config: mixture, epochs, order, packs, forecast of
+reads.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from headrace.report.charts import (
 from headrace.report.facts import PlanFacts
 
 _BARS = (
-    "The dashed line, 1, is a full shuffle. Above it, batches are more alike than by chance; below it, they are spread"
+    "The dashed line, 1, is a full shuffle. Above it, batches are more alike than by chance; below"
+    " it, they are spread"
     " more evenly."
 )
 
@@ -37,7 +40,8 @@ def mixture_section(plan: PlanFacts) -> Section:
             )
         )
     more = (
-        f" The {MOST_SOURCES - 1} largest sources each have a line; click others to show the rest together."
+        f" The {MOST_SOURCES - 1} largest sources each have a line; click others to show the rest"
+        " together."
         if len(facts.names) > MOST_SOURCES
         else ""
     )
@@ -46,7 +50,8 @@ def mixture_section(plan: PlanFacts) -> Section:
             "mixture",
             "Target and actual mixture",
             mixture_chart(facts),
-            "Lines: share of the rows. Dots: target, the share that the weights ask for. Click a source in the legend"
+            "Lines: share of the rows. Dots: target, the share that the weights ask for. Click a"
+            " source in the legend"
             f" to hide it; double-click to show it alone.{more}",
         )
     )
@@ -73,7 +78,8 @@ def mixture_section(plan: PlanFacts) -> Section:
     if off is None:
         blocks.append(
             Text(
-                "With this many steps and sources, only a sample is shown, so errors are not counted.",
+                "With this many steps and sources, only a sample is shown, so errors are not"
+                " counted.",
                 quiet=True,
             )
         )
@@ -87,7 +93,8 @@ def order_section(plan: PlanFacts) -> Section:
     forecast = plan.plan.unlimited
     blocks: list[Block] = [
         Text(
-            f"A batch of {n.count(forecast.batch_size)} rows draws from {n.count(forecast.distinct_blocks)} stored"
+            f"A batch of {n.count(forecast.batch_size)} rows draws from"
+            f" {n.count(forecast.distinct_blocks)} stored"
             f" blocks (mean over {_looked(forecast)})."
         )
     ]
@@ -101,7 +108,8 @@ def order_section(plan: PlanFacts) -> Section:
                 "quality",
                 "Variance ratio of windows of batches",
                 quality_chart(forecast),
-                "Variance of the mean of a window, for a value that is the same within a stored block, divided by that"
+                "Variance of the mean of a window, for a value that is the same within a stored"
+                " block, divided by that"
                 f" of rows drawn at random. {_BARS}",
             )
         )
@@ -127,7 +135,10 @@ def order_section(plan: PlanFacts) -> Section:
         "similarity",
     )
     blocks.append(Table(columns(*heads, left=2), rows))
-    text = "Similarity: share of the variance of the loss between blocks (ICC), and the resulting excess loss."
+    text = (
+        "Similarity: share of the variance of the loss between blocks (ICC), and the resulting"
+        " excess loss."
+    )
     blocks.append(Text(f"{text} headrace icc CACHE --save measures it.", quiet=True))
     return Section("order", "Planned: order", blocks)
 
@@ -172,7 +183,8 @@ def documents_section(plan: PlanFacts) -> Section:
     else:
         blocks.append(
             Text(
-                "No source is packed. Rows are cut from the stream of tokens, so all of them are full.",
+                "No source is packed. Rows are cut from the stream of tokens, so all of them are"
+                " full.",
                 quiet=True,
             )
         )
@@ -232,7 +244,9 @@ def config_section(plan: PlanFacts) -> Section:
 
 
 def forecast_for(plan: PlanFacts | None, hosts: int) -> tuple[float, float] | None:
-    """Forecast block fetches and bytes of a host per step for a number of hosts; None if there is no forecast."""
+    """Forecast block fetches and bytes of a host per step for a number of hosts; None if there is
+    no forecast.
+    """
     if plan is None:
         return None
     by_hosts = (plan.plan.forecast or plan.plan.unlimited).by_hosts

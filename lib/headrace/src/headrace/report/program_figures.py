@@ -1,7 +1,9 @@
-"""The section of a report about figures that the training program logged in addition to the loader's counters.
+"""The section of a report about figures that the training program logged in addition to the
+loader's counters.
 
-``RunLog(...)(step, rollout=dataset.metrics(step), train=losses)`` writes ``rollout/reward_mean``, ``train/entropy`` and
-so on. Names that differ only in their last word (``_mean``, ``_max``, ...) share a chart, as do all shares of a group.
+``RunLog(...)(step, rollout=dataset.metrics(step), train=losses)`` writes ``rollout/reward_mean``,
+``train/entropy`` and so on. Names that differ only in their last word (``_mean``, ``_max``, ...)
+share a chart, as do all shares of a group.
 """
 
 from __future__ import annotations

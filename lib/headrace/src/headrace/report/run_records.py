@@ -1,11 +1,12 @@
-"""The measurements of a run: the lines of :mod:`headrace.feed.run_log`, read back and converted to rates.
+"""The measurements of a run: the lines of :mod:`headrace.feed.run_log`, read back and converted to
+rates.
 
-Counters are sums since a process began, and readers need the differences between lines. Each process is therefore its
-own **session**, whose counters are differenced. A session that begins at a step replaces earlier lines from that step
-on, because those steps were repeated.
+Counters are sums since a process began, and readers need the differences between lines. Each
+process is therefore its own **session**, whose counters are differenced. A session that begins at a
+step replaces earlier lines from that step on, because those steps were repeated.
 
-Invariant: an incomplete line, or one that is not a record, is skipped and counted, never an error: reports are made
-while a run writes, and after it was killed.
+Invariant: an incomplete line, or one that is not a record, is skipped and counted, never an error:
+reports are made while a run writes, and after it was killed.
 
 Price: 20 us per line; at most 400 points per host are kept.
 """
@@ -98,10 +99,12 @@ class RunRecords:
     """What all hosts of a run measured.
 
     Attributes:
-        figures: Figures logged by the program of the first host, by name: steps, and the value at each.
+        figures: Figures logged by the program of the first host, by name: steps, and the value at
+            each.
         hosts: Number of hosts, according to the last process.
         series: One series for each host with measurements.
-        sessions: Number of processes of host 0 (or the first host): 1, plus one for each resumption.
+        sessions: Number of processes of host 0 (or the first host): 1, plus one for each
+            resumption.
         config: YAML of the config that the last process recorded; None: none was recorded.
         left_out: Lines that are not records.
     """
@@ -145,8 +148,13 @@ def parse_records(texts: Sequence[bytes]) -> RunRecords:
         texts: Contents of files, those of one host in the order in which they were written.
 
     Example:
-        >>> lines = [{"kind": "start", "version": 1, "host": 0, "hosts": 1, "time": 0.0, "config": None}]
-        >>> lines += [{"kind": "stats", "step": s, "time": 1.0 * s, "stats": {"batches": s}} for s in (10, 20, 40)]
+        >>> lines = [
+        ...     {"kind": "start", "version": 1, "host": 0, "hosts": 1, "time": 0.0, "config": None}
+        ... ]
+        >>> lines += [
+        ...     {"kind": "stats", "step": s, "time": 1.0 * s, "stats": {"batches": s}}
+        ...     for s in (10, 20, 40)
+        ... ]
         >>> found = parse_records(["\n".join(map(json.dumps, lines)).encode() + b'\n{"kind": "sta'])
         >>> found.series[0].sums["batches"].tolist(), found.left_out
         ([10.0, 10.0, 20.0], 1)
@@ -272,7 +280,9 @@ class _Host:
 
 
 def _thinned(records: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-    """Every n-th record, and the first and last of each session, as sums are differences of the remaining records."""
+    """Every n-th record, and the first and last of each session, as sums are differences of the
+    remaining records.
+    """
     every = -(-len(records) // MAX_POINTS)
     if every <= 1:
         return records

@@ -1,4 +1,6 @@
-"""The sections of a report about the run: its identity and, from its counters, reads, waits and stalls."""
+"""The sections of a report about the run: its identity and, from its counters, reads, waits and
+stalls.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ _HELP = {
     "trainer ahead": "Run fewer Python threads next to the loader.",
 }
 _NOT_MEASURED = (
-    "There are no measurements yet. In the training loop, RunLog(loader, folder, config=config) writes the loader's"
+    "There are no measurements yet. In the training loop, RunLog(loader, folder, config=config)"
+    " writes the loader's"
     " counters into the run's folder; see docs/report.md."
 )
 _PEAKS = "Triangles mark peaks that are higher than the chart, with their values."
@@ -217,10 +220,16 @@ def _notes(facts: ReportFacts) -> list[tuple[str, str, str]]:
         notes += _mismatch(plan, facts)
     share = records.waiting_share
     if share is not None and share > WAITING_BAR:
-        what = f"The trainer waited for data {n.percent(share)} of the time. See the sections on waiting and stalls."
+        what = (
+            f"The trainer waited for data {n.percent(share)} of the time. See the sections on"
+            " waiting and stalls."
+        )
         notes.append(("warning", "", what))
     if records.left_out:
-        cut = f"{n.count(records.left_out)} lines of the log are damaged (was the run killed?) and were ignored."
+        cut = (
+            f"{n.count(records.left_out)} lines of the log are damaged (was the run killed?) and"
+            " were ignored."
+        )
         notes.append(("warning", "", cut))
     if not notes:
         notes.append(("good", "", "No problems were found."))
@@ -237,7 +246,10 @@ def _mismatch(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str]]
     step = plan.manifest.amends(facts.manifest)
     step = facts.manifest.amends(plan.manifest) if step is None else step
     if step is not None:
-        what = f"Config and run differ by an amendment from step {n.count(step)} on. This page shows the config's plan."
+        what = (
+            f"Config and run differ by an amendment from step {n.count(step)} on. This page shows"
+            " the config's plan."
+        )
         return [("warning", "", what)]
     what = "This is not the config of the run: their fingerprints differ."
     return [("problem", "", f"{what} The plan on this page is not the plan of the measured run.")]
@@ -353,7 +365,8 @@ def waiting_section(facts: ReportFacts) -> Section:
             "waiting",
             "Share of the time that the trainer waited for data",
             share,
-            "Below 2%, a loader without any delay would make training at most a fiftieth faster. Above it, look at the"
+            "Below 2%, a loader without any delay would make training at most a fiftieth faster."
+            " Above it, look at the"
             f" charts below for the cause. {_PEAKS}",
         ),
         Chart(
@@ -363,7 +376,8 @@ def waiting_section(facts: ReportFacts) -> Section:
             "loader-time",
             "Where the loader's thread spent its time",
             loader_time_chart(worst),
-            f"On {of}. Most of this time overlaps with training. It matters only while the trainer waits.",
+            f"On {of}. Most of this time overlaps with training. It matters only while the trainer"
+            " waits.",
         ),
         Chart("speed", "Speed", speed, "Batches that the trainer received."),
         Chart(
@@ -415,7 +429,8 @@ def stalls_section(facts: ReportFacts) -> Section:
             "stalls",
             "Stalls by step",
             stalls_chart(stalls),
-            "A stall is a wait of more than 50 ms and more than five times the median (the defaults).",
+            "A stall is a wait of more than 50 ms and more than five times the median (the"
+            " defaults).",
         ),
         Table(
             [*columns("cause", "stalls", "total", "longest", left=1), ("what helps", "prose")],

@@ -1,4 +1,6 @@
-"""The state of a run: its manifest, its anchors, and where it is at a step. Its config describes what it loads."""
+"""The state of a run: its manifest, its anchors, and where it is at a step. Its config describes
+what it loads.
+"""
 
 import lazy_loader
 

@@ -1,8 +1,9 @@
-"""Settings that a run was started with and its config may omit: the braid's version, removed and appended documents.
+"""Settings that a run was started with and its config may omit: the braid's version, removed and
+appended documents.
 
-Releases change the first, ``headrace remove`` and ``headrace build --append`` the others. A new run uses the latest of
-each, and its manifest records which; a resumed run keeps them. Later removals and additions take effect at the step of
-an amendment.
+Releases change the first, ``headrace remove`` and ``headrace build --append`` the others. A new run
+uses the latest of each, and its manifest records which; a resumed run keeps them. Later removals
+and additions take effect at the step of an amendment.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def beginning_of(resolved: Mapping[str, Any]) -> Beginning:
 
     Example:
         >>> web = {"0": {"generation": [2], "documents": 3, "digest": "ab"}}
-        >>> beginning = beginning_of({"dataset": {"names": ["web", "code"], "tombstones": {"web": web}}})
+        >>> beginning = beginning_of(
+        ...     {"dataset": {"names": ["web", "code"], "tombstones": {"web": web}}}
+        ... )
         >>> beginning.tombstones, beginning.generations
         ({'web': [2], 'code': []}, {'web': [], 'code': []})
     """
@@ -65,7 +68,8 @@ def names_of(mixed: Mapping[str, Any]) -> Sequence[str]:
 def removals_differ(
     new: Mapping[str, Any], old: Mapping[str, Any], names: Sequence[str]
 ) -> int | None:
-    """The first step at which the removed documents of some components differ; None if there is none.
+    """The first step at which the removed documents of some components differ; None if there is
+    none.
 
     Raises:
         ValueError: documents that the old run removed are back in the new one.

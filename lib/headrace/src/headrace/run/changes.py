@@ -1,7 +1,8 @@
-"""Changes of a run's config: which of the user's fields differ, and the amendment that would allow it.
+"""Changes of a run's config: which of the user's fields differ, and the amendment that would allow
+it.
 
-A run's manifest stores the fields of the config that it was started with. Its mixture may change from a future step on;
-everything else identifies the run.
+A run's manifest stores the fields of the config that it was started with. Its mixture may change
+from a future step on; everything else identifies the run.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ class RunChanges:
 
     Attributes:
         same: Whether both are the same run.
-        fields: Differences of the config, as ``path: old -> new``; None: the run's manifest has no config.
+        fields: Differences of the config, as ``path: old -> new``; None: the run's manifest has no
+            config.
         resolved: Differences of the resolved configs, in the same form.
-        first_step: First step that differs, if the edited config amends the run or the run amends the config; else
-            None.
-        amendment: The amendment that changes the run's mixture to the edited one; None: there is none.
+        first_step: First step that differs, if the edited config amends the run or the run amends
+            the config; else None.
+        amendment: The amendment that changes the run's mixture to the edited one; None: there is
+            none.
         refused: Fields that no amendment can change, in the form of ``fields``.
     """
 
@@ -90,7 +93,9 @@ def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunCh
 
 
 def _as_declared(began: LmDataConfig, edited: LmDataConfig) -> LmDataConfig:
-    """The run's config with the amendments that an edited one declares, and the components that these add."""
+    """The run's config with the amendments that an edited one declares, and the components that
+    these add.
+    """
     if edited.amendments == began.amendments:
         return began
     added = added_later(edited.amendments)
@@ -109,14 +114,20 @@ def _as_declared(began: LmDataConfig, edited: LmDataConfig) -> LmDataConfig:
 def amendment_between(
     began: LmDataConfig, edited: LmDataConfig, step: int
 ) -> AmendmentConfig | None:
-    """The amendment that changes one config's mixture to another's; None if they are equal or no amendment can.
+    """The amendment that changes one config's mixture to another's; None if they are equal or no
+    amendment can.
 
     Example:
         >>> from headrace.config.component import ComponentConfig
-        >>> began = LmDataConfig({"web": ComponentConfig("web", 3), "code": ComponentConfig("code")})
-        >>> edited = LmDataConfig({"web": ComponentConfig("web", 2), "math": ComponentConfig("math")})
+        >>> began = LmDataConfig(
+        ...     {"web": ComponentConfig("web", 3), "code": ComponentConfig("code")}
+        ... )
+        >>> edited = LmDataConfig(
+        ...     {"web": ComponentConfig("web", 2), "math": ComponentConfig("math")}
+        ... )
         >>> amendment_between(began, edited, 60)
-        AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'], remove={}, extend={})
+        AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'],
+            remove={}, extend={})
     """
     sized = any(is_size_rule(config.weights or {}, config.components) for config in (began, edited))
     if edited.stages or began.stages or edited.amendments != began.amendments or sized:
@@ -191,8 +202,9 @@ def _as_stored(*values: Any) -> Any:
 
 
 def newer_tombstones(manifest: RunManifest, config: LmDataConfig) -> dict[str, int | list[int]]:
-    """The newest generation of tombstones of each component that neither the run nor an amendment of the config uses
-    yet, in the form of an amendment's ``remove``: a list for a component of several caches.
+    """The newest generation of tombstones of each component that neither the run nor an amendment
+    of the config uses yet, in the form of an amendment's ``remove``: a list for a component of
+    several caches.
     """
     recorded = manifest.resolved["dataset"].get("tombstones", {})
     declared: dict[str, list[int]] = {}
@@ -212,8 +224,8 @@ def newer_tombstones(manifest: RunManifest, config: LmDataConfig) -> dict[str, i
 
 
 def newer_generations(config: LmDataConfig) -> dict[str, int | list[int]]:
-    """The newest generation of each component's cache that a config does not use yet, as its run was started, in the
-    form of an amendment's ``extend``: a list for a component of several caches.
+    """The newest generation of each component's cache that a config does not use yet, as its run
+    was started, in the form of an amendment's ``extend``: a list for a component of several caches.
     """
     reached = {name: [*cache.generations] for name, cache in config.open_caches().items()}
     for amendment in config.amendments:

@@ -10,7 +10,8 @@ _FREE = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches", "cache_
 
 
 def differences(old: Any, new: Any, path: str = "", absent: str = "nothing") -> list[str]:
-    """Differing values of two JSON documents, as ``path: old -> new``; a missing value is written as ``absent``.
+    """Differing values of two JSON documents, as ``path: old -> new``; a missing value is written
+    as ``absent``.
 
     Example:
         >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3, "d": 4}})
@@ -35,13 +36,16 @@ def differences(old: Any, new: Any, path: str = "", absent: str = "nothing") -> 
 
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """:func:`differences` of the fields of two configs, and of the order of their components, which is part of a run.
+    """:func:`differences` of the fields of two configs, and of the order of their components, which
+    is part of a run.
 
-    Left out are fields that may change at any time, and generations of caches and tombstones, which a run keeps if its
-    config does not set them.
+    Left out are fields that may change at any time, and generations of caches and tombstones, which
+    a run keeps if its config does not set them.
 
     Example:
-        >>> config_differences({"components": {"a": 1, "b": 1}}, {"components": {"b": 1, "a": 1}, "seed": 1})
+        >>> config_differences(
+        ...     {"components": {"a": 1, "b": 1}}, {"components": {"b": 1, "a": 1}, "seed": 1}
+        ... )
         ['seed: not set -> 1', 'components, in order: a, b -> b, a']
     """
     of_run, edited = (

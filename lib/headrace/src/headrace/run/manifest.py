@@ -1,12 +1,14 @@
 """The state of a run: which run it is (a manifest) and how far it has come (a step).
 
-``RunManifest`` describes everything that determines the batches, and has a fingerprint. It is written once, into the
-run's folder. A resumed run must resolve to the same manifest; otherwise it is refused, and the error shows the
-differences. Devices, hosts, budgets and paths are not part of it: they may change freely.
+``RunManifest`` describes everything that determines the batches, and has a fingerprint. It is
+written once, into the run's folder. A resumed run must resolve to the same manifest; otherwise it
+is refused, and the error shows the differences. Devices, hosts, budgets and paths are not part of
+it: they may change freely.
 
-The folder also has **anchors** (:mod:`headrace.mix.policy`): the mixture's counts at the checkpoints, so that a resumed
-run, amended or not, need not count up to that step. If the file is deleted, damaged or of another run, counting costs 2
-us per step with weights that change, and almost nothing with constant ones.
+The folder also has **anchors** (:mod:`headrace.mix.policy`): the mixture's counts at the
+checkpoints, so that a resumed run, amended or not, need not count up to that step. If the file is
+deleted, damaged or of another run, counting costs 2 us per step with weights that change, and
+almost nothing with constant ones.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ _FINGERPRINT_DIGITS = 32
 
 
 class Described(Protocol):
-    """An object that describes what determines its batches, such as a :class:`~headrace.feed.loader.DataLoader`."""
+    """An object that describes what determines its batches, such as a
+    :class:`~headrace.feed.loader.DataLoader`.
+    """
 
     def describe(self) -> dict[str, Any]: ...
 
@@ -135,12 +139,15 @@ class RunManifest:
     """What a run reads, in which order.
 
     Attributes:
-        resolved: Description of the loader with all defaults and derived values filled in, JSON values.
-        history: Manifests that this one amends, oldest first: ``fingerprint``, and ``until_step``, the first step that
-            they no longer determine.
-        config: Fields of the config that the loader was made from, without defaults; None: there was no config, or the
-            manifest is of an earlier release. Not part of the manifest's identity.
-        anchors: Where :meth:`state` saves an anchor; set by :func:`open_run`, not part of the manifest's identity.
+        resolved: Description of the loader with all defaults and derived values filled in, JSON
+            values.
+        history: Manifests that this one amends, oldest first: ``fingerprint``, and ``until_step``,
+            the first step that they no longer determine.
+        config: Fields of the config that the loader was made from, without defaults; None: there
+            was no config, or the manifest is of an earlier release. Not part of the manifest's
+            identity.
+        anchors: Where :meth:`state` saves an anchor; set by :func:`open_run`, not part of the
+            manifest's identity.
     """
 
     resolved: dict[str, Any]
@@ -166,14 +173,18 @@ class RunManifest:
         return hashlib.sha256(canonical.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
 
     def state(self, step: int) -> LoaderState:
-        """The state to save after ``step`` steps. In an opened run, this also saves an anchor in its folder."""
+        """The state to save after ``step`` steps. In an opened run, this also saves an anchor in
+        its folder.
+        """
         step = steps_done(step)
         if self.anchors is not None:
             self.anchors.save(step)
         return LoaderState(step, self.fingerprint)
 
     def check(self, state: LoaderState) -> None:
-        """Raises PlanMismatchError unless a saved state belongs to this run, or to its part before an amendment."""
+        """Raises PlanMismatchError unless a saved state belongs to this run, or to its part before
+        an amendment.
+        """
         if not isinstance(state, LoaderState):
             raise ConfigError(
                 "is no LoaderState", field="state", value=state, cure="See LoaderState.from_json."
@@ -195,7 +206,9 @@ class RunManifest:
             )
 
     def check_same(self, other: RunManifest, folder: str = "RUN") -> None:
-        """Raises PlanMismatchError, with the differences, unless ``other`` is this run, whose folder is named."""
+        """Raises PlanMismatchError, with the differences, unless ``other`` is this run, whose
+        folder is named.
+        """
         if other.fingerprint == self.fingerprint:
             return
         have_configs = self.config is not None and other.config is not None
@@ -207,7 +220,10 @@ class RunManifest:
             if len(lines) > _SHOWN_DIFFERENCES
             else ""
         )
-        cure = "Go back to the run's config, declare the change as an amendment, or take another folder."
+        cure = (
+            "Go back to the run's config, declare the change as an amendment, or take another"
+            " folder."
+        )
         raise PlanMismatchError(
             f"the run was started with another {'config' if fields else 'plan'}: {listed}{more}",
             field="config",
@@ -217,7 +233,9 @@ class RunManifest:
         )
 
     def amends(self, earlier: RunManifest) -> int | None:
-        """The step from which on this run differs from an earlier one, by declared stages only; None if by more."""
+        """The step from which on this run differs from an earlier one, by declared stages only;
+        None if by more.
+        """
         own_plan = copy.deepcopy(self.resolved)
         earlier_plan = copy.deepcopy(earlier.resolved)
         try:
@@ -240,7 +258,9 @@ class RunManifest:
         return first if own_plan == earlier_plan else None
 
     def save(self, folder: str) -> None:
-        """Writes the manifest into a run's folder, atomically. All processes of a run may do so at the same time."""
+        """Writes the manifest into a run's folder, atomically. All processes of a run may do so at
+        the same time.
+        """
         content = {
             "fingerprint": self.fingerprint,
             "resolved": self.resolved,
@@ -290,9 +310,9 @@ class RunManifest:
 def _mixture_amended(
     new: dict[str, Any], old: dict[str, Any], *, future: bool = False
 ) -> int | None:
-    """The step from which on a mixture differs from an old one only by stages added at the end; None if it differs
-    otherwise. With ``future``, the whole mixture comes after the added stages, so earlier draws may differ. Changes
-    both descriptions.
+    """The step from which on a mixture differs from an old one only by stages added at the end;
+    None if it differs otherwise. With ``future``, the whole mixture comes after the added stages,
+    so earlier draws may differ. Changes both descriptions.
     """
     weighed = _loss_weights_differ(
         new.pop("loss_weights", {}), old.pop("loss_weights", {}), old["names"]
@@ -319,9 +339,11 @@ def _mixture_amended(
 
 
 def _take_out_newcomers(stage: dict[str, Any], known: Sequence[str]) -> int | None:
-    """Takes sources that are not known out of a described stage that does not draw from them at its begin.
+    """Takes sources that are not known out of a described stage that does not draw from them at its
+    begin.
 
-    Returns the first step at which it does, or after which it may; None if there are no such sources.
+    Returns the first step at which it does, or after which it may; None if there are no such
+    sources.
     """
     newcomers = [name for name in sources_of(stage["weights"]) if name not in known]
     first_drawn: list[int] = []
@@ -363,7 +385,9 @@ def _loss_weights_differ(
 
 
 def _phases_amended(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> int | None:
-    """The same for a mixture whose rows change their length. The starts of phases after the amendment may differ."""
+    """The same for a mixture whose rows change their length. The starts of phases after the
+    amendment may differ.
+    """
     if [phase["step"] for phase in new] != [phase["step"] for phase in old]:
         return None
     first = int(new[0]["dataset"]["stages"][len(old[0]["dataset"]["stages"])]["step"])
@@ -375,7 +399,9 @@ def _phases_amended(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> int
 
 
 class Anchors:
-    """The anchors in a run's folder. Anchors of another run, or from before an amendment, are ignored."""
+    """The anchors in a run's folder. Anchors of another run, or from before an amendment, are
+    ignored.
+    """
 
     def __init__(self, folder: str, manifest: RunManifest, loader: object) -> None:
         self._url = files.join(folder, ANCHORS_NAME)
@@ -408,7 +434,9 @@ class Anchors:
             return {}
 
     def use(self, step: int | None) -> None:
-        """Passes the last anchor up to ``step`` to the loader (all if it is None), and saves one at ``step``."""
+        """Passes the last anchor up to ``step`` to the loader (all if it is None), and saves one at
+        ``step``.
+        """
         anchors = self.load()
         steps = list(anchors) if step is None else sorted(at for at in anchors if at <= step)[-1:]
         for at in steps:
@@ -419,7 +447,9 @@ class Anchors:
             self.save(step)
 
     def save(self, step: int) -> None:
-        """Saves an anchor at ``step``, if the dataset has any. All processes of a run may call it at the same time."""
+        """Saves an anchor at ``step``, if the dataset has any. All processes of a run may call it
+        at the same time.
+        """
         draws = _draws_at(self._loader, step) if step > 0 else None
         try:
             anchor = None if draws is None else draws.anchor_at(step)
@@ -473,21 +503,25 @@ def open_run(
     Args:
         folder: Path or URL of the run's folder.
         loader: The run's loader.
-        step: Number of completed steps, or the state in the checkpoint from which the run goes on; None: those of the
-            last checkpoint that the folder knows of (:meth:`RunManifest.state`). If it is given, the loader is prepared
-            for it, with an anchor of the folder or by counting.
+        step: Number of completed steps, or the state in the checkpoint from which the run goes on;
+            None: those of the last checkpoint that the folder knows of (:meth:`RunManifest.state`).
+            If it is given, the loader is prepared for it, with an anchor of the folder or by
+            counting.
 
     Returns:
-        The manifest; its :meth:`~RunManifest.state` saves an anchor in the folder at each checkpoint.
+        The manifest; its :meth:`~RunManifest.state` saves an anchor in the folder at each
+        checkpoint.
 
     Raises:
-        PlanMismatchError: the folder has another run (the message shows the differences), the state belongs to another
-            run, or an amendment changes the past.
+        PlanMismatchError: the folder has another run (the message shows the differences), the state
+            belongs to another run, or an amendment changes the past.
 
     Example:
         >>> import headrace.testing, tempfile
         >>> from headrace import DataLoader, TokenSeqDataset
-        >>> loader = DataLoader(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), batch_size=8)
+        >>> loader = DataLoader(
+        ...     TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), batch_size=8
+        ... )
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     open_run(folder, loader).state(20).step
         20
@@ -500,7 +534,8 @@ def open_run(
     folder = os.fspath(folder)
     begun_loader = _as_begun(folder, loader)
     if isinstance(step, LoaderState):
-        # before anything is recorded: the state is of the run in the folder, before or after the amendment
+        # before anything is recorded: the state is of the run in the folder, before or after the
+        # amendment
         (RunManifest.load(folder) or begun_loader).check(step)
         step = step.step
     step = None if step is None else steps_done(step)
@@ -511,7 +546,9 @@ def open_run(
 
 
 def last_checkpoint(folder: str, manifest: RunManifest) -> int | None:
-    """Steps that were done at the last checkpoint that a run's folder knows of; None if it knows of none."""
+    """Steps that were done at the last checkpoint that a run's folder knows of; None if it knows of
+    none.
+    """
     return max(Anchors(folder, manifest, None).load(), default=None)
 
 
@@ -523,7 +560,9 @@ def steps_done(step: int) -> int:
 
 
 def _as_begun(folder: str, loader: Described) -> RunManifest:
-    """The loader's manifest, with settings that its config omits taken from the run in the folder."""
+    """The loader's manifest, with settings that its config omits taken from the run
+    in the folder.
+    """
     begin_as = getattr(loader, "begin_as", None)
     if begin_as is not None and (beginning := began_with(folder)) is not None:
         begin_as(beginning)
@@ -556,7 +595,9 @@ def _opened(folder: str, mine: RunManifest, step: int | None) -> RunManifest:
 
 
 def _check_future(first: int, step: int | None, folder: str, stored: RunManifest) -> None:
-    """Raises PlanMismatchError unless an amendment from step ``first`` on changes only what is not done yet."""
+    """Raises PlanMismatchError unless an amendment from step ``first`` on changes only what is not
+    done yet.
+    """
     steps_done = last_checkpoint(folder, stored) if step is None else step
     if steps_done is not None and first >= steps_done:
         return
@@ -564,10 +605,16 @@ def _check_future(first: int, step: int | None, folder: str, stored: RunManifest
     cure = f"Begin it at step {steps_done} or later."
     if steps_done is None:
         problem = f"may touch the past: {folder} knows of no checkpoint"
-        cure = "Give the steps that are done: open_run(folder, loader, 0), or those of your checkpoint."
+        cure = (
+            "Give the steps that are done: open_run(folder, loader, 0), or those of your"
+            " checkpoint."
+        )
     elif step is None:
         problem = f"{problem} at the last checkpoint"
-        cure = f"{cure} If you go back to an earlier checkpoint, say so: open_run(folder, loader, {first})."
+        cure = (
+            f"{cure} If you go back to an earlier checkpoint, say so: open_run(folder, loader,"
+            f" {first})."
+        )
     raise PlanMismatchError(problem, field="amendments.step", value=first, cure=cure)
 
 

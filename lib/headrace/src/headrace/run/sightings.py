@@ -1,8 +1,10 @@
-"""Where a run has seen a document: every step whose batch contains any of its tokens, with the row and their number.
+"""Where a run has seen a document: every step whose batch contains any of its tokens, with the row
+and their number.
 
-A pure function of (config, step), like the order, so nothing needs to be recorded: it checks the rows of the component
-in the order in which they are drawn. A removed document is found where its tokens were, and is marked as removed.
-Price: about half a microsecond for each row of the component up to the step.
+A pure function of (config, step), like the order, so nothing needs to be recorded: it checks the
+rows of the component in the order in which they are drawn. A removed document is found where its
+tokens were, and is marked as removed. Price: about half a microsecond for each row of the component
+up to the step.
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ def sightings(
     Args:
         dataset: The run's dataset.
         component: Name of the component.
-        documents: Numbers of documents, as in :class:`~headrace.data.documents.DocumentFilter`. If an amendment extends
-            the component, they continue through the added documents.
+        documents: Numbers of documents, as in :class:`~headrace.data.documents.DocumentFilter`. If
+            an amendment extends the component, they continue through the added documents.
         step: Number of steps to check.
         row_order: The run's row order.
 
@@ -73,7 +75,9 @@ def sightings(
     Example:
         >>> import headrace.testing
         >>> from headrace import LmDataConfig, ComponentConfig
-        >>> config = LmDataConfig({"a": ComponentConfig(headrace.testing.tiny_cache().path)}, seq_len=16, batch_size=8)
+        >>> config = LmDataConfig(
+        ...     {"a": ComponentConfig(headrace.testing.tiny_cache().path)}, seq_len=16, batch_size=8
+        ... )
         >>> found = sightings(config.dataset(), "a", Intervals.of_numbers(np.array([5])), 40)
         >>> {one.document for one in found}, len({one.step for one in found}) > 1
         ({5}, True)
@@ -119,7 +123,9 @@ def _of_component(
 def _steps(
     mixture: MixtureDataset, name: str, cache: TokenCache, tokens: Intervals, steps: range
 ) -> Iterator[int]:
-    """The steps of a mixture with rows of a component that contain any of these tokens of its cache."""
+    """The steps of a mixture with rows of a component that contain any of these tokens of its
+    cache.
+    """
     number = mixture.names.index(name)
     component = mixture.components[number]
     draws = mixture.draws

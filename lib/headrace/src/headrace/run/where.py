@@ -1,7 +1,8 @@
-"""Where a run is at a step: its stage and, for each source, the weight, the rows and tokens so far, and the epoch.
+"""Where a run is at a step: its stage and, for each source, the weight, the rows and tokens so far,
+and the epoch.
 
-A pure function of (config, step) that reads only the ledgers of the caches. It works for any step of a run that is
-running, has ended, or was never started.
+A pure function of (config, step) that reads only the ledgers of the caches. It works for any step
+of a run that is running, has ended, or was never started.
 
 Price: 2 us for each step before it if weights change with the step, otherwise a few milliseconds.
 """
@@ -78,7 +79,12 @@ def where(
         >>> import headrace.testing
         >>> from headrace import load_config
         >>> caches = {name: headrace.testing.tiny_cache(seed=s) for s, name in enumerate("ab")}
-        >>> plan = ["seq_len=8", "batch_size=4", "components.a={cache: x, weight: 3}", "components.b={cache: x}"]
+        >>> plan = [
+        ...     "seq_len=8",
+        ...     "batch_size=4",
+        ...     "components.a={cache: x, weight: 3}",
+        ...     "components.b={cache: x}",
+        ... ]
         >>> here = where(load_config(overrides=plan), 100, caches)
         >>> here.tokens, here.sources["a"].rows, here.sources["b"].weight
         (3200, 300, 0.25)

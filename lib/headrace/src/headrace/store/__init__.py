@@ -1,4 +1,6 @@
-"""What is stored on disk: ragged zarr3 stores, ledgers, token caches. Only this package uses TensorStore and fsspec."""
+"""What is stored on disk: ragged zarr3 stores, ledgers, token caches. Only this package uses
+TensorStore and fsspec.
+"""
 
 import lazy_loader
 

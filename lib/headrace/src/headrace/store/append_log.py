@@ -1,22 +1,25 @@
 """``AppendLog``: append-only records, each with a checksum, written by one writer at a time.
 
-A log is a folder of segments, ``<writer>-<segment>.log``. A record is a header and a payload; the header has the
-record's number in the log, the number of its writer, and checksums of the payload and of itself. Records are numbered
-without a gap, so lost or damaged records are detected. There are two cases:
+A log is a folder of segments, ``<writer>-<segment>.log``. A record is a header and a payload; the
+header has the record's number in the log, the number of its writer, and checksums of the payload
+and of itself. Records are numbered without a gap, so lost or damaged records are detected. There
+are two cases:
 
-- **The tail.** Bytes after the last complete record are the rest of a record that was never reported as stored, after a
-  kill or a power cut: :meth:`AppendLog.append` returns only when its record is on disk. They are ignored, counted and
-  logged. A log that was not closed is logged too.
-- **The middle.** Records are missing before a complete one. headrace never causes this, so it is an error, which names
-  segment and offset.
+- **The tail.** Bytes after the last complete record are the rest of a record that was never
+  reported as stored, after a kill or a power cut: :meth:`AppendLog.append` returns only when its
+  record is on disk. They are ignored, counted and logged. A log that was not closed is logged too.
+- **The middle.** Records are missing before a complete one. headrace never causes this, so it is an
+  error, which names segment and offset.
 
-One writer holds the lease of the folder (:mod:`headrace.store.lease`). Each writer has a higher number than all before
-it, and its first record fences them: records of a writer that was suspended and lost its lease have numbers that are
-already used, and are not read. Such a writer gets an error from its next :meth:`~AppendLog.append`, which checks the
-lease again after storing the record: either the record was there before another writer looked, or it raises.
+One writer holds the lease of the folder (:mod:`headrace.store.lease`). Each writer has a higher
+number than all before it, and its first record fences them: records of a writer that was suspended
+and lost its lease have numbers that are already used, and are not read. Such a writer gets an error
+from its next :meth:`~AppendLog.append`, which checks the lease again after storing the record:
+either the record was there before another writer looked, or it raises.
 
-On a local disk, a segment grows to 64 MiB; in an object store, whose objects cannot grow, each record is a segment.
-Price: one ``fsync``, or one PUT, per record, and 48 bytes. Opening reads all segments, objects 32 at a time.
+On a local disk, a segment grows to 64 MiB; in an object store, whose objects cannot grow, each
+record is a segment. Price: one ``fsync``, or one PUT, per record, and 48 bytes. Opening reads all
+segments, objects 32 at a time.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ logger = logging.getLogger(__name__)
 OPENED = 1
 CLOSED = 2
 DROPPED = 3
-"""Kinds of the log's own records; a DROPPED one replaces all from its number to its key. Other kinds are the user's."""
+"""Kinds of the log's own records; a DROPPED one replaces all from its number to its key. Other
+kinds are the user's.
+"""
 SEGMENT_BYTES = 64 << 20
 _READS = 32
 _READ_AHEAD = 256
@@ -71,7 +76,8 @@ class AppendLog:
         folder: Path or URL; None: in memory.
         load: Kinds whose payloads are in the records that :meth:`refresh` returns.
         cure: What to do about a segment that is damaged.
-        may_lose: Whether a missing segment is only counted and logged, because its records can be made again.
+        may_lose: Whether a missing segment is only counted and logged, because its records can be
+            made again.
 
     Attributes:
         lost_records: Records that were in missing segments.
@@ -137,10 +143,12 @@ class AppendLog:
         return self._writer is None and (not self._ends or self._last[0] == CLOSED)
 
     def refresh(self) -> list[Record]:
-        """Reads the records added since the last call, and returns them in order, without the log's own records.
+        """Reads the records added since the last call, and returns them in order, without the log's
+        own records.
 
         Raises:
-            CacheCorruptError: records in the middle are missing or damaged; a segment belongs to another log.
+            CacheCorruptError: records in the middle are missing or damaged; a segment belongs to
+                another log.
         """
         with self._lock:
             if self._writer is not None or self.folder is None:
@@ -151,7 +159,9 @@ class AppendLog:
             return [record for record in self._in_order(fresh, bad) if record.kind > DROPPED]
 
     def _read_segments(self, folder: str) -> tuple[list[Record], list[tuple[str, int]]]:
-        """Whole records that were not read before; and where other bytes begin, as segment and offset."""
+        """Whole records that were not read before; and where other bytes begin, as segment and
+        offset.
+        """
         fresh: list[Record] = []
         bad: list[tuple[str, int]] = []
         names = segment_names(folder)
@@ -176,8 +186,8 @@ class AppendLog:
         return fresh, bad
 
     def _read_ahead(self, folder: str, names: list[str]) -> Iterator[tuple[str, str, int, bytes]]:
-        """Names of segments, with URL, where to go on, and the bytes from there. Objects, one a record, are read
-        several at a time.
+        """Names of segments, with URL, where to go on, and the bytes from there. Objects, one a
+        record, are read several at a time.
         """
         segments = [(name, files.join(folder, name), self._ends.get(name, 0)) for name in names]
         if files.is_local(folder):
@@ -287,7 +297,8 @@ class AppendLog:
                 )
                 if not self.is_closed or self._torn.get(max(self._ends, default="")):
                     logger.warning(
-                        "%s: its last writer did not close it: %d records are whole, %d bytes of an unfinished one are"
+                        "%s: its last writer did not close it: %d records are whole, %d bytes of"
+                        " an unfinished one are"
                         " left out",
                         self.folder,
                         self._next,
@@ -327,7 +338,8 @@ class AppendLog:
             return records[-1]
 
     def drop(self, is_done: Callable[[Record], bool]) -> int:
-        """Deletes all segments but the newest whose records are no longer needed; returns the number of their records.
+        """Deletes all segments but the newest whose records are no longer needed; returns the
+        number of their records.
 
         One small record replaces them, and is written before they are deleted.
         """
@@ -386,8 +398,8 @@ def _leased(folder: str) -> AbstractContextManager[Lease]:
 
 
 class _Writer:
-    """The end of a log that one process writes. After a failed write, it continues as a new writer, whose first record
-    fences what may be left of the failed one.
+    """The end of a log that one process writes. After a failed write, it continues as a new writer,
+    whose first record fences what may be left of the failed one.
     """
 
     def __init__(
@@ -417,7 +429,10 @@ class _Writer:
         records: list[Record] = []
         if os.getpid() != self._pid:
             problem = f"is written by process {self._pid}, of which this one is a fork"
-            cure = "Give its results back to that process, or open the store here, under a producer's name."
+            cure = (
+                "Give its results back to that process, or open the store here, under a producer's"
+                " name."
+            )
             raise CacheError(problem, field="rollouts", value=self.folder, cure=cure)
         if not self._opened or self._segment == MOST_SEGMENTS:
             self._release_file()

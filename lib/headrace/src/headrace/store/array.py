@@ -1,29 +1,35 @@
 """One-dimensional zarr3 arrays through TensorStore: open, read a range, write shard by shard.
 
-Invariant: a finished array never changes, so it is never re-validated (``recheck_cached_data: open``), and a read
-returns what was written or raises an error: a lost shard, a flipped bit (crc32c) or an array of another length never
-becomes data. A range on chunk borders is read without waste. A read costs about 30 us of CPU plus its bytes; never read
-single rows. Arrays in a store over HTTP are read with one request per chunk, retried and hedged as in
-:mod:`headrace.store.retry` (:mod:`headrace.store.sharded`, 0.2 ms of CPU per chunk).
+Invariant: a finished array never changes, so it is never re-validated (``recheck_cached_data:
+open``), and a read returns what was written or raises an error: a lost shard, a flipped bit
+(crc32c) or an array of another length never becomes data. A range on chunk borders is read without
+waste. A read costs about 30 us of CPU plus its bytes; never read single rows. Arrays in a store
+over HTTP are read with one request per chunk, retried and hedged as in :mod:`headrace.store.retry`
+(:mod:`headrace.store.sharded`, 0.2 ms of CPU per chunk).
 
-After ``os.fork``, a child of a process that has read cannot read, because it lacks the parent's threads: instead of
-waiting forever, it gets an error (:func:`check_same_process`).
+After ``os.fork``, a child of a process that has read cannot read, because it lacks the parent's
+threads: instead of waiting forever, it gets an error (:func:`check_same_process`).
 
-Object stores: TensorStore reads the arrays, fsspec (:mod:`headrace.store.files`) the small files beside them, and both
-must reach the same server as the same user. These variables do that; Google's and Amazon's own servers need none.
+Object stores: TensorStore reads the arrays, fsspec (:mod:`headrace.store.files`) the small files
+beside them, and both must reach the same server as the same user. These variables do that; Google's
+and Amazon's own servers need none.
 
-======================================  ==============================================================================
-``GOOGLE_APPLICATION_CREDENTIALS``      key file for ``gs://``; otherwise what ``gcloud auth application-default`` left
-``STORAGE_EMULATOR_HOST``               another GCS server (fake-gcs-server, ...), read before the first use of GCS in a
-                                        process; nobody is logged in there
-``AWS_ACCESS_KEY_ID``,                  keys for ``s3://``; otherwise the profile or the role of the machine
+======================================  ============================================================
+``GOOGLE_APPLICATION_CREDENTIALS``      key file for ``gs://``; otherwise what ``gcloud auth
+                                        application-default`` left
+``STORAGE_EMULATOR_HOST``               another GCS server (fake-gcs-server, ...), read before the
+                                        first use of GCS in a process; nobody is logged in there
+``AWS_ACCESS_KEY_ID``,                  keys for ``s3://``; otherwise the profile or the role of the
+                                        machine
 ``AWS_SECRET_ACCESS_KEY``
-``AWS_ENDPOINT_URL_S3``,                another S3 server (MinIO, Ceph, R2, ...), read whenever an array is opened
+``AWS_ENDPOINT_URL_S3``,                another S3 server (MinIO, Ceph, R2, ...), read whenever an
+                                        array is opened
 ``AWS_ENDPOINT_URL``
 ``AWS_REGION``, ``AWS_DEFAULT_REGION``  its region, if it cares; ``us-east-1`` if not set
-``AWS_PROFILE``, ``AWS_CONFIG_FILE``    a profile's ``endpoint_url`` and ``region``, where the variables above are not
-                                        set; a server must know its buckets by path (``HOST/BUCKET``)
-======================================  ==============================================================================
+``AWS_PROFILE``, ``AWS_CONFIG_FILE``    a profile's ``endpoint_url`` and ``region``, where the
+                                        variables above are not set; a server must know its buckets
+                                        by path (``HOST/BUCKET``)
+======================================  ============================================================
 """
 
 from __future__ import annotations
@@ -61,17 +67,19 @@ _FILL_READS = 8
 
 
 def kvstore_spec(url: str) -> dict[str, Any]:
-    """TensorStore's key-value store for a path or URL. The module's docstring lists the variables that it follows.
+    """TensorStore's key-value store for a path or URL. The module's docstring lists the variables
+    that it follows.
 
     Raises:
-        ConfigError: TensorStore has no driver for the scheme, would change the key, or cannot address buckets as the
-            user's profile says.
+        ConfigError: TensorStore has no driver for the scheme, would change the key, or cannot
+            address buckets as the user's profile says.
 
     Example:
         >>> kvstore_spec("gs://bucket/cache/data")
         {'driver': 'gcs', 'bucket': 'bucket', 'path': 'cache/data/'}
     """
-    # Read once, at the first request of the process: a connection without data for this long is broken.
+    # Read once, at the first request of the process: a connection without data for this long is
+    # broken.
     os.environ.setdefault(
         "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", str(max(round(retry.policy().timeout_s), 1))
     )
@@ -91,7 +99,9 @@ _PROFILE_VARIABLES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CONFIG_FILE")
 
 @lru_cache(maxsize=16)
 def _s3_profile(*_environment: str | None) -> dict[str, Any]:
-    """The profile of the user's AWS config, which fsspec's client follows too; empty if there is none."""
+    """The profile of the user's AWS config, which fsspec's client follows too; empty if there is
+    none.
+    """
     try:
         session: Any = importlib.import_module("botocore.session").Session()
         errors: Any = importlib.import_module("botocore.exceptions")
@@ -107,8 +117,9 @@ def _s3_server(bucket: str, profile: Mapping[str, Any]) -> dict[str, Any]:
     """Where TensorStore finds a bucket on a server other than Amazon's: always below its name.
 
     Raises:
-        ConfigError: the profile wants the bucket in the host name, as fsspec's client does then. The arrays and the
-            ledger of a cache would be at different keys, because TensorStore adds the bucket to the path anyway.
+        ConfigError: the profile wants the bucket in the host name, as fsspec's client does then.
+            The arrays and the ledger of a cache would be at different keys, because TensorStore
+            adds the bucket to the path anyway.
     """
     named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     endpoint = named or profile.get("endpoint_url")
@@ -122,18 +133,22 @@ def _s3_server(bucket: str, profile: Mapping[str, Any]) -> dict[str, Any]:
     settings = profile.get("s3")
     if isinstance(settings, dict) and settings.get("addressing_style") == "virtual":
         raise ConfigError(
-            f"cannot be used for caches on {server_variables['endpoint']}: TensorStore asks other servers than Amazon's"
+            f"cannot be used for caches on {server_variables['endpoint']}: TensorStore asks other"
+            " servers than Amazon's"
             f" for {server_variables['endpoint']}/{bucket}",
             field="s3.addressing_style",
             value="virtual",
-            cure="Write addressing_style = path in the profile. If the server refuses that, keep caches on a local"
+            cure="Write addressing_style = path in the profile. If the server refuses that, keep"
+            " caches on a local"
             " disk, or in another store; sources may stay there.",
         )
     return server_variables
 
 
 def _follow_gcs_emulator() -> None:
-    """Sets TensorStore's own variables from ``STORAGE_EMULATOR_HOST``; it reads them once, at its first use of GCS."""
+    """Sets TensorStore's own variables from ``STORAGE_EMULATOR_HOST``; it reads them once, at its
+    first use of GCS.
+    """
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host not in ("", "default"):
         url = host if host.startswith(("http://", "https://")) else f"http://{host}"
@@ -156,11 +171,13 @@ def check_same_process() -> None:
         _first_process = process
     elif _first_process != process:
         raise ReadError(
-            f"reads in a process that was forked from process {_first_process}, whose reading threads it does not have",
+            f"reads in a process that was forked from process {_first_process}, whose reading"
+            " threads it does not have",
             field="process",
             value=process,
-            cure='Start such processes with multiprocessing.get_context("spawn") or "forkserver", or fork before the'
-            " first read; in a torch DataLoader: multiprocessing_context='spawn'.",
+            cure='Start such processes with multiprocessing.get_context("spawn") or "forkserver",'
+            " or fork before the first read;"
+            " in a torch DataLoader: multiprocessing_context='spawn'.",
         )
 
 
@@ -175,10 +192,12 @@ class StoredArray:
         url: Folder of the array (the one with ``zarr.json``).
         length: Number of elements, from the ledger, so that opening needs no request for it.
         layout: How they are stored.
-        digest: Returns the digest of the leaf, from the ledger: an array of another leaf is refused.
-        names: Returns the crc32c of each chunk, from the ledger; None if it has none. Over HTTP, chunks are then
-            requested at the positions that follow from the layout, without reading ``zarr.json`` and the shards'
-            indices. If a chunk is not there, its index is read after all.
+        digest: Returns the digest of the leaf, from the ledger: an array of another leaf is
+            refused.
+        names: Returns the crc32c of each chunk, from the ledger; None if it has none. Over HTTP,
+            chunks are then requested at the positions that follow from the layout, without reading
+            ``zarr.json`` and the shards' indices. If a chunk is not there, its index is read after
+            all.
     """
 
     _MISSING_IS_ZERO = False  # a lost shard is an error, not a run of zeros
@@ -239,15 +258,19 @@ class StoredArray:
         return self.layout.chunk_elements
 
     def read(self, start: int, stop: int) -> ArrayFuture:
-        """Starts reading elements ``start .. stop``, within ``0 .. length``; several reads may be in flight."""
+        """Starts reading elements ``start .. stop``, within ``0 .. length``; several reads may be
+        in flight.
+        """
         if self._over_http:
             return self._read_over_http(np.empty(stop - start, self.dtype), start)
         return self._read_here(start, stop, lambda store: store[start:stop].read(order="C"))
 
     def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
-        """Starts reading ``out.size`` elements from ``start`` on straight into ``out`` (contiguous, of this dtype).
+        """Starts reading ``out.size`` elements from ``start`` on straight into ``out`` (contiguous,
+        of this dtype).
 
-        ``out`` holds the data once the future's ``result()`` has returned; no copy is made on the way.
+        ``out`` holds the data once the future's ``result()`` has returned; no copy is made on the
+        way.
         """
         if self._over_http:
             return self._read_over_http(out, start)
@@ -257,8 +280,9 @@ class StoredArray:
         )
 
     def fill(self, out: np.ndarray, start: int) -> None:
-        """Reads ``out.size`` elements from ``start`` on into ``out`` (contiguous, of this dtype), and returns when they
-        are there. For long ranges: mapped chunks are copied in place, others read with little in flight.
+        """Reads ``out.size`` elements from ``start`` on into ``out`` (contiguous, of this dtype),
+        and returns when they are there. For long ranges: mapped chunks are copied in place, others
+        read with little in flight.
 
         Raises:
             ReadError: stored bytes are missing or damaged.
@@ -288,7 +312,9 @@ class StoredArray:
             read.result()
 
     def received(self, values: np.ndarray, start: int) -> None:
-        """Receives what was read from ``start`` on before anything else; a subclass may check and change it."""
+        """Receives what was read from ``start`` on before anything else; a subclass may check and
+        change it.
+        """
 
     @property
     def owner(self) -> str:
@@ -297,7 +323,8 @@ class StoredArray:
         return owner_of(self.url, digest) if digest else ""
 
     def mapped(self) -> MappedArray | None:
-        """The array's chunks in place, if they are local and uncompressed; None: they have to be read.
+        """The array's chunks in place, if they are local and uncompressed; None: they have to be
+        read.
 
         Always None for a subclass with its own way of reading.
         """
@@ -451,7 +478,10 @@ class StoredArray:
                 cure=cure,
             )
         if owner and self.owner and owner != self.owner:
-            cure = "Copy that part again, or build it again: headrace verify names it, and what rebuilds it."
+            cure = (
+                "Copy that part again, or build it again: headrace verify names it, and what"
+                " rebuilds it."
+            )
             raise CacheCorruptError(
                 "is of another part, or of another cache", field="array", value=self.url, cure=cure
             )

@@ -1,7 +1,9 @@
-"""Checks the files of an array by names, lengths and the last bytes of each shard file: the first step of verify.
+"""Checks the files of an array by names, lengths and the last bytes of each shard file: the first
+step of verify.
 
-The last bytes of a shard file are its index and, before that, the checksum of its last chunk, which ``zarr.json``
-names, so one small read detects an intact file in the wrong position (:mod:`headrace.store.places`).
+The last bytes of a shard file are its index and, before that, the checksum of its last chunk, which
+``zarr.json`` names, so one small read detects an intact file in the wrong position
+(:mod:`headrace.store.places`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from headrace.store.ragged import shard_sizes
 
 @dataclass(frozen=True)
 class FileFindings:
-    """Problems of the files of an array, as (file, problem) pairs, and whether ``zarr.json`` names its chunks."""
+    """Problems of the files of an array, as (file, problem) pairs, and whether ``zarr.json`` names
+    its chunks.
+    """
 
     problems: list[tuple[str, str]]
     names_chunks: bool = True
@@ -91,7 +95,9 @@ def _wrong_file(
 def _wrong_end(
     raw: bytes, size: int, stored: StoredLayout, number: int, chunks: int | None
 ) -> str | None:
-    """The problem of the last bytes of a shard file that should have this many chunks (None: any number)."""
+    """The problem of the last bytes of a shard file that should have this many chunks (None: any
+    number).
+    """
     shard_chunks = stored.shard // stored.chunk
     entries = np.frombuffer(raw, "<u8", shard_chunks * 2, CRC_BYTES).reshape(-1, 2)
     there = np.flatnonzero(entries[:, 0] != NO_CHUNK)

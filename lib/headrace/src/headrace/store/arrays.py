@@ -1,7 +1,8 @@
-"""Lists of stored arrays, one for each part of a cache or of several; each array is created at its first use.
+"""Lists of stored arrays, one for each part of a cache or of several; each array is created at its
+first use.
 
-Code that plans over all arrays (lengths, numbers of chunks) uses columns; no object is created for an array until it is
-read. Price: 8 bytes per array and column, 1 us for the first use of an array.
+Code that plans over all arrays (lengths, numbers of chunks) uses columns; no object is created for
+an array until it is read. Price: 8 bytes per array and column, 1 us for the first use of an array.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class ArrayRun:
         chunk: Elements of a chunk.
         dtype: Dtype of all of them; None: placeholders for arrays that do not exist.
         shard_chunks: Chunks per file.
-        described: Whether chunks can be requested over HTTP without reading ``zarr.json`` first (see
-            :class:`~headrace.store.array.StoredArray`).
+        described: Whether chunks can be requested over HTTP without reading ``zarr.json`` first
+            (see :class:`~headrace.store.array.StoredArray`).
         computed: Whether they can be requested without the index of their file, too.
         get: Returns an array by its number.
         pages: Where to read the checksums of their chunks over HTTP, and their leaf.
@@ -189,7 +190,9 @@ class ArrayList(Sequence[StoredArray]):
         return np.repeat(by_run, np.diff(self._first))
 
     def first_chunks(self) -> Int64[np.ndarray, " n1"]:
-        """Number of the first chunk of each array, and the end of the last, counting chunks over all arrays."""
+        """Number of the first chunk of each array, and the end of the last, counting chunks over
+        all arrays.
+        """
         sizes = {run.chunk for run in self.runs}  # dividing by one number is faster
         size = sizes.pop() if len(sizes) == 1 else self.spread([r.chunk for r in self.runs])
         return starts((self.lengths + (size - 1)) // size)

@@ -1,8 +1,9 @@
 """``TokenCache``: a finished cache, opened for reading.
 
-A table joins the parts that workers wrote to one cache (virtual concatenation): documents and tokens are numbered
-across all parts, and nothing is copied. Opening reads two files, whose size does not grow with the number of documents,
-and creates no objects per part: records and arrays are created at their first use.
+A table joins the parts that workers wrote to one cache (virtual concatenation): documents and
+tokens are numbered across all parts, and nothing is copied. Opening reads two files, whose size
+does not grow with the number of documents, and creates no objects per part: records and arrays are
+created at their first use.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ from headrace.store.parts import Name, PartRecord, PartTable
 
 @dataclass(frozen=True)
 class CachePart:
-    """One part of an open cache, by its number in the table of all, and its two arrays (opened at their first read)."""
+    """One part of an open cache, by its number in the table of all, and its two arrays (opened at
+    their first read).
+    """
 
     table: PartTable
     number: int
@@ -69,7 +72,9 @@ FormT = TypeVar("FormT")
 
 @dataclass(frozen=True)
 class OriginalDocument:
-    """A document by its number, its part and its number there, and the records of the source files of that part."""
+    """A document by its number, its part and its number there, and the records of the source files
+    of that part.
+    """
 
     number: int
     part: str
@@ -78,11 +83,15 @@ class OriginalDocument:
 
 
 OpenPart: TypeAlias = Callable[[str, LeafKind, int], LeafPart]
-"""Returns a part of a leaf by name, kind and the part's number; the tokens are the leaf ``input_ids``."""
+"""Returns a part of a leaf by name, kind and the part's number; the tokens are the leaf
+``input_ids``.
+"""
 
 
 ReadLedger: TypeAlias = Callable[[str], Ledger | None]
-"""Reads the ledger of a cache: :func:`~headrace.store.ledger.open_ledger`, or a variant that shares the work."""
+"""Reads the ledger of a cache: :func:`~headrace.store.ledger.open_ledger`, or a variant that shares
+the work.
+"""
 
 
 class _TokenizerRecord(msgspec.Struct):
@@ -133,12 +142,13 @@ class TokenCache:
 
     @classmethod
     def open(cls, path: str | Path, *, read: ReadLedger = open_ledger) -> TokenCache:
-        """Opens the cache at a local path or URL (``gs://``, ``s3://``, ``https://``): headrace's own, or one that
-        Levanter built.
+        """Opens the cache at a local path or URL (``gs://``, ``s3://``, ``https://``): headrace's
+        own, or one that Levanter built.
 
         Args:
             path: Its folder.
-            read: Reads the ledger; several hosts may have one of them do it (:mod:`headrace.feed.host_ledgers`).
+            read: Reads the ledger; several hosts may have one of them do it
+                (:mod:`headrace.feed.host_ledgers`).
 
         Raises:
             CacheMissingError: there is no cache.
@@ -165,7 +175,8 @@ class TokenCache:
                 "was not finished building",
                 field="cache",
                 value=path,
-                cure="Run the same `headrace build` command again: it goes on from the last finished part"
+                cure="Run the same `headrace build` command again: it goes on from the last"
+                " finished part"
                 f" (`headrace inspect {path}` shows how far it got).",
             )
         return cls(path, ledger)
@@ -210,19 +221,22 @@ class TokenCache:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the content: equal for caches whose parts have the same tokens and documents."""
+        """Identifies the content: equal for caches whose parts have the same tokens
+        and documents.
+        """
         return self._table.fingerprint
 
     @cached_property
     def whole_ledger(self) -> Ledger:
-        """The ledger with what opening leaves out: the counters of each part and, for a shuffled copy, the parts and
-        sources of the original. Reads all of ``ledger.json``.
+        """The ledger with what opening leaves out: the counters of each part and, for a shuffled
+        copy, the parts and sources of the original. Reads all of ``ledger.json``.
         """
         return whole_ledger(self._root) if isinstance(self._table, ColumnTable) else self.ledger
 
     def opening_requests(self, hosts: int) -> int:
-        """Requests with which all hosts of a job together open it in a store over HTTP: with ``ledger.bin``, one host
-        opens it for all. For Levanter's caches, the requests for the ledger only.
+        """Requests with which all hosts of a job together open it in a store over HTTP: with
+        ``ledger.bin``, one host opens it for all. For Levanter's caches, the requests for the
+        ledger only.
         """
         if self.is_virtual:  # a small one, as it will be built
             return 3
@@ -240,7 +254,9 @@ class TokenCache:
 
     @property
     def shuffle(self) -> DocumentShuffle | None:
-        """The shuffle of the documents when the cache was written; None if they were not shuffled."""
+        """The shuffle of the documents when the cache was written; None if they
+        were not shuffled.
+        """
         record = shuffle_record(self.ledger, self.path)
         return (
             None
@@ -258,8 +274,8 @@ class TokenCache:
         return self.shuffle is not None
 
     def stored_at(self, originals: np.ndarray | Sequence[int]) -> np.ndarray:
-        """Stored positions of the documents with these numbers, int64 ``[n]``: in a shuffled cache, numbers refer to
-        the original; otherwise positions equal numbers. Numbers are not checked.
+        """Stored positions of the documents with these numbers, int64 ``[n]``: in a shuffled cache,
+        numbers refer to the original; otherwise positions equal numbers. Numbers are not checked.
 
         Example:
             >>> import headrace.testing
@@ -271,13 +287,16 @@ class TokenCache:
         return numbers if shuffle is None else shuffle.stored_at(numbers)
 
     def originals(self, stored: np.ndarray | Sequence[int]) -> np.ndarray:
-        """The inverse of :meth:`stored_at`: the numbers, int64 ``[n]``, of the documents at these positions."""
+        """The inverse of :meth:`stored_at`: the numbers, int64 ``[n]``, of the documents at these
+        positions.
+        """
         numbers = np.asarray(stored, np.int64)
         shuffle = self.shuffle
         return numbers if shuffle is None else shuffle.originals(numbers)
 
     def original(self, place: int) -> OriginalDocument:
-        """The document at a stored position; for a shuffled cache, with its number, part and sources in the original.
+        """The document at a stored position; for a shuffled cache, with its number, part and
+        sources in the original.
 
         Example:
             >>> import headrace.testing
@@ -299,10 +318,13 @@ class TokenCache:
         return OriginalDocument(number, name, number_in_part, records)
 
     def check_unit(self, unit: int) -> None:
-        """Raises ConfigError if the shuffle of the cache separated units of this many neighbouring documents."""
+        """Raises ConfigError if the shuffle of the cache separated units of this many neighbouring
+        documents.
+        """
         if self.shuffle is not None and self.shuffle.unit % unit:
             raise ConfigError(
-                f"is not kept by {self.path}, whose documents were shuffled in units of {self.shuffle.unit}",
+                f"is not kept by {self.path}, whose documents were shuffled in units of"
+                f" {self.shuffle.unit}",
                 field="unit",
                 value=unit,
                 cure=f"Shuffle the original with headrace reshuffle --unit {unit}.",
@@ -410,13 +432,18 @@ class TokenCache:
 
     @cached_property
     def _pages(self) -> ChunkPages | None:
-        """What a reader needs to request chunks of an array directly; None: its ``zarr.json`` has to be read."""
+        """What a reader needs to request chunks of an array directly; None: its ``zarr.json`` has
+        to be read.
+        """
         if not isinstance(self._table, ColumnTable) or not self._table.head.described:
             return None
         return ChunkPages(self._table, self.layout, self.leaf_specs)
 
     def __repr__(self) -> str:
-        return f"TokenCache({self.path!r}, documents={self.num_documents:,}, tokens={self.num_tokens:,})"
+        return (
+            f"TokenCache({self.path!r}, documents={self.num_documents:,},"
+            f" tokens={self.num_tokens:,})"
+        )
 
 
 def _cache_part(table: PartTable, leaves: Sequence[LeafPart], number: int) -> CachePart:

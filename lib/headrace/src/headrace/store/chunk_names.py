@@ -1,9 +1,10 @@
 """The crc32c of every chunk of a cache, as one list in ``ledger.bin``.
 
-Each array lists the checksums of its chunks in its ``zarr.json``. To request only chunks over HTTP, without reading
-that file, ``ledger.bin`` has all of them: leaf by leaf, the values of all parts, then their offsets, part by part. They
-are stored in **pages** of 65,536, each followed by a checksum of its number and its content, so that a page can be read
-by itself: 4 bytes per chunk, 600 MB for 10 trillion tokens, of which a reader reads only the pages that it needs.
+Each array lists the checksums of its chunks in its ``zarr.json``. To request only chunks over HTTP,
+without reading that file, ``ledger.bin`` has all of them: leaf by leaf, the values of all parts,
+then their offsets, part by part. They are stored in **pages** of 65,536, each followed by a
+checksum of its number and its content, so that a page can be read by itself: 4 bytes per chunk, 600
+MB for 10 trillion tokens, of which a reader reads only the pages that it needs.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class ArrayChunks(NamedTuple):
 
 
 class ChunkNames(NamedTuple):
-    """The chunks in ``ledger.bin``: their checksums, none unless every array lists its own; and whether chunks can be
-    requested without ``zarr.json``.
+    """The chunks in ``ledger.bin``: their checksums, none unless every array lists its own; and
+    whether chunks can be requested without ``zarr.json``.
     """
 
     checksums: UInt32[np.ndarray, " chunks"] = np.zeros(0, np.uint32)
@@ -59,7 +60,10 @@ def chunks_of(
     Example:
         >>> import headrace.testing
         >>> cache = headrace.testing.tiny_cache(parts=2)
-        >>> [(kind.folder, kind.first.size) for kind in chunks_of(PartTable.of(cache.ledger.parts), cache.layout, ())]
+        >>> [
+        ...     (kind.folder, kind.first.size)
+        ...     for kind in chunks_of(PartTable.of(cache.ledger.parts), cache.layout, ())
+        ... ]
         [('data', 3), ('offsets', 3)]
     """
     chunk_counts: list[tuple[str, str, np.ndarray]] = []
@@ -86,7 +90,8 @@ def chunks_of(
 def read_names(
     root: str, parts: Sequence[Any], layout: Mapping[str, Any], leaves: Sequence[Mapping[str, Any]]
 ) -> ChunkNames:
-    """Reads the checksums listed in the arrays of a cache. Price: one small read per array, 32 at a time.
+    """Reads the checksums listed in the arrays of a cache. Price: one small read per array, 32 at a
+    time.
 
     Args:
         root: Folder or URL of the cache.
@@ -129,7 +134,9 @@ def read_names(
 
 
 def _named(url: str, owner: str, chunks: int) -> np.ndarray | None:
-    """The checksums that an array lists for this many chunks; None if it does not, or if they are invalid."""
+    """The checksums that an array lists for this many chunks; None if it does not, or if they are
+    invalid.
+    """
     try:
         stored = StoredLayout.parse(
             json.loads(files.read_bytes(files.join(url, "zarr.json")) or b"")

@@ -1,7 +1,8 @@
 """Reads the checksums of chunks from ``ledger.bin``, page by page, for arrays in a store over HTTP.
 
-A page that was not read when the cache was opened is requested once per process, when the first array with chunks in it
-is read, and kept. Price: one request for 65,536 chunks, 256 KiB; 4 bytes of memory per chunk.
+A page that was not read when the cache was opened is requested once per process, when the first
+array with chunks in it is read, and kept. Price: one request for 65,536 chunks, 256 KiB; 4 bytes of
+memory per chunk.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class ChunkPages:
         return self.__dict__ | {"_pages": {}}
 
     async def of_array(self, leaf: str, folder: str, part: int) -> np.ndarray | None:
-        """The checksum of each chunk of an array, uint32; None if the table does not name them. For the loop's thread.
+        """The checksum of each chunk of an array, uint32; None if the table does not name them. For
+        the loop's thread.
 
         Raises:
             ReadError: the number of chunks in the table differs from its parts.

@@ -1,15 +1,18 @@
 """Copying a cache of many parts, of any form, into one part.
 
-Reading does not need it: a table joins the parts, and a read within one part costs the same in a cache of one part or
-of a thousand. It is useful for fewer files, rows that continue across the ends of parts (each part drops the last
-tokens that fill no row), other chunks or another dtype, and a copy of a Levanter cache with checksums and digests.
+Reading does not need it: a table joins the parts, and a read within one part costs the same in a
+cache of one part or of a thousand. It is useful for fewer files, rows that continue across the ends
+of parts (each part drops the last tokens that fill no row), other chunks or another dtype, and a
+copy of a Levanter cache with checksums and digests.
 
-Invariant: the same documents in the same order, bit-identical to the part that a build of all sources as one part would
-have written. Its fingerprint is that of such a build: equal for copies of all caches of the same documents, however
-they were divided, and different from that of the original, because its rows of tokens differ.
+Invariant: the same documents in the same order, bit-identical to the part that a build of all
+sources as one part would have written. Its fingerprint is that of such a build: equal for copies of
+all caches of the same documents, however they were divided, and different from that of the
+original, because its rows of tokens differ.
 
-If interrupted, it continues with the first missing shard file; for the digest, earlier ones are read from the source
-again, but not written. Price: one pass over the cache, memory of about three shards (100 MB by default).
+If interrupted, it continues with the first missing shard file; for the digest, earlier ones are
+read from the source again, but not written. Price: one pass over the cache, memory of about three
+shards (100 MB by default).
 """
 
 from __future__ import annotations
@@ -59,8 +62,10 @@ def consolidate(
     Args:
         cache: The cache to copy.
         output: Folder or URL: new, empty, or with an interrupted copy.
-        layout: Layout of the tokens; default: that of the cache, or the standard one for caches of other programs.
-        tokenizer: Record and file of the tokenizer, for a cache without its own; recorded with ``stated: true``.
+        layout: Layout of the tokens; default: that of the cache, or the standard one for caches of
+            other programs.
+        tokenizer: Record and file of the tokenizer, for a cache without its own; recorded with
+            ``stated: true``.
         advance: Called with the number of tokens and values copied since its last call.
 
     Returns:
@@ -185,7 +190,9 @@ def _copy_array(
     digest: Any,
     advance: Callable[[int], None] | None,
 ) -> np.ndarray | None:
-    """Writes the missing shards; each file completely or not at all. Returns the checksums of all chunks."""
+    """Writes the missing shards; each file completely or not at all. Returns the checksums of all
+    chunks.
+    """
     created_array(url, layout.zarr_metadata(length), resume=True)
     writer = ShardWriter(url, layout.zarr_metadata(length))
     there = set(shard_sizes(url, -(-length // layout.shard_elements)))
@@ -211,7 +218,9 @@ def _copy_array(
 
 
 def summed(extras: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Counters of all parts together: sums of numbers, and the first non-empty text; the rest is left out."""
+    """Counters of all parts together: sums of numbers, and the first non-empty text; the rest is
+    left out.
+    """
     total: dict[str, Any] = {}
     for extra in extras:
         for name, value in extra.items():

@@ -1,7 +1,8 @@
-"""``DocumentEnds``: the last tokens of documents within runs of tokens of a cache, from its stored offsets.
+"""``DocumentEnds``: the last tokens of documents within runs of tokens of a cache, from its stored
+offsets.
 
-Price: the offsets of a part are read whole when one of its documents is first asked for, and kept: 4 bytes for each
-document, 8 in parts of 2**32 tokens or more. Then two searches for each run.
+Price: the offsets of a part are read whole when one of its documents is first asked for, and kept:
+4 bytes for each document, 8 in parts of 2**32 tokens or more. Then two searches for each run.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ class DocumentEnds:
         >>> cache = headrace.testing.tiny_cache(documents=6)
         >>> cache.lengths(0, 3).tolist()
         [44, 33, 27]
-        >>> run, last = cache.document_ends.within(np.array([0, 0]), np.array([40, 60]), np.array([40, 10]))
+        >>> run, last = cache.document_ends.within(
+        ...     np.array([0, 0]), np.array([40, 60]), np.array([40, 10])
+        ... )
         >>> run.tolist(), last.tolist()
         ([0, 0], [3, 36])
     """
 
     def __init__(self, parts: MadeList[LeafPart]) -> None:
         self._parts = parts
-        # By part: one past the last token of each document, ascending. Threads that meet store equal values.
+        # By part: one past the last token of each document, ascending. Threads that meet store
+        # equal values.
         self._ends: dict[int, UInt[np.ndarray, " d"]] = {}
 
     def within(
@@ -61,7 +65,8 @@ class DocumentEnds:
             size: Its tokens.
 
         Returns:
-            For each end: the number of its run, and its position in the run. Empty documents may repeat one.
+            For each end: the number of its run, and its position in the run. Empty documents may
+            repeat one.
 
         Raises:
             ReadError: offsets cannot be read.
@@ -73,7 +78,8 @@ class DocumentEnds:
         runs: list[np.ndarray] = []
         for number, some in zip(numbers.tolist(), np.split(by_part, begins[1:]), strict=False):
             ends = self._ends[number]
-            # A run holds the last token of a document if the end lies behind its first token, and not behind its last.
+            # A run holds the last token of a document if the end lies behind its first token, and
+            # not behind its last.
             first = np.searchsorted(ends, start[some].astype(ends.dtype), side="right")
             stop = np.searchsorted(ends, (start[some] + size[some]).astype(ends.dtype), "right")
             count = stop - first
@@ -108,8 +114,8 @@ class DocumentEnds:
 
 
 def block_tokens_of(cache: TokenCache) -> int | None:
-    """Tokens of each row of a cache of Levanter's whose rows are blocks of a stream, not documents; None: it stores
-    documents. Reads a few lengths at the beginning and the end of such a cache.
+    """Tokens of each row of a cache of Levanter's whose rows are blocks of a stream, not documents;
+    None: it stores documents. Reads a few lengths at the beginning and the end of such a cache.
 
     Example:
         >>> import headrace.testing

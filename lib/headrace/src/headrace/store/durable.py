@@ -1,17 +1,19 @@
-"""Durable file operations on local disks: files are synced before they are renamed, folders afterwards.
+"""Durable file operations on local disks: files are synced before they are renamed, folders
+afterwards.
 
-Without ``fsync`` of the file and of its folder, a file system guarantees neither: after a power cut, a file may have
-its name without its bytes, or no name. The functions here return only when their effect would survive, and the order of
-two calls is their order on disk:
+Without ``fsync`` of the file and of its folder, a file system guarantees neither: after a power
+cut, a file may have its name without its bytes, or no name. The functions here return only when
+their effect would survive, and the order of two calls is their order on disk:
 
-- :func:`write_file`: syncs the bytes, then the name, then the folder. The name has the old bytes or the new ones.
+- :func:`write_file`: syncs the bytes, then the name, then the folder. The name has the old bytes or
+  the new ones.
 - :func:`rename`, :func:`remove`: sync the folders afterwards.
 - :func:`make_folder`: syncs the parent folders, up to the first that existed.
-- :func:`sync_folders`: syncs all folders of a tree whose files were written by something else. TensorStore syncs each
-  file and its folder, but not the folders that it makes.
+- :func:`sync_folders`: syncs all folders of a tree whose files were written by something else.
+  TensorStore syncs each file and its folder, but not the folders that it makes.
 
-Price: two to three calls of ``fsync`` per file: 0.1 to 10 ms each, depending on the disk. File systems that cannot sync
-a folder (some network ones) are skipped.
+Price: two to three calls of ``fsync`` per file: 0.1 to 10 ms each, depending on the disk. File
+systems that cannot sync a folder (some network ones) are skipped.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_folders(root: Path, *, below: Path) -> None:
-    """Waits until the names in a folder, in its subfolders and in its parents up to ``below`` are on disk."""
+    """Waits until the names in a folder, in its subfolders and in its parents up to ``below`` are
+    on disk.
+    """
     for folder, _, _ in os.walk(root, topdown=False):
         sync_folder(Path(folder))
     for folder in root.parents:

@@ -30,7 +30,8 @@ class DamagedAnswerError(StoreFailedError):
 
 
 def transient(error: BaseException) -> bool:
-    """Whether an error of TensorStore is worth a retry. (TensorStore itself also retries 501 of GCS.)
+    """Whether an error of TensorStore is worth a retry. (TensorStore itself also retries 501 of
+    GCS.)
 
     Example:
         >>> transient(ValueError("ABORTED: All 1 retry attempts failed: Service Unavailable"))
@@ -47,9 +48,15 @@ def failure_of(error: BaseException) -> Failure:
     Example:
         >>> failure_of(ValueError("FAILED_PRECONDITION: Unknown [http_response_code='302']"))
         'refused'
-        >>> failure_of(ValueError("FAILED_PRECONDITION:  [HTTP code 302] [source locations='driver.cc:335']"))
+        >>> failure_of(
+        ...     ValueError(
+        ...         "FAILED_PRECONDITION:  [HTTP code 302] [source locations='driver.cc:335']"
+        ...     )
+        ... )
         'refused'
-        >>> failure_of(ValueError("FAILED_PRECONDITION: Requested byte range [0, 9) was ignored by server"))
+        >>> failure_of(
+        ...     ValueError("FAILED_PRECONDITION: Requested byte range [0, 9) was ignored by server")
+        ... )
         'damaged'
     """
     if transient(error):
@@ -61,9 +68,17 @@ def reason(error: BaseException) -> str:
     """TensorStore's message with the HTTP status, without its source location.
 
     Example:
-        >>> reason(ValueError("NOT_FOUND: chunk {1} is missing [source locations='driver/read.cc:345']"))
+        >>> reason(
+        ...     ValueError(
+        ...         "NOT_FOUND: chunk {1} is missing [source locations='driver/read.cc:345']"
+        ...     )
+        ... )
         'NOT_FOUND: chunk {1} is missing'
-        >>> reason(ValueError("ABORTED: All 1 retry attempts failed: Unknown [http_response_code='503']"))
+        >>> reason(
+        ...     ValueError(
+        ...         "ABORTED: All 1 retry attempts failed: Unknown [http_response_code='503']"
+        ...     )
+        ... )
         'ABORTED: Unknown, HTTP status 503'
     """
     status = _STATUS.search(str(error))

@@ -1,8 +1,10 @@
-"""Small files by path or URL: ledgers, part records, source text. Arrays go through TensorStore (array.py) instead.
+"""Small files by path or URL: ledgers, part records, source text. Arrays go through TensorStore
+(array.py) instead.
 
-Local paths, ``gs://``, ``s3://``, ``http(s)://`` and every other protocol that fsspec supports. A write is atomic: a
-rename on a local disk, one PUT in an object store; a reader sees the old bytes or the new ones, never a part of them.
-Requests are retried as in :mod:`headrace.store.retry`, in addition to the client library's own retries.
+Local paths, ``gs://``, ``s3://``, ``http(s)://`` and every other protocol that fsspec supports. A
+write is atomic: a rename on a local disk, one PUT in an object store; a reader sees the old bytes
+or the new ones, never a part of them. Requests are retried as in :mod:`headrace.store.retry`, in
+addition to the client library's own retries.
 """
 
 from __future__ import annotations
@@ -52,12 +54,15 @@ def local_path(url: str) -> Path:
 
 
 def absolute(url: str) -> str:
-    """An absolute path or URL, independent of the working folder; without ``..``, which TensorStore refuses."""
+    """An absolute path or URL, independent of the working folder; without ``..``, which TensorStore
+    refuses.
+    """
     return Location.parse(url).absolute()
 
 
 def join(root: str, *parts: str) -> str:
-    """``root/part/part``, with single slashes, for paths and URLs alike; the query of a web address stays behind it.
+    """``root/part/part``, with single slashes, for paths and URLs alike; the query of a web address
+    stays behind it.
 
     Example:
         >>> join("gs://bucket/cache/", "ledger.json"), join("/", "tmp", "a")
@@ -72,8 +77,8 @@ def filesystem(url: str) -> tuple[Any, str]:
     """The fsspec filesystem of ``url`` and the path on it.
 
     Raises:
-        ConfigError: the scheme is unknown, its package is not installed (names the extra to install), or a client
-            would change the name.
+        ConfigError: the scheme is unknown, its package is not installed (names the extra to
+            install), or a client would change the name.
     """
     location = Location.parse(url)
     location.check()
@@ -163,8 +168,9 @@ def _user() -> str:
 
 @contextmanager
 def client_errors(url: str) -> Iterator[None]:
-    """Converts errors of store clients to a :class:`CacheError` about ``url``. FileNotFoundError, headrace's own errors
-    and any OSError about a local path pass through: they are handled elsewhere.
+    """Converts errors of store clients to a :class:`CacheError` about ``url``. FileNotFoundError,
+    headrace's own errors and any OSError about a local path pass through: they are handled
+    elsewhere.
     """
     try:
         yield
@@ -195,7 +201,8 @@ def _status(error: BaseException | None) -> int | None:
         for status in (getattr(error, "status", None), meta.get("HTTPStatusCode")):
             if isinstance(status, int) and status >= 100:
                 return status
-        # aiohttp's errors have a status, and a code that warns when it is read; gcsfs's have a code alone.
+        # aiohttp's errors have a status, and a code that warns when it is read; gcsfs's have a code
+        # alone.
         code = None if hasattr(error, "status") else getattr(error, "code", None)
         if isinstance(code, int) and code >= 100:
             return code
@@ -223,7 +230,9 @@ _PASSING = {
 
 
 def transient(error: Exception) -> bool:
-    """Whether a retry may help: 408, 429, 5xx, no answer in time, a broken connection, a truncated answer."""
+    """Whether a retry may help: 408, 429, 5xx, no answer in time, a broken connection, a truncated
+    answer.
+    """
     names = {
         c.__name__ for c in type(error).__mro__
     }  # of aiohttp and botocore, which need not be installed
@@ -268,7 +277,9 @@ def _call(url: str, method: str, *args: Any, **options: Any) -> Any:
 
 
 def open_read(url: str) -> IO[bytes]:
-    """Opens ``url`` for reading bytes; raises FileNotFoundError, or CacheError if the store cannot be reached."""
+    """Opens ``url`` for reading bytes; raises FileNotFoundError, or CacheError if the store cannot
+    be reached.
+    """
     if is_local(url):
         return local_path(url).open("rb")
     fs, path = filesystem(url)
@@ -283,7 +294,9 @@ def open_read(url: str) -> IO[bytes]:
 
 
 def read_bytes(url: str) -> bytes | None:
-    """The content of ``url``; None if there is no such file. Raises CacheError if the store cannot be reached."""
+    """The content of ``url``; None if there is no such file. Raises CacheError if the store cannot
+    be reached.
+    """
     try:
         return (
             local_path(url).read_bytes() if is_local(url) else cast("bytes", _call(url, "cat_file"))
@@ -293,8 +306,8 @@ def read_bytes(url: str) -> bytes | None:
 
 
 def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
-    """The content of ``url``, parsed with ``parse``, or None. If ``parse`` raises :class:`CacheCorruptError` for remote
-    content, it is requested again.
+    """The content of ``url``, parsed with ``parse``, or None. If ``parse`` raises
+    :class:`CacheCorruptError` for remote content, it is requested again.
     """
 
     def ask() -> T | None:
@@ -309,20 +322,27 @@ def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
 
 
 def check_writable(output: str, field: str = "output") -> None:
-    """Raises ConfigError for a location that is read-only, or whose name would get changed on its way to the store."""
+    """Raises ConfigError for a location that is read-only, or whose name would get changed on its
+    way to the store.
+    """
     Location.parse(output).check_output(field)
 
 
 def not_written(output: str, error: OSError) -> CacheError:
     """The message for an output that the system refuses to write."""
-    cure = "Check the path, permissions and free space, then run the same command again: finished parts are kept."
+    cure = (
+        "Check the path, permissions and free space, then run the same command again: finished"
+        " parts are kept."
+    )
     return CacheError(
         f"cannot be written ({refusal(output, error)})", field="output", value=output, cure=cure
     )
 
 
 def refusal(url: str, error: OSError, size: int | None = None) -> str:
-    """Why the system refused; if the disk is full, with the free space and the ``size`` of what was to be written."""
+    """Why the system refused; if the disk is full, with the free space and the ``size`` of what was
+    to be written.
+    """
     reason = (
         "a file is in the way"
         if error.errno in (errno.EEXIST, errno.ENOTDIR)
@@ -335,8 +355,8 @@ def refusal(url: str, error: OSError, size: int | None = None) -> str:
 
 
 def read_range(url: str, start: int, stop: int) -> bytes:
-    """Bytes ``start .. stop`` of a file; fewer if it is shorter. Raises FileNotFoundError, or CacheError if the store
-    cannot be reached.
+    """Bytes ``start .. stop`` of a file; fewer if it is shorter. Raises FileNotFoundError, or
+    CacheError if the store cannot be reached.
     """
     if is_local(url):
         with local_path(url).open("rb") as file:
@@ -346,8 +366,9 @@ def read_range(url: str, start: int, stop: int) -> bytes:
 
 
 def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = "") -> None:
-    """Writes ``data``, or pieces of it, to ``url`` atomically; after it returns, the file also survives a power cut.
-    ``writer`` names this writer among those that may write the file at the same time.
+    """Writes ``data``, or pieces of it, to ``url`` atomically; after it returns, the file also
+    survives a power cut. ``writer`` names this writer among those that may write the file at the
+    same time.
 
     Raises:
         CacheError: the file cannot be written (permissions, disk full, ...).
@@ -360,7 +381,8 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
             _call(url, "pipe_file", b"".join(pieces))
             return
         path = local_path(url)
-        # One fixed name: the next writer overwrites the rest of a killed one, so no stray files remain.
+        # One fixed name: the next writer overwrites the rest of a killed one, so no stray files
+        # remain.
         durable.write_file(path, pieces, temporary=path.with_name(f"{path.name}{writer}.tmp"))
     except OSError as error:
         why = refusal(url, error, sum(memoryview(piece).nbytes for piece in pieces))
@@ -371,7 +393,9 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
 
 
 def exists(url: str) -> bool:
-    """Whether there is a file or folder at ``url``. Raises CacheError if the store cannot be reached."""
+    """Whether there is a file or folder at ``url``. Raises CacheError if the store cannot be
+    reached.
+    """
     if is_local(url):
         return local_path(url).exists()
     try:
@@ -406,8 +430,9 @@ def names_in(folder: str) -> list[str]:
 
 
 def sizes_below(folder: str) -> dict[str, int]:
-    """Bytes of each file below a remote folder, at any depth, by the path that its filesystem has for it. The folder
-    itself, which object stores may have as an empty object, counts as a file below it.
+    """Bytes of each file below a remote folder, at any depth, by the path that its filesystem has
+    for it. The folder itself, which object stores may have as an empty object, counts as a file
+    below it.
     """
     fs, path = filesystem(folder)
     start = f"{path.rstrip('/')}/"
@@ -495,8 +520,9 @@ def _may_pass(error: Exception) -> bool:
 
 
 class PatientFile(io.RawIOBase):
-    """A file that is opened again, at the same position, if a read fails (503, a dropped connection), as in the policy
-    of :mod:`headrace.store.retry`. What is read does not depend on failures.
+    """A file that is opened again, at the same position, if a read fails (503, a dropped
+    connection), as in the policy of :mod:`headrace.store.retry`. What is read does not depend on
+    failures.
     """
 
     def __init__(self, open_file: Callable[[], IO[bytes]]) -> None:

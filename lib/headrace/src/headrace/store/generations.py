@@ -1,12 +1,15 @@
-"""Generations: what was appended to a finished cache, each an ordinary cache in its folder, and their list.
+"""Generations: what was appended to a finished cache, each an ordinary cache in its folder, and
+their list.
 
-The second generation of a cache is in ``<root>/generations/2``, the third in ``3``; ``<root>/generations.json``
-identifies the content of each. That file is written last, so the rest of a killed append is not a generation; the same
-append continues it. Documents are numbered across all generations, and a cache of the first n never changes: a run that
-started with some continues with these, whatever is appended later.
+The second generation of a cache is in ``<root>/generations/2``, the third in ``3``;
+``<root>/generations.json`` identifies the content of each. That file is written last, so the rest
+of a killed append is not a generation; the same append continues it. Documents are numbered across
+all generations, and a cache of the first n never changes: a run that started with some continues
+with these, whatever is appended later.
 
-Invariants: existing data stays bit-identical; a reader, even after a crash, sees the list before an append or the list
-after it. Price: one small read per cache when it is opened, none if a config says ``generations: 1``.
+Invariants: existing data stays bit-identical; a reader, even after a crash, sees the list before an
+append or the list after it. Price: one small read per cache when it is opened, none if a config
+says ``generations: 1``.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ def cache_of_generation(path: str) -> str:
 
 
 def read_generations(root: str) -> bytes:
-    """The content of the list of a cache's generations, for :func:`generations_of`; empty if there is none."""
+    """The content of the list of a cache's generations, for :func:`generations_of`; empty if there
+    is none.
+    """
     return files.read_bytes(files.join(root, GENERATIONS_NAME)) or b""
 
 
@@ -88,13 +93,19 @@ def generations_of(
     try:
         raw = read(root)
     except CacheError as error:
-        cure = f"{error.cure or ''} Or set components.NAME.generations: 1, with which nobody asks for it."
+        cure = (
+            f"{error.cure or ''} Or set components.NAME.generations: 1, with which nobody asks for"
+            " it."
+        )
         raise type(error)(
             error.problem, field=error.field, value=error.value, cure=cure.strip()
         ) from error
     if not raw:
         return (cache.fingerprint,)
-    again = f"Restore it; or delete it, and append again what {files.join(cache.path, FOLDER)} was built from."
+    again = (
+        f"Restore it; or delete it, and append again what {files.join(cache.path, FOLDER)} was"
+        " built from."
+    )
     try:
         content = msgspec.json.decode(raw, type=_File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -106,7 +117,10 @@ def generations_of(
     if content.digest != _digest(content) or not content.generations:
         raise refused("is damaged: its digest is not that of what it holds", again)
     if content.generations[0] != cache.fingerprint:
-        problem = f"is of another cache: it names {content.generations[0]}, and this one is {cache.fingerprint}"
+        problem = (
+            f"is of another cache: it names {content.generations[0]}, and this one is"
+            f" {cache.fingerprint}"
+        )
         raise refused(problem, again)
     return tuple(content.generations)
 
@@ -119,7 +133,8 @@ def _digest(content: _File) -> str:
 def wanted_generations(
     cache: TokenCache, wanted: int | None, read: Callable[[str], bytes]
 ) -> Sequence[str]:
-    """Fingerprints of the first ``wanted`` generations of a cache; None: of all. With 1, the list is not read.
+    """Fingerprints of the first ``wanted`` generations of a cache; None: of all. With 1, the list
+    is not read.
 
     Raises:
         ConfigError: there are fewer; else as for :func:`generations_of`.
@@ -151,10 +166,13 @@ def appended_to(caches: Mapping[str, Sequence[TokenCache]]) -> dict[str, list[in
 
 
 def check_generation(cache: TokenCache, fingerprint: str) -> TokenCache:
-    """The cache, if its content is that in the list of generations; raises CacheCorruptError otherwise."""
+    """The cache, if its content is that in the list of generations; raises CacheCorruptError
+    otherwise.
+    """
     if cache.fingerprint != fingerprint:
         raise CacheCorruptError(
-            f"is not the generation that was appended: it is {cache.fingerprint}, and {fingerprint} was",
+            f"is not the generation that was appended: it is {cache.fingerprint}, and"
+            f" {fingerprint} was",
             field="cache",
             value=cache.path,
             cure="Restore its folder.",
@@ -166,8 +184,8 @@ def add_generation(cache: TokenCache, number: int, appended: TokenCache) -> None
     """Adds a finished cache in the folder of a generation to the list, unless it is there already.
 
     Raises:
-        CacheError: another one was appended in the meantime; another process is writing to the cache; it cannot be
-            written.
+        CacheError: another one was appended in the meantime; another process is writing to the
+            cache; it cannot be written.
     """
     root = files.absolute(cache.path)
     cure = "Run the same command again when the other one is done."

@@ -1,4 +1,6 @@
-"""As much of HTTP/1.1 as a request to a sampler, or a proxy for tests, needs: heads and bodies on asyncio streams."""
+"""As much of HTTP/1.1 as a request to a sampler, or a proxy for tests, needs: heads and bodies on
+asyncio streams.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ async def read_body(
     Args:
         reader: Where it comes from.
         head: Its head.
-        to_end: With no length given, the body runs to the end of the connection (answers), or there is none (requests).
+        to_end: With no length given, the body runs to the end of the connection (answers), or there
+            is none (requests).
         answer_to: Method of the request, if this is an answer.
     """
     status = head.first_line.split(" ", 2)[1] if head.first_line.startswith("HTTP/") else ""

@@ -1,7 +1,7 @@
 """Several caches as one: a component of many small caches, or a cache with generations.
 
-Documents, tokens and parts are numbered across caches; nothing is copied. Rows never cross two caches, just as they
-never cross two parts. Price: that of opening each cache.
+Documents, tokens and parts are numbered across caches; nothing is copied. Rows never cross two
+caches, just as they never cross two parts. Price: that of opening each cache.
 """
 
 from __future__ import annotations
@@ -282,7 +282,10 @@ def _open_generations(
         except CacheMissingError as error:
             if number == 1:
                 raise
-            cure = f"Restore its folder; a run that is to do without has components.NAME.generations: {number - 1}."
+            cure = (
+                "Restore its folder; a run that is to do without has components.NAME.generations:"
+                f" {number - 1}."
+            )
             raise CacheMissingError(
                 error.problem, field=error.field, value=error.value, cure=cure
             ) from error
@@ -306,12 +309,14 @@ def open_components(
     generations: Mapping[str, Sequence[int | None]] | None = None,
     read_list: Callable[[str], bytes] = read_generations,
 ) -> dict[str, TokenCache]:
-    """The caches of components, by name, those of several paths or generations joined; 16 are opened at a time.
+    """The caches of components, by name, those of several paths or generations joined; 16 are
+    opened at a time.
 
     Args:
         paths: Paths of the caches of each component.
         catalog: Catalog with ledgers of some of them; None: each is read in its own folder.
-        replicas: Other locations of a cache, by its path; see :func:`~headrace.store.replicas.open_replicas`.
+        replicas: Other locations of a cache, by its path; see
+            :func:`~headrace.store.replicas.open_replicas`.
         read: Reads a ledger, as for :meth:`TokenCache.open`; not used for a cache with replicas.
         generations: Number of generations of each cache of a component; None, or missing: all.
         read_list: Reads the list of the generations of a cache.

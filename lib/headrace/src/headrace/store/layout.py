@@ -1,12 +1,13 @@
 """How a leaf is stored: dtype, chunk, shard, codecs; and the zarr3 metadata for it.
 
-A **leaf** has one value, or a run of values, for each document: the tokens (``input_ids``), and any others (loss masks,
-lengths of turns, scores, ids), each in its own array.
+A **leaf** has one value, or a run of values, for each document: the tokens (``input_ids``), and any
+others (loss masks, lengths of turns, scores, ids), each in its own array.
 
-One **chunk** is one I/O block, the smallest unit of reading (default 65,536 tokens; 16 to 32 training examples). Chunks
-are stored in **shards**, one file each (default 256 chunks), so that a trillion tokens are some tens of thousands of
-files. Every chunk and every shard index has a crc32c. Uncompressed by default: in the narrowest dtype tokens take 2
-bytes, zstd saves about a quarter of that and halves the speed of reading (docs/performance.md).
+One **chunk** is one I/O block, the smallest unit of reading (default 65,536 tokens; 16 to 32
+training examples). Chunks are stored in **shards**, one file each (default 256 chunks), so that a
+trillion tokens are some tens of thousands of files. Every chunk and every shard index has a crc32c.
+Uncompressed by default: in the narrowest dtype tokens take 2 bytes, zstd saves about a quarter of
+that and halves the speed of reading (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class LeafSpec:
         name: Its folder within a part: letters, digits, ``_``, ``-`` and ``.``; not ``input_ids``.
         dtype: Name of its dtype: bool, an integer type, ``float32`` or ``float64``.
         kind: ``ragged``: any number of values per document; ``fixed``: one value per document.
-        width: For a ragged leaf, the number of values per token (1, or K as for a teacher's K most likely tokens):
-            chunk k then matches chunk k of the tokens. None: any number.
+        width: For a ragged leaf, the number of values per token (1, or K as for a teacher's K most
+            likely tokens): chunk k then matches chunk k of the tokens. None: any number.
 
     Raises:
         ConfigError: a value is not usable.
@@ -125,10 +126,13 @@ class CacheLayout:
     """Layout of the token leaf, which determines that of the other leaves (:meth:`leaf`).
 
     Attributes:
-        dtype: Name of the dtype; for tokens the narrowest unsigned integer type (``uint8``, ``uint16``, ``uint32``).
-        chunk_elements: Tokens in a chunk, the unit of reading. Best a multiple of the sequence lengths in use.
+        dtype: Name of the dtype; for tokens the narrowest unsigned integer type (``uint8``,
+            ``uint16``, ``uint32``).
+        chunk_elements: Tokens in a chunk, the unit of reading. Best a multiple of the sequence
+            lengths in use.
         shard_chunks: Chunks in a shard, the unit of writing (one file).
-        compression: ``none`` or ``zstd`` (level 1); ``other``: another program's choice, for reading only.
+        compression: ``none`` or ``zstd`` (level 1); ``other``: another program's choice, for
+            reading only.
 
     Raises:
         ConfigError: a value is not usable.
@@ -183,7 +187,10 @@ class CacheLayout:
         """Raises ConfigError if an id below ``vocab_size`` does not fit the dtype."""
         self.check_tokens()
         if vocab_size - 1 > int(np.iinfo(self.dtype).max):
-            cure = f"Use {token_dtype(vocab_size).name}, or leave it out: the narrowest that fits is chosen."
+            cure = (
+                f"Use {token_dtype(vocab_size).name}, or leave it out: the narrowest that fits is"
+                " chosen."
+            )
             raise ConfigError(
                 f"cannot hold a vocabulary of {vocab_size}",
                 field="layout.dtype",
@@ -196,8 +203,9 @@ class CacheLayout:
         return CacheLayout("int64", OFFSETS_CHUNK, self.shard_chunks, self.compression)
 
     def leaf(self, spec: LeafSpec) -> CacheLayout:
-        """Layout of the values of another leaf: chunks have as many elements as those of the tokens, times its values
-        per token, so that chunk k of a leaf with values per token matches chunk k of the tokens.
+        """Layout of the values of another leaf: chunks have as many elements as those of the
+        tokens, times its values per token, so that chunk k of a leaf with values per token matches
+        chunk k of the tokens.
         """
         width = spec.width or 1
         chunk = width * self.chunk_elements if spec.kind == "ragged" else OFFSETS_CHUNK
@@ -236,15 +244,17 @@ OWNER = "headrace_owner"
 CHUNKS = "headrace_chunks"
 _DIGEST = "headrace_digest"
 MOST_NAMED_CHUNKS = 1 << 20
-"""Largest number of chunks that ``zarr.json`` lists, with 5.3 bytes each. A larger array does not list them."""
+"""Largest number of chunks that ``zarr.json`` lists, with 5.3 bytes each. A larger array does not
+list them.
+"""
 
 
 def attributes_of(
     metadata: dict[str, Any], owner: str, checksums: np.ndarray | None = None
 ) -> dict[str, str]:
-    """Attributes in ``zarr.json``: the owner of the array (the digest of its leaf in its part, and ``data`` or
-    ``offsets``), the crc32c of each of its chunks, and a digest of the whole. Older arrays have none of them, or not
-    the second.
+    """Attributes in ``zarr.json``: the owner of the array (the digest of its leaf in its part, and
+    ``data`` or ``offsets``), the crc32c of each of its chunks, and a digest of the whole. Older
+    arrays have none of them, or not the second.
     """
     named = (
         {}
@@ -263,8 +273,8 @@ def owner_of(url: str, digest: str) -> str:
 
 
 def named_in(metadata: dict[str, Any]) -> tuple[str, np.ndarray | None]:
-    """The owner of an array according to its ``zarr.json``, and the crc32c of each of its chunks, uint32; empty and
-    None if they are missing. ValueError if they are damaged.
+    """The owner of an array according to its ``zarr.json``, and the crc32c of each of its chunks,
+    uint32; empty and None if they are missing. ValueError if they are damaged.
     """
     attributes = metadata.get("attributes") or {}
     if not {OWNER, CHUNKS, _DIGEST} & attributes.keys():
@@ -298,7 +308,8 @@ class StoredLayout:
     codecs: list[dict[str, Any]]
     index_codecs: list[dict[str, Any]]  # of the index of a file; empty without sharding
     index_last: bool  # the index ends the file; else it begins it
-    plain: bool  # sharded in whole chunks and nothing else: keys, grid, and zeros where nothing is stored
+    # sharded in whole chunks and nothing else: keys, grid, and zeros where nothing is stored
+    plain: bool
     owner: str = ""  # what it is a part of: see :func:`attributes_of`
     checksums: np.ndarray | None = field(
         default=None, compare=False
@@ -306,7 +317,9 @@ class StoredLayout:
 
     @classmethod
     def parse(cls, metadata: dict[str, Any]) -> StoredLayout:
-        """Raises ValueError, KeyError, TypeError or IndexError if it does not describe an array of one dimension."""
+        """Raises ValueError, KeyError, TypeError or IndexError if it does not describe an array of
+        one dimension.
+        """
         (length,) = metadata["shape"]
         (shard,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]
         dtype = str(metadata["data_type"])
@@ -357,7 +370,10 @@ def checksum_bytes(codecs: list[dict[str, Any]], itemsize: int) -> int | None:
     """Length of the checksum after elements that are stored as in memory; None for other encodings.
 
     Example:
-        >>> checksum_bytes([{"name": "bytes"}, {"name": "crc32c"}], 1), checksum_bytes([{"name": "zstd"}], 1)
+        >>> (
+        ...     checksum_bytes([{"name": "bytes"}, {"name": "crc32c"}], 1),
+        ...     checksum_bytes([{"name": "zstd"}], 1),
+        ... )
         (4, None)
     """
     names = [c["name"] for c in codecs]

@@ -1,7 +1,8 @@
-"""``CacheLeaf``: one leaf of an open cache, over all its parts; and the arithmetic of parts joined by a table.
+"""``CacheLeaf``: one leaf of an open cache, over all its parts; and the arithmetic of parts joined
+by a table.
 
-Price: opening a leaf reads nothing. ``values`` of any run of documents costs two small reads of offsets and one read of
-values per part; ``lengths`` reads only offsets.
+Price: opening a leaf reads nothing. ``values`` of any run of documents costs two small reads of
+offsets and one read of values per part; ``lengths`` reads only offsets.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ from headrace.store.parts import PartTable
 from headrace.store.pending import ArrayFuture
 from headrace.store.ragged import data_url, offsets_url
 
-_COPY_AGAIN = "Copy the cache again, with all its files, or build it again; headrace verify CACHE says what is damaged."
+_COPY_AGAIN = (
+    "Copy the cache again, with all its files, or build it again; headrace verify CACHE says what"
+    " is damaged."
+)
 BLOCK_ELEMENTS = 1 << 22
 """Values per read when a whole leaf is read."""
 
 
 @dataclass(frozen=True)
 class LeafPart:
-    """One part of a leaf: the values of its documents end to end, and the offsets of the documents (``documents + 1``
-    values; None: each has one value).
+    """One part of a leaf: the values of its documents end to end, and the offsets of the documents
+    (``documents + 1`` values; None: each has one value).
     """
 
     documents: int
@@ -43,9 +47,9 @@ class LeafPart:
 
 @dataclass(frozen=True, eq=False)
 class OwnParts:
-    """The parts of a leaf that headrace wrote. They do not reference the cache, so an unused cache is freed at once,
-    with its mapped files, without waiting for the garbage collector. ``offsets`` is None if documents have one value
-    each.
+    """The parts of a leaf that headrace wrote. They do not reference the cache, so an unused cache
+    is freed at once, with its mapped files, without waiting for the garbage collector. ``offsets``
+    is None if documents have one value each.
     """
 
     root: str
@@ -169,7 +173,10 @@ class CacheLeaf:
         ]
         for p, a, b in ranges:
             if not 0 <= a <= b <= (data := self.parts[p].data).length:
-                problem = f"says that values lie at {a} .. {b}, and the ledger that there are {data.length}"
+                problem = (
+                    f"says that values lie at {a} .. {b}, and the ledger that there are"
+                    f" {data.length}"
+                )
                 raise ReadError(problem, field="offsets", value=data.url, cure=_COPY_AGAIN)
         values = np.empty(sum(b - a for _, a, b in ranges), self.dtype)
         filled = 0
@@ -201,7 +208,9 @@ class CacheLeaf:
         yield from _read_ahead(ranges)
 
     def ends(self, documents: int = BLOCK_ELEMENTS // 4) -> Iterator[np.ndarray]:
-        """The end of each document in the values of the whole leaf, as int64 arrays for blocks of documents."""
+        """The end of each document in the values of the whole leaf, as int64 arrays for blocks of
+        documents.
+        """
         base = 0
         for part in self.parts:
             if part.offsets is None:
@@ -244,7 +253,10 @@ def fitting(values: np.ndarray, dtype: np.dtype[Any], url: str) -> np.ndarray:
         low = int(values.min())
         high = int(values.max())
         if low < int(limits.min) or high > int(limits.max):
-            problem = f"has the value {high if high > int(limits.max) else low}, which {dtype.name} does not hold"
+            problem = (
+                f"has the value {high if high > int(limits.max) else low}, which {dtype.name} does"
+                " not hold"
+            )
             raise CacheError(problem, field="array", value=url, cure="Choose a wider dtype.")
     return values.astype(dtype, copy=False)
 
@@ -263,7 +275,8 @@ def check_range(start: int, stop: int, length: int, what: str, path: str) -> Non
 
 
 def spans(starts: np.ndarray, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """The range ``start .. stop`` as (part, first, last) pieces in each part's own numbers; empty parts are left out.
+    """The range ``start .. stop`` as (part, first, last) pieces in each part's own numbers; empty
+    parts are left out.
 
     Example:
         >>> spans(np.array([0, 3, 3, 5]), 2, 5)

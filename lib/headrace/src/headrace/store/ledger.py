@@ -56,7 +56,8 @@ PART_RECORD_NAME = "part.json"
 FORMAT_VERSION = 1
 _STATE_BYTES = 1 << 16
 _STATE = re.compile(
-    rb'\{\s*"code_version": "(?:[^"\\]|\\.)*",\s*"digest": "(sha256:[0-9a-f]{64})",\s*"finished": (true|false),'
+    rb'\{\s*"code_version": "(?:[^"\\]|\\.)*",'
+    rb'\s*"digest": "(sha256:[0-9a-f]{64})",\s*"finished": (true|false),'
 )
 """The beginning of a ledger.json, whose fields are in alphabetical order."""
 T = TypeVar("T")
@@ -256,7 +257,10 @@ def _check_first(root: str, table: ColumnTable) -> None:
         return False
 
     if _read(files.join(url, "zarr.json"), differs):
-        cure = f"Copy both ledgers of the cache again; headrace verify {root} names what does not go together."
+        cure = (
+            f"Copy both ledgers of the cache again; headrace verify {root} names what does not go"
+            " together."
+        )
         problem = f"and {TABLE_NAME} are of another cache than {url}"
         raise CacheCorruptError(
             problem, field="ledger", value=files.join(root, LEDGER_NAME), cure=cure

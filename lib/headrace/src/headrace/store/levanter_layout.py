@@ -4,19 +4,20 @@
 
     shard_ledger.json                rows, shards, elements of each field
     input_ids/data, .../offsets      consolidated: one pair of arrays for each field
-    part-0/input_ids/data, ...       sharded: a folder for each shard, which become the parts of the cache
+    part-0/input_ids/data, ...       sharded: a folder for each shard, which become the parts of
+                                     the cache
 
-Levanter's arrays are never resized (2**54 elements, most of them absent); ``offsets[0]`` is the number of rows and
-``offsets[i]`` the end of row i - 1; any chunk and codec of zarr v3 can be read. Invariant: tokens, documents and leaves
-are those of Levanter's own ``TreeCache``, row by row.
+Levanter's arrays are never resized (2**54 elements, most of them absent); ``offsets[0]`` is the
+number of rows and ``offsets[i]`` the end of row i - 1; any chunk and codec of zarr v3 can be read.
+Invariant: tokens, documents and leaves are those of Levanter's own ``TreeCache``, row by row.
 
-Limits: TensorStore omits chunks that are all zero, so a lost shard file of masks reads as zeros. For offsets, a lost
-file is always an error; for tokens, if more than 65,536 of them would be zero; for masks, if nothing would be trained
-on in 16 million. There are no digests either: the fingerprint is that of the ledger, which distinguishes counts and
-names, but not contents.
+Limits: TensorStore omits chunks that are all zero, so a lost shard file of masks reads as zeros.
+For offsets, a lost file is always an error; for tokens, if more than 65,536 of them would be zero;
+for masks, if nothing would be trained on in 16 million. There are no digests either: the
+fingerprint is that of the ledger, which distinguishes counts and names, but not contents.
 
-Price of opening: the ledger, two ``zarr.json`` for each field, and, if documents end with an end-of-text token, the
-last token of the first one; nothing that grows with the number of documents.
+Price of opening: the ledger, two ``zarr.json`` for each field, and, if documents end with an
+end-of-text token, the last token of the first one; nothing that grows with the number of documents.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ SPLITS = ("train", "validation")
 NAMED_ONLY = "levanter:"
 MAX_VOCABULARY = 1 << 32
 UNNAMED = "unknown"
-"""Path of the tokenizer of a cache whose ledger does not even name it, as those that Marin tokenized."""
+"""Path of the tokenizer of a cache whose ledger does not even name it, as those that Marin
+tokenized.
+"""
 """Begins the fingerprint of a tokenizer of which a cache has the name and no copy."""
 VOCABULARY_SAID = "vocab_size_said"
 """Where a tokenizer's record has the size of the vocabulary, if Levanter kept it."""
@@ -63,8 +66,8 @@ _MOST_ZEROS = {TOKENS: 1 << 16, "assistant_masks": 1 << 24}
 
 @dataclass(frozen=True)
 class LevanterCache:
-    """A cache of Levanter's: its folder, its ledger, as headrace writes them, and how the values and the offsets of
-    each field lie on disk.
+    """A cache of Levanter's: its folder, its ledger, as headrace writes them, and how the values
+    and the offsets of each field lie on disk.
     """
 
     path: str
@@ -85,8 +88,8 @@ class LevanterCache:
 
 
 class LevanterArray(StoredArray):
-    """An array of which only the first ``length`` elements exist. A missing shard file means at most ``zeros`` zeros;
-    None: any number.
+    """An array of which only the first ``length`` elements exist. A missing shard file means at
+    most ``zeros`` zeros; None: any number.
     """
 
     _MISSING_IS_ZERO = True
@@ -103,7 +106,9 @@ class LevanterArray(StoredArray):
         return self._zeros is not None and min(self.length - shard * size, size) > self._zeros
 
     def received(self, values: np.ndarray, start: int) -> None:
-        """Raises ReadError if what was read from ``start`` on is all zero because a file is lost."""
+        """Raises ReadError if what was read from ``start`` on is all zero because a
+        file is lost.
+        """
         size = self.layout.shard_elements
         for shard in range(start // size, -(-(start + values.size) // size)):
             part = values[max(shard * size - start, 0) : (shard + 1) * size - start]
@@ -118,7 +123,10 @@ class LevanterArray(StoredArray):
 
     def _check_found(self, length: int, dtype: str, owner: str) -> None:
         if dtype != self.dtype.name or length < self.length:
-            cure = "Shards and ledger are of different builds: copy the cache again, or build it again."
+            cure = (
+                "Shards and ledger are of different builds: copy the cache again, or build it"
+                " again."
+            )
             problem = f"holds {length} elements of {dtype}, not {self.length} of {self.dtype.name}"
             raise CacheCorruptError(problem, field="array", value=self.url, cure=cure)
 
@@ -198,7 +206,8 @@ def read_levanter(path: str, listed: Mapping[str, Any] | None = None) -> Levante
 
 
 def read_catalog(url: str) -> dict[str, Mapping[str, Any]]:
-    """The ledgers of a catalog of caches as Levanter's newest release writes it, by the folder of each cache.
+    """The ledgers of a catalog of caches as Levanter's newest release writes it, by the folder of
+    each cache.
 
     Raises:
         ConfigError: there is no such file.

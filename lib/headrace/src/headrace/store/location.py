@@ -1,18 +1,20 @@
 """A location: a path of this machine, or a bucket and an opaque key, or an address of a web server.
 
-Every reader and writer takes its spec from a :class:`Location`: TensorStore (:meth:`Location.kvstore`), fsspec
-(:meth:`Location.on_fsspec`), and whoever joins, compares or lists names. A text is parsed in one place only, here:
+Every reader and writer takes its spec from a :class:`Location`: TensorStore
+(:meth:`Location.kvstore`), fsspec (:meth:`Location.on_fsspec`), and whoever joins, compares or
+lists names. A text is parsed in one place only, here:
 
-- ``gs://BUCKET/KEY`` and ``s3://BUCKET/KEY``: the key is what was typed, letter by letter. ``#``, ``?``, ``%20``, ``[``
-  and ``{`` mean nothing in it.
-- ``http://HOST/PATH?QUERY``: a web address, as in a browser. The query, such as a signature, stays behind the path of
-  every file below it.
+- ``gs://BUCKET/KEY`` and ``s3://BUCKET/KEY``: the key is what was typed, letter by letter. ``#``,
+  ``?``, ``%20``, ``[`` and ``{`` mean nothing in it.
+- ``http://HOST/PATH?QUERY``: a web address, as in a browser. The query, such as a signature, stays
+  behind the path of every file below it.
 - anything without a scheme, or with ``file://``: a local path, letter by letter.
 
-Invariant: a name that a client library would change on its way to the store is refused before anything is asked of it
-or written (:meth:`Location.check`, :meth:`Location.check_arrays`). Neither library keeps every key: TensorStore sends
-keys to S3 as they are, so that a server sees ``a%20b`` as ``a b`` and the rest behind ``#`` or ``?`` not at all; on a
-local disk it takes a backslash for a slash.
+Invariant: a name that a client library would change on its way to the store is refused before
+anything is asked of it or written (:meth:`Location.check`, :meth:`Location.check_arrays`). Neither
+library keeps every key: TensorStore sends keys to S3 as they are, so that a server sees ``a%20b``
+as ``a b`` and the rest behind ``#`` or ``?`` not at all; on a local disk it takes a backslash for a
+slash.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class Location:
 
     @staticmethod
     def parse(text: str) -> Location:
-        """The location that a text names. Raises nothing: what cannot be used is told by :meth:`check`."""
+        """The location that a text names. Raises nothing: what cannot be used is told by
+        :meth:`check`.
+        """
         return _parsed(str(text))
 
     def __str__(self) -> str:
@@ -92,7 +96,9 @@ class Location:
         return self.scheme in ("gs", "s3")
 
     def absolute(self) -> str:
-        """The text, independent of the working folder; a local path without ``..``, which TensorStore refuses."""
+        """The text, independent of the working folder; a local path without ``..``, which
+        TensorStore refuses.
+        """
         if not self.is_local:
             return self.text
         path = self.key if self.key.startswith("/") else str(self.path().absolute())
@@ -107,7 +113,9 @@ class Location:
             return path
 
     def __truediv__(self, part: str) -> Location:
-        """The file or folder of this name, or of these names with slashes between them, below this one."""
+        """The file or folder of this name, or of these names with slashes between them, below this
+        one.
+        """
         inner = part.strip("/")
         above = self.text.removesuffix(self.query) if self.query else self.text
         joined = f"{above.rstrip('/') if above else '.'}/{inner}"
@@ -136,7 +144,8 @@ class Location:
         return self.scheme, self.bucket, self.key.rstrip("/")
 
     def is_below(self, folder: Location) -> bool:
-        """Whether it lies strictly below a folder: a whole bucket is no output, so nothing is below it.
+        """Whether it lies strictly below a folder: a whole bucket is no output, so nothing is below
+        it.
 
         Example:
             >>> Location.parse("s3://b/run#1").is_below(Location.parse("s3://b/run"))
@@ -183,14 +192,19 @@ class Location:
             cure = f"Write {self._tidied({''})}, if that is what you mean."
             raise self._refused(field, "has a key that begins with a slash", cure)
         if self.scheme == "s3" and "?versionId=" in self.key:
-            cure = f"Copy the object to another key, such as {self._plain()}: the client would read another one."
+            cure = (
+                f"Copy the object to another key, such as {self._plain()}: the client would read"
+                " another one."
+            )
             raise self._refused(field, "has ?versionId= in its key", cure)
         if "\n" in self.key or "\r" in self.key:
             cure = f"Copy the object to a key without line breaks, such as {self._plain()}."
             raise self._refused(field, "has a line break in its key", cure)
 
     def check_arrays(self, field: str = "path") -> None:
-        """Raises ConfigError for a folder that a cache's arrays cannot be read from or written to."""
+        """Raises ConfigError for a folder that a cache's arrays cannot be read from
+        or written to.
+        """
         if (
             self.is_bucket
         ):  # before the rest: the name that is proposed here has none of its faults either
@@ -212,11 +226,16 @@ class Location:
         changed_letter = _CHANGED_BY_CLIENTS[self.scheme].search(self.key)
         if changed_letter:
             cure = f"Choose another folder, such as {self._plain()}."
-            problem = f"has {changed_letter[0]!r} in its key, which would not reach {_NAMES[self.scheme]} as it is"
+            problem = (
+                f"has {changed_letter[0]!r} in its key, which would not reach"
+                f" {_NAMES[self.scheme]} as it is"
+            )
             raise self._refused(field, problem, cure)
 
     def check_output(self, field: str = "output") -> None:
-        """Raises ConfigError for a folder that nothing may be written to, before anything is written."""
+        """Raises ConfigError for a folder that nothing may be written to, before anything is
+        written.
+        """
         if self.is_web:
             cure = "Use a local path, gs:// or s3://."
             raise self._refused(field, "can be read from, not written to", cure)
@@ -230,7 +249,10 @@ class Location:
             raise self._refused(field, "is a whole bucket", cure)
         size = len(self.key.encode())
         if size > MOST_KEY_BYTES - INNER_BYTES:
-            cure = f"Choose a name of at most {MOST_KEY_BYTES - INNER_BYTES} bytes: what is written has longer keys."
+            cure = (
+                f"Choose a name of at most {MOST_KEY_BYTES - INNER_BYTES} bytes: what is written"
+                " has longer keys."
+            )
             raise self._refused(field, f"has a key of {size:,} bytes", cure)
 
     def check_output_file(self, field: str = "file") -> None:

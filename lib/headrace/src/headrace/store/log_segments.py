@@ -1,7 +1,8 @@
-"""Segments of an :class:`~headrace.store.append_log.AppendLog`: the format of records, and how they are found.
+"""Segments of an :class:`~headrace.store.append_log.AppendLog`: the format of records, and how they
+are found.
 
-A record is 48 bytes of header, then its payload. The header begins with four fixed bytes and ends with a checksum of
-itself, by which the next complete record is found after damaged bytes.
+A record is 48 bytes of header, then its payload. The header begins with four fixed bytes and ends
+with a checksum of itself, by which the next complete record is found after damaged bytes.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def encode(record: Record, log: bytes, payload: bytes) -> bytes:
 
 
 def decode(data: bytes, at: int, segment: str, base: int = 0) -> tuple[Record, bytes, bytes] | None:
-    """The complete record at a position, the log's id and the payload; None if there is none. ``base`` is where
-    ``data`` begins in the file.
+    """The complete record at a position, the log's id and the payload; None if there is none.
+    ``base`` is where ``data`` begins in the file.
     """
     begin = at + HEADER_BYTES
     header = data[at : at + _FIELDS.size]

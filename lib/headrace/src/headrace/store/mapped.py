@@ -1,18 +1,20 @@
 """Chunks of local, uncompressed arrays in place: memory-mapped shard files instead of reads.
 
-With zarr3 sharding and the codecs ``bytes`` and ``crc32c``, every chunk is contiguous in its shard file, at a position
-in the index at the end of the file. Reading a chunk is therefore one copy from the page cache.
+With zarr3 sharding and the codecs ``bytes`` and ``crc32c``, every chunk is contiguous in its shard
+file, at a position in the index at the end of the file. Reading a chunk is therefore one copy from
+the page cache.
 
-Invariant: a chunk is used only from a shard file whose size and index are intact. :meth:`MappedArray.check` compares
-the chunk with its crc32c in place (:meth:`MappedArray.copy`: the copy), and that with the one that ``zarr.json`` lists
-for its position, if it does. Everything else (a lost or truncated file, a wrong checksum, another layout, a system
-other than Linux) is left to TensorStore, which reads it or reports the problem. Touching a page that a file has lost
-since it was mapped raises SIGBUS, as with any memory map; finished caches are never written to, and the machine code
-that gathers rows survives it (feed/gather_kernel.py). On a network filesystem, a server's hiccup would do the same, so
-files there are read and not mapped.
+Invariant: a chunk is used only from a shard file whose size and index are intact.
+:meth:`MappedArray.check` compares the chunk with its crc32c in place (:meth:`MappedArray.copy`: the
+copy), and that with the one that ``zarr.json`` lists for its position, if it does. Everything else
+(a lost or truncated file, a wrong checksum, another layout, a system other than Linux) is left to
+TensorStore, which reads it or reports the problem. Touching a page that a file has lost since it
+was mapped raises SIGBUS, as with any memory map; finished caches are never written to, and the
+machine code that gathers rows survives it (feed/gather_kernel.py). On a network filesystem, a
+server's hiccup would do the same, so files there are read and not mapped.
 
-Price: about 30 us to map a shard; one pass over the bytes of a chunk, two if it is copied, without the interpreter's
-lock.
+Price: about 30 us to map a shard; one pass over the bytes of a chunk, two if it is copied, without
+the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -38,19 +40,23 @@ from headrace.native import native_library
 from headrace.store.layout import CRC_BYTES, NO_CHUNK, StoredLayout, checksum_bytes
 
 MAX_MAPS = 16_384
-"""Largest number of mapped shard files per process; others are read. Linux allows 65,530 maps, and other code needs
-some."""
+"""Largest number of mapped shard files per process; others are read. Linux allows 65,530 maps, and
+other code needs some.
+"""
 
 _ENTRY = 16
 _UNSEEN = -1
 _AROUND = 1 << 16
 """Linux maps at least this many bytes around a touched page, and unmaps them with it."""
 _POPULATE_READ = 22
-"""From Linux 5.14: maps all pages at once, and fails past the end of the file instead of raising SIGBUS later."""
+"""From Linux 5.14: maps all pages at once, and fails past the end of the file instead of raising
+SIGBUS later.
+"""
 _FAILED = ctypes.c_void_p(-1).value
 
 _REMOTE = re.compile(
-    r"9p|afs|beegfs|ceph|cifs|fuse(\..+)?|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|smb3|smbfs|virtiofs"
+    r"9p|afs|beegfs|ceph|cifs|fuse(\..+)?|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|smb3"
+    r"|smbfs|virtiofs"
 )
 _ESCAPED = re.compile(r"\\(\d{3})")
 
@@ -90,8 +96,8 @@ def native() -> _Native | None:
 
 
 def advice_to_bring() -> int:
-    """The advice that brings pages into memory, for ``native/gather.c``, which checks chunks by their
-    :meth:`MappedArray.check_columns`.
+    """The advice that brings pages into memory, for ``native/gather.c``, which checks chunks by
+    their :meth:`MappedArray.check_columns`.
     """
     system = native()
     assert system is not None
@@ -99,7 +105,9 @@ def advice_to_bring() -> int:
 
 
 class MappedFile(NamedTuple):
-    """A file as it was when it was mapped. ``changed_ns`` is its ctime, since programs that copy set the mtime."""
+    """A file as it was when it was mapped. ``changed_ns`` is its ctime, since programs that copy
+    set the mtime.
+    """
 
     path: Path
     device: int
@@ -112,7 +120,9 @@ class MappedFile(NamedTuple):
         return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
 
     def again(self) -> MappedFile:
-        """The current state of the file. One that was removed or replaced is still mapped as it was."""
+        """The current state of the file. One that was removed or replaced is still mapped as it
+        was.
+        """
         try:
             now = MappedFile.of(self.path, os.stat(self.path))
         except OSError:
@@ -126,8 +136,8 @@ class _MappedShard(NamedTuple):
 
 
 class MappedArray:
-    """The chunks of one array of ``size`` bytes, as addresses; ``chunk_bytes`` is without the checksum. Use
-    :func:`map_array`. Safe for several threads.
+    """The chunks of one array of ``size`` bytes, as addresses; ``chunk_bytes`` is without the
+    checksum. Use :func:`map_array`. Safe for several threads.
     """
 
     def __init__(
@@ -166,7 +176,9 @@ class MappedArray:
         return min(self.chunk_bytes, self._bytes - chunk * self.chunk_bytes)
 
     def address(self, chunk: int) -> int:
-        """Address of the chunk's first byte, always the same; 0 if it cannot be mapped and has to be read."""
+        """Address of the chunk's first byte, always the same; 0 if it cannot be mapped and has to
+        be read.
+        """
         if self._address[chunk] == _UNSEEN:
             self._map(chunk // self.shard_chunks)
         return int(self._address[chunk])
@@ -209,7 +221,9 @@ class MappedArray:
         return self._native.crc32c(0, copied, self.chunk_bytes) == stored
 
     def check(self, chunk: int) -> bool:
-        """Returns whether the bytes of a mapped chunk, in place, are what was written. If not, it has to be read."""
+        """Returns whether the bytes of a mapped chunk, in place, are what was written. If not, it
+        has to be read.
+        """
         at = self.address(chunk)
         sound = at != 0 and self._bring(chunk, at) and self._matches(chunk, at, at)
         self.record(chunk, sound)
@@ -222,9 +236,9 @@ class MappedArray:
         return all(self.check(chunk) for chunk in chunks.tolist())
 
     def check_columns(self, chunks: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, "5 m"]:
-        """Columns from which another thread can :meth:`check` chunks that have an address: the address, the address
-        of the first page, the bytes of the pages, the chunk's bytes, which its checksum follows, and the checksum that
-        the metadata has for it (-1: none).
+        """Columns from which another thread can :meth:`check` chunks that have an address: the
+        address, the address of the first page, the bytes of the pages, the chunk's bytes, which its
+        checksum follows, and the checksum that the metadata has for it (-1: none).
         """
         at = self._address[chunks]
         shards, which = np.unique(chunks // self.shard_chunks, return_inverse=True)
@@ -249,7 +263,9 @@ class MappedArray:
         self._sound[chunk] = sound
 
     def losses(self, shard: int) -> int:
-        """How often a chunk of a shard was sound and then no longer: others may still use it without a check."""
+        """How often a chunk of a shard was sound and then no longer: others may still use it
+        without a check.
+        """
         return self._losses[shard]
 
     def _bring(self, chunk: int, at: int) -> bool:
@@ -264,7 +280,9 @@ class MappedArray:
             self._native.madvise(begin, size, mmap.MADV_DONTNEED)
 
     def file_of(self, shard: int) -> MappedFile | None:
-        """The file of a shard, once one of its chunks was looked up; None if it could not be mapped."""
+        """The file of a shard, once one of its chunks was looked up; None if it could not be
+        mapped.
+        """
         return self._shards[shard].file if shard in self._shards else None
 
     def will_need(self, chunk: int) -> None:
@@ -288,7 +306,9 @@ class MappedArray:
                 chunks[:] = 0 if addresses is None else addresses[: chunks.size]
 
     def _addresses_in(self, shard: int) -> Int64[np.ndarray, " c"] | None:
-        """Maps a shard file and returns its chunks' addresses, 0 for an invalid chunk; None if none can be mapped."""
+        """Maps a shard file and returns its chunks' addresses, 0 for an invalid chunk; None if none
+        can be mapped.
+        """
         global _maps
         assert self._native is not None
         index_bytes = self.shard_chunks * _ENTRY
@@ -325,7 +345,9 @@ class MappedArray:
         return np.where(entries >= 0, entries + address, 0)
 
     def _entries(self, index: bytes, end: int) -> np.ndarray | None:
-        """Offsets of the chunks of a shard, -1 for one that is missing or of another size; None: a damaged index."""
+        """Offsets of the chunks of a shard, -1 for one that is missing or of another size; None: a
+        damaged index.
+        """
         if google_crc32c.value(index[:-CRC_BYTES]) != int.from_bytes(index[-CRC_BYTES:], "little"):
             return None
         offset, size = np.frombuffer(index, "<u8", self.shard_chunks * 2).reshape(-1, 2).T
@@ -337,8 +359,8 @@ class MappedArray:
 def map_array(
     folder: Path, dtype: np.dtype[Any], length: int, chunk_elements: int, owner: str = ""
 ) -> MappedArray | None:
-    """The array in a local folder, with the ledger's dtype, length, chunk and owner, as mapped chunks; None if it has
-    to be read through TensorStore.
+    """The array in a local folder, with the ledger's dtype, length, chunk and owner, as mapped
+    chunks; None if it has to be read through TensorStore.
     """
     if native() is None or _is_remote(folder):
         return None

@@ -1,10 +1,11 @@
 """Returns freed memory to the system.
 
-glibc keeps freed memory for two reasons. It has an arena for each allocating thread, up to eight per core, and memory
-freed in one cannot be used by another; TensorStore writes shards on many threads, each time on others. And once large
-blocks have been freed, it allocates blocks of up to 32 MiB from its heap, where small remaining ones prevent them from
-being returned. A copy of a cache therefore held more memory with every part that it wrote: 1,040 MiB at 2 GiB of
-tokens, of which it used a quarter. With one arena, and large blocks from the system, memory use is constant, for an
+glibc keeps freed memory for two reasons. It has an arena for each allocating thread, up to eight
+per core, and memory freed in one cannot be used by another; TensorStore writes shards on many
+threads, each time on others. And once large blocks have been freed, it allocates blocks of up to 32
+MiB from its heap, where small remaining ones prevent them from being returned. A copy of a cache
+therefore held more memory with every part that it wrote: 1,040 MiB at 2 GiB of tokens, of which it
+used a quarter. With one arena, and large blocks from the system, memory use is constant, for an
 eighth more CPU (`scripts/bench/bench_reshuffle.py`).
 """
 
@@ -20,9 +21,11 @@ _LARGE_BYTES = 2 << 20
 
 
 def return_freed_memory() -> None:
-    """Makes glibc use one arena for threads that start from now on, and the system for blocks above 2 MiB.
+    """Makes glibc use one arena for threads that start from now on, and the system for blocks above
+    2 MiB.
 
-    For processes that copy caches, but not for those that encode texts, where all threads allocate all the time.
+    For processes that copy caches, but not for those that encode texts, where all threads allocate
+    all the time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

@@ -8,8 +8,8 @@ from headrace.store.levanter_layout import levanter_splits
 
 
 def what_is_there(path: str) -> tuple[str, str]:
-    """Describes the content of a path without a cache, as far as possible, and what to do: for text, the build command
-    with a new output folder.
+    """Describes the content of a path without a cache, as far as possible, and what to do: for
+    text, the build command with a new output folder.
 
     Example:
         >>> what_is_there("caches/web")[1]

@@ -1,12 +1,15 @@
-"""Deleting, by whoever can prove that it may: nothing but what lies below an output that a lease is held for.
+"""Deleting, by whoever can prove that it may: nothing but what lies below an output that a lease is
+held for.
 
 1. What is to be deleted is listed, by its exact keys. If there is nothing, nothing is asked.
-2. A lease must say that the output is ours: one that this process holds for a folder above, or, in a worker, the file
-   of the lease that the process which sent it holds. A lease that was lost proves nothing.
-3. Each key is compared with the location before it is deleted (:func:`headrace.store.files.delete_keys`).
+2. A lease must say that the output is ours: one that this process holds for a folder above, or, in
+   a worker, the file of the lease that the process which sent it holds. A lease that was lost
+   proves nothing.
+3. Each key is compared with the location before it is deleted
+   (:func:`headrace.store.files.delete_keys`).
 
-Price: none in the process that holds the lease; in a worker one small read for each folder between what is deleted
-and its output.
+Price: none in the process that holds the lease; in a worker one small read for each folder between
+what is deleted and its output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parts of a cache: the record of one, and the table of all, with a column for each field.
 
-A table is a sequence of records that are created on access, so a cache of a million parts opens without creating
-objects per part. Code that needs a number for every part uses a column.
+A table is a sequence of records that are created on access, so a cache of a million parts opens
+without creating objects per part. Code that needs a number for every part uses a column.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
 
 
 class LeafRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A leaf of a finished part other than the tokens. ``digest``: ``sha256:`` and the hex digest of its stored values
-    followed, if it is ragged, by its offsets.
+    """A leaf of a finished part other than the tokens. ``digest``: ``sha256:`` and the hex digest
+    of its stored values followed, if it is ragged, by its offsets.
     """
 
     elements: Count
@@ -40,9 +40,10 @@ class PartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         name: Folder below ``parts/``.
         documents: Number of documents.
         tokens: Number of tokens.
-        digest: ``sha256:`` and the hex digest of the part's tokens (as stored) followed by its offsets.
-        extra: Counters of its writer (skipped lines, source fingerprints, ...), JSON values. Empty in a table of
-            columns: they are in ``ledger.json``.
+        digest: ``sha256:`` and the hex digest of the part's tokens (as stored) followed by its
+            offsets.
+        extra: Counters of its writer (skipped lines, source fingerprints, ...), JSON values. Empty
+            in a table of columns: they are in ``ledger.json``.
         leaves: Its other leaves, by name.
     """
 
@@ -119,7 +120,9 @@ class PartTable(Sequence[PartRecord]):
         )
 
     def digest_lines(self) -> bytes:
-        """A line for each part: the digest of its tokens, and name and digest of each other leaf."""
+        """A line for each part: the digest of its tokens, and name and digest of
+        each other leaf.
+        """
         return "\n".join(
             part.digest
             + "".join(f" {name}={leaf.digest}" for name, leaf in sorted(part.leaves.items()))
@@ -128,7 +131,7 @@ class PartTable(Sequence[PartRecord]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies the content: tokens, documents, other leaves, and the borders of parts, which rows of tokens never
-        cross. Chunks, codecs and counters are not part of it.
+        """Identifies the content: tokens, documents, other leaves, and the borders of parts, which
+        rows of tokens never cross. Chunks, codecs and counters are not part of it.
         """
         return "sha256:" + hashlib.sha256(self.digest_lines()).hexdigest()

@@ -1,4 +1,6 @@
-"""Reads in flight, and errors for those that fail, with the array, the chunk, the shard file and the credential."""
+"""Reads in flight, and errors for those that fail, with the array, the chunk, the shard file and
+the credential.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class ArrayFuture(Protocol):
-    """A read in flight: ``result()`` or ``await`` returns the data. Dropping it abandons the read."""
+    """A read in flight: ``result()`` or ``await`` returns the data. Dropping it
+    abandons the read.
+    """
 
     def result(self, timeout: float | None = None) -> np.ndarray:
         """Waits for the data and returns it.
@@ -33,8 +37,9 @@ class ArrayFuture(Protocol):
 
 
 class PendingRead:
-    """A read in flight that ends with :meth:`StoredArray.received`, or fails with a :class:`ReadError` that names the
-    array, the chunk and the shard file. ``out``: the target array; None: the future returns one.
+    """A read in flight that ends with :meth:`StoredArray.received`, or fails with a
+    :class:`ReadError` that names the array, the chunk and the shard file. ``out``: the target
+    array; None: the future returns one.
     """
 
     __slots__ = ("_array", "_future", "_out", "_start", "_stop")
@@ -83,7 +88,10 @@ class PendingRead:
     def _failed(self, error: Exception) -> ReadError:
         first, last = self._units(self._array.chunk_elements)
         chunks = f"chunk {first}" if first == last else f"chunks {first} to {last}"
-        cure = "Check that the store can be reached and that the cache was copied whole; build it again if not."
+        cure = (
+            "Check that the store can be reached and that the cache was copied whole; build it"
+            " again if not."
+        )
         problem = f"{chunks} cannot be read ({store_error(error, self._array.url, self._shards())})"
         return ReadError(problem, field="array", value=self._array.url, cure=cure)
 

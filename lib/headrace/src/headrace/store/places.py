@@ -1,12 +1,14 @@
-"""Checks that a stored chunk is the one that belongs at its position, by the crc32c that ``zarr.json`` lists for it.
+"""Checks that a stored chunk is the one that belongs at its position, by the crc32c that
+``zarr.json`` lists for it.
 
-A chunk's own checksum shows that its bytes are intact, not where they belong: a whole shard file in the wrong position
-can be read without an error. ``zarr.json`` therefore has the checksum of every chunk
-(:func:`headrace.store.layout.attributes_of`), 5.3 bytes each, and readers compare it with the last four bytes of the
-chunk.
+A chunk's own checksum shows that its bytes are intact, not where they belong: a whole shard file in
+the wrong position can be read without an error. ``zarr.json`` therefore has the checksum of every
+chunk (:func:`headrace.store.layout.attributes_of`), 5.3 bytes each, and readers compare it with the
+last four bytes of the chunk.
 
-Mapped files and reads over HTTP have these bytes anyway. TensorStore does not return them when it reads from a local
-disk, so they are read first, once per chunk: they are next to bytes that are about to be read.
+Mapped files and reads over HTTP have these bytes anyway. TensorStore does not return them when it
+reads from a local disk, so they are read first, once per chunk: they are next to bytes that are
+about to be read.
 """
 
 from __future__ import annotations
@@ -24,15 +26,19 @@ _ENTRY = struct.Struct("<QQ")  # a chunk's offset and size in a shard's index
 
 
 def check_place(checksum: bytes, named: int) -> None:
-    """Raises ValueError if the checksum at the end of a chunk differs from the one listed for its position."""
+    """Raises ValueError if the checksum at the end of a chunk differs from the one listed for its
+    position.
+    """
     if int.from_bytes(checksum, "little") != named:
         raise ValueError(
-            "DATA_LOSS: the chunk is not the one that was written here: it is of another place or cache"
+            "DATA_LOSS: the chunk is not the one that was written here: it is of another place or"
+            " cache"
         )
 
 
 class LocalPlaces:
-    """The chunks of an array in a local folder, each checked before it is first read. Safe for several threads.
+    """The chunks of an array in a local folder, each checked before it is first read. Safe for
+    several threads.
 
     Args:
         folder: Folder of the array.
@@ -49,8 +55,8 @@ class LocalPlaces:
         self._seen = bytearray(checksums.size)
 
     def check(self, start: int, stop: int) -> None:
-        """Raises DamagedAnswerError if a chunk with elements ``start .. stop`` belongs elsewhere. Lost or truncated
-        chunks are left to the reader.
+        """Raises DamagedAnswerError if a chunk with elements ``start .. stop`` belongs elsewhere.
+        Lost or truncated chunks are left to the reader.
         """
         first = start // self._chunk
         end = -(-stop // self._chunk)

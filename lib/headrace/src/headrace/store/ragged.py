@@ -1,9 +1,11 @@
-"""Writes one part of a ragged store: documents of any length as ``data`` + ``offsets``, for each leaf.
+"""Writes one part of a ragged store: documents of any length as ``data`` + ``offsets``, for each
+leaf.
 
-``<root>/parts/<name>/input_ids/data`` has the tokens of all documents end to end, and ``offsets`` (int64, documents + 1
-values) their borders: ``offsets[0] = 0`` and document i is ``data[offsets[i]:offsets[i+1]]``. Other leaves are stored
-next to it in the same form; a leaf with one value per document has only ``data``. A part is an idempotent unit of work:
-written from the start or not at all, by one writer, the same bytes for the same input.
+``<root>/parts/<name>/input_ids/data`` has the tokens of all documents end to end, and ``offsets``
+(int64, documents + 1 values) their borders: ``offsets[0] = 0`` and document i is
+``data[offsets[i]:offsets[i+1]]``. Other leaves are stored next to it in the same form; a leaf with
+one value per document has only ``data``. A part is an idempotent unit of work: written from the
+start or not at all, by one writer, the same bytes for the same input.
 """
 
 from __future__ import annotations
@@ -101,12 +103,14 @@ class PartWriter:
         Args:
             tokens: Integer array ``[total]``, the documents end to end.
             lengths: Integer array ``[documents]``; zeros are empty documents.
-            leaves: For each other leaf by name: its values, the documents end to end, and an integer array
-                ``[documents]`` with the number of each; None instead of it for a leaf with one value per document.
+            leaves: For each other leaf by name: its values, the documents end to end, and an
+                integer array ``[documents]`` with the number of each; None instead of it for a leaf
+                with one value per document.
 
         Raises:
-            CacheError: lengths do not add up, a value does not fit the dtype, a leaf is missing or unknown, or its
-                number of values does not match its tokens (:attr:`~headrace.store.layout.LeafSpec.width`).
+            CacheError: lengths do not add up, a value does not fit the dtype, a leaf is missing or
+                unknown, or its number of values does not match its tokens
+                (:attr:`~headrace.store.layout.LeafSpec.width`).
         """
         leaves = leaves or {}
         if leaves.keys() != self._leaves.keys():
@@ -129,7 +133,9 @@ class PartWriter:
         self._documents += len(lengths)
 
     def close(self, **extra: Any) -> PartRecord:
-        """Writes the rest, then the part's record, with additional JSON values; this makes the part complete."""
+        """Writes the rest, then the part's record, with additional JSON values; this makes the part
+        complete.
+        """
         tokens = self._tokens.close()
         leaves = {name: writer.close() for name, writer in self._leaves.items()}
         record = PartRecord(
@@ -160,7 +166,9 @@ class _LeafWriter:
     def checked(
         self, values: np.ndarray, lengths: np.ndarray | None, documents: int
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Values in stored form, and a copy of the lengths. Raises CacheError if they do not match the documents."""
+        """Values in stored form, and a copy of the lengths. Raises CacheError if they do not match
+        the documents.
+        """
         what = "tokens" if self._leaf == TOKENS else f"values of leaf {self._leaf}"
         if lengths is not None:
             lengths = np.array(lengths, np.int64)  # a copy: it is kept until the part is closed
@@ -220,7 +228,10 @@ class _LeafWriter:
         if self._leaf == TOKENS:
             what = "an id"
             low = 0
-            cure = "The tokenizer's vocab_size is wrong, or the dtype too narrow: leave layout.dtype out."
+            cure = (
+                "The tokenizer's vocab_size is wrong, or the dtype too narrow: leave layout.dtype"
+                " out."
+            )
         if values.dtype.kind not in "iub" or int(values.max()) > high or int(values.min()) < low:
             raise CacheError(
                 f"holds {what} outside {low} .. {high}", field="part", value=self._part, cure=cure
@@ -228,12 +239,14 @@ class _LeafWriter:
 
 
 class ArrayWriter:
-    """Appends to a new array, one whole shard at a time, in bounded memory (one shard, plus that of writing it).
+    """Appends to a new array, one whole shard at a time, in bounded memory (one shard, plus that of
+    writing it).
 
     Args:
         url: Folder to create; there must be no array.
         layout: Dtype, chunks and codecs.
-        metadata: ``zarr.json`` of another program, whose arrays keep their nominal length when they are closed.
+        metadata: ``zarr.json`` of another program, whose arrays keep their nominal length when they
+            are closed.
     """
 
     def __init__(
@@ -258,7 +271,9 @@ class ArrayWriter:
         return self._shards.checksums
 
     def append(self, values: np.ndarray) -> None:
-        """Adds a one-dimensional array of the layout's dtype. It is copied: the caller may write to it again."""
+        """Adds a one-dimensional array of the layout's dtype. It is copied: the caller may write to
+        it again.
+        """
         self.length += values.size
         while values.size:
             piece = values[: self._shard.size - self._filled]
@@ -288,8 +303,8 @@ class ArrayWriter:
 class ShardWriter:
     """Writes shard files of an array, whole and in order, and keeps the checksum of each chunk.
 
-    TensorStore encodes a shard in memory, so that its file can be inspected before it is written. Price: two more
-    copies of it, 50 ms of CPU for one of 32 MB (16 million tokens).
+    TensorStore encodes a shard in memory, so that its file can be inspected before it is written.
+    Price: two more copies of it, 50 ms of CPU for one of 32 MB (16 million tokens).
 
     Args:
         url: Folder of the array, which must exist.
@@ -346,7 +361,9 @@ class ShardWriter:
 
 
 def name_owner(digest: str, arrays: Mapping[str, np.ndarray | None]) -> None:
-    """Writes the owner of a leaf's arrays, once its digest is known, and the checksums of their chunks, by folder."""
+    """Writes the owner of a leaf's arrays, once its digest is known, and the checksums of their
+    chunks, by folder.
+    """
     for url, checksums in arrays.items():
         if checksums is not None and checksums.size > MOST_NAMED_CHUNKS:
             checksums = None
@@ -359,7 +376,8 @@ def name_owner(digest: str, arrays: Mapping[str, np.ndarray | None]) -> None:
 
 
 def created_array(url: str, metadata: Mapping[str, Any], *, resume: bool) -> Any:
-    """A TensorStore array to write to, under the policy of the process; an existing one is opened to ``resume`` it.
+    """A TensorStore array to write to, under the policy of the process; an existing one is opened
+    to ``resume`` it.
 
     Raises:
         CacheError: it cannot be written.
@@ -393,7 +411,9 @@ def written(future: Any, url: str, kept: str = ": finished parts are kept") -> A
 
 
 def shard_sizes(url: str, shards: int) -> dict[int, int]:
-    """Bytes of each existing shard file of an array, by its number; there should be ``shards`` of them."""
+    """Bytes of each existing shard file of an array, by its number; there should be ``shards`` of
+    them.
+    """
     if files.is_local(url):
         try:
             with os.scandir(files.local_path(files.join(url, "c"))) as listed:

@@ -1,8 +1,8 @@
 """Redirects of web servers: the answer of another host is used only if the policy allows that host.
 
-fsspec's client follows redirects by itself, so an untrusted server could make this machine request any reachable
-address, such as a cloud's metadata service, and use the answer as a source. The hook below is called before each
-redirect.
+fsspec's client follows redirects by itself, so an untrusted server could make this machine request
+any reachable address, such as a cloud's metadata service, and use the answer as a source. The hook
+below is called before each redirect.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")  # a name o
 
 
 def is_allowed(host: str | None, target: str | None, allowed: tuple[str, ...]) -> bool:
-    """Whether ``host`` may redirect to ``target``: itself, one of ``allowed``, or a subdomain of these.
+    """Whether ``host`` may redirect to ``target``: itself, one of ``allowed``, or a subdomain of
+    these.
 
     Example:
         >>> is_allowed("data.org", "data.org", ()), is_allowed("data.org", "cdn.hf.co", ("hf.co",))
         (True, True)
-        >>> is_allowed("data.org", "not-hf.co", ("hf.co",)), is_allowed("data.org", "10.0.0.1", ("*",))
+        >>> (
+        ...     is_allowed("data.org", "not-hf.co", ("hf.co",)),
+        ...     is_allowed("data.org", "10.0.0.1", ("*",)),
+        ... )
         (False, True)
     """
     target = (target or "").lower()
@@ -39,7 +43,8 @@ def is_allowed(host: str | None, target: str | None, allowed: tuple[str, ...]) -
 
 
 def allow(hosts: Sequence[str]) -> None:
-    """Also allows redirects to these hosts, from now on, in this process and in the workers that it starts.
+    """Also allows redirects to these hosts, from now on, in this process and in the workers that it
+    starts.
 
     Raises:
         ConfigError: one is not the name of a host.
@@ -55,7 +60,9 @@ def allow(hosts: Sequence[str]) -> None:
 
 
 def client_options() -> dict[str, Any]:
-    """Options of aiohttp's client: those that the user set for fsspec, and what makes it ask :func:`is_allowed`."""
+    """Options of aiohttp's client: those that the user set for fsspec, and what makes it ask
+    :func:`is_allowed`.
+    """
     options = fsspec_config.get("http", {}).get("client_kwargs", {})
     return {**options, "trace_configs": [*options.get("trace_configs", []), _check()]}
 
@@ -74,7 +81,8 @@ def _check() -> Any:
                 f"sends elsewhere, to the host {target.host}",
                 field="path",
                 value=str(event.url.with_query(None)),
-                cure=f"If that is right, allow it: headrace build --redirect-host {target.host}, or in Python"
+                cure=f"If that is right, allow it: headrace build --redirect-host {target.host},"
+                " or in Python"
                 f" headrace.store.use_policy(RetryPolicy(redirect_hosts=({target.host!r},))).",
             )
 

@@ -1,14 +1,16 @@
-"""One cache with several locations, such as two clouds: what one cannot deliver is read from the next.
+"""One cache with several locations, such as two clouds: what one cannot deliver is read from the
+next.
 
 The first location that opens is used. A read that fails there, after all retries of the policy in
-:mod:`headrace.store.retry`, continues at the next location, and so on in turn, until all have failed. A location that
-cannot be reached, or refuses, is skipped by all later reads; one with a damaged answer is skipped only by that read,
-because the rest of it may be intact. Each switch is counted (``replica_switches``), and logged once per location and
-cause.
+:mod:`headrace.store.retry`, continues at the next location, and so on in turn, until all have
+failed. A location that cannot be reached, or refuses, is skipped by all later reads; one with a
+damaged answer is skipped only by that read, because the rest of it may be intact. Each switch is
+counted (``replica_switches``), and logged once per location and cause.
 
-Invariant: reads return the same bytes at every location, because all must have the same ledger; a location with a
-different one is refused before anything is read from it. Price: one Python call per read. A read that meets a dead
-location first takes as long as the policy allows: see ``RetryPolicy.deadline_s``.
+Invariant: reads return the same bytes at every location, because all must have the same ledger; a
+location with a different one is refused before anything is read from it. Price: one Python call per
+read. A read that meets a dead location first takes as long as the policy allows: see
+``RetryPolicy.deadline_s``.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ _counting = threading.Lock()
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """State of a location: ``read`` (the first that opened), ``reached``, ``unreached`` or ``differs`` (it has another
-    cache); for the last two, with the reason.
+    """State of a location: ``read`` (the first that opened), ``reached``, ``unreached`` or
+    ``differs`` (it has another cache); for the last two, with the reason.
     """
 
     path: str
@@ -64,10 +66,12 @@ class ReplicatedCache(TokenCache):
 
 
 def open_replicas(paths: Sequence[str]) -> TokenCache:
-    """The cache at the first of several locations that opens; reads that fail continue at the next one.
+    """The cache at the first of several locations that opens; reads that fail continue at the next
+    one.
 
     Args:
-        paths: Folders or URLs of copies of one cache, the preferred one first; a single one is opened directly.
+        paths: Folders or URLs of copies of one cache, the preferred one first; a single one is
+            opened directly.
 
     Raises:
         CacheError: none can be opened; the error is that of the first, and names the others.
@@ -129,7 +133,10 @@ class Replicas:
 
     def differs(self, path: str) -> CacheCorruptError:
         """The error for a location that has another cache."""
-        cure = f"Leave it out; or copy the right one of the two over the other: {self.first.path} was opened first."
+        cure = (
+            f"Leave it out; or copy the right one of the two over the other: {self.first.path} was"
+            " opened first."
+        )
         problem = f"is no copy of {self.first.path}: their ledgers differ"
         return CacheCorruptError(problem, field="replicas", value=path, cure=cure)
 
@@ -155,7 +162,9 @@ class Replicas:
         return LeafPart(documents, ReplicatedArray(self, name, number, first, False), offsets)
 
     def array(self, place: int, leaf: str, part: int, *, offsets: bool) -> StoredArray:
-        """An array at one of the locations. Raises CacheError if that cannot be opened or is another cache."""
+        """An array at one of the locations. Raises CacheError if that cannot be opened or is
+        another cache.
+        """
         arrays = self.opened(place).leaf(leaf).parts[part]
         return arrays.offsets if offsets and arrays.offsets is not None else arrays.data
 
@@ -221,7 +230,9 @@ class ReplicatedArray(StoredArray):
         self._is_offsets = offsets
 
     def at(self, place: int) -> StoredArray:
-        """The array at one of the locations. Raises CacheError if that cannot be opened or is another cache."""
+        """The array at one of the locations. Raises CacheError if that cannot be opened or is
+        another cache.
+        """
         return self.replicas.array(place, self._leaf, self._part, offsets=self._is_offsets)
 
     def read(self, start: int, stop: int) -> ArrayFuture:
@@ -282,7 +293,9 @@ class _Reading:
 
 
 def _is_unreachable(error: BaseException | None) -> bool:
-    """Whether a location failed as a whole, as far as one read can tell; not if only this answer was damaged."""
+    """Whether a location failed as a whole, as far as one read can tell; not if only this answer
+    was damaged.
+    """
     while error is not None:
         if isinstance(error, StoreFailedError):
             return not isinstance(error, DamagedAnswerError)

@@ -1,13 +1,17 @@
-"""Reads from stores over HTTP in flight: one background thread with an asyncio loop for all of a process.
+"""Reads from stores over HTTP in flight: one background thread with an asyncio loop for all of a
+process.
 
-A coroutine per read follows it through index, request, retry, hedge and decoding; nothing blocks. The thread starts
-with the first read, ends :data:`IDLE_S` seconds after the last, and holds only reads in flight.
+A coroutine per read follows it through index, request, retry, hedge and decoding; nothing blocks.
+The thread starts with the first read, ends :data:`IDLE_S` seconds after the last, and holds only
+reads in flight.
 
-Invariant: every future returned by :func:`submit` is eventually done. The loop does not end while it has a task; what
-the thread can no longer do fails. Nothing that may run a finaliser happens under a lock, because a finaliser may wait
-for a thread that wants the same lock. A lost wake-up costs :data:`_BEAT_S`.
+Invariant: every future returned by :func:`submit` is eventually done. The loop does not end while
+it has a task; what the thread can no longer do fails. Nothing that may run a finaliser happens
+under a lock, because a finaliser may wait for a thread that wants the same lock. A lost wake-up
+costs :data:`_BEAT_S`.
 
-Price: about 0.1 ms of CPU per chunk in addition to TensorStore's own 0.15 ms, for stores that are milliseconds away.
+Price: about 0.1 ms of CPU per chunk in addition to TensorStore's own 0.15 ms, for stores that are
+milliseconds away.
 """
 
 from __future__ import annotations
@@ -73,8 +77,8 @@ _contexts: dict[tuple[retry.RetryPolicy, int], Any] = {}
 
 
 def read_context(attempts: int = 1) -> Any:
-    """One TensorStore context for all reads under a policy with this many attempts by TensorStore itself. The pool is
-    for local files: shard indices, and the chunks read last.
+    """One TensorStore context for all reads under a policy with this many attempts by TensorStore
+    itself. The pool is for local files: shard indices, and the chunks read last.
     """
     key = (retry.policy(), attempts)
     with _context_lock:
@@ -107,7 +111,9 @@ class _Loop:
         return self._room[1]
 
     def hand_over(self, do: Callable[[], None]) -> None:
-        """Runs ``do`` in the thread. Safe in any thread and finaliser: takes no lock, wakes the loop only if needed."""
+        """Runs ``do`` in the thread. Safe in any thread and finaliser: takes no lock, wakes the
+        loop only if needed.
+        """
         self._handed.append(do)
         if not self._told:
             self._told = True
@@ -246,8 +252,8 @@ def _end_with_the_process() -> None:
 
 
 async def arrived(future: Any, timeout_s: float | None = None) -> Any:
-    """Waits for a TensorStore future. If the wait is given up, the future is dropped: TensorStore cannot cancel
-    requests.
+    """Waits for a TensorStore future. If the wait is given up, the future is dropped: TensorStore
+    cannot cancel requests.
 
     Raises:
         TimeoutError: it is not there within ``timeout_s`` seconds.
@@ -287,7 +293,8 @@ async def get(
     *,
     index: bool = False,
 ) -> T | None:
-    """Requests bytes of a stored file, with the retries of the policy, and decodes them; None if there is no such file.
+    """Requests bytes of a stored file, with the retries of the policy, and decodes them; None if
+    there is no such file.
 
     Args:
         store: Its store.

@@ -1,22 +1,27 @@
-"""When requests to a store are retried, what that costs, and how many requests this process has sent.
+"""When requests to a store are retried, what that costs, and how many requests this process has
+sent.
 
-408, 429 and 5xx, no answer in time, a broken connection and a truncated answer are retried with exponential backoff and
-full jitter, up to a number of requests and a deadline. So are **damaged** answers (other bytes than were stored, a web
-page instead, an ignored range) and **refused** requests (401, 403, a redirect; retried with fresh credentials), each
-with its own limit. Missing files are not requested again.
+408, 429 and 5xx, no answer in time, a broken connection and a truncated answer are retried with
+exponential backoff and full jitter, up to a number of requests and a deadline. So are **damaged**
+answers (other bytes than were stored, a web page instead, an ignored range) and **refused**
+requests (401, 403, a redirect; retried with fresh credentials), each with its own limit. Missing
+files are not requested again.
 
-A **hedge** is a second request for a late answer: the first answer wins. Both are counted, as whole requests.
+A **hedge** is a second request for a late answer: the first answer wins. Both are counted, as whole
+requests.
 
-The policy applies to the whole process (:func:`use_policy`), like its connections. TensorStore itself makes the first
-retry of each request for data, ``first_delay_s`` to twice that after the first, with the policy at the time when the
-array was opened; the others are made here. For writes, it makes all retries. TensorStore cannot cancel requests that it
-has given up: they end when nothing has arrived for ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS`` (set to ``timeout_s``,
-once per process).
+The policy applies to the whole process (:func:`use_policy`), like its connections. TensorStore
+itself makes the first retry of each request for data, ``first_delay_s`` to twice that after the
+first, with the policy at the time when the array was opened; the others are made here. For writes,
+it makes all retries. TensorStore cannot cancel requests that it has given up: they end when nothing
+has arrived for ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS`` (set to ``timeout_s``, once per
+process).
 
-:func:`wire` counts all requests over HTTP: TensorStore counts its own, and the clients of fsspec (aiohttp for GCS and
-web servers, botocore for S3) report each request to a listener that :func:`watch` installs, at the price of a function
-call. A client's own retries are counted too, so the numbers are those that a proxy would see (and those of the bill).
-Not counted: requests of other clients, such as those of ``datasets`` for ``hf://``.
+:func:`wire` counts all requests over HTTP: TensorStore counts its own, and the clients of fsspec
+(aiohttp for GCS and web servers, botocore for S3) report each request to a listener that
+:func:`watch` installs, at the price of a function call. A client's own retries are counted too, so
+the numbers are those that a proxy would see (and those of the bill). Not counted: requests of other
+clients, such as those of ``datasets`` for ``hf://``.
 """
 
 from __future__ import annotations
@@ -55,10 +60,12 @@ class RetryPolicy:
         refused_attempts: Requests for an object that the store refuses or redirects.
         concurrency: Largest number of concurrent requests of this process.
         hedge_after_s: Seconds after which a late request is hedged. None: never.
-        hedge_p95: Alternative: this multiple of the 95th percentile of the last 500 answers, once there are 50.
-        hedge_share: Largest share of requests that are hedged, so that a slow store does not get twice the load.
-        redirect_hosts: Hosts (with their subdomains) to which web servers may redirect besides themselves; ``*``: any.
-            By default, those where Hugging Face stores its files.
+        hedge_p95: Alternative: this multiple of the 95th percentile of the last 500 answers, once
+            there are 50.
+        hedge_share: Largest share of requests that are hedged, so that a slow store does not get
+            twice the load.
+        redirect_hosts: Hosts (with their subdomains) to which web servers may redirect besides
+            themselves; ``*``: any. By default, those where Hugging Face stores its files.
 
     Raises:
         ConfigError: a value is not usable.
@@ -101,7 +108,8 @@ class RetryPolicy:
         return (self.attempts + 1) // 2
 
     def delay_s(self, failed: int, uniform: Callable[[], float] = _JITTER.random) -> float:
-        """Seconds to wait after the ``failed``-th failure, counted from 1: random up to a limit that doubles.
+        """Seconds to wait after the ``failed``-th failure, counted from 1: random up to a limit
+        that doubles.
 
         Example:
             >>> [RetryPolicy(max_delay_s=0.3).delay_s(k, lambda: 1.0) for k in (1, 2, 3, 4)]
@@ -111,7 +119,8 @@ class RetryPolicy:
 
     @property
     def write_retries(self) -> int:
-        """TensorStore's number of retries when it writes, where it makes all of them, within the deadline.
+        """TensorStore's number of retries when it writes, where it makes all of them, within the
+        deadline.
 
         Example:
             >>> RetryPolicy().write_retries, RetryPolicy(attempts=4).write_retries
@@ -149,7 +158,8 @@ class RequestCounts:
         refused: Refusals and redirects, each of which was retried.
         hedges: Requests sent because another was late.
         hedges_won: Hedges that answered first.
-        replica_switches: Reads that continued at another location of their cache; see :mod:`headrace.store.replicas`.
+        replica_switches: Reads that continued at another location of their cache; see
+            :mod:`headrace.store.replicas`.
         decode_s: Seconds in which at least one chunk was being decoded and checked.
     """
 
@@ -176,7 +186,8 @@ class RequestCounts:
 
 @dataclass(frozen=True)
 class Wire:
-    """Requests over HTTP, and those that were answered with 408, 429 or 5xx or, for fsspec, not at all.
+    """Requests over HTTP, and those that were answered with 408, 429 or 5xx or, for fsspec, not at
+    all.
 
     Example:
         >>> Wire(7, 1) - Wire(5) + Wire(1)
@@ -194,8 +205,8 @@ class Wire:
 
 
 class _Process:
-    """The policy and the counters of this process. ``wire``: requests of fsspec's clients, which all run in fsspec's
-    single thread, so additions never collide.
+    """The policy and the counters of this process. ``wire``: requests of fsspec's clients, which
+    all run in fsspec's single thread, so additions never collide.
     """
 
     policy = RetryPolicy()
@@ -238,8 +249,9 @@ def request_counts() -> RequestCounts:
 def with_retries(
     ask: Callable[[], T], transient: Callable[[Exception], bool], most: int | None = None
 ) -> T:
-    """Calls ``ask``, which must be safe to repeat, until it succeeds, fails with an error that is not ``transient``,
-    exhausts the policy, or was called ``most`` times; then raises the last error.
+    """Calls ``ask``, which must be safe to repeat, until it succeeds, fails with an error that is
+    not ``transient``, exhausts the policy, or was called ``most`` times; then raises the last
+    error.
     """
     current = policy()
     began = time.monotonic()
@@ -257,8 +269,8 @@ def with_retries(
 
 
 def own_counts() -> RequestCounts:
-    """The counters themselves, without TensorStore's own retries. Only the thread that sends the requests adds to them,
-    so they need no lock.
+    """The counters themselves, without TensorStore's own retries. Only the thread that sends the
+    requests adds to them, so they need no lock.
     """
     return _Process.counts
 
@@ -276,7 +288,9 @@ def wire() -> Wire:
 
 
 def watch(fs: Any) -> None:
-    """Counts the requests of an fsspec filesystem from now on, if it uses HTTP. Can be called repeatedly."""
+    """Counts the requests of an fsspec filesystem from now on, if it uses HTTP. Can be called
+    repeatedly.
+    """
     for name in ("set_session", "_set_session"):
         connect = getattr(fs, name, None)
         if connect is not None and not getattr(connect, "counts_requests", False):
@@ -284,7 +298,9 @@ def watch(fs: Any) -> None:
 
 
 def _listening(connect: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the method by which a filesystem gets its client, so that each new client gets a listener."""
+    """Wraps the method by which a filesystem gets its client, so that each new client gets a
+    listener.
+    """
 
     async def connected(*args: Any, **options: Any) -> Any:
         client = await connect(*args, **options)

@@ -1,11 +1,13 @@
-"""Sharded arrays in stores over HTTP: one request per chunk, because shard indices are cached separately from data.
+"""Sharded arrays in stores over HTTP: one request per chunk, because shard indices are cached
+separately from data.
 
-TensorStore caches shard indices and chunks in one pool, so the chunks of a shuffled epoch evict the indices, and each
-chunk costs two requests. Here, an index (16 bytes per chunk) is requested once and kept: a cache of S shards with C
-chunks each costs S (1 + C) requests in the first epoch, and S C in each further one. Uncompressed chunks all have one
-size and are consecutive, so their positions are computed and no index is requested; a chunk that is not there, by its
-checksum, is located with the index. Neighbouring chunks that are read together are one request. A chunk that is read in
-parts (rows, offsets) is kept for a while, so the next part costs nothing.
+TensorStore caches shard indices and chunks in one pool, so the chunks of a shuffled epoch evict the
+indices, and each chunk costs two requests. Here, an index (16 bytes per chunk) is requested once
+and kept: a cache of S shards with C chunks each costs S (1 + C) requests in the first epoch, and S
+C in each further one. Uncompressed chunks all have one size and are consecutive, so their positions
+are computed and no index is requested; a chunk that is not there, by its checksum, is located with
+the index. Neighbouring chunks that are read together are one request. A chunk that is read in parts
+(rows, offsets) is kept for a while, so the next part costs nothing.
 """
 
 from __future__ import annotations
@@ -104,11 +106,13 @@ class _Piece(NamedTuple):
 
 
 class Decoder:
-    """Decodes stored bytes to chunks of one shape, by zarr's names of their dtype and codecs, and verifies checksums.
+    """Decodes stored bytes to chunks of one shape, by zarr's names of their dtype and codecs, and
+    verifies checksums.
 
-    An uncompressed chunk is verified and copied directly into its target: 40 us for 65,536 uint16 tokens. TensorStore
-    can only decode from one of its stores, so a compressed chunk is put into one in memory and read from there: 0.15 ms
-    more. Only the waiting thread writes into the target, and never after a read was given up.
+    An uncompressed chunk is verified and copied directly into its target: 40 us for 65,536 uint16
+    tokens. TensorStore can only decode from one of its stores, so a compressed chunk is put into
+    one in memory and read from there: 0.15 ms more. Only the waiting thread writes into the target,
+    and never after a read was given up.
     """
 
     def __init__(self, dtype: str, shape: tuple[int, ...], codecs: list[dict[str, Any]]) -> None:
@@ -165,7 +169,9 @@ def _even_places(shard_chunks: int, chunks: int, size: int) -> np.ndarray:
 
 
 def even_index(layout: CacheLayout, chunks: int) -> tuple[bytes, int]:
-    """The index that a file of an uncompressed array ends with, by the number of its chunks, and where it begins."""
+    """The index that a file of an uncompressed array ends with, by the number of its chunks, and
+    where it begins.
+    """
     size = layout.chunk_elements * np.dtype(layout.dtype).itemsize + CRC_BYTES
     entries = _even_places(layout.shard_chunks, chunks, size).astype("<u8").tobytes()
     return entries + google_crc32c.value(entries).to_bytes(CRC_BYTES, "little"), chunks * size
@@ -201,13 +207,15 @@ def _in_memory(dtype: str, shape: tuple[int, ...], codecs: list[dict[str, Any]])
 
 
 class ShardedArray:
-    """A one-dimensional sharded zarr3 array. Its methods run on the loop of :mod:`headrace.store.requests`.
+    """A one-dimensional sharded zarr3 array. Its methods run on the loop of
+    :mod:`headrace.store.requests`.
 
     Args:
         store: The folder.
         url: The folder, for errors.
         stored: Its ``zarr.json``.
-        missing_is_zero: Whether chunks that were never written read as zeros; otherwise they are an error.
+        missing_is_zero: Whether chunks that were never written read as zeros; otherwise they are an
+            error.
         computed: Whether chunks of one size are consecutive from the first byte of each file on.
 
     Raises:

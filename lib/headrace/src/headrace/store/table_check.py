@@ -1,4 +1,6 @@
-"""Compares ``ledger.bin`` with ``ledger.json`` and the arrays, and writes it anew if it is missing or differs."""
+"""Compares ``ledger.bin`` with ``ledger.json`` and the arrays, and writes it anew if it is missing
+or differs.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from headrace.store.ledger_table import TABLE_NAME, parse_table
 
 
 def table_problem(root: str, *, mend: bool = False) -> str:
-    """The problem of the ``ledger.bin`` of a finished cache, compared byte for byte; empty if there is none, or the
-    cache is not finished. ``mend``: rewrites it.
+    """The problem of the ``ledger.bin`` of a finished cache, compared byte for byte; empty if there
+    is none, or the cache is not finished. ``mend``: rewrites it.
 
     Raises the same errors as :func:`~headrace.store.ledger.read_ledger`.
     """

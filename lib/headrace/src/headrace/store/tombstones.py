@@ -1,13 +1,14 @@
-"""Tombstones: the documents that were removed from a finished cache, recorded next to the ledger without changing it.
+"""Tombstones: the documents that were removed from a finished cache, recorded next to the ledger
+without changing it.
 
-``<root>/tombstones.json`` has generations, each with the newly removed documents of one removal, as ranges of numbers.
-A generation never changes, and generation n means the documents of the first n: a run that started with some continues
-with these, whatever is removed later. Numbers are those of :class:`~headrace.data.documents.DocumentFilter`: for a
-shuffled cache, those of its original.
+``<root>/tombstones.json`` has generations, each with the newly removed documents of one removal, as
+ranges of numbers. A generation never changes, and generation n means the documents of the first n:
+a run that started with some continues with these, whatever is removed later. Numbers are those of
+:class:`~headrace.data.documents.DocumentFilter`: for a shuffled cache, those of its original.
 
-Invariants: data and ledger stay bit-identical; a reader, even after a crash, sees the file before a removal or the file
-after it; the same removals give the same bytes. Price: one small read per cache when a run opens it; about 16 bytes per
-range of documents.
+Invariants: data and ledger stay bit-identical; a reader, even after a crash, sees the file before a
+removal or the file after it; the same removals give the same bytes. Price: one small read per cache
+when a run opens it; about 16 bytes per range of documents.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Tombstones:
         generations: Documents of each removal, without repeats.
 
     Example:
-        >>> stones = Tombstones("ab", (Intervals.of_numbers(np.array([3, 4])), Intervals.of_numbers(np.array([9]))))
+        >>> stones = Tombstones(
+        ...     "ab", (Intervals.of_numbers(np.array([3, 4])), Intervals.of_numbers(np.array([9])))
+        ... )
         >>> stones.documents(1), stones.documents(), len(stones)
         (Intervals(3..5), Intervals(3..5, 9..10), 2)
     """
@@ -97,12 +100,16 @@ def parse_tombstones(cache: TokenCache, raw: bytes) -> Tombstones:
     """The tombstones of a cache from the content of their file.
 
     Raises:
-        CacheCorruptError: the file is damaged, of another version or of another cache, or names unknown documents.
+        CacheCorruptError: the file is damaged, of another version or of another cache, or names
+            unknown documents.
     """
     if not raw:
         return Tombstones()
     url = files.join(files.absolute(cache.path), TOMBSTONES_NAME)
-    again = f"Restore it; or delete it, and remove the documents again: headrace remove {cache.path} --file ids.txt."
+    again = (
+        f"Restore it; or delete it, and remove the documents again: headrace remove {cache.path}"
+        " --file ids.txt."
+    )
 
     def refused(problem: str, cure: str = again) -> CacheCorruptError:
         return CacheCorruptError(problem, field="tombstones", value=url, cure=cure)
@@ -139,7 +146,8 @@ def tombstones_of(cache: TokenCache, read: Callable[[str], bytes] = read_tombsto
 
 
 def removed_documents(cache: TokenCache) -> Intervals:
-    """Documents of a cache, with all its generations, that have tombstones. Raises as :func:`parse_tombstones` does.
+    """Documents of a cache, with all its generations, that have tombstones. Raises as
+    :func:`parse_tombstones` does.
 
     Example:
         >>> import headrace.testing

@@ -1,12 +1,13 @@
 """Long vectors of whole numbers, one file each, read in pieces on demand.
 
-A file has the numbers, little-endian, followed by the SHA-256 of each piece of 64 KiB. A record that lists the file
-stores the SHA-256 of these digests, so it covers every number. A local file is mapped and occupies the system's page
-cache. From others, pieces are read by range, many at a time, and the last ones are kept.
+A file has the numbers, little-endian, followed by the SHA-256 of each piece of 64 KiB. A record
+that lists the file stores the SHA-256 of these digests, so it covers every number. A local file is
+mapped and occupies the system's page cache. From others, pieces are read by range, many at a time,
+and the last ones are kept.
 
-Invariant: every number returned is the one that was written, or there is an error. Price: opening reads 32 bytes per
-piece, 4 MB for a billion numbers of 8 bytes; a piece is read and verified once (1.5 GB/s), and from remote stores again
-when 64 MiB of others were read since.
+Invariant: every number returned is the one that was written, or there is an error. Price: opening
+reads 32 bytes per piece, 4 MB for a billion numbers of 8 bytes; a piece is read and verified once
+(1.5 GB/s), and from remote stores again when 64 MiB of others were read since.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class VectorWriter:
         self._room -= len(data)
 
     def finish(self) -> dict[str, Any]:
-        """Moves the file into place, durably, and returns its record: JSON values for :class:`PiecedVector`.
+        """Moves the file into place, durably, and returns its record: JSON values for
+        :class:`PiecedVector`.
 
         Raises:
             CacheError: the file cannot be written.
@@ -165,7 +167,8 @@ class VectorWriter:
 
 
 class PiecedVector:
-    """A vector written by :class:`VectorWriter`, indexed like an array: by integer arrays and by ranges.
+    """A vector written by :class:`VectorWriter`, indexed like an array: by integer arrays and by
+    ranges.
 
     Args:
         url: The file.
@@ -177,8 +180,8 @@ class PiecedVector:
         size: Number of numbers.
 
     Raises:
-        CacheCorruptError: the file is missing, of another size, or its digests are damaged; on access: the numbers are
-            damaged.
+        CacheCorruptError: the file is missing, of another size, or its digests are damaged; on
+            access: the numbers are damaged.
         ValueError, KeyError, TypeError: the record is invalid.
     """
 
@@ -278,7 +281,9 @@ class PiecedVector:
         return numbers
 
     def _check(self, pieces: np.ndarray) -> None:
-        """Verifies pieces of a mapped file that were not verified yet. Concurrent threads may do so twice."""
+        """Verifies pieces of a mapped file that were not verified yet. Concurrent threads may do so
+        twice.
+        """
         assert self._mapped is not None
         for number in pieces[~self._checked[pieces]].tolist():
             self._compare(

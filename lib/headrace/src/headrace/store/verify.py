@@ -1,15 +1,17 @@
-"""Checks whether a cache is still what was written and, if not, which part is damaged and which source files rebuild
-it.
+"""Checks whether a cache is still what was written and, if not, which part is damaged and which
+source files rebuild it.
 
-``fast`` checks names and sizes: the ledger, the record of each part, the description of each array, and that every
-shard file exists, with the right length and the right end (:mod:`headrace.store.array_files`). ``deep`` reads every
-chunk, which verifies its checksum and position, and compares the digests of whole leaves with the ledger's, which finds
-intact files that are not those that were written.
+``fast`` checks names and sizes: the ledger, the record of each part, the description of each array,
+and that every shard file exists, with the right length and the right end
+(:mod:`headrace.store.array_files`). ``deep`` reads every chunk, which verifies its checksum and
+position, and compares the digests of whole leaves with the ledger's, which finds intact files that
+are not those that were written.
 
-Invariant: a part without a finding can be read and, after a deep check, is bit-identical to the one in the ledger.
-Caches of Levanter have neither checksums in chunks nor digests: there, a deep check finds what cannot be decoded or
-contradicts itself. Price: fast, one small read and one listing per array and a small read per shard file, 16 at a time;
-deep, the whole cache once, about as fast as SHA-256.
+Invariant: a part without a finding can be read and, after a deep check, is bit-identical to the one
+in the ledger. Caches of Levanter have neither checksums in chunks nor digests: there, a deep check
+finds what cannot be decoded or contradicts itself. Price: fast, one small read and one listing per
+array and a small read per shard file, 16 at a time; deep, the whole cache once, about as fast as
+SHA-256.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ class VerifyReport:
         parts: Parts that were checked.
         elements: Tokens and values of other leaves in them.
         damages: The damages, part by part.
-        shuffled: Seed, unit, and fingerprint of the original, if its documents were shuffled when it was written.
+        shuffled: Seed, unit, and fingerprint of the original, if its documents were shuffled when
+            it was written.
         unchecked: What cannot be checked in this cache of an older release or another program.
     """
 
@@ -121,7 +124,8 @@ def verify(
         advance: Called with the number of elements read since its last call, from several threads.
 
     Raises:
-        CacheError: there is no cache, or its ledger cannot be used, so there is nothing to compare with.
+        CacheError: there is no cache, or its ledger cannot be used, so there is nothing to compare
+            with.
 
     Example:
         >>> import headrace.testing
@@ -173,7 +177,10 @@ def verify(
     if shuffled is not None:
         documents = sum(count for _, count in shuffled.parts)
         if documents != cache.num_documents:
-            problem = f"has {cache.num_documents} documents, and the cache that it was made of {documents}"
+            problem = (
+                f"has {cache.num_documents} documents, and the cache that it was made of"
+                f" {documents}"
+            )
             damages.append(Damage("", problem, file=files.join(path, LEDGER_NAME)))
     facts = shuffled and {key: getattr(shuffled, key) for key in ("seed", "unit", "fingerprint")}
     unchecked = _unchecked(path, own_damages, sum(older for _, older in looked))
@@ -188,7 +195,8 @@ def damaged_parts(path: str, *, deep: bool = False) -> list[str]:
 def invalidate(path: str, names: Sequence[str]) -> None:
     """Makes parts incomplete, so that resuming the build rebuilds them, and only them.
 
-    If it is killed, it leaves parts without a record, which a build rebuilds and :func:`verify` reports.
+    If it is killed, it leaves parts without a record, which a build rebuilds and :func:`verify`
+    reports.
 
     Args:
         path: A cache that headrace built.
@@ -223,7 +231,9 @@ def invalidate(path: str, names: Sequence[str]) -> None:
 
 
 def _opened(path: str) -> tuple[TokenCache, bool, bool]:
-    """The cache (the complete parts of an unfinished one), whether it is finished, and whether headrace wrote it."""
+    """The cache (the complete parts of an unfinished one), whether it is finished, and whether
+    headrace wrote it.
+    """
     ledger = read_ledger(path)
     if ledger is None:
         return TokenCache.open(path), True, False
@@ -239,7 +249,10 @@ def _unchecked(path: str, own: bool, older: int) -> tuple[str, ...]:
     if not own:
         return ("chunks have no checksums, and parts no digests",)
     ledger = () if has_digest(path) else ("its ledger has no digest of itself",)
-    how = f"{older:,} arrays do not name their chunks: only --deep finds sound files in another's place"
+    how = (
+        f"{older:,} arrays do not name their chunks: only --deep finds sound files in another's"
+        " place"
+    )
     return (*ledger, how) if older else ledger
 
 
@@ -252,7 +265,9 @@ def _leaf_parts(cache: TokenCache) -> list[list[tuple[str, LeafPart]]]:
 def _look(
     cache: TokenCache, number: int, leaves: list[tuple[str, LeafPart]], recorded: bool
 ) -> tuple[list[Damage], int]:
-    """Checks the names and sizes of a part; also returns how many of its arrays do not list their chunks."""
+    """Checks the names and sizes of a part; also returns how many of its arrays do not list their
+    chunks.
+    """
     record = cache.parts[number].record
     damages: list[Damage] = []
     older = 0

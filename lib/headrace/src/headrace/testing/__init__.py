@@ -1,8 +1,9 @@
-"""Test doubles and checks of headrace's own tests, also for users' tests. The rest of headrace does not import this
-package.
+"""Test doubles and checks of headrace's own tests, also for users' tests. The rest of headrace does
+not import this package.
 
 - small caches: :func:`tiny_cache`, :func:`write_cache`, :func:`random_documents`;
-- arrays that count or delay reads: :class:`CountingArray`, :class:`SlowArray`, installed by :func:`with_arrays`;
+- arrays that count or delay reads: :class:`CountingArray`, :class:`SlowArray`, installed by
+  :func:`with_arrays`;
 - object stores on this machine: :mod:`headrace.testing.servers`;
 - a proxy that loses, delays and cuts answers: :class:`FaultProxy`;
 - a check of orders: :func:`check_order`.

@@ -1,4 +1,6 @@
-"""Small caches of random or given documents, arrays that count and delay their reads, and a check of orders."""
+"""Small caches of random or given documents, arrays that count and delay their reads, and a check
+of orders.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,9 @@ def write_cache(
 ) -> TokenCache:
     """Writes documents, given as one list for each part, as a finished cache and opens it.
 
-    ``mask`` returns which tokens of a document are trained on; the cache then has a leaf ``loss_mask``. ``leaves`` are
-    functions that return the values of other leaves for a document, ``[n]`` or ``[n, K]``.
+    ``mask`` returns which tokens of a document are trained on; the cache then has a leaf
+    ``loss_mask``. ``leaves`` are functions that return the values of other leaves for a document,
+    ``[n]`` or ``[n, K]``.
 
     Example:
         >>> score = {LeafSpec("score", "float32", "fixed"): lambda tokens: tokens[:1] / 10}
@@ -105,8 +108,8 @@ def tiny_cache(
     vocab_size: int = 256,
     seed: int = 0,
 ) -> TokenCache:
-    """A small finished cache of random documents; without a path, in a temporary folder that lasts as long as the
-    process.
+    """A small finished cache of random documents; without a path, in a temporary folder that lasts
+    as long as the process.
 
     Example:
         >>> tiny_cache(documents=3).num_documents
@@ -124,7 +127,8 @@ def tiny_cache(
 def with_arrays(
     cache: TokenCache, make: Callable[[str, int, CacheLayout], StoredArray]
 ) -> TokenCache:
-    """The same cache, with tokens read through the arrays that ``make(url, length, layout)`` returns.
+    """The same cache, with tokens read through the arrays that ``make(url, length, layout)``
+    returns.
 
     Example:
         >>> counted = with_arrays(tiny_cache(), CountingArray)
@@ -200,7 +204,8 @@ class _Delayed:
 
 
 def check_order(index_map: Order, *, sample: int = 10_000, seed: int = 0) -> None:
-    """Raises AssertionError unless an order is correct: range, bijection, batched equals one by one, locality.
+    """Raises AssertionError unless an order is correct: range, bijection, batched equals one by
+    one, locality.
 
     Orders of more than ``sample`` positions are checked on a random sample.
 

@@ -1,9 +1,10 @@
 """A proxy that loses, delays, cuts and changes answers, to test code that reads over HTTP.
 
-It runs in front of any HTTP server on this machine (:mod:`headrace.testing.servers` starts some), in its own thread and
-on its own port. The fate of a request depends on the seed and on the request (method, path, range, number of earlier
-attempts), not on the timing of threads, so a run with faults can be repeated. Every request is logged, so a client's
-counters can be compared with what was actually sent. It costs about 0.5 ms per request.
+It runs in front of any HTTP server on this machine (:mod:`headrace.testing.servers` starts some),
+in its own thread and on its own port. The fate of a request depends on the seed and on the request
+(method, path, range, number of earlier attempts), not on the timing of threads, so a run with
+faults can be repeated. Every request is logged, so a client's counters can be compared with what
+was actually sent. It costs about 0.5 ms per request.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Faults:
         whole_rate: Share answered with 200 and the whole file, whatever range was requested.
         redirect_rate: Share answered with 302; its target is an HTML page.
         head_rate: Share whose answer ends in the middle of its headers, with the connection.
-        methods: Only requests of these methods can get a fault (all are logged, and all are late by ``latency_s``).
+        methods: Only requests of these methods can get a fault (all are logged, and all are late by
+            ``latency_s``).
         path_contains: Only requests whose path contains this text.
 
     Raises:
@@ -144,7 +146,11 @@ class FaultProxy:
     Example:
         >>> from headrace.testing import web_server
         >>> import pathlib, tempfile, urllib.request
-        >>> with tempfile.TemporaryDirectory() as folder, web_server(folder) as server, FaultProxy(server) as proxy:
+        >>> with (
+        ...     tempfile.TemporaryDirectory() as folder,
+        ...     web_server(folder) as server,
+        ...     FaultProxy(server) as proxy,
+        ... ):
         ...     _ = pathlib.Path(folder, "a.txt").write_text("hello")
         ...     with urllib.request.urlopen(f"{proxy.url}/a.txt") as answer:
         ...         print(answer.read(), [(r.method, r.path, r.status, r.bytes) for r in proxy.log])
@@ -209,7 +215,9 @@ class FaultProxy:
     def next(
         self, fate: Fate, *, times: int = 1, path_contains: str = "", status: int = 503
     ) -> None:
-        """Sets the fate of the next ``times`` requests whose path contains the text, whatever the rates."""
+        """Sets the fate of the next ``times`` requests whose path contains the text, whatever the
+        rates.
+        """
         with self._lock:
             scripted: tuple[str, Fate, int] = (path_contains, fate, status)
             self._scripted += [scripted] * times
@@ -252,7 +260,8 @@ class FaultProxy:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 (a thread must hand it to the one who started it)
+        except BaseException as error:  # noqa: BLE001
+            # a thread must hand it to the one who started it
             self._failure = error
         finally:
             self._ready.set()

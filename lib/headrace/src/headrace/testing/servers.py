@@ -1,8 +1,10 @@
-"""Object stores on this machine, each a real server of its protocol on a loopback port, for tests and experiments.
+"""Object stores on this machine, each a real server of its protocol on a loopback port, for tests
+and experiments.
 
-Each is a context manager that yields the address, and stops only the server that it started. ``use_gcs`` and ``use_s3``
-set the variables by which headrace, TensorStore and fsspec find such an address. TensorStore reads the address of GCS
-once per process, so a process can only ever use one GCS address.
+Each is a context manager that yields the address, and stops only the server that it started.
+``use_gcs`` and ``use_s3`` set the variables by which headrace, TensorStore and fsspec find such an
+address. TensorStore reads the address of GCS once per process, so a process can only ever use one
+GCS address.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ def s3_server() -> Iterator[str]:
         raise ConfigError("is not installed", field="moto", cure=install_command("moto[server]"))
     serving: Any = importlib.import_module("werkzeug.serving")
     moto: Any = importlib.import_module("moto.moto_server.werkzeug_app")
-    # Not through the package's own class, which determines the Amazon service again at each request.
+    # Not through the package's own class, which determines the Amazon service again at each
+    # request.
     app = moto.create_backend_app("s3")
     handler = moto.MotoRequestHandler
     with _running(
@@ -131,7 +134,8 @@ def _running(server: HTTPServer) -> Iterator[str]:
 
 @contextmanager
 def use_gcs(url: str, bucket: str = "headrace") -> Iterator[str]:
-    """Creates a bucket on a GCS server, and lets ``gs://`` refer to that server while the block runs.
+    """Creates a bucket on a GCS server, and lets ``gs://`` refer to that server while the block
+    runs.
 
     Yields:
         ``gs://bucket``.
@@ -151,7 +155,8 @@ def use_gcs(url: str, bucket: str = "headrace") -> Iterator[str]:
 
 @contextmanager
 def use_s3(url: str, bucket: str = "headrace") -> Iterator[str]:
-    """Creates a bucket on an S3 server, and lets ``s3://`` refer to that server while the block runs.
+    """Creates a bucket on an S3 server, and lets ``s3://`` refer to that server while the block
+    runs.
 
     Yields:
         ``s3://bucket``.
@@ -213,7 +218,8 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 512  # a loader starts many reads at once; one that does not fit in the queue waits for seconds
+    # a loader starts many reads at once; one that does not fit in the queue waits for seconds
+    request_queue_size = 512
 
 
 class _RangeHandler(SimpleHTTPRequestHandler):

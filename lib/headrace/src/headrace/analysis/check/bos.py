@@ -13,8 +13,8 @@ _LOOKED = 16
 
 
 def missing_bos(cache: TokenCache) -> str | None:
-    """The token that the tokenizer of a cache puts before a text when it adds special tokens, if none of the first
-    documents begins with it; None: there is no such token, or documents have it.
+    """The token that the tokenizer of a cache puts before a text when it adds special tokens, if
+    none of the first documents begins with it; None: there is no such token, or documents have it.
 
     Example:
         >>> import headrace.testing

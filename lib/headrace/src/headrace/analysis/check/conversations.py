@@ -1,8 +1,8 @@
-"""What a run makes of conversations: rows that train nothing, conversations that are cut from their question, and those
-that are left out.
+"""What a run makes of conversations: rows that train nothing, conversations that are cut from their
+question, and those that are left out.
 
-Price: the lengths of all conversations, and masks without tokens: of a small source those of all rows; of a large one
-those of 2,048 rows in 32 places, about a request each.
+Price: the lengths of all conversations, and masks without tokens: of a small source those of all
+rows; of a large one those of 2,048 rows in 32 places, about a request each.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Conversations:
 
 
 def look_at_conversations(trained: PlannedDataset, cache: TokenCache) -> Conversations | None:
-    """Looks at rows of a component; None if its cache does not mark what is trained on, or does not exist.
+    """Looks at rows of a component; None if its cache does not mark what is trained on, or does not
+    exist.
 
     Args:
         trained: The rows that are trained on, in stored order.

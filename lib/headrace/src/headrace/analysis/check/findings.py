@@ -1,8 +1,8 @@
 """Problems of a run, each with the field that causes it and what to write instead.
 
-A rule is a function of a resolved run (:class:`~headrace.analysis.check.plan.RunPlan`) that yields findings. A
-``problem`` keeps a run from starting or from being what was asked for; a ``warning`` makes it slow, costly or worse
-than necessary, and may be intended.
+A rule is a function of a resolved run (:class:`~headrace.analysis.check.plan.RunPlan`) that yields
+findings. A ``problem`` keeps a run from starting or from being what was asked for; a ``warning``
+makes it slow, costly or worse than necessary, and may be intended.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _missing_caches(plan: RunPlan) -> Iterator[_Advice]:
         yield (
             _fields(missing, "cache"),
             f"planned by declared {'size' if len(missing) == 1 else 'sizes'}, without a cache",
-            f"Before training, build what is not there: headrace build SOURCE -t TOKENIZER -o {missing[0].cache}",
+            "Before training, build what is not there: headrace build SOURCE -t TOKENIZER -o"
+            f" {missing[0].cache}",
         )
 
 
@@ -88,7 +89,8 @@ def _unreached_replicas(plan: RunPlan) -> Iterator[_Advice]:
             yield (
                 f"components.{c.name}.{'cache' if lost[0].path == c.cache else 'replicas'}",
                 "; ".join(f"{replica.path} {replica.problem}" for replica in lost),
-                "Check its address and the credentials (headrace verify names what is wrong), or leave it out.",
+                "Check its address and the credentials (headrace verify names what is wrong), or"
+                " leave it out.",
             )
 
 
@@ -97,7 +99,8 @@ def _planned_as_streams(plan: RunPlan) -> Iterator[_Advice]:
     if plan.unpacked:
         yield (
             _fields([c for c in plan.components if c.name in plan.unpacked], "packing"),
-            "follows from the lengths of documents, which are not there yet: planned as streams, without padding",
+            "follows from the lengths of documents, which are not there yet: planned as streams,"
+            " without padding",
             "Check again when the caches are built.",
         )
 
@@ -119,9 +122,11 @@ def _ends_by_token(plan: RunPlan) -> Iterator[_Advice]:
     if by_token:
         yield (
             "split_documents",
-            f"goes by token {by_token[0].end_token} in {', '.join(c.name for c in by_token[:4])}: the rows of"
+            f"goes by token {by_token[0].end_token} in {', '.join(c.name for c in by_token[:4])}:"
+            " the rows of"
             f" {by_token[0].cache} are blocks of one length, so it stores no documents",
-            "If that is not meant, write split_documents: false, or build a cache from documents (headrace build).",
+            "If that is not meant, write split_documents: false, or build a cache from documents"
+            " (headrace build).",
         )
 
 
@@ -142,7 +147,8 @@ def _untrained_rows(plan: RunPlan) -> Iterator[Finding]:
             "problem" if trains_nothing else "warning",
             "untrained_rows",
             mask,
-            f"marks no token in {talk.untrained_rows:,} of {_looked(c)} ({talk.untrained_share:.1%}): they train"
+            f"marks no token in {talk.untrained_rows:,} of {_looked(c)}"
+            f" ({talk.untrained_share:.1%}): they train"
             " nothing",
             f"Look at some (headrace inspect {c.cache}). Then {', or '.join(cures)}.",
         )
@@ -167,7 +173,8 @@ def _cut_conversations(plan: RunPlan) -> Iterator[_Advice]:
             yield (
                 path,
                 f"cuts conversations: {what} segments begin inside one, without its question",
-                f"Leave {'algorithm' if how.algorithm in CUTTING else 'long'} out: conversations then stay whole."
+                f"Leave {'algorithm' if how.algorithm in CUTTING else 'long'} out: conversations"
+                " then stay whole."
                 f"{_longer_ones(talk.longest, plan)}",
             )
 
@@ -176,7 +183,10 @@ def _longer_ones(longest: int, plan: RunPlan) -> str:
     """What whole conversations ask of the length of rows; nothing if all fit."""
     if longest <= plan.phases[0][1]:
         return ""
-    return f" Those longer than seq_len are left out, and counted: raise it to {longest:,} to keep all."
+    return (
+        f" Those longer than seq_len are left out, and counted: raise it to {longest:,} to keep"
+        " all."
+    )
 
 
 @_rule("warning", "left_out_conversations")
@@ -195,7 +205,8 @@ def _left_out(plan: RunPlan) -> Iterator[_Advice]:
         )
         yield (
             "seq_len",
-            f"is less than {talk.left_out_documents:,} of {talk.documents:,} conversations of {c.name!r} have"
+            f"is less than {talk.left_out_documents:,} of {talk.documents:,} conversations of"
+            f" {c.name!r} have"
             f" ({share:.1%}): they are left out, {talk.left_out_tokens:,} tokens",
             f"Raise it to {talk.longest:,}{other}.",
         )
@@ -214,7 +225,8 @@ def _unseen_rows(plan: RunPlan) -> Iterator[_Advice]:
         )
         yield (
             "last_batch" if plan.config.last_batch == "drop" else "num_steps",
-            f"leaves {c.unseen_rows:,} of {c.rows:,} rows of {c.name!r} unseen ({c.unseen_rows / c.rows:.1%}), which"
+            f"leaves {c.unseen_rows:,} of {c.rows:,} rows of {c.name!r} unseen"
+            f" ({c.unseen_rows / c.rows:.1%}), which"
             f" max_epochs allows: batches of {plan.largest_batch:,} do not divide them",
             cure,
         )
@@ -229,7 +241,8 @@ def _skipped_tokens(plan: RunPlan) -> Iterator[_Advice]:
         share = c.skipped_tokens / c.tokens
         yield (
             "seq_len",
-            f"changes, and leaves out {c.skipped_tokens:,} of {c.tokens:,} tokens of {c.name!r} ({share:.1%}) in that"
+            f"changes, and leaves out {c.skipped_tokens:,} of {c.tokens:,} tokens of {c.name!r}"
+            f" ({share:.1%}) in that"
             " pass",
             f"Keep one length (seq_len: {longest}), or change it at a step where a pass ends.",
         )
@@ -244,11 +257,13 @@ def _no_bos(plan: RunPlan) -> Iterator[_Advice]:
         build = (
             "begin the chat template with it ({{ bos_token }}), and build again"
             if c.conversations is not None
-            else f"build again with --bos {shlex.quote(token)} (in a config tokenizer.bos: {token!r})"
+            else f"build again with --bos {shlex.quote(token)} (in a config tokenizer.bos:"
+            f" {token!r})"
         )
         yield (
             f"components.{c.name}.cache",
-            f"has documents that do not begin with {token!r}, which its tokenizer puts before a text",
+            f"has documents that do not begin with {token!r}, which its tokenizer puts before a"
+            " text",
             f"If the model was trained with it, {build}.",
         )
 
@@ -289,7 +304,8 @@ def _ends_early(plan: RunPlan) -> Iterator[_Advice]:
     if plan.ends_early is not None:
         yield (
             "num_steps",
-            f"is not reached: the sources that may be drawn end the run after step {plan.ends_early - 1:,}",
+            "is not reached: the sources that may be drawn end the run after step"
+            f" {plan.ends_early - 1:,}",
             "Raise max_epochs or max_tokens, add a source, or use stop_strategy: restart.",
         )
 
@@ -303,8 +319,10 @@ def _random_reads(plan: RunPlan) -> Iterator[_Advice]:
         what = "a full shuffle reads" if c.shuffle == "full" else "an era shuffle reads"
         yield (
             _fields(random, "shuffle"),
-            f"{what} a chunk of {c.chunk_tokens:,} tokens for each row, up to {times:,} times what it uses",
-            "Leave shuffle out: the braided shuffle mixes batches as well and reads each chunk about once.",
+            f"{what} a chunk of {c.chunk_tokens:,} tokens for each row, up to {times:,} times what"
+            " it uses",
+            "Leave shuffle out: the braided shuffle mixes batches as well and reads each chunk"
+            " about once.",
         )
 
 
@@ -325,8 +343,10 @@ def _excess_loss(plan: RunPlan) -> Iterator[_Advice]:
         if noise.excess > EXCESS:
             yield (
                 f"components.{name}",
-                f"is {noise.icc:.0%} between blocks: expect {noise.excess - 1:+.0%} excess loss over a full shuffle",
-                f"Train on a copy that shuffles documents: headrace reshuffle {plan.config.components[name].caches[0]}"
+                f"is {noise.icc:.0%} between blocks: expect {noise.excess - 1:+.0%} excess loss"
+                " over a full shuffle",
+                "Train on a copy that shuffles documents: headrace reshuffle"
+                f" {plan.config.components[name].caches[0]}"
                 " OUTPUT",
             )
 
@@ -344,9 +364,11 @@ def _small_windows(plan: RunPlan) -> Iterator[_Advice]:
                 f"components.{c.name}.shuffle"
                 if plan.config.components[c.name].shuffle
                 else "shuffle",
-                f"mixes {c.open_blocks:,} blocks at a time, fewer than the {rows:,.0f} rows that {c.name!r} gives to"
+                f"mixes {c.open_blocks:,} blocks at a time, fewer than the {rows:,.0f} rows that"
+                f" {c.name!r} gives to"
                 " a batch, so rows of one block meet in a batch",
-                f"Raise window_blocks to {round(rows):,} or more, or leave shuffle out for the braided one.",
+                f"Raise window_blocks to {round(rows):,} or more, or leave shuffle out for the"
+                " braided one.",
             )
 
 
@@ -368,7 +390,8 @@ def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
             else "shuffle"
             if blocked
             else "components",
-            f"hosts share blocks: on {h.hosts} hosts each block is read {h.reads_with(setting):.1f} times in an epoch",
+            f"hosts share blocks: on {h.hosts} hosts each block is read"
+            f" {h.reads_with(setting):.1f} times in an epoch",
             sharing_cure(plan.config, {c.shuffle for c in plan.components}),
         )
 
@@ -392,7 +415,8 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
             "problem" if len(short) == len(tested) else "warning",
             "no_memory",
             "prefetch_bytes",
-            f"{plan.prefetch_bytes:,} bytes do not hold the blocks that the shuffle keeps open, and the loader refuses"
+            f"{plan.prefetch_bytes:,} bytes do not hold the blocks that the shuffle keeps open,"
+            " and the loader refuses"
             f" to start: {listed} (most of them for component {plan.open_bytes.largest!r})",
             f"Use {enough:,} hosts or more, raise it to {short[min(short)] * 5 // 4:,}, or lower"
             " shuffle.strands (or window_blocks).",
@@ -422,7 +446,8 @@ def _read_again(h: HostForecast, free: HostForecast, plan: RunPlan) -> Finding:
         "little_memory",
         "prefetch_bytes",
         f"{plan.prefetch_bytes:,} bytes make {format_count(h.hosts, 'host')} read blocks again:"
-        f" {h.reads_per_block:.2f} times in an epoch, and {free.reads_per_block:.2f} with all the memory that it wants",
+        f" {h.reads_per_block:.2f} times in an epoch, and {free.reads_per_block:.2f} with all the"
+        " memory that it wants",
         f"Raise it to {free.resident_bytes * 5 // 4:,}.",
     )
 
@@ -433,8 +458,10 @@ def _many_epochs(plan: RunPlan) -> Iterator[_Advice]:
         if c.epochs is not None and c.epochs > EPOCHS:
             yield (
                 f"components.{c.name}.weight",
-                f"makes {c.epochs:,.1f} passes over {c.row_tokens:,} tokens; beyond {EPOCHS:g} it helps little",
-                f"Lower it, or set components.{c.name}.max_epochs: its share then goes to the others.",
+                f"makes {c.epochs:,.1f} passes over {c.row_tokens:,} tokens; beyond {EPOCHS:g} it"
+                " helps little",
+                f"Lower it, or set components.{c.name}.max_epochs: its share then goes to the"
+                " others.",
             )
 
 
@@ -466,7 +493,8 @@ def _points_behind(plan: RunPlan) -> Iterator[_Advice]:
         if late:
             yield (
                 f"components.{name}.weight",
-                f"has a point at step {min(late):,}, and the run ends after step {plan.steps - 1:,}: that weight is"
+                f"has a point at step {min(late):,}, and the run ends after step"
+                f" {plan.steps - 1:,}: that weight is"
                 " never reached",
                 "Move the point into the run, or prolong the run.",
             )
@@ -481,7 +509,8 @@ def _before_the_first_point(plan: RunPlan) -> Iterator[_Advice]:
                 yield (
                     f"components.{name}.weight",
                     f"says nothing of the steps before {step:,}: it is {weight:g} from the start",
-                    f"Say so: {{step: {{0: {weight:g}, ...}}}}, or {{step: {{0: 0, {step}: {weight:g}}}}}.",
+                    f"Say so: {{step: {{0: {weight:g}, ...}}}}, or {{step: {{0: 0, {step}:"
+                    f" {weight:g}}}}}.",
                 )
 
 
@@ -501,7 +530,8 @@ def _other_shares(plan: RunPlan) -> Iterator[_Advice]:
         if c.first_share and share < (1 - _SHARE_OFF) * c.first_share:
             yield (
                 f"components.{c.name}",
-                f"is used up before the run ends: {share:.2%} of the rows in place of {c.first_share:.2%}, and the"
+                f"is used up before the run ends: {share:.2%} of the rows in place of"
+                f" {c.first_share:.2%}, and the"
                 " others take the rest",
                 "Raise its max_epochs or max_tokens, or lower its weight to what it can give.",
             )
@@ -523,7 +553,8 @@ def _short_sources(plan: RunPlan) -> Iterator[_Advice]:
         if rows > c.rows:
             yield (
                 f"components.{c.name}",
-                f"has {c.rows:,} rows and gives {rows:,.0f} to a batch, so rows repeat within one batch",
+                f"has {c.rows:,} rows and gives {rows:,.0f} to a batch, so rows repeat within one"
+                " batch",
                 "Lower its weight, or add text to it.",
             )
 

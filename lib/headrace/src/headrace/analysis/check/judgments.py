@@ -1,6 +1,7 @@
 """Judges the figures of a forecast and tells what to change if one is bad.
 
-Only figures with a stated bound are judged. Remedies are those of :mod:`headrace.analysis.check.findings`.
+Only figures with a stated bound are judged. Remedies are those of
+:mod:`headrace.analysis.check.findings`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ if TYPE_CHECKING:
     from headrace.analysis.check.plan import RunPlan
 
 EPOCHS = 4.0
-"""Passes over a source that are about as good as new text (Muennighoff et al. 2023, Scaling Data-Constrained Language
-Models)."""
+"""Passes over a source that are about as good as new text (Muennighoff et al. 2023, Scaling
+Data-Constrained Language Models).
+"""
 SHARED_READS = 1.5
 """Reads of a block per epoch above which hosts count as sharing it."""
 EXCESS = 1.1
-"""Excess loss, or variance of a batch's mean, relative to a full shuffle, above which an order is reported."""
+"""Excess loss, or variance of a batch's mean, relative to a full shuffle, above which an order is
+reported.
+"""
 BURST = 4.0
-"""Largest good ratio of most to mean reads per step: the bar of scripts/bench/bench_braid_reads.py."""
+"""Largest good ratio of most to mean reads per step: the bar of
+scripts/bench/bench_braid_reads.py.
+"""
 
 
 class Judgment(NamedTuple):
@@ -49,7 +55,9 @@ NOT_JUDGED = Judgment(
 
 
 class RunOrders(NamedTuple):
-    """What the orders of a run's components are: their kinds, the strands of all, whether each mixes all its rows."""
+    """What the orders of a run's components are: their kinds, the strands of all, whether each
+    mixes all its rows.
+    """
 
     kinds: Collection[str]
     strands: int
@@ -79,7 +87,10 @@ def judge_forecast(
     kinds = orders.kinds
     neediest = max(forecast.by_hosts, key=lambda h: h.open_bytes)
     lacks = neediest.open_bytes > prefetch_bytes
-    memory = f"the shuffle keeps {neediest.open_bytes:,} bytes open on {format_count(neediest.hosts, 'host')}"
+    memory = (
+        f"the shuffle keeps {neediest.open_bytes:,} bytes open on"
+        f" {format_count(neediest.hosts, 'host')}"
+    )
     raised = f"Raise prefetch_bytes to {neediest.open_bytes * 5 // 4:,}."
     if {"full", "era"} & set(kinds):
         raised = sharing_cure(config, kinds)
@@ -164,12 +175,18 @@ def _judge_order(
     unknown = [name for name in config.components if name not in noise]
     name = max(noise, key=lambda name: noise[name].excess, default="")
     if name and noise[name].excess > EXCESS:
-        cure = f"Train on a copy that shuffles documents: headrace reshuffle {config.components[name].caches[0]} OUTPUT"
+        cure = (
+            "Train on a copy that shuffles documents: headrace reshuffle"
+            f" {config.components[name].caches[0]} OUTPUT"
+        )
         return Judgment(
             "high", "excess loss", f"{noise[name].excess - 1:+.0%} of {name}; {why}. {cure}"
         )
     if unknown:
-        command = f"headrace icc {config.components[unknown[0]].caches[0]} --seq-len {config.phases[0][1]}"
+        command = (
+            f"headrace icc {config.components[unknown[0]].caches[0]} --seq-len"
+            f" {config.phases[0][1]}"
+        )
         cure = (
             f"Measure how alike neighbours are: {command} --batch-size {forecast.batch_size} --save"
         )
@@ -186,9 +203,15 @@ def _judge_order(
 def sharing_cure(config: LmDataConfig, kinds: Collection[str]) -> str:
     """What to change if hosts read the same blocks."""
     if config.row_order == "stream":
-        return "Use row_order: locality, which leaves each batch as it is and orders the rows within it."
+        return (
+            "Use row_order: locality, which leaves each batch as it is and orders the rows within"
+            " it."
+        )
     if {"full", "era"} & set(kinds):
-        return "Leave shuffle out: the braided shuffle mixes batches as well and reads each chunk about once."
+        return (
+            "Leave shuffle out: the braided shuffle mixes batches as well and reads each chunk"
+            " about once."
+        )
     if "block" in kinds:
         return "Leave shuffle out: the braided shuffle keeps hosts at blocks of their own."
     if config.exchange_setting == "off":

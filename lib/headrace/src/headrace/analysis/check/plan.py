@@ -1,7 +1,7 @@
 """What a config resolves to: sizes, shares, strands, epochs, and the reads of its first steps.
 
-All of it follows from ledgers or declared sizes, without reading a token: the order is a pure function. Epochs are
-counted, not estimated by division: the quotas are walked to the last step.
+All of it follows from ledgers or declared sizes, without reading a token: the order is a pure
+function. Epochs are counted, not estimated by division: the quotas are walked to the last step.
 
 Price: a second of imports; then 2 us per row of the steps examined and 2 us per step of the run.
 """
@@ -37,8 +37,9 @@ from headrace.store.cache import TokenCache
 from headrace.store.replicas import ReplicaState, ReplicatedCache
 
 LOOKED_ROWS = 1 << 17
-"""Rows whose reads are forecast, but at least four batches and four times the strands: the reads of a braid become
-typical only after all its strands were opened."""
+"""Rows whose reads are forecast, but at least four batches and four times the strands: the reads of
+a braid become typical only after all its strands were opened.
+"""
 MOST_ROWS = 1 << 20
 _LOOKED_PACKS = 1 << 10
 
@@ -112,7 +113,8 @@ class RunPlan:
     ]  # similarity of neighbouring rows and its cost, for measured sources
     row_bytes: int  # bytes of a stored row
     prefetch_bytes: int  # memory for blocks per host
-    open_bytes: OpenBytes  # what the orders of all components keep open; loaders refuse a budget by this figure
+    # what the orders of all components keep open; loaders refuse a budget by this figure
+    open_bytes: OpenBytes
     # Components to be packed that are planned as streams, as their documents do not exist yet
     unpacked: tuple[str, ...]
     micro_batches: (
@@ -122,7 +124,9 @@ class RunPlan:
 
     @property
     def effective_batch(self) -> tuple[int, int] | None:
-        """Approximate documents and tokens of the first batch, if all of it is packed; None otherwise."""
+        """Approximate documents and tokens of the first batch, if all of it is packed; None
+        otherwise.
+        """
         drawn = [c for c in self.components if c.first_share > 0]
         documents = [c.row_documents * c.first_share for c in drawn if c.row_documents is not None]
         if len(documents) < len(drawn):
@@ -171,7 +175,8 @@ def plan_run(
     Args:
         config: The config.
         sizes: Tokens of components, overriding the config and caches.
-        layout: Chunk layout of future caches; see :func:`~headrace.analysis.check.sizes.planned_caches`.
+        layout: Chunk layout of future caches; see
+            :func:`~headrace.analysis.check.sizes.planned_caches`.
         look: Whether to look for the caches whose sizes are declared.
         hosts: Numbers of hosts to forecast for; None: for one.
         num_steps: Steps of the run, overriding the config's.
@@ -184,7 +189,9 @@ def plan_run(
 
     Example:
         >>> from headrace import ComponentConfig
-        >>> config = LmDataConfig({"web": ComponentConfig("caches/web", expected_tokens=2e8)}, num_steps=1000)
+        >>> config = LmDataConfig(
+        ...     {"web": ComponentConfig("caches/web", expected_tokens=2e8)}, num_steps=1000
+        ... )
         >>> plan = plan_run(config)
         >>> plan.tokens, round(plan.components[0].epochs, 3), plan.first_batch_chunks
         (65536000, 0.328, 32)
@@ -321,8 +328,8 @@ def _in_last_batch(dataset: RunDataset, step: int) -> np.ndarray:
 
 
 def _unseen(name: str, config: LmDataConfig, rows: int, drawn: int, dataset: RunDataset) -> int:
-    """Rows that are never drawn, though limits of epochs allow it: less than a batch, or what is left where the data
-    end. A run that stops earlier says so with ``num_steps``.
+    """Rows that are never drawn, though limits of epochs allow it: less than a batch, or what is
+    left where the data end. A run that stops earlier says so with ``num_steps``.
     """
     component = config.components[name]
     epochs = config.max_epochs if component.max_epochs is None else component.max_epochs

@@ -1,8 +1,8 @@
 """Stand-ins for caches that do not exist yet, with the sizes declared in the config.
 
-An existing cache is always used as it is; declared sizes are only compared with it. So a plan made before the caches
-are built becomes exact, source by source, as they are built. Price: one request for each component's ledger, 16 at a
-time.
+An existing cache is always used as it is; declared sizes are only compared with it. So a plan made
+before the caches are built becomes exact, source by source, as they are built. Price: one request
+for each component's ledger, 16 at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class PlannedCaches:
     ]  # by component, with the declared sizes; nothing can be read from them
     # Tokens declared by the config or the caller, by component, whether the cache exists or not
     declared: dict[str, int]
-    # The config to plan with: components to be packed are planned as streams if they have no documents yet
+    # The config to plan with: components to be packed are planned as streams if they have no
+    # documents yet
     config: LmDataConfig
     unpacked: tuple[str, ...] = ()  # the components planned as streams
 
@@ -57,11 +58,12 @@ def planned_caches(
         config: The config.
         sizes: Tokens of components, by name; they override ``expected_tokens`` and existing caches.
         layout: Chunk layout of the caches, ``headrace`` or ``levanter``.
-        look: Whether to look for the caches whose sizes are declared; False: they count as missing, without a request.
+        look: Whether to look for the caches whose sizes are declared; False: they count as missing,
+            without a request.
 
     Raises:
-        ConfigError: a size for an unknown component; an invalid size; a cache that does not exist and whose size is
-            unknown, or from which documents are to be held out or removed.
+        ConfigError: a size for an unknown component; an invalid size; a cache that does not exist
+            and whose size is unknown, or from which documents are to be held out or removed.
 
     Example:
         >>> from headrace import ComponentConfig
@@ -101,7 +103,10 @@ def planned_caches(
         if name not in declared:
             path = next(path for path in config.components[name].caches if not is_there(path))
             problem, cure = what_is_there(path)
-            planned = f"To plan before it is built: components.{name}.expected_tokens, or --tokens {name}=2.5e11. "
+            planned = (
+                f"To plan before it is built: components.{name}.expected_tokens, or --tokens"
+                f" {name}=2.5e11. "
+            )
             raise ConfigError(
                 f"is not a token cache ({problem})",
                 field=f"components.{name}.cache",
@@ -178,8 +183,8 @@ def virtual_cache(
 
 
 def _leaves_of(config: LmDataConfig, name: str) -> list[LeafSpec]:
-    """The leaves that training will read from a future cache: mask and columns, as its source declares them; undeclared
-    ones are assumed to hold one float per token.
+    """The leaves that training will read from a future cache: mask and columns, as its source
+    declares them; undeclared ones are assumed to hold one float per token.
     """
     component = config.components[name]
     declared = {} if component.source is None else component.source.leaves
@@ -211,10 +216,12 @@ def _refuse_documents(config: LmDataConfig, missing: Sequence[str]) -> None:
         if split is None or split.by == "blocks":
             continue
         raise ConfigError(
-            f"needs to know where documents end, and there is no cache of component {name!r} to say so",
+            f"needs to know where documents end, and there is no cache of component {name!r} to"
+            " say so",
             field=f"{path}.by",
             value="documents",
-            cure=f"Build the cache first, or plan with {path}.by=blocks: as many rows, and the same reads, about.",
+            cure=f"Build the cache first, or plan with {path}.by=blocks: as many rows, and the"
+            " same reads, about.",
         )
     for name in missing:
         for field, source in (("remove", name), ("buckets", name.rpartition("/")[0] or name)):
@@ -223,7 +230,8 @@ def _refuse_documents(config: LmDataConfig, missing: Sequence[str]) -> None:
                     "needs to know where documents end, and there is no cache to say so",
                     field=f"components.{source}.{field}",
                     value=value,
-                    cure=f"Build the cache first, or plan without: components.{source}.{field}=null.",
+                    cure="Build the cache first, or plan without:"
+                    f" components.{source}.{field}=null.",
                 )
 
 
@@ -259,7 +267,8 @@ def _exists(name: str, component: ComponentConfig) -> bool:
             error.problem,
             field=f"components.{name}.cache",
             value=paths[0] if len(paths) == 1 else [*paths],
-            cure=f"{error.cure or ''} To plan without it: components.{name}.expected_tokens, or --tokens"
+            cure=f"{error.cure or ''} To plan without it: components.{name}.expected_tokens, or"
+            " --tokens"
             f" {name}=2.5e11, with --declared.".lstrip(),
         ) from error
     return False
@@ -274,8 +283,8 @@ def _check_tokens(field: str, tokens: float | None) -> int:
 
 
 def _tokens_of(config: LmDataConfig, there: str | None) -> tuple[int, int | None]:
-    """Vocabulary size and end-of-text token of future caches: those of an existing cache or of the config's tokenizer,
-    as far as they are known without building anything.
+    """Vocabulary size and end-of-text token of future caches: those of an existing cache or of the
+    config's tokenizer, as far as they are known without building anything.
     """
     if there is not None:
         tokenizer = TokenCache.open(there).ledger.tokenizer

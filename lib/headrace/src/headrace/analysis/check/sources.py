@@ -1,4 +1,6 @@
-"""The first look at the sources of a config whose caches are not built yet, as findings of ``config check``."""
+"""The first look at the sources of a config whose caches are not built yet, as findings of ``config
+check``.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from headrace.ingest.first_look import in_words, with_same_fault
 
 
 def source_findings(faults: dict[str, list[HeadraceError]]) -> list[Finding]:
-    """A finding for each fault of a component's source, with all files that have it. A file that cannot be reached is
-    a warning: other machines may reach it.
+    """A finding for each fault of a component's source, with all files that have it. A file that
+    cannot be reached is a warning: other machines may reach it.
     """
     return [
         Finding(

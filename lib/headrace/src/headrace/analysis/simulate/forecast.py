@@ -1,4 +1,6 @@
-"""The forecast: what was looked at, the quality of the order, and the reads for each number of hosts."""
+"""The forecast: what was looked at, the quality of the order, and the reads for each number of
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class RunSteps:
 
     Attributes:
         first_step: First step to examine.
-        num_steps: Steps of the run; None: all, for a finite dataset, otherwise as many as ``max_rows`` allows.
+        num_steps: Steps of the run; None: all, for a finite dataset, otherwise as many as
+            ``max_rows`` allows.
         max_rows: Most rows to examine, but at least two batches of each size.
 
     Raises:
@@ -87,15 +90,18 @@ class Forecast:
     Attributes:
         first_step: First step examined.
         steps: Steps examined.
-        exact: Whether these are all steps of the run and every host was replayed; ``block_fetches`` then equals what
-            the loaders will count. Means always exclude the cold start: the steps until each block that the order has
-            open was met once, and in a sample at least the first quarter of each window.
-        looks: The windows of steps: one if the steps are consecutive, else one for each stretch of equal batches.
+        exact: Whether these are all steps of the run and every host was replayed; ``block_fetches``
+            then equals what the loaders will count. Means always exclude the cold start: the steps
+            until each block that the order has open was met once, and in a sample at least the
+            first quarter of each window.
+        looks: The windows of steps: one if the steps are consecutive, else one for each stretch of
+            equal batches.
         batch_size: Rows of a batch, the largest examined.
         block_bytes: Bytes of a block in memory, the largest.
         distinct_blocks: Blocks in a batch, mean.
-        variance_ratio: ``VR_w`` for w of 1, 8 and 64 batches as far as there are steps: variance of the mean over w
-            rows of a value that is constant in a block, relative to rows drawn at random. 1 is a full shuffle.
+        variance_ratio: ``VR_w`` for w of 1, 8 and 64 batches as far as there are steps: variance of
+            the mean over w rows of a value that is constant in a block, relative to rows drawn at
+            random. 1 is a full shuffle.
         by_hosts: Reads, one entry for each number of hosts.
         notes: Caveats, in sentences.
         data_end: How the data end, if the run goes on to there.
@@ -142,14 +148,16 @@ def simulate(
         watch: Called with the progress of a policy that counts examples one by one.
 
     Raises:
-        ConfigError: an argument out of range; no step to examine; more hosts than rows; memory that does not hold one
-            batch; limits of components that end the mixture before ``num_steps``.
+        ConfigError: an argument out of range; no step to examine; more hosts than rows; memory that
+            does not hold one batch; limits of components that end the mixture before ``num_steps``.
 
     Example:
         >>> import headrace.testing
         >>> from headrace import TokenSeqDataset
         >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8).shuffle(0)
-        >>> forecast = simulate(dataset, BatchSchedule({0: 2, 3: 4}), hosts=[1], steps=RunSteps(num_steps=6))
+        >>> forecast = simulate(
+        ...     dataset, BatchSchedule({0: 2, 3: 4}), hosts=[1], steps=RunSteps(num_steps=6)
+        ... )
         >>> forecast.exact, forecast.steps, forecast.by_hosts[0].block_fetches
         (True, 6, 10)
     """
@@ -238,7 +246,9 @@ def _check_hosts(hosts: Sequence[int], size: int) -> None:
 
 
 def _check_end(dataset: PlannedDataset, num_steps: int, watch: Watch | None) -> None:
-    """Raises ConfigError if the run ends before this many steps; limits of components require counting."""
+    """Raises ConfigError if the run ends before this many steps; limits of components require
+    counting.
+    """
     mixture = mixture_of(dataset.at_step(0)[0])
     if mixture is not None and any(limit is not None for limit in mixture.limits.values()):
         walk_to(dataset, num_steps, watch)
@@ -282,7 +292,8 @@ def _notes(
             and look.counted_from > overlapping[0].first_step
         ):
             notes.append(
-                f"Steps {look.first_step:,} to {look.stop_step - 1:,} are all cold start, which takes"
+                f"Steps {look.first_step:,} to {look.stop_step - 1:,} are all cold start, which"
+                " takes"
                 f" {overlapping[0].cold_steps:,} steps: reads are far above those of later steps."
             )
             continue
@@ -292,7 +303,8 @@ def _notes(
         )  # more rows would not reveal more of this stretch
         if steps < life and not ended:
             notes.append(
-                f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on, and {steps:,} were"
+                f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on,"
+                f" and {steps:,} were"
                 " counted: reads per block hold for these steps, and may differ over an epoch."
             )
     if notes and (total is None or len(seen) > 1 or seen[-1].look.stop_step < total):
@@ -303,7 +315,8 @@ def _notes(
     later = [step for step, _ in schedule.points if step >= last]
     if total is None and later:
         notes.append(
-            f"No end of the run is known, and only steps below {last:,} were looked at: the batch size changes at step"
+            f"No end of the run is known, and only steps below {last:,} were looked at: the batch"
+            " size changes at step"
             f" {later[0]:,}. Say how many steps it has."
         )
     fewest = min(s.batch_size for s in run)

@@ -1,4 +1,6 @@
-"""The reads of a run on a number of hosts, with and without row exchange, over all windows examined."""
+"""The reads of a run on a number of hosts, with and without row exchange, over all windows
+examined.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,13 @@ def check_price(field: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class ExchangeForecast:
-    """Reads of the same hosts if they exchange rows from the first step on; fields as in :class:`HostForecast`.
+    """Reads of the same hosts if they exchange rows from the first step on; fields as in
+    :class:`HostForecast`.
 
     Attributes:
         moved_rows: Rows of a batch that one host reads for another, mean over the windows examined.
-        worth_it: Whether ``row_exchange: auto`` turns it on: without it, ``reads_per_block`` is above 1.2.
+        worth_it: Whether ``row_exchange: auto`` turns it on: without it, ``reads_per_block`` is
+            above 1.2.
     """
 
     block_fetches: int
@@ -67,38 +71,43 @@ class ExchangeForecast:
 
 @dataclass(frozen=True)
 class HostForecast:
-    """Reads for one number of hosts. Per-step figures are means over the steps examined, after the cold start; in a
-    sample, each window is weighted by the steps it represents.
+    """Reads for one number of hosts. Per-step figures are means over the steps examined, after the
+    cold start; in a sample, each window is weighted by the steps it represents.
 
     Attributes:
         hosts: Number of hosts.
-        block_fetches: Block reads of all hosts in all steps examined, including the cold start: the sum of the loaders'
-            ``block_fetches`` for these steps.
-        requests: HTTP requests of all hosts in these steps: for blocks, ``index_requests`` and ``opening_requests``;
-            without retries and hedges, and without the stored ends of documents, which each host reads once for each
-            part that it meets under ``split_documents``.
-        index_requests: Requests for ``zarr.json`` and the indices of files. None needed for uncompressed caches
-            of headrace.
-        opening_requests: Requests that open the caches: each cache is opened by one host for all, as in runs under
-            ``jax.distributed``; a cache without ``ledger.bin`` by every host.
-        hosts_replayed: Hosts that were replayed; if not all, ``block_fetches`` is extrapolated from them.
+        block_fetches: Block reads of all hosts in all steps examined, including the cold start: the
+            sum of the loaders' ``block_fetches`` for these steps.
+        requests: HTTP requests of all hosts in these steps: for blocks, ``index_requests`` and
+            ``opening_requests``; without retries and hedges, and without the stored ends of
+            documents, which each host reads once for each part that it meets under
+            ``split_documents``.
+        index_requests: Requests for ``zarr.json`` and the indices of files. None needed for
+            uncompressed caches of headrace.
+        opening_requests: Requests that open the caches: each cache is opened by one host for all,
+            as in runs under ``jax.distributed``; a cache without ``ledger.bin`` by every host.
+        hosts_replayed: Hosts that were replayed; if not all, ``block_fetches`` is extrapolated from
+            them.
         reads_per_step: Block reads of a host per step, mean over hosts.
         reads_per_step_busiest: The same for the host that reads most.
         bytes_per_step: Bytes that a host reads per step, mean over hosts.
-        reads_per_block: Reads of each stored block per epoch, over all hosts; 1 is the minimum, unless memory holds
-            blocks from one epoch to the next. For a run examined whole: all its reads, including the cold start, over
-            the blocks it uses, counted once per pass. For a sample: reads after the cold start over blocks' worth of
-            rows. :attr:`Forecast.notes` tell if the steps are too few.
-        resident_bytes: Bytes of blocks that a host must hold at its peak to read each once while in use, limited to its
-            memory.
+        reads_per_block: Reads of each stored block per epoch, over all hosts; 1 is the minimum,
+            unless memory holds blocks from one epoch to the next. For a run examined whole: all its
+            reads, including the cold start, over the blocks it uses, counted once per pass. For a
+            sample: reads after the cold start over blocks' worth of rows. :attr:`Forecast.notes`
+            tell if the steps are too few.
+        resident_bytes: Bytes of blocks that a host must hold at its peak to read each once while in
+            use, limited to its memory.
         cold_start_reads: Reads of the busiest host before the first batch.
         cold_start_bytes: Their bytes.
-        burst: Most reads of all hosts together in one step, relative to the mean, after the cold start.
+        burst: Most reads of all hosts together in one step, relative to the mean, after the cold
+            start.
         cost_per_1000_steps: Price of the reads of all hosts in a thousand steps.
-        open_bytes: Bytes that the orders of the run draw from at a time on a host; see :mod:`headrace.data.budgets`.
+        open_bytes: Bytes that the orders of the run draw from at a time on a host; see
+            :mod:`headrace.data.budgets`.
         refused: Whether the loader refuses to start with this much memory.
-        exchange: The same with row exchange, which the figures above exclude; None: for one host, or if the rows that a
-            host owns do not fit in its memory.
+        exchange: The same with row exchange, which the figures above exclude; None: for one host,
+            or if the rows that a host owns do not fit in its memory.
     """
 
     hosts: int
@@ -140,7 +149,8 @@ class HostForecast:
             setting
         ]
         return (
-            f"{format_count(self.hosts, 'host')}: row_exchange: {does}. A block is read {there.reads_per_block:.2f}"
+            f"{format_count(self.hosts, 'host')}: row_exchange: {does}. A block is read"
+            f" {there.reads_per_block:.2f}"
             f" times per epoch with it, {self.reads_per_block:.2f} times without; "
             f"{there.moved_rows:,.0f} of {batch_size:,} rows move."
         )
@@ -297,7 +307,9 @@ def forecast_hosts(
 
 
 def weighted_mean(values: Sequence[tuple[float, float]]) -> float:
-    """Weighted mean; the plain mean if all weights are 0 (steps that count but are not full batches)."""
+    """Weighted mean; the plain mean if all weights are 0 (steps that count but are not full
+    batches).
+    """
     total = sum(weight for _, weight in values)
     return (
         sum(v * weight for v, weight in values) / total

@@ -1,9 +1,11 @@
-"""Which steps of a run are examined: all if they fit the row budget, otherwise a window in each stretch.
+"""Which steps of a run are examined: all if they fit the row budget, otherwise a window in each
+stretch.
 
-A *stretch* is a run of steps with one batch size and one row length. How often blocks are read differs between
-stretches but hardly within one, so a run that is too long is sampled by one window per stretch, weighted by the steps
-of the stretch. Figures exclude the cold start of a window: until each open block has been met once, almost every row is
-the first of its block. Price: negligible; at most :data:`MAX_STRETCHES` windows.
+A *stretch* is a run of steps with one batch size and one row length. How often blocks are read
+differs between stretches but hardly within one, so a run that is too long is sampled by one window
+per stretch, weighted by the steps of the stretch. Figures exclude the cold start of a window: until
+each open block has been met once, almost every row is the first of its block. Price: negligible; at
+most :data:`MAX_STRETCHES` windows.
 """
 
 from __future__ import annotations
@@ -94,8 +96,8 @@ def stretches(
 
 
 def open_at(dataset: PlannedDataset, step: int) -> tuple[int, int]:
-    """Blocks that a dataset's order has open at a time, at least 1 for each component, and their rows; in a mixture, of
-    components with weight at ``step``.
+    """Blocks that a dataset's order has open at a time, at least 1 for each component, and their
+    rows; in a mixture, of components with weight at ``step``.
 
     Example:
         >>> import headrace.testing
@@ -103,7 +105,10 @@ def open_at(dataset: PlannedDataset, step: int) -> tuple[int, int]:
         >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(documents=200), seq_len=8)
         >>> open_at(dataset.braid_shuffle(seed=0, strands=5, batch_size=None, io_block_size=4), 0)
         (5, 20)
-        >>> open_at(dataset.shuffle(0), 0) == (1, len(dataset))  # a block is in use until the end of the epoch
+        >>> open_at(dataset.shuffle(0), 0) == (
+        ...     1,
+        ...     len(dataset),
+        ... )  # a block is in use until the end of the epoch
         True
     """
     windows = [window for window, _ in dataset.open_windows(step).values()]
@@ -111,14 +116,16 @@ def open_at(dataset: PlannedDataset, step: int) -> tuple[int, int]:
 
 
 def walk_to(dataset: PlannedDataset, step: int, watch: Watch | None) -> None:
-    """Counts to the first example of ``step``, if the policy counts examples one by one (2 to 6 us each; others jump to
-    any step at once); later queries continue from there.
+    """Counts to the first example of ``step``, if the policy counts examples one by one (2 to 6 us
+    each; others jump to any step at once); later queries continue from there.
 
     Example:
         >>> import headrace.testing
         >>> from headrace import MixtureDataset, TokenSeqDataset
         >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
-        >>> mixture = MixtureDataset({"a": dataset, "b": dataset}, {"a": 3, "b": 1}, batch_size=100, policy="greedy")
+        >>> mixture = MixtureDataset(
+        ...     {"a": dataset, "b": dataset}, {"a": 3, "b": 1}, batch_size=100, policy="greedy"
+        ... )
         >>> walk_to(mixture, 1000, lambda done, total: print(done, total))
         65536 100000
         100000 100000
@@ -129,7 +136,9 @@ def walk_to(dataset: PlannedDataset, step: int, watch: Watch | None) -> None:
 
 
 def all_steps(run: Sequence[Stretch], *, sample: bool) -> Look:
-    """One look at a range of steps, through changes of size; ``sample``: whether the run continues after it."""
+    """One look at a range of steps, through changes of size; ``sample``: whether the run continues
+    after it.
+    """
     first = run[0].first_step
     stop = run[-1].stop_step
     cold = first
@@ -176,7 +185,9 @@ def sampled(run: Sequence[Stretch], max_rows: int) -> list[Look]:
 
 
 def _lead(run: Sequence[Stretch], k: int) -> int:
-    """Steps before a stretch at which a look at it starts: none, unless the whole stretch would be cold start."""
+    """Steps before a stretch at which a look at it starts: none, unless the whole stretch would be
+    cold start.
+    """
     stretch = run[k]
     if k == 0 or stretch.steps >= 2 * stretch.cold_steps:
         return 0

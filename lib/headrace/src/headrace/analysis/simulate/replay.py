@@ -1,7 +1,8 @@
-"""Replays a run's planning as its loader does it: what each host fetches, and how well rows are mixed.
+"""Replays a run's planning as its loader does it: what each host fetches, and how well rows are
+mixed.
 
-A replay passes changes of batch size and row length as the loader does: windows are numbered through both, and only a
-change of row length ends one early. Nothing is approximated.
+A replay passes changes of batch size and row length as the loader does: windows are numbered
+through both, and only a change of row length ends one early. Nothing is approximated.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class Windows:
         return self._planned[: number + 1]
 
     def table(self, first_step: int, stop_step: int, size: int) -> Int64[np.ndarray, "steps uses"]:
-        """Blocks of each full batch in a range of steps, all of ``size`` rows; a row in several blocks counts for
-        each.
+        """Blocks of each full batch in a range of steps, all of ``size`` rows; a row in several
+        blocks counts for each.
         """
         windows = [w for w in self.until(stop_step) if w.first_step + w.steps > first_step]
         step = np.concatenate([w.step + w.first_step for w in windows])
@@ -120,7 +121,8 @@ class Windows:
         width = int(uses.max())
         if uses.min() == width == 1:
             return block.reshape(full, size)
-        # pad every row to the same number of blocks by repeating its last one; a removed row has none
+        # pad every row to the same number of blocks by repeating its last one; a removed row has
+        # none
         first = np.cumsum(uses) - uses
         table = block[
             np.maximum(first[:, None] + np.minimum(np.arange(width), uses[:, None] - 1), 0)
@@ -171,7 +173,9 @@ class Windows:
 
 
 class _Exchanged(NamedTuple):
-    """A row exchange between a number of hosts, with the host of each use and the mean of rows moved, by window."""
+    """A row exchange between a number of hosts, with the host of each use and the mean of rows
+    moved, by window.
+    """
 
     exchange: RowExchange
     hosts: list[Int64[np.ndarray, " u"]]
@@ -286,7 +290,9 @@ class Quality:
     def of(
         cls, blocks: Int64[np.ndarray, "steps uses"], size: int, seq_len: int, space: BlockSpace
     ) -> Quality:
-        """The figures of batches of ``size`` rows; a row in several blocks has several adjacent uses."""
+        """The figures of batches of ``size`` rows; a row in several blocks has several adjacent
+        uses.
+        """
         array = space.array_of(blocks.ravel())
         first_of_row = blocks[:, :: max(blocks.shape[1] // size, 1)]
         distinct, numbers = np.unique(first_of_row, return_inverse=True)
@@ -318,22 +324,27 @@ class Quality:
 def variance_ratio(
     blocks: Int64[np.ndarray, "steps batch"], sources: Int64[np.ndarray, "steps batch"], window: int
 ) -> float:
-    """``VR_w`` of windows of ``window`` steps: the variance of a window's mean of a value that is the same within a
-    block and independent between blocks, relative to that of rows drawn at random from the same sources.
+    """``VR_w`` of windows of ``window`` steps: the variance of a window's mean of a value that is
+    the same within a block and independent between blocks, relative to that of rows drawn at random
+    from the same sources.
 
-    Block b, a share ``q_b`` of all rows of its source, has ``c_wb`` of the ``n_ws`` rows that window w draws from
-    source s. ``sum (c_wb - n_ws q_b)**2`` is divided by its average for rows drawn at random,
-    ``sum_s (1 - sum_b q_b**2) N_s / (N_s - 1) (N_s - sum_w n_ws**2 / N_s)``, so few blocks in a source, or changing
-    shares, do not count against the order. NaN if every source is one block or one window. Blocks and
-    sources are numbered from 0 without gaps.
+    Block b, a share ``q_b`` of all rows of its source, has ``c_wb`` of the ``n_ws`` rows that
+    window w draws from source s. ``sum (c_wb - n_ws q_b)**2`` is divided by its average for rows
+    drawn at random, ``sum_s (1 - sum_b q_b**2) N_s / (N_s - 1) (N_s - sum_w n_ws**2 / N_s)``, so
+    few blocks in a source, or changing shares, do not count against the order. NaN if every source
+    is one block or one window. Blocks and sources are numbered from 0 without gaps.
 
     Example:
         >>> sources = np.zeros((4, 4), np.int64)
         >>> variance_ratio(np.arange(16).reshape(4, 4), sources, 1)  # no two rows of a block
         1.0
-        >>> round(variance_ratio(np.arange(16).reshape(4, 4) // 4, sources, 1), 6)  # one block a window
+        >>> round(
+        ...     variance_ratio(np.arange(16).reshape(4, 4) // 4, sources, 1), 6
+        ... )  # one block a window
         5.0
-        >>> variance_ratio(np.arange(16).reshape(4, 4) % 4, sources, 1)  # a row of each block in every window
+        >>> variance_ratio(
+        ...     np.arange(16).reshape(4, 4) % 4, sources, 1
+        ... )  # a row of each block in every window
         0.0
     """
     count = blocks.shape[0] // window

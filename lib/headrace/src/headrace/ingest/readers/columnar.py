@@ -1,7 +1,7 @@
 """Parquet and Arrow (Feather) files: only the requested columns, a few hundred rows at a time.
 
-Rows are numbered from 0 within the file. A Parquet file can be cut at its row groups, an Arrow file at its record
-batches. Lists of numbers are returned as arrays, without a Python object per number.
+Rows are numbered from 0 within the file. A Parquet file can be cut at its row groups, an Arrow file
+at its record batches. Lists of numbers are returned as arrays, without a Python object per number.
 
 Price: memory of one row group's columns (one unpacked column chunk) or of one record batch.
 """
@@ -122,7 +122,9 @@ class ArrowReader(ColumnarReader):
 
     @classmethod
     def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
-        """Runs of record batches of about ``target_bytes``; none of a stream, which can only be read from its start."""
+        """Runs of record batches of about ``target_bytes``; none of a stream, which can only be
+        read from its start.
+        """
         arrow = import_extra("pyarrow", "parquet", path)
         with reading(path, arrow.ArrowInvalid, what=cls.what), open_source(path) as stream:
             if not _is_ipc_file(stream):

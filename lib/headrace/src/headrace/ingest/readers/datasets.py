@@ -1,14 +1,16 @@
-"""Records that are not in listed files: datasets of the Hugging Face Hub, and those that a Python function yields.
+"""Records that are not in listed files: datasets of the Hugging Face Hub, and those that a Python
+function yields.
 
-``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV`` uses the library ``datasets``; the default split is ``train``.
-``hf://./FOLDER`` is a folder written by ``save_to_disk``, or a folder of files. A dataset is read from the library's
-copy on disk and can be cut at any row; with ``&streaming=true``, it is read remotely without a copy, and cut at its
-shards. Only data is loaded: no dataset script is run.
+``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV`` uses the library ``datasets``; the default
+split is ``train``. ``hf://./FOLDER`` is a folder written by ``save_to_disk``, or a folder of files.
+A dataset is read from the library's copy on disk and can be cut at any row; with
+``&streaming=true``, it is read remotely without a copy, and cut at its shards. Only data is loaded:
+no dataset script is run.
 
-``module:function`` is the user's own code, named by the user; data can never name one. It takes no argument and yields
-texts or mappings of fields; or it has an attribute ``num_shards`` and takes the number of a shard, 0 to ``num_shards -
-1``, so that different workers can build the shards. It must yield the same at every call, so that a resumed build has
-the same result.
+``module:function`` is the user's own code, named by the user; data can never name one. It takes no
+argument and yields texts or mappings of fields; or it has an attribute ``num_shards`` and takes the
+number of a shard, 0 to ``num_shards - 1``, so that different workers can build the shards. It must
+yield the same at every call, so that a resumed build has the same result.
 """
 
 from __future__ import annotations
@@ -113,7 +115,9 @@ class DatasetReader(Reader):
 
 
 class HubReader(DatasetReader):
-    """The rows of a dataset, or some of them; numbered from 0 (in a slice of a streamed dataset: within its shards)."""
+    """The rows of a dataset, or some of them; numbered from 0 (in a slice of a streamed dataset:
+    within its shards).
+    """
 
     unit: ClassVar[str] = "row"
 
@@ -161,7 +165,8 @@ class HubReader(DatasetReader):
             return None, f"revision:{address.revision or 'unpinned'}", slices if shards > 1 else []
         rows = len(dataset)
         size = int(dataset.data.nbytes)
-        # Two datasets with the same features, rows and files are the same; the library's fingerprint says so.
+        # Two datasets with the same features, rows and files are the same; the library's
+        # fingerprint says so.
         version = (
             "hf:"
             + hashlib.sha256(str(getattr(dataset, "_fingerprint", "")).encode()).hexdigest()[:16]
@@ -208,7 +213,9 @@ def load_function(path: str) -> Callable[..., Any]:
 
 
 class FunctionReader(DatasetReader):
-    """The records that a function yields, or some of its shards; numbered from 0 (in a slice: within it)."""
+    """The records that a function yields, or some of its shards; numbered from 0 (in a slice:
+    within it).
+    """
 
     unit: ClassVar[str] = "record"
 

@@ -1,14 +1,16 @@
 r"""Token ids from other tools: Megatron's ``.bin`` + ``.idx`` and nmoe's ``.npy`` + ``.idx``.
 
-Records have one field, ``input_ids`` (an integer array ``[n]``), under any requested name. Documents are numbered from
-0 and can be cut anywhere. The index is checked against the data before anything is read: no position is trusted to be
-within the file, and nothing is ever unpickled.
+Records have one field, ``input_ids`` (an integer array ``[n]``), under any requested name.
+Documents are numbered from 0 and can be cut anywhere. The index is checked against the data before
+anything is read: no position is trusted to be within the file, and nothing is ever unpickled.
 
-Megatron ``.idx``: ``MMIDIDX\\0\\0``, version 1 (uint64), dtype code (uint8), sequences S and documents D (uint64), S
-lengths (int32), S byte offsets (int64), D document bounds in sequences (int64, the first is 0). nmoe ``.idx``:
-``NMOEIDX\\0``, version 1, documents N, a reserved number (uint64), N pairs of first and last token (uint64).
+Megatron ``.idx``: ``MMIDIDX\\0\\0``, version 1 (uint64), dtype code (uint8), sequences S and
+documents D (uint64), S lengths (int32), S byte offsets (int64), D document bounds in sequences
+(int64, the first is 0). nmoe ``.idx``: ``NMOEIDX\\0``, version 1, documents N, a reserved number
+(uint64), N pairs of first and last token (uint64).
 
-Price: the index in memory (12 and 16 bytes per document), and the tokens of 1 MiB of documents at a time.
+Price: the index in memory (12 and 16 bytes per document), and the tokens of 1 MiB of documents at a
+time.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class ShardReader(Reader):
 
     @abc.abstractmethod
     def _index(self) -> tuple[np.ndarray, np.dtype]:
-        """Positions of the documents, int64 ``[n, 2]`` (first byte, one past the last), and the dtype of the ids."""
+        """Positions of the documents, int64 ``[n, 2]`` (first byte, one past the last), and the
+        dtype of the ids.
+        """
 
     def __iter__(self) -> Iterator[Row]:
         name = self.columns[0] if self.columns else "input_ids"
@@ -91,7 +95,9 @@ class ShardReader(Reader):
 
 
 class MegatronReader(ShardReader):
-    """Documents of a Megatron dataset (``.bin`` + ``.idx``); one document may be several sequences."""
+    """Documents of a Megatron dataset (``.bin`` + ``.idx``); one document may be
+    several sequences.
+    """
 
     _HEADER = 9 + 8 + 1 + 8 + 8
 

@@ -1,19 +1,24 @@
-"""Readers of a stream of bytes: JSONL (one object a line), plain text (one document a file), WARC files of web crawls.
+"""Readers of a stream of bytes: JSONL (one object a line), plain text (one document a file), WARC
+files of web crawls.
 
-Text is strict UTF-8 (a byte order mark at the start of a file is dropped) and is not changed: no normalisation, no
-conversion of line ends. Blank lines are skipped. A JSONL file can be cut at any byte, a compressed one at any unpacked
-byte, for which everything before is unpacked again. A line belongs to the slice in which it begins.
+Text is strict UTF-8 (a byte order mark at the start of a file is dropped) and is not changed: no
+normalisation, no conversion of line ends. Blank lines are skipped. A JSONL file can be cut at any
+byte, a compressed one at any unpacked byte, for which everything before is unpacked again. A line
+belongs to the slice in which it begins.
 
-Plain text in a WARC file becomes records with the fields ``text``, ``url``, ``id`` and ``date``; the rest is counted by
-type. Plain text means ``conversion`` records (WET files) and responses of type ``text/plain``. HTML is not converted:
-extracting text from pages is left to other programs. A truncated WARC file is an error, with one exception: an
-uncompressed one that ends within the headers of its last record ends there silently.
+Plain text in a WARC file becomes records with the fields ``text``, ``url``, ``id`` and ``date``;
+the rest is counted by type. Plain text means ``conversion`` records (WET files) and responses of
+type ``text/plain``. HTML is not converted: extracting text from pages is left to other programs. A
+truncated WARC file is an error, with one exception: an uncompressed one that ends within the
+headers of its last record ends there silently.
 
-Between file and record, blocks of bytes of bounded size pass through several steps: slicing, decompression, cutting
-into lines. The result does not depend on the blocks. This runs at about 1 GB/s uncompressed.
+Between file and record, blocks of bytes of bounded size pass through several steps: slicing,
+decompression, cutting into lines. The result does not depend on the blocks. This runs at about 1
+GB/s uncompressed.
 
-``msgspec`` parses JSON, and ``json`` parses the lines that it refuses: ``json`` decides what is valid, and its value.
-Price: about 350 MB/s of JSONL on one core, 200 MB/s if it is compressed with zstd.
+``msgspec`` parses JSON, and ``json`` parses the lines that it refuses: ``json`` decides what is
+valid, and its value. Price: about 350 MB/s of JSONL on one core, 200 MB/s if it is compressed with
+zstd.
 """
 
 from __future__ import annotations
@@ -46,7 +51,8 @@ from headrace.ingest.records import (
 from headrace.store.files import open_source
 
 BLOCK_BYTES = 1 << 20
-# A few stored bytes may unpack to very many, so a decompressor gets little at a time, which bounds its output.
+# A few stored bytes may unpack to very many, so a decompressor gets little at a time, which bounds
+# its output.
 PACKED_BLOCK_BYTES = 1 << 14
 # of a compressed file, all before a slice is unpacked for each
 _JUDGED_BYTES = 1 << 20
@@ -86,7 +92,9 @@ class BlockReader(Reader):
             )
 
     def _lines_between(self, stream: IO[bytes], start: int, stop: int | None) -> Iterator[bytes]:
-        """The lines that begin at the bytes ``start .. stop`` of the unpacked file (None: to its end)."""
+        """The lines that begin at the bytes ``start .. stop`` of the unpacked file (None: to its
+        end).
+        """
         if self.compression == "none":
             return lines_between(stream, start, stop)
         packed = iter(lambda: stream.read(PACKED_BLOCK_BYTES), b"")
@@ -132,8 +140,9 @@ class JsonlReader(BlockReader):
 
     @classmethod
     def split_packed(cls, path: str, size: int, compression: str, target_bytes: int) -> list[Slice]:
-        """At most 8 slices of a compressed file of ``size`` bytes, each of about ``target_bytes`` of these. Its
-        unpacked size is estimated from its first MiB; none if that cannot be unpacked.
+        """At most 8 slices of a compressed file of ``size`` bytes, each of about ``target_bytes``
+        of these. Its unpacked size is estimated from its first MiB; none if that cannot be
+        unpacked.
         """
         with reading(path), open_source(path) as stream:
             head = stream.read(_JUDGED_BYTES)
@@ -162,7 +171,9 @@ def _slices(size: int, unpacked: int, count: int) -> list[Slice]:
 
 
 class TextReader(BlockReader):
-    """A whole file as one record ``{"text": ...}``. Its row is 1, or the line of the first byte that is not text."""
+    """A whole file as one record ``{"text": ...}``. Its row is 1, or the line of the first byte
+    that is not text.
+    """
 
     unit: ClassVar[str] = "line"
 
@@ -189,7 +200,8 @@ class TextReader(BlockReader):
 def _object_of(line: bytes) -> Fields:
     try:
         record: Any = _decode(line)
-    except Exception:  # noqa: BLE001 (it has many; json takes more, such as NaN, and says what is wrong)
+    except Exception:  # noqa: BLE001
+        # it has many; json takes more, such as NaN, and says what is wrong
         record = _object_by_json(line)
     if not isinstance(record, dict):
         raise BadRecordError(f"holds a JSON {type_name(record)}, not an object", _spread_out(line))
@@ -213,7 +225,10 @@ def _object_by_json(line: bytes) -> Any:
 
 def _spread_out(line: bytes) -> str:
     if line.strip() in (b"[", b"{") or line.lstrip().startswith(b"["):
-        return "JSONL has one object on each line; to convert a JSON file: jq -c '.[]' FILE (or jq -c . FILE)."
+        return (
+            "JSONL has one object on each line; to convert a JSON file: jq -c '.[]' FILE (or jq -c"
+            " . FILE)."
+        )
     return ""
 
 
@@ -226,7 +241,9 @@ class _Bytes(Protocol):
 
 
 class _Unpacked:
-    """Unpacked blocks from some byte on, for which the earlier ones are unpacked; read on demand."""
+    """Unpacked blocks from some byte on, for which the earlier ones are unpacked;
+    read on demand.
+    """
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
@@ -245,9 +262,11 @@ class _Unpacked:
 def lines_between(
     stream: _Bytes, start: int, stop: int | None, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[bytes]:
-    """The lines that begin at the bytes ``start .. stop``, as blocks; None: to the end of the file."""
-    # A line begins at a byte if the byte before ends one. So both ends of the slice move to behind the first line end
-    # at or after the byte before them.
+    """The lines that begin at the bytes ``start .. stop``, as blocks; None: to the
+    end of the file.
+    """
+    # A line begins at a byte if the byte before ends one. So both ends of the slice move to behind
+    # the first line end at or after the byte before them.
     at = max(0, start - 1)
     stream.seek(at)
     at_line_start = start == 0
@@ -274,8 +293,8 @@ def lines_between(
 
 
 def split_lines(blocks: Iterable[bytes], limit: int = MAX_RECORD_BYTES) -> Iterator[bytes | None]:
-    r"""Lines of a stream of blocks, without their ``\n``; a last line without one counts too. None replaces a line of
-    more than ``limit`` bytes, which is not kept.
+    r"""Lines of a stream of blocks, without their ``\n``; a last line without one counts too. None
+    replaces a line of more than ``limit`` bytes, which is not kept.
 
     Linear in the bytes also for a line of many blocks.
 
@@ -308,7 +327,9 @@ def split_lines(blocks: Iterable[bytes], limit: int = MAX_RECORD_BYTES) -> Itera
 
 
 def without_bom(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The blocks without the byte order mark that some programs put at the start of a UTF-8 file."""
+    """The blocks without the byte order mark that some programs put at the start of
+    a UTF-8 file.
+    """
     head = b""
     stream = iter(blocks)
     for block in stream:
@@ -339,7 +360,7 @@ def unpack(blocks: Iterable[bytes], compression: str, path: str) -> Iterator[byt
             for at in range(0, len(block), ZSTD_STEP_BYTES)
         )
         damage = zstandard.ZstdError
-        new = lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # noqa: E731
+        new = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
     stream: Any = None
     try:
         for block in blocks:
@@ -393,7 +414,8 @@ class WarcReader(BlockReader):
                     raise SourceError(
                         f"ends in the middle of record {number} (cut off?)",
                         field=self.path,
-                        cure="Fetch or write the file again, then run the same command: finished parts are kept.",
+                        cure="Fetch or write the file again, then run the same command: finished"
+                        " parts are kept.",
                     )
                 if kind == "text":
                     yield number, _fields(record, raw)
@@ -464,7 +486,8 @@ def _charset(record: Any) -> str:
     _, _, charset = str(kind or "").lower().partition("charset=")
     name = charset.split(";")[0].strip(" \"'")
     try:
-        # Codecs that turn bytes into text; Python has others ("hex", "zlib") that are none of a web page's.
+        # Codecs that turn bytes into text; Python has others ("hex", "zlib") that are none of a web
+        # page's.
         return name if name and codecs.lookup(name)._is_text_encoding else "utf-8"
     except LookupError:
         return "utf-8"

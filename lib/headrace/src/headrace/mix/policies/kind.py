@@ -1,8 +1,8 @@
 """The config field ``policy``: how it is checked and resolved, and how the policy is made.
 
-To add a policy, write a file with a :class:`~headrace.mix.policy.MixingPolicy` and a :class:`PolicyKind`, and add one
-entry to :mod:`headrace.mix.policies.registry`, or, in another package, an entry point
-(:mod:`headrace.extensions`).
+To add a policy, write a file with a :class:`~headrace.mix.policy.MixingPolicy` and a
+:class:`PolicyKind`, and add one entry to :mod:`headrace.mix.policies.registry`, or, in another
+package, an entry point (:mod:`headrace.extensions`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class PolicyInputs:
         limits: Most examples of each component in the run, None for no limit.
         tokens: Tokens of an example.
         planned: Number of planned stages; those after them are amendments; None: all.
-        lengths: Tokens of the examples of each component, if the run counts individual tokens; None: each has
-            ``tokens``.
+        lengths: Tokens of the examples of each component, if the run counts individual tokens;
+            None: each has ``tokens``.
     """
 
     names: Sequence[str]
@@ -76,27 +76,34 @@ class WeightPlan(abc.ABC):
 
     @abc.abstractmethod
     def mixture_plan(self, names: Sequence[str], batch: BatchSchedule) -> MixturePlan:
-        """The plan over the components ``names``, in this order; raises ConfigError for other names."""
+        """The plan over the components ``names``, in this order; raises ConfigError for other
+        names.
+        """
 
 
 class PolicyKind(abc.ABC):
     """A policy as configs name it.
 
     Attributes:
-        example_s: Approximate seconds per example to reach a far step without an anchor; 0: any step is reached at
-            once, or step by step.
-        counts_tokens: Whether it supports units that count individual tokens; see :mod:`headrace.mix.measure`.
+        example_s: Approximate seconds per example to reach a far step without an anchor; 0: any
+            step is reached at once, or step by step.
+        counts_tokens: Whether it supports units that count individual tokens; see
+            :mod:`headrace.mix.measure`.
     """
 
     example_s: ClassVar[float] = 0.0
     counts_tokens: ClassVar[bool] = False
 
     def check(self, config: MixtureConfig) -> None:
-        """Raises ConfigError, before anything is opened, if the policy does not support a setting."""
+        """Raises ConfigError, before anything is opened, if the policy does not
+        support a setting.
+        """
         return
 
     def run_steps(self, config: MixtureConfig) -> int | None:
-        """Steps of a run; see :func:`~headrace.mix.stage_config.run_steps`, which raises what this does."""
+        """Steps of a run; see :func:`~headrace.mix.stage_config.run_steps`, which raises what this
+        does.
+        """
         return run_steps(config)
 
     def plan(self, config: MixtureConfig) -> MixturePlan:
@@ -109,11 +116,15 @@ class PolicyKind(abc.ABC):
 
     @abc.abstractmethod
     def make(self, inputs: PolicyInputs) -> MixingPolicy:
-        """The policy over components whose sizes and limits are known; raises ConfigError as ``check`` does."""
+        """The policy over components whose sizes and limits are known; raises ConfigError as
+        ``check`` does.
+        """
 
 
 def stage_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) -> list[float]:
-    """Weights of the components, for a policy that supports one stage of constant weights; and limits, if allowed."""
+    """Weights of the components, for a policy that supports one stage of constant weights; and
+    limits, if allowed.
+    """
     blend = inputs.stages[0].blend
     unknown = {
         "stages": len(inputs.stages) > 1,

@@ -1,11 +1,12 @@
 """Policies by the names that configs use.
 
-``quota`` (exact shares, schedules, stages, limits) is headrace's own and the default; ``whole_batches`` does the same
-with batches of one component each. The others reproduce the sequences of other systems, for runs that must continue as
-they began: ``swrr`` (nmoe), ``greedy`` and ``exhaustive`` (Megatron-LM), ``least_consumed`` (token-balanced). They
-accept constant weights and one stage, except ``swrr``, which accepts nmoe's stages too. ``exhaustive`` ends with its
-data. The others are endless unless limits end them: a source of ``least_consumed`` is left out once its limit is
-reached (``max_epochs: 1`` gives nanoschnack's order, each row once).
+``quota`` (exact shares, schedules, stages, limits) is headrace's own and the default;
+``whole_batches`` does the same with batches of one component each. The others reproduce the
+sequences of other systems, for runs that must continue as they began: ``swrr`` (nmoe), ``greedy``
+and ``exhaustive`` (Megatron-LM), ``least_consumed`` (token-balanced). They accept constant weights
+and one stage, except ``swrr``, which accepts nmoe's stages too. ``exhaustive`` ends with its data.
+The others are endless unless limits end them: a source of ``least_consumed`` is left out once its
+limit is reached (``max_epochs: 1`` gives nanoschnack's order, each row once).
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ POLICIES: dict[str, PolicyKind] = {
     "quota": ExactQuota(),
     "whole_batches": WholeBatchesKind(),
 }
-"""Policies of the core by name. Other packages bring theirs as entry points: see :mod:`headrace.extensions`."""
+"""Policies of the core by name. Other packages bring theirs as entry points: see
+:mod:`headrace.extensions`.
+"""
 
 
 def policy_names() -> list[str]:
@@ -60,7 +63,9 @@ def policy_kind(name: str) -> PolicyKind:
 
 
 def check_unit(unit: str, policy: str, counted: CountedTokens | None, phases: int) -> None:
-    """Raises ConfigError for a unit that the policy does not support, alone or with several row lengths."""
+    """Raises ConfigError for a unit that the policy does not support, alone or with several row
+    lengths.
+    """
     if counted is not None and phases > 1:
         cure = "Use unit: tokens, or keep one seq_len."
         raise ConfigError(
@@ -79,8 +84,8 @@ def plan_of(
     names: Sequence[str],
     batch: BatchSchedule,
 ) -> MixturePlan:
-    """The plan for weights over all components, ``names``: one mixture or stages, from which ``policy`` draws, or a
-    plan, which has its own policy.
+    """The plan for weights over all components, ``names``: one mixture or stages, from which
+    ``policy`` draws, or a plan, which has its own policy.
 
     Raises:
         ConfigError: there is no such policy; a plan with another policy or other names.

@@ -1,12 +1,12 @@
-"""``policy: whole_batches``: every batch comes from one component, and batches are distributed as ``quota`` does with
-rows.
+"""``policy: whole_batches``: every batch comes from one component, and batches are distributed as
+``quota`` does with rows.
 
-For batches of similar rows: buckets of documents of one length, or tasks that must not share a step. All batches have
-the same number of tokens.
+For batches of similar rows: buckets of documents of one length, or tasks that must not share a
+step. All batches have the same number of tokens.
 
-Invariant: after any step, each component is within one batch of the share that its weights ask for (the guarantee of
-:class:`~headrace.mix.stages.Stages` for rows, applied to batches); a step depends only on earlier steps. Price: that of
-``quota`` with batches of one row.
+Invariant: after any step, each component is within one batch of the share that its weights ask for
+(the guarantee of :class:`~headrace.mix.stages.Stages` for rows, applied to batches); a step depends
+only on earlier steps. Price: that of ``quota`` with batches of one row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class WholeBatches(MixingPolicy):
         >>> from headrace.mix.blend import Blend
         >>> from headrace.mix.stages import Stage
         >>> stages = [Stage(0, Blend({"short": 3, "long": 1}))]
-        >>> draws = WholeBatches(PolicyInputs(["short", "long"], stages, BatchSchedule(8), [99, 99], [None] * 2, 16))
+        >>> draws = WholeBatches(
+        ...     PolicyInputs(["short", "long"], stages, BatchSchedule(8), [99, 99], [None] * 2, 16)
+        ... )
         >>> [draws.counts_at(step).tolist() for step in range(4)], draws.starts_at(400).tolist()
         ([[8, 0], [8, 0], [0, 8], [8, 0]], [2400, 800])
     """

@@ -1,7 +1,8 @@
-"""Rows of braids from compiled code (``native/braid.c``), at the same price for any number of components.
+"""Rows of braids from compiled code (``native/braid.c``), at the same price for any number of
+components.
 
-NumPy would pass over all rows for each of about 100 operations; here one row is computed after the other, and what the
-rows of a component have in common once per epoch.
+NumPy would pass over all rows for each of about 100 operations; here one row is computed after the
+other, and what the rows of a component have in common once per epoch.
 
 Price: 0.07 us per row in windows of steps, 0.12 us in batches of 1,024; 15 us per call.
 """
@@ -39,7 +40,8 @@ class BraidKernel:
         ordinal: Int64[np.ndarray, " m"],
         first_epoch: Int64[np.ndarray, " m"] | None,
     ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
-        """As :meth:`~headrace.order.braid.table.BraidRows.__call__`, given the :func:`spec_fields` of the braids.
+        """As :meth:`~headrace.order.braid.table.BraidRows.__call__`, given the :func:`spec_fields`
+        of the braids.
 
         Raises:
             IndexError: no such component.

@@ -126,20 +126,25 @@ class BraidShuffle(Order):
         io_block_size: Examples in a block; best equal to one stored chunk.
         strands: Blocks that are open at a time, over all hosts together.
         seed: Integer seed.
-        lap: Draws in which the front passes once over the whole store: best the number of rows of this dataset in one
-            batch, even if it is not a whole number. A whole number must divide ``strands``; None for ``strands``.
-        first_strand: Number of the first strand among those of all components of a job (the sum of the strands of the
-            previous ones), so that strands of the whole job change blocks at different times. None: from the seed.
+        lap: Draws in which the front passes once over the whole store: best the number of rows of
+            this dataset in one batch, even if it is not a whole number. A whole number must divide
+            ``strands``; None for ``strands``.
+        first_strand: Number of the first strand among those of all components of a job (the sum of
+            the strands of the previous ones), so that strands of the whole job change blocks at
+            different times. None: from the seed.
         version: 1 or 2; see the module.
 
     Raises:
-        ConfigError: a size below 1, more strands than examples, a lap that does not fit the strands.
+        ConfigError: a size below 1, more strands than examples, a lap that does not fit the
+            strands.
 
     Example:
         >>> m = BraidShuffle(1000, io_block_size=16, strands=64, lap=8, seed=0)
         >>> sorted(m(np.arange(1000)).tolist()) == list(range(1000))
         True
-        >>> sorted((m.locality(np.arange(8)) * 8).astype(int).tolist())  # any 8 draws visit each eighth of the store
+        >>> sorted(
+        ...     (m.locality(np.arange(8)) * 8).astype(int).tolist()
+        ... )  # any 8 draws visit each eighth of the store
         [0, 1, 2, 3, 4, 5, 6, 7]
     """
 
@@ -180,7 +185,9 @@ class BraidShuffle(Order):
 
     @property
     def permutes_all(self) -> bool:
-        """Whether it has so few blocks that all rows are permuted in every epoch; see the module."""
+        """Whether it has so few blocks that all rows are permuted in every epoch;
+        see the module.
+        """
         return bool(self._spec.permuted[0])
 
     def describe(self) -> dict[str, object]:
@@ -295,7 +302,8 @@ class BraidShuffle(Order):
 
 
 class PendingBraid(Order):
-    """A braid whose strands depend on the mixture that contains it, or on the batches in which it is loaded.
+    """A braid whose strands depend on the mixture that contains it, or on the batches in which it
+    is loaded.
 
     Until these are known, it has a length, but its positions have no rows.
 
@@ -354,7 +362,8 @@ class PendingBraid(Order):
 
     def _refuse(self) -> NoReturn:
         raise ConfigError(
-            "is missing, and so is strands: the order follows from what the dataset is mixed with, or from its batches",
+            "is missing, and so is strands: the order follows from what the dataset is mixed with,"
+            " or from its batches",
             field="batch_size",
             cure="Mix or load it, or give braid_shuffle the batch_size.",
         )

@@ -1,4 +1,5 @@
-"""Parameters of braids, checked and prepared: one vector per parameter, one element per component; and their blocks.
+"""Parameters of braids, checked and prepared: one vector per parameter, one element per component;
+and their blocks.
 
 In an epoch, full blocks are in keyed order, and the rows of each are permuted differently.
 """
@@ -21,19 +22,25 @@ MAX_BLOCK = 1 << 31
 LAP_BITS = 20
 """The smallest lap is 2**-20 of a row."""
 GOLDEN32 = np.uint64(0x9E3779B9)
-"""2**32 / phi: multiples modulo 2**32 are evenly spread. Strand k changes blocks k of these after the first one."""
+"""2**32 / phi: multiples modulo 2**32 are evenly spread. Strand k changes blocks k of these after
+the first one.
+"""
 _EDGE = 2.0**-10  # localities below belong to the rows that come and go
-# What a child key is for; table.py uses 1. Vectors: numpy warns of overflow, which hashing needs, for scalars
+# What a child key is for; table.py uses 1. Vectors: numpy warns of overflow, which hashing needs,
+# for scalars
 BLOCK, _CELL = (np.array([k], np.uint64) for k in (2, 4))
 FEW_BLOCKS = 64
-"""Version 2 fully shuffles a source that has at most this many blocks, and no more blocks than strands."""
+"""Version 2 fully shuffles a source that has at most this many blocks, and no more blocks than
+strands.
+"""
 BRAID_VERSIONS = (1, 2)
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 
 
 class BraidSpec(NamedTuple):
-    """Parameters of one braid, or of many: vectors of one length (1 broadcasts). Made by :func:`braid_spec`.
+    """Parameters of one braid, or of many: vectors of one length (1 broadcasts). Made by
+    :func:`braid_spec`.
 
     All uint64 but corner, low and pitch, which are float64.
     """
@@ -81,11 +88,12 @@ def braid_spec(
 ) -> BraidSpec:
     """Checks and prepares the parameters of ``d`` braids (scalars: of one).
 
-    They are those of :class:`~headrace.order.braid.shuffle.BraidShuffle`, with a 64-bit key instead of the seed; at
-    most 2**22 strands, and laps of 2**-20 draws or more.
+    They are those of :class:`~headrace.order.braid.shuffle.BraidShuffle`, with a 64-bit key instead
+    of the seed; at most 2**22 strands, and laps of 2**-20 draws or more.
 
     Raises:
-        ConfigError: a size below 1, more strands than examples, a lap that does not fit the strands, no such version.
+        ConfigError: a size below 1, more strands than examples, a lap that does not fit the
+            strands, no such version.
     """
     lengths, blocks, counts, laps, firsts, versions, keys = np.broadcast_arrays(
         *map(
@@ -153,12 +161,13 @@ def check_version(field: str, version: int) -> None:
 
 
 def lap_bits(laps: Float64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
-    """Binary digits with which laps are counted: as many as 64 bits allow, 20 for the longest lap, 29 for one of 4
-    rows.
+    """Binary digits with which laps are counted: as many as 64 bits allow, 20 for the longest lap,
+    29 for one of 4 rows.
 
-    An error of the lap adds up over the batches of a run, and rows that drift across the border of two batches move all
-    later rows across the borders of hosts. With 20 digits for all, 200 components on 64 hosts read 1.12 times what they
-    need at the start and 1.44 times after a million steps.
+    An error of the lap adds up over the batches of a run, and rows that drift across the border of
+    two batches move all later rows across the borders of hosts. With 20 digits for all, 200
+    components on 64 hosts read 1.12 times what they need at the start and 1.44 times after a
+    million steps.
 
     Example:
         >>> lap_bits(np.array([0.3, 4.0, 2.0**22])).tolist()
@@ -207,7 +216,8 @@ def _check_sizes(
             else f"more than {MAX_STRANDS} strands",
             field="strands",
             value=have,
-            cure=f"Give at most {min(max(of, 1), MAX_STRANDS)}, or leave strands out to have them chosen.",
+            cure=f"Give at most {min(max(of, 1), MAX_STRANDS)}, or leave strands out to have them"
+            " chosen.",
         )
     bad = np.flatnonzero(~((laps >= 2.0**-LAP_BITS) & (laps <= counts)))
     if bad.size:
@@ -221,11 +231,13 @@ def _check_sizes(
 
 @functools.lru_cache(maxsize=4096)
 def lattice_step(m: int) -> int:
-    """A step g, coprime to m, such that any run of ``0, g, 2 g, ...`` modulo m is evenly spread over ``range(m)``.
+    """A step g, coprime to m, such that any run of ``0, g, 2 g, ...`` modulo m is evenly spread
+    over ``range(m)``.
 
-    Near ``m / phi``, the number whose continued fraction ``g / m`` has the smallest sum of partial quotients: that sum
-    bounds the discrepancy of every run (Niederreiter, "Random number generation and quasi-Monte Carlo methods", 1992,
-    chapter 3; phi itself, all of whose quotients are 1, is the best irrational step).
+    Near ``m / phi``, the number whose continued fraction ``g / m`` has the smallest sum of partial
+    quotients: that sum bounds the discrepancy of every run (Niederreiter, "Random number generation
+    and quasi-Monte Carlo methods", 1992, chapter 3; phi itself, all of whose quotients are 1, is
+    the best irrational step).
 
     Example:
         >>> lattice_step(8), lattice_step(13), lattice_step(1)

@@ -66,21 +66,27 @@ def resolve_strands(
         lengths: Examples of each component, at least 1.
         shares: Largest share of a batch that each component ever gets, in [0, 1].
         batch_size: Examples in a batch (the largest, if it changes).
-        strands: Open blocks for the whole job; None for ``8 * batch_size``, fewer if the corpus is small.
-        budget_bytes: Instead of ``strands``: bytes of open blocks for the whole job. Needs ``block_bytes``.
+        strands: Open blocks for the whole job; None for ``8 * batch_size``, fewer if the corpus is
+            small.
+        budget_bytes: Instead of ``strands``: bytes of open blocks for the whole job. Needs
+            ``block_bytes``.
         block_bytes: Bytes of a block in memory.
-        usual_shares: Shares during most of the run, if weights change only at a few steps: laps fit these. None:
-            ``shares`` if they add up to one, which means that they never change; else no lap fits.
+        usual_shares: Shares during most of the run, if weights change only at a few steps: laps fit
+            these. None: ``shares`` if they add up to one, which means that they never change; else
+            no lap fits.
 
     Returns:
-        At least one strand per component, never more than it has examples. Totals equal ``strands`` up to rounding to
-        whole batches; a byte budget is never exceeded.
+        At least one strand per component, never more than it has examples. Totals equal ``strands``
+        up to rounding to whole batches; a byte budget is never exceeded.
 
     Raises:
-        ConfigError: more strands than examples; a size below 1; a budget too small for one block per component.
+        ConfigError: more strands than examples; a size below 1; a budget too small for one block
+            per component.
 
     Example:
-        >>> plan = resolve_strands(np.array([10**6, 10**6, 5]), np.array([0.7, 0.29, 0.01]), batch_size=128)
+        >>> plan = resolve_strands(
+        ...     np.array([10**6, 10**6, 5]), np.array([0.7, 0.29, 0.01]), batch_size=128
+        ... )
         >>> plan.strands.tolist(), plan.laps.round(2).tolist()
         ([717, 297, 3], [89.6, 37.12, 1.28])
     """
@@ -165,7 +171,8 @@ def _fitting_laps(
 
 
 def apportion(shares: Float64[np.ndarray, " d"], total: int) -> Int64[np.ndarray, " d"]:
-    """Whole numbers near ``total * shares`` whose sum is ``total * sum(shares)`` rounded (largest remainders).
+    """Whole numbers near ``total * shares`` whose sum is ``total * sum(shares)`` rounded (largest
+    remainders).
 
     Example:
         >>> apportion(np.array([0.5, 0.3, 0.2]), 7).tolist()

@@ -32,7 +32,8 @@ _EXACT = np.uint64(1 << 40)  # draws times cells stay below 2**63; beyond, gaps 
 _LAST = np.uint64(8)
 # Blocks of a strand from which on it is rare that neighbours meet in one block
 _LONG = np.uint64(16)
-# What a child key is for; see also spec. A vector: numpy warns of overflow, which hashing needs, for scalars.
+# What a child key is for; see also spec. A vector: numpy warns of overflow, which hashing needs,
+# for scalars.
 _PHASE = np.array([1], np.uint64)
 
 
@@ -274,13 +275,14 @@ class BraidRows:
 class BraidTable:
     """The braids of all components of a mixture, evaluated in one pass over rows of any of them.
 
-    Row for row equal to ``Repeat(BraidShuffle(...))`` of the component; the cost does not depend on the number of
-    components.
+    Row for row equal to ``Repeat(BraidShuffle(...))`` of the component; the cost does not depend on
+    the number of components.
 
     Args:
         lengths: Examples of each component, at least 1.
         io_block_size: Examples in a block, one for all or one for each.
-        strands: Strands of each component, see :func:`~headrace.order.braid.strands.resolve_strands`.
+        strands: Strands of each component, see
+            :func:`~headrace.order.braid.strands.resolve_strands`.
         seeds: Integer seed of each component.
         laps: Lap of each component; None for ``strands``.
         first_strands: Number of each component's first strand; None: counted over the components.
@@ -291,9 +293,18 @@ class BraidTable:
 
     Example:
         >>> from headrace.order import BraidShuffle
-        >>> table = BraidTable.of([BraidShuffle(n, io_block_size=4, strands=n // 5, seed=n) for n in (10, 100)])
-        >>> rows, locality = table(np.array([0, 1, 0]), np.array([3, 99, 13]))  # 13: the second epoch of component 0
-        >>> bool(rows[2] == BraidShuffle(10, io_block_size=4, strands=2, seed=10).at(np.array([3]), np.array([1]))[0])
+        >>> table = BraidTable.of(
+        ...     [BraidShuffle(n, io_block_size=4, strands=n // 5, seed=n) for n in (10, 100)]
+        ... )
+        >>> rows, locality = table(
+        ...     np.array([0, 1, 0]), np.array([3, 99, 13])
+        ... )  # 13: the second epoch of component 0
+        >>> bool(
+        ...     rows[2]
+        ...     == BraidShuffle(10, io_block_size=4, strands=2, seed=10).at(
+        ...         np.array([3]), np.array([1])
+        ...     )[0]
+        ... )
         True
     """
 
@@ -349,7 +360,7 @@ class BraidTable:
         ordinal: Int64[np.ndarray, " m"],
         first_epoch: Int64[np.ndarray, " m"] | None = None,
     ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
-        """Row in its component's store and locality of each ``ordinal``-th draw; each pass is re-keyed, starting at
-        ``first_epoch`` (None: 0).
+        """Row in its component's store and locality of each ``ordinal``-th draw; each pass is
+        re-keyed, starting at ``first_epoch`` (None: 0).
         """
         return self._rows(component, ordinal, first_epoch)
