@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -68,3 +69,27 @@ def test_mistakes_get_one_line(plan, args, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_csv_has_the_figures_of_json(plan, tmp_path):
+    """A line for each number of hosts; one host has no exchange."""
+    file = tmp_path / "forecast.csv"
+    sizes = ["--tokens", "web=1e9", "--tokens", "code=2e8", "--max-rows", "4096"]
+    asked = run(plan, "--hosts", "1,8,64", "--csv", str(file), "--json", *sizes)
+    by_hosts = json.loads(asked.stdout)["by_hosts"]
+    with file.open(newline="") as opened:
+        lines = list(csv.DictReader(opened))
+    assert len(lines) == 3
+    for line, figures in zip(lines, by_hosts, strict=True):
+        exchange = figures.pop("exchange") or {}
+        expected = figures | {f"exchange_{name}": value for name, value in exchange.items()}
+        written = {name: value for name, value in line.items() if value}
+        assert written == {name: str(value) for name, value in expected.items()}
+
+
+def test_a_csv_that_cannot_be_written_is_refused_at_once(plan, tmp_path):
+    place = str(tmp_path / "missing" / "forecast.csv")
+    refused = run(plan, "--csv", place, "--tokens", "web=1e12", "--tokens", "code=2e11")
+    assert refused.returncode == 2
+    assert f"--csv = '{place}'" in refused.stderr.replace("\n", "")
+    assert "Name a file in a folder that exists" in refused.stderr

@@ -61,8 +61,7 @@ def command(
 
         headrace convert cache levanter-cache/train --layout levanter
 
-        headrace convert levanter-cache/train cache --layout headrace --dtype uint16 --tokenizer
-        llama3/
+        headrace convert theirs/train cache --layout headrace --dtype uint16 --tokenizer llama3/
     """
     from headrace.store.consolidate import consolidate
     from headrace.store.joined import open_cache

@@ -80,19 +80,15 @@ def command(
 
         headrace build corpus/ --output cache --tokenizer tokenizer.json
 
-        headrace build 'dump/**/*.jsonl.zst' -o gs://bucket/cache -t llama3/ --text-field content
-        --on-bad-line skip
+        headrace build 'dump/*.jsonl.zst' -o cache -t llama3/ --text-field body --on-bad-line skip
 
         headrace build src/ -o code-cache -t bytes --format text --extension .py --eos none
 
-        headrace build code/ -o fim-cache -t starcoder/ --fim '<fim_prefix>' '<fim_suffix>'
-        '<fim_middle>'
+        headrace build code/ -o fim -t starcoder/ --fim '<fim_prefix>' '<fim_suffix>' '<fim_middle>'
 
-        headrace build 's3://bucket/web/part-{000..499}.parquet' -o cache -t llama3/ --leaf
-        id=meta.id --engine ray
+        headrace build 's3://bucket/{000..499}.parquet' -o cache -t llama3/ --leaf id=meta.id
 
-        headrace build chats.jsonl -o chat-cache -t llama3/ --kind chat --mask roles --mask-role
-        assistant
+        headrace build chats.jsonl -o chat -t llama3/ --kind chat --mask roles --mask-role assistant
 
         headrace build 'hf://owner/poems?split=train' -o shuffled -t llama3/ --shuffle 7
 

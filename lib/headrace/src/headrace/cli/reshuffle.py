@@ -74,8 +74,7 @@ def command(
 
         headrace reshuffle cache shuffled
 
-        headrace reshuffle gs://bucket/cache gs://bucket/shuffled --seed 1 --memory 16GiB --engine
-        ray
+        headrace reshuffle gs://b/cache gs://b/shuffled --seed 1 --memory 16GiB --engine ray
 
         headrace reshuffle levanter-cache/train shuffled --dry-run
     """

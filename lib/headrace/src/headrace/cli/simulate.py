@@ -5,8 +5,10 @@ needs shuffling.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from csv import DictWriter
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -24,7 +26,7 @@ from headrace.cli.options import (
     parse_sizes,
 )
 from headrace.cli.shown import figures_table, in_bytes, show_judgments, working
-from headrace.errors import format_count
+from headrace.errors import ConfigError, format_count
 from headrace.progress import report
 
 if TYPE_CHECKING:
@@ -65,6 +67,14 @@ def command(
     price_per_gib: Annotated[
         float, typer.Option(help="Price of each GiB read from the store.")
     ] = 0.0,
+    csv: Annotated[
+        str | None,
+        typer.Option(
+            "--csv",
+            help="Also write a table for spreadsheets: a line for each number of hosts.",
+            metavar="FILE",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Forecast exactly what a run will read, without reading it.
@@ -80,6 +90,8 @@ def command(
         headrace simulate run.yaml --hosts 8,64,1024 --cache-mib 512 batch_size=1024
 
         headrace simulate plan.yaml --tokens web=1e12 --tokens code=2e11
+
+        headrace simulate run.yaml --hosts 8,64 --csv forecast.csv
     """
     from headrace.analysis.check.judgments import NOT_JUDGED, RunOrders, judge_forecast
     from headrace.analysis.check.sizes import planned_caches
@@ -90,6 +102,8 @@ def command(
     from headrace.feed.micro_batches import MicroForecast
 
     numbers = parse_hosts(hosts) or [1]
+    if csv is not None:
+        _write_csv(csv, [])  # what cannot be written is refused before the long counting
     planned = planned_caches(
         load_config(config, settings or []), parse_sizes(tokens), layout=layout, look=not declared
     )
@@ -109,6 +123,8 @@ def command(
             prices=Prices(price_per_1000_reads, price_per_gib),
             watch=partial(report, "counting examples"),
         )
+    if csv is not None:
+        _write_csv(csv, forecast.to_json()["by_hosts"])
     noise = source_excess(
         dataset, num_steps or resolved.run_steps, forecast.batch_size, parse_shares(icc)
     )
@@ -130,6 +146,31 @@ def command(
         typer.echo(f"{name}: {one} over a full shuffle")
     judgments = judge_forecast(forecast, resolved, RunOrders.of(mixture.components), memory, noise)
     show_judgments([*judgments, NOT_JUDGED])
+
+
+def _write_csv(path: str, by_hosts: Sequence[Mapping[str, Any]]) -> None:
+    """Writes what ``--json`` has in ``by_hosts``; fields of ``exchange`` begin with its name."""
+    lines = [
+        {
+            **{name: value for name, value in figures.items() if name != "exchange"},
+            **{f"exchange_{name}": value for name, value in (figures["exchange"] or {}).items()},
+        }
+        for figures in by_hosts
+    ]
+    # One host exchanges nothing, so its line lacks fields that the others have.
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    try:
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            table = DictWriter(file, names)
+            table.writeheader()
+            table.writerows(lines)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be written ({error.strerror})",
+            field="--csv",
+            value=path,
+            cure="Name a file in a folder that exists and may be written to.",
+        ) from error
 
 
 def _say_if_long(config: LmDataConfig) -> None:
@@ -296,8 +337,6 @@ def _show_probe(found: ShuffleProbe) -> None:
 
 def _load(path: str) -> np.ndarray:
     import numpy as np
-
-    from headrace.errors import ConfigError
 
     try:
         return np.load(path, allow_pickle=False)
