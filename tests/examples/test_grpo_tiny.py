@@ -160,12 +160,13 @@ def test_two_processes_learn_and_after_a_kill_the_batches_are_those_of_the_log(e
 
 @pytest.mark.slow
 def test_a_policy_that_is_one_update_behind_learns_too(example):
+    """How fast depends on which groups are ready in time, so on the machine: there are steps enough."""
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
-        history = example.run(Path(folder), steps=16, max_staleness=1, quiet=True)
+        history = example.run(Path(folder), steps=30, max_staleness=1, quiet=True)
         figures = read_records(folder).figures
-    check_once(history, 16)
+    check_once(history, 30)
     assert figures["rollout/staleness_max"][1].max() == 1
-    assert figures["train/policy_loss"][0].tolist() == list(range(16))
+    assert figures["train/policy_loss"][0].tolist() == list(range(30))
     first, last = (np.mean([h["reward"] for h in part]) for part in (history[:3], history[-3:]))
     assert last > first + 0.2
 
