@@ -189,6 +189,7 @@ BAD_LINES = {
     "wrong type": (b'{"text": null}', "holds a null in field 'text', not a string"),
     "number as text": (b'{"text": 3.5}', "holds a number in field 'text'"),
     "bad utf-8": (b'{"text": "abc\xff"}', "is not UTF-8 .byte 0xff at byte 13 of the line.*iconv"),
+    "utf-16": ('{"text": "a"}'.encode("utf-16"), "byte 0xff at byte 0.*iconv -f utf-16 -t utf-8"),
     "cut utf-8": (b'{"text": "\xc3', "is not UTF-8"),
     "overlong utf-8": (b'{"text": "\xc0\x80"}', "byte 0xc0"),
     "encoded surrogate": (b'{"text": "\xed\xa0\x80"}', "byte 0xed"),

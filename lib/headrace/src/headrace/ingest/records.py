@@ -34,7 +34,8 @@ Fields: TypeAlias = Mapping[str, Any]
 TEXT = "text"
 ANY = "any"
 _LEAF_CURE = "Check the field of this leaf, or leave such records out."
-UTF8_CURE = "Convert the file to UTF-8 (e.g. iconv -f latin1 -t utf-8)."
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+"""What files in UTF-16 begin with."""
 
 
 class BadRecordError(Exception):
@@ -348,7 +349,9 @@ def not_utf8(error: UnicodeDecodeError, what: str) -> BadRecordError:
     problem = (
         f"is not UTF-8 (byte 0x{error.object[error.start]:02x} at byte {error.start} of the {what})"
     )
-    return BadRecordError(problem, UTF8_CURE)
+    encoding = "utf-16" if error.object.startswith(_UTF16_MARKS) else "latin1"
+    cure = f"Convert the file to UTF-8 (e.g. iconv -f {encoding} -t utf-8)."
+    return BadRecordError(problem, cure)
 
 
 def type_name(value: Any) -> str:
