@@ -63,8 +63,9 @@ class ComponentConfig:
     Attributes:
         cache: Path or URL of its token cache, or a list of several that form one source, one after
             the other.
-        weight: A number, ``{step: {step: w}}`` or ``{linear: {step: w}}``: a function of the global
-            step. None: 1, or as set by ``weights``, ``stages`` or an amendment.
+        weight: A number, ``{step: {step: w}}``, ``{linear: {step: w}}`` or ``{cosine: {step: w}}``:
+            a function of the global step. None: 1, or as set by ``weights``, ``stages`` or an
+            amendment.
         source: Text to build the cache from, if it does not exist (``LmDataConfig.build_caches``).
         shuffle: How this component is shuffled; None: the config's setting.
         packing: How its documents are packed into rows, ``{}`` for the defaults; None: rows are cut

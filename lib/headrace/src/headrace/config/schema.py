@@ -54,8 +54,8 @@ _POINTS = _one_of(
 _SCHEDULE = _one_of(
     _NUMBER,
     _object(
-        {"step": _POINTS, "linear": _POINTS, "scale": _NUMBER},
-        oneOf=[{"required": ["step"]}, {"required": ["linear"]}],
+        {"step": _POINTS, "linear": _POINTS, "cosine": _POINTS, "scale": _NUMBER},
+        oneOf=[{"required": ["step"]}, {"required": ["linear"]}, {"required": ["cosine"]}],
     ),
     description="A number, or a function of the global step.",
 )

@@ -50,6 +50,8 @@ MAX_BATCH = 1 << 18
 _SCIENTIFIC = re.compile(r"[+-]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][+-]?\d{1,3}")
 _MOST_DIGITS = 100
 _INTEGER = re.compile(r"[0-9][0-9_]*")
+_KINDS = ("step", "linear", "cosine")
+_COSINE_PIECES = 64
 _CURE = "Write a number, or step: {0: 1.0, 1000: 0.5}, or linear: {0: 1.0, 1000: 0.0}."
 
 
@@ -224,9 +226,9 @@ class Curves:
 def weight_from_config(obj: object, path: str = "weight") -> Weight:
     """Read a weight as users write it at a ``path`` of the config.
 
-    It is a number; or a mapping with one of ``step``, ``linear`` (a mapping step -> weight, or a
-    list of pairs sorted by step; YAML may give the steps as strings) and optionally ``scale``; or a
-    :class:`Weight`.
+    It is a number; or a mapping with one of ``step``, ``linear``, ``cosine`` (a mapping step ->
+    weight, or a list of pairs sorted by step; YAML may give the steps as strings) and optionally
+    ``scale``; or a :class:`Weight`. A cosine becomes straight pieces (:func:`cosine_points`).
 
     Raises:
         ConfigError: it is none of these; see :class:`Weight` for refused values.
@@ -245,21 +247,66 @@ def weight_from_config(obj: object, path: str = "weight") -> Weight:
         return Weight("constant", ((0, _number(obj, path)),), path=path)
     keys = {str(k): v for k, v in cast(Mapping[object, object], obj).items()}
     for key in keys:
-        if key not in ("step", "linear", "scale"):
-            cure = did_you_mean(key, ("step", "linear", "scale"))
+        if key not in (*_KINDS, "scale"):
+            cure = did_you_mean(key, (*_KINDS, "scale"))
             cure = f"Write {{step: {obj}}} or {{linear: {obj}}}." if key.isdecimal() else cure
             raise ConfigError(f"unknown key {key!r}", field=path, value=obj, cure=cure)
-    kinds = [k for k in ("step", "linear") if k in keys]
+    kinds = [kind for kind in _KINDS if kind in keys]
     if len(kinds) != 1:
-        problem = "has both step and linear" if kinds else "has neither step nor linear"
+        names = " and ".join(kinds) if kinds else "neither step nor linear"
+        problem = f"has both {names}" if kinds else f"has {names}"
         raise ConfigError(problem, field=path, value=obj, cure=_CURE)
     points = sorted_points(keys[kinds[0]], f"{path}.{kinds[0]}")
+    if kinds[0] == "cosine":
+        points = cosine_points(points)
     return Weight(
-        cast(Literal["step", "linear"], kinds[0]),
+        "step" if kinds[0] == "step" else "linear",
         points,
         _number(keys.get("scale", 1.0), path),
         path,
     )
+
+
+def cosine_points(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Straight pieces that follow half a cosine from each point to the next.
+
+    Quotas count steps exactly where weights are straight lines, so a curve is drawn by 64 lines
+    between two points. They differ from it by less than 0.02 % of the difference of the weights.
+
+    1. Between two points, take steps at each 64th of the way, rounded down to whole steps.
+    2. At the share x of the way, the curve has gone sin(pi x / 2)^2 of the difference.
+    3. Beyond the middle it is the same, seen from the other end.
+
+    The sine is summed up from its series, by additions and multiplications alone: a library's sine
+    may differ in the last bit from machine to machine.
+
+    Args:
+        points: ``(step, weight)`` pairs, steps rising.
+
+    Example:
+        >>> curve = Weight("linear", cosine_points([(0, 1.0), (1000, 3.0)]))
+        >>> curve.at(np.array([0, 250, 500, 750, 1000])).round(2).tolist()
+        [1.0, 1.29, 2.0, 2.71, 3.0]
+    """
+    pieces: list[tuple[int, float]] = []
+    for (first, low), (last, high) in itertools.pairwise(points):
+        steps = {first + (last - first) * part // _COSINE_PIECES for part in range(_COSINE_PIECES)}
+        for step in sorted(steps):
+            share = (step - first) / (last - first)
+            gone = _sine_squared(share) if share <= 0.5 else 1.0 - _sine_squared(1.0 - share)
+            pieces.append((step, low + gone * (high - low)))
+    return (*pieces, points[-1])
+
+
+def _sine_squared(share: float) -> float:
+    """The square of sin(pi/2 share), for shares up to a half, where 9 terms give all bits."""
+    angle = share * (math.pi / 2)
+    term = angle
+    sine = angle
+    for power in range(3, 19, 2):
+        term = -term * angle * angle / (power * (power - 1))
+        sine += term
+    return sine * sine
 
 
 def sorted_points(obj: object, path: str) -> tuple[tuple[int, float], ...]:
