@@ -36,8 +36,9 @@ class Draws:
     Args:
         weights: One :class:`Weight` for each component; or a mapping or :class:`Blend` (components
             in its order of names), drawn by :class:`Quota`. Or a policy, which has its own batch
-            schedule and limits. batch: Examples per step. limits: Largest number of examples of
-            each component in the whole run (see :class:`Quota`).
+            schedule and limits.
+        batch: Examples per step.
+        limits: Largest number of examples of each component in the whole run (see :class:`Quota`).
 
     Raises:
         ConfigError: no component; weights that :class:`Blend` refuses; ``batch`` missing, or given

@@ -29,7 +29,6 @@ from headrace.store.failures import DamagedAnswerError, StoreFailedError
 from headrace.store.layout import (
     CRC_BYTES,
     NO_CHUNK,
-    CacheLayout,
     StoredLayout,
     checksum_bytes,
     named_in,
@@ -166,15 +165,6 @@ def _even_places(shard_chunks: int, chunks: int, size: int) -> np.ndarray:
     entries[:chunks, 0] = np.arange(chunks) * size
     entries[:chunks, 1] = size
     return entries
-
-
-def even_index(layout: CacheLayout, chunks: int) -> tuple[bytes, int]:
-    """The index that a file of an uncompressed array ends with, by the number of its chunks, and
-    where it begins.
-    """
-    size = layout.chunk_elements * np.dtype(layout.dtype).itemsize + CRC_BYTES
-    entries = _even_places(layout.shard_chunks, chunks, size).astype("<u8").tobytes()
-    return entries + google_crc32c.value(entries).to_bytes(CRC_BYTES, "little"), chunks * size
 
 
 @functools.lru_cache(maxsize=64)
