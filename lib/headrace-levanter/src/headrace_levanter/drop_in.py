@@ -127,23 +127,12 @@ class FedDataConfig(LmDataConfig):
         """Levanter's validation sets; those of components of which rows are held out are
         headrace's: the rows that it does not train on.
         """
-        own = self._held_out(Pos.size)
+        own = self.own.validation_datasets(seq_len=Pos.size) if self.own.held_out else {}
         held_out = {
             name: HeadraceDataset(rows, 1, position_axis=Pos.name, row_order="stream")
             for name, rows in own.items()
         }
         return {**super().validation_sets(Pos), **held_out}
-
-    def validation_grug_sets(self, *, seq_len: int) -> Mapping[str, Any]:
-        """The same as ``GrugLmExample``."""
-        held_out = {
-            name: HeadraceDataset(rows, 1, named=False, row_order="stream")
-            for name, rows in self._held_out(seq_len).items()
-        }
-        return {**super().validation_grug_sets(seq_len=seq_len), **held_out}
-
-    def _held_out(self, seq_len: int) -> Mapping[str, Any]:
-        return self.own.validation_datasets(seq_len=seq_len) if self.own.held_out else {}
 
 
 def fed(

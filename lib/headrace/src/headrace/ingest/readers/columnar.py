@@ -167,7 +167,9 @@ def record_of(
 
 
 def column_values(column: Any) -> list[Any]:
-    """The values of an Arrow array; lists of numbers without nulls as numpy arrays."""
+    """The values of an Arrow array; lists of numbers without nulls as numpy arrays, maps as
+    objects, as JSON has them.
+    """
     arrow = importlib.import_module("pyarrow")
     kind = column.type
     is_list = arrow.types.is_list(kind) or arrow.types.is_large_list(kind)
@@ -175,9 +177,9 @@ def column_values(column: Any) -> list[Any]:
         is_list
         and (arrow.types.is_integer(kind.value_type) or arrow.types.is_floating(kind.value_type))
     ):
-        return column.to_pylist()
+        return column.to_pylist(maps_as_pydicts="lossy")  # of equal keys the last, as in JSON
     if column.null_count or column.values.null_count:
-        return column.to_pylist()
+        return column.to_pylist(maps_as_pydicts="lossy")  # of equal keys the last, as in JSON
     offsets = column.offsets.to_numpy()
     values = column.values.to_numpy(zero_copy_only=False)
     return [values[a:b] for a, b in itertools.pairwise(offsets)]
