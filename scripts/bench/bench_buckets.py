@@ -51,8 +51,7 @@ ROADS = {
     "no buckets": "",
     "told apart, as they are": f"buckets: {{by: score, edges: {EDGES}}}",
     "told apart, as they repeat": f"buckets: {{by: score, edges: {EDGES}, weights: [{{repeat:"
-    " .5}, {repeat: 1},"
-    " {repeat: 2}]}",
+    " .5}, {repeat: 1}, {repeat: 2}]}",
     "in layers, as they repeat": f"buckets: {{by: score, edges: {EDGES}, repeats: {REPEATS}}}",
 }
 

@@ -254,8 +254,7 @@ def marin_table(args: argparse.Namespace, report: Report) -> None:
         "Same-block rate: plain definition (share of successive rows from one block). A well mixed"
         " window of 8 blocks "
         "of 128 gives 127/1023 = 0.124; marin's 0.31 comes from its multiply-add Feistel rounds,"
-        " which leave "
-        "neighbours together (as 0.0107 < 0.0155 for full shuffle does)."
+        " which leave neighbours together (as 0.0107 < 0.0155 for full shuffle does)."
     )
     for name, values in MARIN.items():
         for k, metric in enumerate(METRICS[:3]):
@@ -313,8 +312,7 @@ def variance_table(args: argparse.Namespace, report: Report) -> dict[str, dict[i
         "B = 1024: w = 1024, 8192, 65536. Braid 8x batch is the default memory budget, in blocks"
         " of 128; braid default "
         "has the blocks that configs give: one chunk of 65,536 tokens. Batch 1024 in blocks of 128"
-        " has every row of "
-        "this corpus open, so its VR_8192 of 0 is no result, and no bar."
+        " has every row of this corpus open, so its VR_8192 of 0 is no result, and no bar."
     )
     return curves
 

@@ -75,8 +75,7 @@ def run(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(
         f"components:\n  web: {{cache: {tmp_path}/web, weight: 3}}\n  code: {{cache:"
-        f" {tmp_path}/code}}\n"
-        "seq_len: 8\nbatch_size: 8\n"
+        f" {tmp_path}/code}}\nseq_len: 8\nbatch_size: 8\n"
     )
     open_run(tmp_path / "run", load_config(str(path)).loader()).state(20)
     return tmp_path / "run", path

@@ -27,8 +27,7 @@ from headrace_levanter.export import write_levanter
 Run = Callable[..., tuple[int, str, str]]
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{"
-    " m.content }}"
-    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}\n{% endfor %}"
+    " m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}\n{% endfor %}"
 )
 
 

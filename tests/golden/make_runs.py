@@ -150,8 +150,7 @@ def build_caches() -> None:
     ]
     template = (
         "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{"
-        " m.content }}"
-        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+        " m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
     )
     built: list[tuple[str, list[str], Config, str, Config]] = [
         (

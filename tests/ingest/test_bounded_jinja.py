@@ -18,11 +18,9 @@ BOMBS = [
     "{% set ns = namespace(x=['a']) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{%"
     " endfor %}{{ ns.x }}",
     "{% set ns = namespace(x=['a']) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{%"
-    " endfor %}"
-    "{{ ns.x|tojson }}",
+    " endfor %}{{ ns.x|tojson }}",
     "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set y %}{{ ns.x }}{{ ns.x }}{%"
-    " endset %}"
-    "{% set ns.x = y %}{% endfor %}",
+    " endset %}{% set ns.x = y %}{% endfor %}",
     "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x.replace('a', 'aa')"
     " %}{% endfor %}",
     "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x|replace('a', 'aa')"
@@ -34,8 +32,7 @@ BOMBS = [
     "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = '%s%s' % (ns.x, ns.x)"
     " %}{% endfor %}",
     "{% set x = 'a' * 1000000 %}{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set"
-    " ns.l = ns.l + [x[1:]] %}"
-    "{% endfor %}",
+    " ns.l = ns.l + [x[1:]] %}{% endfor %}",
     "{{ 'x' * 10 ** 12 }}",
     "{{ 'x'.center(10 ** 12) }}",
     "{{ 'x'|center(1000000000000) }}",

@@ -19,8 +19,7 @@ from headrace.store import TokenCache
 GOLDEN = Path(__file__).parents[1] / "golden" / "caches.json"
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{"
-    " m.content }}"
-    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    " m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
 MESSAGES = [
     {"role": "user", "content": "Warum? 日本"},

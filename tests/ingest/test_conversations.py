@@ -18,19 +18,16 @@ ASKS_DEFINED = (
     "{% if m.content %}{{ m.content }}{% endif %}"
     "{% if m.tool_calls is defined %}{% for c in m.tool_calls %}"
     "<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}{% endif"
-    " %}</s>"
-    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    " %}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 ASKS_NONE = (
     "{% for m in messages %}<{{ m.role }}>{% if m['content'] is none %}{% for c in m.tool_calls %}"
     "{{ c.function.name + c.function.arguments }}{% endfor %}{% else %}{{ m['content'] + '</s>'"
-    " }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    " }}{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 WRITES_CONTENT = (
     "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}{% for c in m.tool_calls or []"
-    " %}"
-    "{{ c.function | tojson }}{% endfor %}</s>{% endfor %}"
+    " %}{{ c.function | tojson }}{% endfor %}</s>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 READS_PARTS = (

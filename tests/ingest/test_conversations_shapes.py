@@ -18,8 +18,7 @@ TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{{"
     " m.content or '' }}"
     "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | tojson"
-    " }}{% endfor %}</s>"
-    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    " }}{% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": {"type": "integer"}}}}
 USER = {"role": "user", "content": "Q"}

@@ -26,8 +26,7 @@ from headrace.store.ledger import read_part_record
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}</s>\n{% endfor"
-    " %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    " %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 MARKED = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{% if m['role'] == 'assistant' %}"

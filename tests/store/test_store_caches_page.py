@@ -25,8 +25,7 @@ BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 THEIR_OWN = re.compile("--engine (ray|zephyr)")  # these need the real standard error of a process
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{"
-    " m.content }}"
-    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    " m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
 
 

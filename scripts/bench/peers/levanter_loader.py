@@ -75,6 +75,5 @@ PEER = Peer(
     modules=("levanter.data.text.datasets", "levanter.data.loader"),
     resumes="iter_from_step(step)",
     note="Levanter stores 4 bytes a token, and fetches 32 batches at a time that wait for each"
-    " other; it is timed over"
-    " whole windows.",
+    " other; it is timed over whole windows.",
 )

@@ -458,8 +458,7 @@ def test_a_run_without_a_known_end_says_what_it_left_out():
     assert forecast.steps == 2048
     assert forecast.notes == (
         "No end of the run is known, and only steps below 2,048 were looked at: the batch size"
-        " changes at step 10,000."
-        " Say how many steps it has.",
+        " changes at step 10,000. Say how many steps it has.",
     )
     small = growing({0: 64, 100: 4})
     notes = simulate(small, small.batch_schedule, hosts=[8], steps=RunSteps(num_steps=120)).notes

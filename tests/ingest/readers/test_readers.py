@@ -370,8 +370,7 @@ class TestFunction:
     def test_shards_of_a_function(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / "made_here.py").write_text(
             "def all():\n    yield 'a'\n    yield {'text': 'b', 'n': 1}\n"
-            "def shard(i):\n    yield f'shard {i}'\nshard.num_shards = 3\n"
-            "def bad():\n    yield 7\n"
+            "def shard(i):\n    yield f'shard {i}'\nshard.num_shards = 3\ndef bad():\n    yield 7\n"
             "def broken():\n    raise KeyError('x')\n    yield\n"
         )
         monkeypatch.syspath_prepend(str(tmp_path))

@@ -82,8 +82,7 @@ def _sizes_within(caches: list[str], seconds: float) -> dict[str, int | None]:
     """
     typer.echo(
         f"look: reading the ledgers of {format_count(len(caches), 'cache')} for at most"
-        f" {seconds:g} s:"
-        f" {', '.join(caches)}",
+        f" {seconds:g} s: {', '.join(caches)}",
         err=True,
     )
     sizes: dict[str, int | None] = {}

@@ -39,8 +39,7 @@ def inspect_rollouts(folder: str, as_json: bool) -> bool:
                 "steps": f"{facts['steps']:,}; the next is {facts['next_step']:,},"
                 f" from position {facts['next_position']:,}",
                 "groups": f"{facts['trained_groups']:,} trained on, {facts['dropped_groups']:,}"
-                " left out,"
-                f" {facts['pending_groups']:,} waiting for a step",
+                f" left out, {facts['pending_groups']:,} waiting for a step",
                 "not used": f"{facts['refused_groups']:,} too old, {facts['duplicate_groups']:,}"
                 " sampled twice",
                 "deleted": f"groups of steps before {facts['forgotten_steps']:,}",

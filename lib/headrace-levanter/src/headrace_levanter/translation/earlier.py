@@ -201,8 +201,7 @@ def _of_supervised(into: Translation, config: dict[str, Any]) -> dict[str, Any]:
     into.differs(
         key,
         "became data.components; the caches that its trainer wrote have other fields, so they are"
-        " built anew, in the"
-        " folder train within cache_dir",
+        " built anew, in the folder train within cache_dir",
     )
     for name in ("max_seq_len", "max_tune_length"):
         if name in config:

@@ -39,8 +39,7 @@ def component(
         into.missing(
             f"{path}.datasets",
             "datasets made in Python cannot be in a config: write them to a cache (headrace build"
-            " --format python),"
-            " or mix them with headrace.MixtureDataset",
+            " --format python), or mix them with headrace.MixtureDataset",
         )
         return None
     base = fields.get("cache_dir")
@@ -80,8 +79,7 @@ def component(
         into.differs(
             f"{path}.pack",
             "neighbours are packed into rows as in Levanter, where a dropped document also ends"
-            " its row;"
-            " algorithm: windowed fills rows better, without a limit of documents per row",
+            " its row; algorithm: windowed fills rows better, without a limit of documents per row",
         )
     return result
 
@@ -118,8 +116,7 @@ def _source(into: Translation, raw: object, path: str) -> dict[str, Any]:
             into.missing(
                 f"{path}.validation_urls",
                 "a separate validation split: build a cache of these files, and evaluate on it; or"
-                " hold out part of the"
-                " training data with validation: {one_in: 100}",
+                " hold out part of the training data with validation: {one_in: 100}",
             )
         return {"paths": texts_at(fields.get("train_urls"), f"{path}.train_urls"), "format": "auto"}
     splits = fields.get("splits")
@@ -156,8 +153,7 @@ def _format(
             into.differs(
                 f"{path}.loss_weights_key",
                 "a mask of 0 and 1 is kept and used, other weights are refused; from an existing"
-                " cache, no leaf of"
-                " weights is read",
+                " cache, no leaf of weights is read",
                 decides=True,
             )
         return {"kind": "tokens", "fields": fields}
@@ -188,8 +184,7 @@ def _format(
     into.differs(
         path,
         "chosen and rejected answers alternate as documents: with packing {unit: 2, long: drop},"
-        " the rejected ones"
-        " have weight -1; you provide the loss (headrace.batch.preference)",
+        " the rejected ones have weight -1; you provide the loss (headrace.batch.preference)",
     )
     pair = {name: said.get(f"{name}_field", name) for name in ("chosen", "rejected")}
     return {"kind": "preference", "fields": pair, "chat": chat}

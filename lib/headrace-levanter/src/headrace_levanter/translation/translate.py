@@ -33,8 +33,7 @@ Sizes: TypeAlias = Callable[[str], int | None]
 """Returns the tokens of the cache at a path; None if there is none."""
 WHICH_ROWS = (
     "as many rows as in Levanter, which takes the first of its shuffled order: without a shuffle"
-    " the same rows,"
-    " otherwise stored chunks selected by a keyed hash"
+    " the same rows, otherwise stored chunks selected by a keyed hash"
 )
 _SHUFFLE = {"io_block_size": 256, "window_blocks": 512, "perm_type": "feistel"}
 
@@ -259,8 +258,7 @@ def _shuffle(into: Translation, data: Mapping[str, Any], prefix: str) -> Any:
     into.differs(
         path,
         "kept as a block shuffle, with which every host reads every block; leave shuffle out for"
-        " the braid, which reads"
-        " each block about once on any number of hosts",
+        " the braid, which reads each block about once on any number of hosts",
     )
     return {
         "kind": "block",
@@ -404,8 +402,7 @@ def _limits(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
             into.differs(
                 path,
                 f"{number:,} rows are held out, in blocks that a keyed hash selects; Levanter"
-                " takes the last of a"
-                " shuffled order, so losses on them are those of other rows",
+                " takes the last of a shuffled order, so losses on them are those of other rows",
             )
     if held_out and "shuffle_before_trainval_split" in data:
         into.differs(
@@ -426,8 +423,7 @@ def _without_counterpart(into: Translation, data: Mapping[str, Any], prefix: str
         into.differs(
             f"{prefix}cache_catalog",
             "ledgers are taken from it, and folders from here: if it names another folder for a"
-            " component, Levanter"
-            " reads that one",
+            " component, Levanter reads that one",
         )
     if data.get("prior_context_phases"):
         into.missing(

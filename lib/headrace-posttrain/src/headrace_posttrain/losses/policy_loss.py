@@ -416,8 +416,7 @@ def _check_arrays(loss: PolicyLoss, batch: LossBatch, arrays: dict[str, Any]) ->
     cures = {
         "sampler_log_probs": "Sample with log probabilities: the batch's log_probs.",
         "old_log_probs": "Sample with log probabilities (the batch's log_probs), or, where each"
-        " batch is trained on "
-        "once, pass old_log_probs=jax.lax.stop_gradient(log_probs).",
+        " batch is trained on once, pass old_log_probs=jax.lax.stop_gradient(log_probs).",
         "reference_log_probs": "Run the reference model on the batch, or set kl_coef=0.",
         "entropy": "Pass the entropy of token_stats or hidden_stats, or set entropy_coef=0.",
     }

@@ -409,8 +409,7 @@ def _last(field: str, values: Any, size: int) -> np.ndarray:
         at = int(wrong[0])
         cure = (
             "Give natural logarithms of probabilities, e.g. np.log(0.5), as the policy that"
-            " sampled has them;"
-            " 0 for tokens that were not sampled."
+            " sampled has them; 0 for tokens that were not sampled."
         )
         raise ConfigError(
             "is no log probability: these are finite and at most 0",

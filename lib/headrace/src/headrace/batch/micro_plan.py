@@ -35,8 +35,7 @@ MicroBalance: TypeAlias = Literal["none", "tokens", "flops"]
 _DOCUMENT_PLACES = 64
 _MODEL = (
     "{hidden_size: 2048, num_layers: 24, num_heads: 16, head_size: 128, num_kv_heads: 4, ffn_size:"
-    " 8192, vocab_size:"
-    " 128000}"
+    " 8192, vocab_size: 128000}"
 )
 
 

@@ -269,8 +269,7 @@ def cost_in_words(cost: ReshuffleCost) -> str:
     return (
         f"Shuffles {format_count(cost.documents, 'document')}, {cost.tokens:,} tokens,"
         f" into {format_count(cost.parts, 'part')}: reads {read} and writes {written} in two"
-        " passes,"
-        f" {between} of it temporary;"
+        f" passes, {between} of it temporary;"
         f" {in_bytes(cost.memory)} of memory per worker."
     )
 

@@ -112,8 +112,7 @@ LeafOption = Annotated[
     list[str] | None,
     typer.Option(
         help="Keep a field of each document as a leaf; DTYPE is text, any or a number type. For"
-        " token ids, add :token"
-        " for one number per id, :token:K for K of them (repeatable).",
+        " token ids, add :token for one number per id, :token:K for K of them (repeatable).",
         metavar="NAME=FIELD:DTYPE",
         rich_help_panel=RECORDS,
     ),
@@ -248,8 +247,7 @@ AppendOption = Annotated[
     typer.Option(
         "--append",
         help="Add SOURCES to the finished cache in DIR, as its next generation; settings that are"
-        " left out are"
-        " those of the cache.",
+        " left out are those of the cache.",
     ),
 ]
 RepairOption = Annotated[

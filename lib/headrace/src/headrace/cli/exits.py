@@ -36,8 +36,7 @@ UNEXPECTED = 3
 INTERRUPTED = 130
 EPILOG = (
     "Exit status 0: done; 1: something was found (damage, differences, a problem); 2: refused,"
-    " with the reason;"
-    " 3: unexpected error; 130: interrupted."
+    " with the reason; 3: unexpected error; 130: interrupted."
 )
 DEBUG = "HEADRACE_DEBUG"
 COMPLETE = "_HEADRACE_COMPLETE"

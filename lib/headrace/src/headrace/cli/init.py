@@ -136,8 +136,7 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
     steps = min(max(one_pass, _FEWEST_STEPS), _MOST_STEPS)
     lines = [
         f"# The data of this run, from {folder}. All fields: headrace config schema; problems:"
-        " headrace config"
-        " check run.yaml",
+        " headrace config check run.yaml",
         f"seq_len: {_SEQ_LEN}  # tokens in a row",
         f"batch_size: {batch}  # rows in a batch, over all devices",
         f"num_steps: {steps}  # one pass over all text is {format_count(one_pass, 'step')}",

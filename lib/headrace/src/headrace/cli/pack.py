@@ -60,8 +60,7 @@ def command(
         int | None,
         typer.Option(
             help="Tokens up to which rows are filled; by default, all of --seq-len. The rest is"
-            " room for what"
-            " --long keep keeps."
+            " room for what --long keep keeps."
         ),
     ] = None,
     min_fill: Annotated[
@@ -280,8 +279,7 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
     tokens = max(counts["tokens"], 1)
     rows = {
         "packs": f"{facts['packs']:,} of {_size(spec)} ({spec['algorithm']}): a step of B rows has"
-        " B"
-        f" packs, {counts['packed_tokens'] / facts['packs']:,.1f} tokens each",
+        f" B packs, {counts['packed_tokens'] / facts['packs']:,.1f} tokens each",
         "fill": f"{facts['fill']:.4%} ({facts['padding_tokens']:,} positions are padding)",
         "documents": f"{counts['documents']:,}, {each['mean']:.1f} per pack, at most"
         f" {each['max']:,}",

@@ -104,8 +104,7 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
                 field="ID",
                 value=text,
                 cure=f"Give numbers from 0 to {cache.num_documents - 1}; headrace inspect"
-                f" {cache.path} --id ID --json"
-                " finds one by its id.",
+                f" {cache.path} --id ID --json finds one by its id.",
             )
     return DocumentFilter([int(text) for text in documents], name="ID")
 

@@ -187,8 +187,7 @@ def _say_if_long(config: LmDataConfig) -> None:
     if seconds > LONG_S:
         typer.echo(
             f"policy: {config.policy} counts the {examples:,} examples before step {step:,} one by"
-            " one:"
-            f" about {seconds:,.0f} s.",
+            f" one: about {seconds:,.0f} s.",
             err=True,
         )
 
@@ -243,8 +242,7 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
         described = f", {h.index_requests:,} for zarr.json and indices" if h.index_requests else ""
         console.print(
             f"{hosts} on an object store: {format_count(h.requests, 'request')} in these steps,"
-            f" {h.opening_requests:,}"
-            f" to open the caches{described}."
+            f" {h.opening_requests:,} to open the caches{described}."
         )
         if h.hosts_replayed < h.hosts:
             console.print(f"{hosts}: projected from {h.hosts_replayed} evenly spaced hosts.")

@@ -110,8 +110,7 @@ class OpenBytes(NamedTuple):
         verdict = "the loader refuses to start" if refused else "blocks are read again"
         return (
             f"{prefetch_bytes:,} bytes do not hold the {needed:,} bytes that the shuffle keeps"
-            " open on"
-            f" {format_count(hosts, 'host')} (most of them for component {self.largest!r}):"
+            f" open on {format_count(hosts, 'host')} (most of them for component {self.largest!r}):"
             f" {verdict}."
         )
 
@@ -188,8 +187,7 @@ def _too_small(mixture: MixtureDataset, whole: int, steps: int) -> ConfigError |
         return None
     return ConfigError(
         f"cannot be met: at step {whole} all sources with weight are at their largest share and"
-        " leave a rest, and the"
-        f" run has {steps} steps",
+        f" leave a rest, and the run has {steps} steps",
         field="components.*.max_share",
         value=shares,
         cure="Raise one of these shares, or give another source weight.",

@@ -305,8 +305,7 @@ def open_columns(
                 field=f"columns.{name}",
                 value=config.leaf,
                 cure=f"{did_you_mean(config.leaf, cache.leaves)} Or give it a value where there is"
-                " no such leaf:"
-                f" {_with_default(name, config.leaf)}.",
+                f" no such leaf: {_with_default(name, config.leaf)}.",
             )
     return opened
 

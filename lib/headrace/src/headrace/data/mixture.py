@@ -402,8 +402,7 @@ class MixtureDataset(WrappingDataset):
                     "has rows of preference pairs, and another component has not",
                     field=f"components.{which}",
                     cure="Mix pairs with pairs, or train on both in turn. Or train on the answers"
-                    " as on text:"
-                    f" components.{which}.pairs: false.",
+                    f" as on text: components.{which}.pairs: false.",
                 )
 
     def reordered(self, order: Order) -> PlannedDataset:

@@ -155,8 +155,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
                 f"packing {self.cache.path} leaves out {self.plan.counts.dropped_tokens:,} tokens"
                 " of documents longer"
                 f" than {spec.capacity:,}, so that each answer keeps its question: raise seq_len,"
-                " or say what to do"
-                " with them (packing.long)"
+                " or say what to do with them (packing.long)"
             )
         if self.incomplete_tokens:
             self.incomplete_documents = incomplete_documents(self.cache, self.removal.which, unit)

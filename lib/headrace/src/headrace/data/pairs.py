@@ -57,8 +57,7 @@ def check_pairs(cache: TokenCache, unit: int, mask: str | None) -> None:
             field="loss_mask",
             value="none",
             cure="Leave it out (headrace build --kind preference writes the mask of the answers)."
-            " Or train on both"
-            " answers as on text: pairs: false.",
+            " Or train on both answers as on text: pairs: false.",
         )
     if cache not in _checked:
         _check_turns(cache)
@@ -72,8 +71,7 @@ def refuse_pairs_in_a_stream(cache: TokenCache, said: bool | None) -> None:
     if is_of_pairs(cache, said):
         raise ConfigError(
             f"is missing, and {cache.path} holds preference pairs: rows of a stream would train on"
-            " rejected answers as"
-            " on chosen ones",
+            " rejected answers as on chosen ones",
             field="packing",
             cure="Pack them, which keeps pairs together (packing: {}; in Python"
             " PackedTokenDataset). Or train on both"
@@ -97,13 +95,11 @@ def refuse_parted_buckets(
     if parted:
         raise ConfigError(
             f"parts {parted:,} of {len(pairs):,} preference pairs of {cache.path}: their answers"
-            " lie in different"
-            " buckets",
+            " lie in different buckets",
             field=f"{path}.by",
             value=by,
             cure="Divide by a number that both answers of a pair have (a file: scores.npy). Or"
-            " train on both answers as"
-            " on text: pairs: false, beside buckets.",
+            " train on both answers as on text: pairs: false, beside buckets.",
         )
 
 

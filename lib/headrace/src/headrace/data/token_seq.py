@@ -443,8 +443,7 @@ def document_ends(cache: TokenCache) -> DocumentEnds | int:
     )
     raise ConfigError(
         f"needs to know where documents end: {cache.path} stores blocks of {block:,} tokens, and"
-        " no token that ends"
-        " documents",
+        " no token that ends documents",
         field="split_documents",
         value=True,
         cure=cure,

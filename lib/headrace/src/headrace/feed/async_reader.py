@@ -156,8 +156,7 @@ def pad_batch(
     if not isinstance(batch, PackedBatch):
         raise ConfigError(
             f"fills its last batch, step {last}, only to {size - end.padded_rows} of {size} rows,"
-            " and its batches"
-            " cannot mark padding",
+            " and its batches cannot mark padding",
             field="dataset",
             cure='Give the loader last_batch="drop" or last_batch="fill", or map to a PackedBatch.',
         )

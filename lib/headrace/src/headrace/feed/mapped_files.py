@@ -76,8 +76,7 @@ class _Watched:
                 field="array",
                 value=str(current.path),
                 cure="Put the file back as it was (`headrace verify CACHE` says what else is"
-                " damaged), and go on from"
-                " this step.",
+                " damaged), and go on from this step.",
             )
         self.file = current
         return changed

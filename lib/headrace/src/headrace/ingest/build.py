@@ -421,8 +421,7 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
             f"trains on nothing: of {result.documents:,} documents no token is marked",
             field=", ".join(ledger.metadata["paths"]),
             cure="Check --mask and --mask-role against the roles of messages (or the loss_mask of"
-            " records), then build"
-            " with --restart.",
+            " records), then build with --restart.",
         )
     if not ledger.finished:
         write_ledger(output, ledger.complete(records))

@@ -315,8 +315,7 @@ class ChatTemplate:
         if len(other_spans) != len(spans):
             raise BadRecordError(
                 "has turns that are not trained on, and the template marks another number of texts"
-                " with other words in"
-                " them, so which are theirs cannot be told"
+                " with other words in them, so which are theirs cannot be told"
             )
         return tuple(
             (a, b)
@@ -344,8 +343,7 @@ class ChatTemplate:
             if not (text.startswith(upto) and upto.startswith(earlier_turns)):
                 raise BadRecordError(
                     f"its turn {i + 1} ({message['role']}) is rendered otherwise alone than with"
-                    " what follows, so which"
-                    " text is whose cannot be told",
+                    " what follows, so which text is whose cannot be told",
                     "Mark the model's text in the template: {% generation %} ... {% endgeneration"
                     " %}.",
                 )

@@ -266,8 +266,7 @@ class TokensKind(DocumentKind):
                 " transformers does."
                 if is_shifted
                 else f"Give an id of input_ids or {_NO_LABEL} at each place, or train on every"
-                " token:"
-                " --field labels=none."
+                " token: --field labels=none."
             )
             raise BadRecordError(
                 f"has the label {int(labels[at])} at position {at} of field {field!r}, where the"
@@ -419,8 +418,7 @@ def _restarts(positions: Any, field: str, start: int, stop: int, size: int) -> l
         at = start if stretch[0] != 0 else start + 1 + int(wrong[0])
         raise BadRecordError(
             f"has the position {int(values[at])} at place {at} of field {field!r}, neither 0 nor"
-            " one more than"
-            " before",
+            " one more than before",
             "Positions count from 0 in each document.",
         )
     return (start + np.flatnonzero(is_start)).tolist()
@@ -688,8 +686,7 @@ class PreferenceKind(MarkedKind):
         ):
             raise BadRecordError(
                 f"holds a {type_name(chosen)} and a {type_name(rejected)} to choose from, not two"
-                " texts or two lists"
-                " of messages"
+                " texts or two lists of messages"
             )
         answers = [
             _turns(answer, "assistant", self._field_name(name))

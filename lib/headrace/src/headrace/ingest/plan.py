@@ -273,8 +273,7 @@ def changed_sources(
             "changed after its part was built",
             field=_some({str(s["path"]) for s in stale}),
             cure="To build everything anew pass --restart; to rebuild only what changed, delete"
-            f" {folders} and run the"
-            " same command again.",
+            f" {folders} and run the same command again.",
         )
     return updated
 

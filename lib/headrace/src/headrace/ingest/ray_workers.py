@@ -143,8 +143,7 @@ class RayWorkers:
             self._silent_since = None
             logging.getLogger(__name__).warning(
                 f"no worker of the Ray cluster has begun a part for {_SILENCE_S:.0f} s: `ray"
-                " status` says why;"
-                " its nodes need headrace too"
+                " status` says why; its nodes need headrace too"
             )
 
     def _outcome(self, reference: Any, attempt: int) -> Event:

@@ -446,6 +446,5 @@ def _read_tokenizer(path: str) -> tuple[bytes, str, str]:
         field="tokenizer",
         value=path,
         cure="Give a tokenizer.json, a folder that holds one, a model of the Hugging Face hub"
-        " (hf://OWNER/NAME), or"
-        " `bytes`.",
+        " (hf://OWNER/NAME), or `bytes`.",
     )

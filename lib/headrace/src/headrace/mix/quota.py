@@ -336,8 +336,7 @@ class Quota(MixingPolicy):
         if table is None or row + counts >= len(table):
             raise IndexOutOfRangeError(
                 f"the mixture ends at step {self._end}: the components that have weight then have"
-                " too few examples left"
-                " for it, or may have no more of it",
+                " too few examples left for it, or may have no more of it",
                 field="step",
                 value=step,
                 cure="Allow more epochs, a larger budget or share, or other sources, or train for"

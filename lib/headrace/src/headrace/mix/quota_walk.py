@@ -534,8 +534,7 @@ class Reach:
             most = self._walked * CHUNK
             raise ConfigError(
                 f"cannot be counted so far: counts depend on each of {(stop - at) * CHUNK:,} steps"
-                " before, and at most"
-                f" {most:,} are counted through",
+                f" before, and at most {most:,} are counted through",
                 field="weights",
                 cure=f"Let weights change within {most:,} steps, or write stages of constant"
                 " weights that leave out"
@@ -573,11 +572,9 @@ class Reach:
         least = 2.2 / (self._replayed * examples)
         return ConfigError(
             f"is too small for this step: it gives one example in {1 / share:,.0f}, the next of"
-            " which is nearly due,"
-            " and counts depend on up to twice as many before them",
+            " which is nearly due, and counts depend on up to twice as many before them",
             field=f"weights.{self._names[rarest]}",
             value=float(f"{share:.3g}"),
             cure=f"Give it at least {least:.1e} of the sum of the weights, or none; or go on from"
-            " a run's folder: its"
-            " anchors.json holds counts.",
+            " a run's folder: its anchors.json holds counts.",
         )

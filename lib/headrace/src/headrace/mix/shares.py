@@ -307,8 +307,7 @@ def bound_shares(
     if short.any():
         raise ConfigError(
             f"cannot be met: at step {int(steps[short].min())} all sources with weight are at"
-            " their largest share and"
-            " leave a rest",
+            " their largest share and leave a rest",
             field="max_share",
             value=bound.tolist(),
             cure="Raise a share or give another source weight.",

@@ -414,8 +414,7 @@ class Stages(MixingPolicy):
         bounded = f" within the largest shares of a step, {shares}" if shares else ""
         return IndexOutOfRangeError(
             f"the mixture of the stage that begins at step {self._first_steps[number]} ends before"
-            " it: no component"
-            f" that has weight then has enough examples left{bounded}",
+            f" it: no component that has weight then has enough examples left{bounded}",
             field="step",
             value=step,
             cure="Allow more epochs, a larger budget or share, or other sources, or train for"

@@ -57,8 +57,7 @@ class EffectiveBatch:
         )
         return (
             f"{self.realised} packs a step {how}: {self.per_device} a device x {self.accumulation}"
-            " forward passes"
-            f" x {self.ranks} ranks{changed}"
+            f" forward passes x {self.ranks} ranks{changed}"
         )
 
 

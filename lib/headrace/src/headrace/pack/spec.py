@@ -256,6 +256,5 @@ def check_packing(packing: Mapping[str, PackingConfig | None], *, split_document
             " end-of-text tokens",
             field=f"components.{plain}.packing",
             cure=f"Pack it too (components.{plain}.packing: {{algorithm: wrap}} leaves no"
-            " padding), or set"
-            " split_documents: false.",
+            " padding), or set split_documents: false.",
         )

@@ -21,8 +21,7 @@ from headrace.report.facts import PlanFacts
 
 _BARS = (
     "The dashed line, 1, is a full shuffle. Above it, batches are more alike than by chance; below"
-    " it, they are spread"
-    " more evenly."
+    " it, they are spread more evenly."
 )
 
 
@@ -51,8 +50,7 @@ def mixture_section(plan: PlanFacts) -> Section:
             "Target and actual mixture",
             mixture_chart(facts),
             "Lines: share of the rows. Dots: target, the share that the weights ask for. Click a"
-            " source in the legend"
-            f" to hide it; double-click to show it alone.{more}",
+            f" source in the legend to hide it; double-click to show it alone.{more}",
         )
     )
     off = facts.off_quota
@@ -109,8 +107,7 @@ def order_section(plan: PlanFacts) -> Section:
                 "Variance ratio of windows of batches",
                 quality_chart(forecast),
                 "Variance of the mean of a window, for a value that is the same within a stored"
-                " block, divided by that"
-                f" of rows drawn at random. {_BARS}",
+                f" block, divided by that of rows drawn at random. {_BARS}",
             )
         )
     rows = [

@@ -44,8 +44,7 @@ _HELP = {
 }
 _NOT_MEASURED = (
     "There are no measurements yet. In the training loop, RunLog(loader, folder, config=config)"
-    " writes the loader's"
-    " counters into the run's folder; see docs/report.md."
+    " writes the loader's counters into the run's folder; see docs/report.md."
 )
 _PEAKS = "Triangles mark peaks that are higher than the chart, with their values."
 _WHERE: list[tuple[str, Kind]] = [("where", "code"), ("its rows", "code")]
@@ -366,8 +365,7 @@ def waiting_section(facts: ReportFacts) -> Section:
             "Share of the time that the trainer waited for data",
             share,
             "Below 2%, a loader without any delay would make training at most a fiftieth faster."
-            " Above it, look at the"
-            f" charts below for the cause. {_PEAKS}",
+            f" Above it, look at the charts below for the cause. {_PEAKS}",
         ),
         Chart(
             "waits", "Wait for a batch", waits_chart(worst), f"Of the last 10,000 batches of {of}."

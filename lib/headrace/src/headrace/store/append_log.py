@@ -298,8 +298,7 @@ class AppendLog:
                 if not self.is_closed or self._torn.get(max(self._ends, default="")):
                     logger.warning(
                         "%s: its last writer did not close it: %d records are whole, %d bytes of"
-                        " an unfinished one are"
-                        " left out",
+                        " an unfinished one are left out",
                         self.folder,
                         self._next,
                         self.torn_bytes,

@@ -134,13 +134,11 @@ def _s3_server(bucket: str, profile: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(settings, dict) and settings.get("addressing_style") == "virtual":
         raise ConfigError(
             f"cannot be used for caches on {server_variables['endpoint']}: TensorStore asks other"
-            " servers than Amazon's"
-            f" for {server_variables['endpoint']}/{bucket}",
+            f" servers than Amazon's for {server_variables['endpoint']}/{bucket}",
             field="s3.addressing_style",
             value="virtual",
             cure="Write addressing_style = path in the profile. If the server refuses that, keep"
-            " caches on a local"
-            " disk, or in another store; sources may stay there.",
+            " caches on a local disk, or in another store; sources may stay there.",
         )
     return server_variables
 

@@ -176,8 +176,7 @@ class TokenCache:
                 field="cache",
                 value=path,
                 cure="Run the same `headrace build` command again: it goes on from the last"
-                " finished part"
-                f" (`headrace inspect {path}` shows how far it got).",
+                f" finished part (`headrace inspect {path}` shows how far it got).",
             )
         return cls(path, ledger)
 

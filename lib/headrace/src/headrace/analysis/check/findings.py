@@ -123,8 +123,7 @@ def _ends_by_token(plan: RunPlan) -> Iterator[_Advice]:
         yield (
             "split_documents",
             f"goes by token {by_token[0].end_token} in {', '.join(c.name for c in by_token[:4])}:"
-            " the rows of"
-            f" {by_token[0].cache} are blocks of one length, so it stores no documents",
+            f" the rows of {by_token[0].cache} are blocks of one length, so it stores no documents",
             "If that is not meant, write split_documents: false, or build a cache from documents"
             " (headrace build).",
         )
@@ -148,8 +147,7 @@ def _untrained_rows(plan: RunPlan) -> Iterator[Finding]:
             "untrained_rows",
             mask,
             f"marks no token in {talk.untrained_rows:,} of {_looked(c)}"
-            f" ({talk.untrained_share:.1%}): they train"
-            " nothing",
+            f" ({talk.untrained_share:.1%}): they train nothing",
             f"Look at some (headrace inspect {c.cache}). Then {', or '.join(cures)}.",
         )
 
@@ -174,8 +172,7 @@ def _cut_conversations(plan: RunPlan) -> Iterator[_Advice]:
                 path,
                 f"cuts conversations: {what} segments begin inside one, without its question",
                 f"Leave {'algorithm' if how.algorithm in CUTTING else 'long'} out: conversations"
-                " then stay whole."
-                f"{_longer_ones(talk.longest, plan)}",
+                f" then stay whole.{_longer_ones(talk.longest, plan)}",
             )
 
 
@@ -206,8 +203,7 @@ def _left_out(plan: RunPlan) -> Iterator[_Advice]:
         yield (
             "seq_len",
             f"is less than {talk.left_out_documents:,} of {talk.documents:,} conversations of"
-            f" {c.name!r} have"
-            f" ({share:.1%}): they are left out, {talk.left_out_tokens:,} tokens",
+            f" {c.name!r} have ({share:.1%}): they are left out, {talk.left_out_tokens:,} tokens",
             f"Raise it to {talk.longest:,}{other}.",
         )
 
@@ -242,8 +238,7 @@ def _skipped_tokens(plan: RunPlan) -> Iterator[_Advice]:
         yield (
             "seq_len",
             f"changes, and leaves out {c.skipped_tokens:,} of {c.tokens:,} tokens of {c.name!r}"
-            f" ({share:.1%}) in that"
-            " pass",
+            f" ({share:.1%}) in that pass",
             f"Keep one length (seq_len: {longest}), or change it at a step where a pass ends.",
         )
 
@@ -346,8 +341,7 @@ def _excess_loss(plan: RunPlan) -> Iterator[_Advice]:
                 f"is {noise.icc:.0%} between blocks: expect {noise.excess - 1:+.0%} excess loss"
                 " over a full shuffle",
                 "Train on a copy that shuffles documents: headrace reshuffle"
-                f" {plan.config.components[name].caches[0]}"
-                " OUTPUT",
+                f" {plan.config.components[name].caches[0]} OUTPUT",
             )
 
 
@@ -365,8 +359,7 @@ def _small_windows(plan: RunPlan) -> Iterator[_Advice]:
                 if plan.config.components[c.name].shuffle
                 else "shuffle",
                 f"mixes {c.open_blocks:,} blocks at a time, fewer than the {rows:,.0f} rows that"
-                f" {c.name!r} gives to"
-                " a batch, so rows of one block meet in a batch",
+                f" {c.name!r} gives to a batch, so rows of one block meet in a batch",
                 f"Raise window_blocks to {round(rows):,} or more, or leave shuffle out for the"
                 " braided one.",
             )
@@ -494,8 +487,7 @@ def _points_behind(plan: RunPlan) -> Iterator[_Advice]:
             yield (
                 f"components.{name}.weight",
                 f"has a point at step {min(late):,}, and the run ends after step"
-                f" {plan.steps - 1:,}: that weight is"
-                " never reached",
+                f" {plan.steps - 1:,}: that weight is never reached",
                 "Move the point into the run, or prolong the run.",
             )
 
@@ -531,8 +523,7 @@ def _other_shares(plan: RunPlan) -> Iterator[_Advice]:
             yield (
                 f"components.{c.name}",
                 f"is used up before the run ends: {share:.2%} of the rows in place of"
-                f" {c.first_share:.2%}, and the"
-                " others take the rest",
+                f" {c.first_share:.2%}, and the others take the rest",
                 "Raise its max_epochs or max_tokens, or lower its weight to what it can give.",
             )
 

@@ -316,8 +316,7 @@ def _notes(
     if total is None and later:
         notes.append(
             f"No end of the run is known, and only steps below {last:,} were looked at: the batch"
-            " size changes at step"
-            f" {later[0]:,}. Say how many steps it has."
+            f" size changes at step {later[0]:,}. Say how many steps it has."
         )
     fewest = min(s.batch_size for s in run)
     if hosts > fewest:
