@@ -332,7 +332,7 @@ class _Head(io.RawIOBase):
         return data
 
 
-class _TablePieces(io.RawIOBase):
+class _TablePieces(files.SeekableFile):
     """A table's file, of which only the pieces that are asked for are read, :data:`HEAD_BYTES` at
     least; EndOfHeadError when they would be more than :data:`TABLE_BYTES`.
     """
@@ -341,23 +341,11 @@ class _TablePieces(io.RawIOBase):
         super().__init__()
         self._path = path
         self._size = size
-        self._at = 0
         self._pieces: list[tuple[int, bytes]] = []
         self._left = TABLE_BYTES
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
+    def _find_end(self) -> int:
+        return self._size
 
     def read(self, size: int = -1) -> bytes:
         stop = self._size if size < 0 else min(self._at + size, self._size)

@@ -519,19 +519,16 @@ def _may_pass(error: Exception) -> bool:
     )
 
 
-class PatientFile(io.RawIOBase):
-    """A file that is opened again, at the same position, if a read fails (503, a dropped
-    connection), as in the policy of :mod:`headrace.store.retry`. What is read does not depend on
-    failures.
-    """
+class SeekableFile(io.RawIOBase):
+    """A file that only keeps its place: subclasses say where it ends, and read from ``_at`` on."""
 
-    def __init__(self, open_file: Callable[[], IO[bytes]]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._open = open_file
-        self._file: IO[bytes] | None = None
         self._at = 0
-        self._size: int | None = None
-        self._retried(lambda _: None)  # a file that is not there is noticed when it is opened
+
+    def _find_end(self) -> int:
+        """The size in bytes; called when a place is counted from the end."""
+        raise NotImplementedError
 
     def readable(self) -> bool:
         return True
@@ -543,11 +540,31 @@ class PatientFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence == io.SEEK_END and self._size is None:
-            self._size = self._retried(lambda f: f.seek(0, io.SEEK_END))
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size or 0}[whence]
-        self._at = max(0, base + offset)
+        if whence == io.SEEK_END:
+            offset += self._find_end()
+        elif whence == io.SEEK_CUR:
+            offset += self._at
+        self._at = max(0, offset)
         return self._at
+
+
+class PatientFile(SeekableFile):
+    """A file that is opened again, at the same position, if a read fails (503, a dropped
+    connection), as in the policy of :mod:`headrace.store.retry`. What is read does not depend on
+    failures.
+    """
+
+    def __init__(self, open_file: Callable[[], IO[bytes]]) -> None:
+        super().__init__()
+        self._open = open_file
+        self._file: IO[bytes] | None = None
+        self._size: int | None = None
+        self._retried(lambda _: None)  # a file that is not there is noticed when it is opened
+
+    def _find_end(self) -> int:
+        if self._size is None:
+            self._size = self._retried(lambda file: file.seek(0, io.SEEK_END))
+        return self._size
 
     def read(self, size: int = -1) -> bytes:
         at = self._at
