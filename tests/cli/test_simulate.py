@@ -93,3 +93,10 @@ def test_a_csv_that_cannot_be_written_is_refused_at_once(plan, tmp_path):
     assert refused.returncode == 2
     assert f"--csv = '{place}'" in refused.stderr.replace("\n", "")
     assert "Name a file in a folder that exists" in refused.stderr
+
+
+def test_a_csv_is_kept_if_the_config_is_refused(plan, tmp_path):
+    file = tmp_path / "forecast.csv"
+    file.write_text("of before")
+    assert run(plan, "seq_len=-1", "--csv", str(file)).returncode
+    assert file.read_text() == "of before"

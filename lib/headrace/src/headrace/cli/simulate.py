@@ -4,11 +4,12 @@ needs shuffling.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
 
 import typer
 
@@ -103,7 +104,9 @@ def command(
 
     numbers = parse_hosts(hosts) or [1]
     if csv is not None:
-        _write_csv(csv, [])  # what cannot be written is refused before the long counting
+        # What cannot be written is refused before the long counting; what is there stays till then.
+        with _open_csv(csv, "a"):
+            pass
     planned = planned_caches(
         load_config(config, settings or []), parse_sizes(tokens), layout=layout, look=not declared
     )
@@ -159,11 +162,17 @@ def _write_csv(path: str, by_hosts: Sequence[Mapping[str, Any]]) -> None:
     ]
     # One host exchanges nothing, so its line lacks fields that the others have.
     names = list(dict.fromkeys(name for line in lines for name in line))
+    with _open_csv(path, "w") as file:
+        table = DictWriter(file, names)
+        table.writeheader()
+        table.writerows(lines)
+
+
+@contextlib.contextmanager
+def _open_csv(path: str, mode: Literal["a", "w"]) -> Iterator[TextIO]:
     try:
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            table = DictWriter(file, names)
-            table.writeheader()
-            table.writerows(lines)
+        with open(path, mode, newline="", encoding="utf-8") as file:
+            yield file
     except OSError as error:
         raise ConfigError(
             f"cannot be written ({error.strerror})",
