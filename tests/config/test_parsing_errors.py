@@ -67,8 +67,8 @@ def outcome(load: Callable[[], LmDataConfig], path: str = "") -> str:
     try:
         value: Any = load()
     except HeadraceError as error:
-        cure = "" if error.field and error.cure else "no field or no cure in "
-        return f"{cure}{type(error).__name__}: {error.field} = {error.value!r}"
+        lacking = "" if error.field and error.cure else "no field or no cure in "
+        return f"{lacking}{type(error).__name__}: {error.field} = {error.value!r}"
     for name in path.split("/") if path else ():
         value = (
             value[int(name)]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from headrace.ingest.records import BadRecordError, type_name
@@ -213,20 +213,18 @@ def with_arguments_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any
     ]
 
 
+def _wrapped_calls(calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        call if "function" in call else {"type": "function", "function": call} for call in calls
+    ]
+
+
 def with_wrapped_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with each call as ``{"type": "function", "function": ...}``, which some
     templates expect.
     """
     return [
-        m
-        | {
-            "tool_calls": [
-                call if "function" in call else {"type": "function", "function": call}
-                for call in m["tool_calls"]
-            ]
-        }
-        if "tool_calls" in m
-        else m
+        m | {"tool_calls": _wrapped_calls(m["tool_calls"])} if "tool_calls" in m else m
         for m in messages
     ]
 
@@ -319,14 +317,7 @@ def _from_sharegpt(message: dict[str, Any], place: str) -> dict[str, Any]:
                 f"holds a {role} that is no JSON object in {place}",
                 'Calls are {"name": "f", "arguments": {...}}.',
             )
-        return {
-            "role": "assistant",
-            "tool_calls": [
-                call if "function" in call else {"type": "function", "function": call}
-                for call in calls
-            ],
-            **message,
-        }
+        return {"role": "assistant", "tool_calls": _wrapped_calls(calls), **message}
     if isinstance(role, str):
         role = _SHAREGPT_ROLES.get(role, role)
     return {"role": role, "content": content, **message}

@@ -253,8 +253,7 @@ def weight_from_config(obj: object, path: str = "weight") -> Weight:
             raise ConfigError(f"unknown key {key!r}", field=path, value=obj, cure=cure)
     kinds = [kind for kind in _KINDS if kind in keys]
     if len(kinds) != 1:
-        names = " and ".join(kinds) if kinds else "neither step nor linear"
-        problem = f"has both {names}" if kinds else f"has {names}"
+        problem = f"has both {' and '.join(kinds)}" if kinds else "has neither step nor linear"
         raise ConfigError(problem, field=path, value=obj, cure=_CURE)
     points = sorted_points(keys[kinds[0]], f"{path}.{kinds[0]}")
     if kinds[0] == "cosine":
