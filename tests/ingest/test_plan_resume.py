@@ -22,7 +22,14 @@ TOKENIZER = {
     "eos": "</s>",
     "eos_id": 2,
 }
-SOURCE = {"format": "auto", "text_field": "text", "on_bad_line": "error", "extensions": []}
+SOURCE = {
+    "format": "auto",
+    "text_field": "text",
+    "on_bad_line": "error",
+    "extensions": [],
+    "fields": {},
+    "leaves": {},
+}
 BEGUN = Ledger(
     finished=False,
     tokenizer=TOKENIZER,

@@ -55,11 +55,13 @@ from headrace.ingest.plan import (
     began_in_vain,
     changed_sources,
     check_same_build,
+    complete_parts,
     content_hashes,
     plan_parts,
     source_records,
     tasks_from_records,
     with_hashes,
+    with_restart,
 )
 from headrace.ingest.progress import EncoderCounts, Progress, Spent, show_progress
 from headrace.ingest.records import MAX_RECORD_BYTES
@@ -77,7 +79,6 @@ from headrace.store.ledger import (
     is_finished,
     part_folder,
     read_ledger,
-    read_part_record,
     write_ledger,
 )
 from headrace.store.ledger_table import TABLE_NAME
@@ -237,16 +238,13 @@ def build_cache(
     check_engine(engine, workers)
     if is_finished(output) and not restart:
         options["first_look"] = False  # nothing is read of the files
-    work, planned, left_out = plan_build(source, tokenizer, output, part_bytes, options)
-    work = replace(work, engine=engine, workers=workers, restart=restart)
     try:
-        old_ledger = read_ledger(output)
-        if old_ledger is None:
-            check_vacant(output)
-        with lease(output) as held_lease:
-            built = _build(work, planned, held_lease)
-    except OSError as error:  # sources raise SourceError, so this is the output
-        raise files.not_written(output, error) from error
+        work, planned, left_out = plan_build(source, tokenizer, output, part_bytes, options)
+        work = replace(work, engine=engine, workers=workers, restart=restart)
+        built = _build(work, planned)
+    except SourceError as error:
+        refuse_faults([with_restart(output, fault) for fault in error.faults or [error]])
+        raise
     requests = sum((spent.wire for spent in work.spent), wire() - wire_before)
     return replace(
         built,
@@ -364,7 +362,19 @@ def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pair for pair in fields if pair not in usual)
 
 
-def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
+def _build(work: _Work, wanted: Ledger) -> BuildReport:
+    """Builds what is missing, as the only builder of the folder."""
+    output = work.job.root
+    try:
+        if read_ledger(output) is None:
+            check_vacant(output)
+        with lease(output) as held_lease:
+            return _build_alone(work, wanted, held_lease)
+    except OSError as error:  # sources raise SourceError, so this is the output
+        raise files.not_written(output, error) from error
+
+
+def _build_alone(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
     output = work.job.root
     old_ledger = read_ledger(output)
     tokenizer_file = files.join(output, FILE_NAME)
@@ -414,7 +424,7 @@ def _build(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
         raise SourceError(
             f"is an empty source: it holds no documents{why}",
             field=", ".join(ledger.metadata["paths"]),
-            cure="Check paths, format and text field, then build with --restart.",
+            cure="Check paths, format and text field, then build again.",
         )
     if result.trained_tokens == 0:
         raise SourceError(
@@ -455,10 +465,8 @@ def _begin(
     if begun is None:
         write_ledger(output, wanted)
         return wanted, tasks_from_records(wanted.sources, listed), {}
-    names = sorted({str(s["part"]) for s in begun.sources})
-    records = {
-        name: record for name in names if (record := read_part_record(output, name)) is not None
-    }
+    names = {str(s["part"]) for s in begun.sources}
+    records = complete_parts(output, begun)
     check_same_build(output, begun, wanted, records.values())
     sources = changed_sources(output, begun.sources, wanted.sources, records)
     ledger = begun

@@ -43,6 +43,7 @@ TRAINING_MARKS = ("trainable", "train", "loss", "weight")
 """Fields of a message that say whether it is trained on: true or false, or 1 or 0."""
 _SAYS_NOTHING = {"role", "content", "name", *TRAINING_MARKS}
 """Fields of a message that are no content."""
+_A_MESSAGE = 'Messages are {"role": "user", "content": "..."}.'
 _OF_THE_BUILD = ("messages", "tools", "documents", "add_generation_prompt")
 
 
@@ -103,8 +104,9 @@ def from_json(value: Any) -> Any:
     return messages if is_conversation else value
 
 
-def read_tools(value: Any, field: str) -> list[Any] | None:
-    """The tools of a record, which may be JSON in strings; None if there are none.
+def read_tools(value: Any, field: str, name: str = "tools") -> list[Any] | None:
+    """The tools (or the documents) of a record, which may be JSON in strings; None if there are
+    none.
 
     Raises:
         BadRecordError: they are no list of objects.
@@ -113,11 +115,13 @@ def read_tools(value: Any, field: str) -> list[Any] | None:
         >>> read_tools('{"name": "f", "description": null}', "tools")
         [{'name': 'f'}]
     """
-    cure = (
-        'Tools are [{"type": "function", "function": ...}, ...]; leave them unused:'
-        " --field tools=none; a text of theirs may be the system message:"
-        f" --field tools=none --field system={field}."
-    )
+    cure = f"Leave them unused: --field {name}=none."
+    if name == "tools":
+        cure = (
+            'Tools are [{"type": "function", "function": ...}, ...]; leave them unused:'
+            " --field tools=none; a text of theirs may be the system message:"
+            f" --field tools=none --field system={field}."
+        )
     tools = _parsed(value, field, cure)
     if tools is None:
         return None
@@ -125,12 +129,12 @@ def read_tools(value: Any, field: str) -> list[Any] | None:
         tools = [tools]
     if not isinstance(tools, list):
         raise BadRecordError(
-            f"holds a {type_name(tools)} in field {field!r}, not a list of tools", cure
+            f"holds a {type_name(tools)} in field {field!r}, not a list of {name}", cure
         )
     read = [without_nulls(_parsed(tool, f"{field}[{i}]", cure)) for i, tool in enumerate(tools)]
     for i, tool in enumerate(read):
         if not isinstance(tool, dict):
-            raise BadRecordError(f"holds a {type_name(tool)} in {field}[{i}], not a tool", cure)
+            raise BadRecordError(f"holds a {type_name(tool)} in {field}[{i}], not an object", cure)
     return read or None
 
 
@@ -140,18 +144,19 @@ def read_variables(value: Any, field: str) -> dict[str, Any]:
     Raises:
         BadRecordError: it is no object, or names what the build itself gives.
     """
-    variables = without_nulls(_parsed(value, field))
+    cure = "Leave them unused: --field variables=none."
+    variables = without_nulls(_parsed(value, field, cure))
     if variables is None:
         return {}
     if not isinstance(variables, dict):
         raise BadRecordError(
-            f"holds a {type_name(variables)} in field {field!r}, not an object of variables"
+            f"holds a {type_name(variables)} in field {field!r}, not an object of variables", cure
         )
     for name in _OF_THE_BUILD:
         if name in variables:
             raise BadRecordError(
                 f"has {name!r} in field {field!r}, which comes from a field of its own",
-                "Move it out of the object.",
+                f"Move it out of the object. {cure}",
             )
     return variables
 
@@ -241,15 +246,17 @@ def with_text_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _message(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise BadRecordError(f"holds a {type_name(value)} in {place}, not a message with a role")
+        cure = f"{_A_MESSAGE} Texts without roles, such as prompts, are a record each."
+        raise BadRecordError(
+            f"holds a {type_name(value)} in {place}, not a message with a role", cure
+        )
     message: dict[str, Any] = without_nulls(value)
     if "role" not in message and "from" in message:
         message = _from_sharegpt(message, place)
     if not isinstance(message.get("role"), str):
         has = ", ".join(map(repr, message))
         raise BadRecordError(
-            f"holds a message without a role in {place} (it has {has})",
-            'Messages are {"role": "user", "content": "..."}.',
+            f"holds a message without a role in {place} (it has {has})", _A_MESSAGE
         )
     if "function_call" in message and "tool_calls" not in message:
         call = message.pop("function_call")

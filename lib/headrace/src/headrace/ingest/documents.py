@@ -110,6 +110,7 @@ class DocumentReader:
         # Rows by the fields they have: a tuple of names counts as fast as a number.
         self._shapes: Counter[tuple[str, ...]] = Counter()
         self._unused: Counter[str] = Counter()
+        self._optional_fields: set[str] = set()
         self._rows = 0
 
     @property
@@ -125,6 +126,11 @@ class DocumentReader:
         """
         self._count_shapes()
         return self._unused + Counter(dict.fromkeys(self._reader.unread, self._rows))
+
+    def optional_fields(self) -> set[str]:
+        """The fields that a record may lack and that some so far have."""
+        self._count_shapes()
+        return self._optional_fields - {leaf.field for leaf in self.config.leaves.values()}
 
     def __iter__(self) -> Iterator[Document]:
         """The documents, in order.
@@ -164,6 +170,7 @@ class DocumentReader:
         used = {name for column in self._maker.columns for name in (column, column.split(".")[0])}
         for shape, rows in self._shapes.items():
             self._count_unused([name for name in shape if name not in used], rows)
+            self._optional_fields.update(self._maker.optional.intersection(shape))
         self._shapes.clear()
 
     def _count_unused(self, names: Iterable[str], rows: int) -> None:

@@ -128,6 +128,7 @@ class _Counts:
     untrained_documents: int = 0
     ignored: dict[str, int] = field(default_factory=dict[str, int])
     unused_fields: dict[str, int] = field(default_factory=dict[str, int])
+    optional_fields: list[str] = field(default_factory=list[str])
 
     def __iadd__(self, more: _Counts) -> _Counts:
         for name in (
@@ -143,13 +144,15 @@ class _Counts:
             self.ignored[what] = self.ignored.get(what, 0) + count
         for name, count in more.unused_fields.items():
             self.unused_fields[name] = self.unused_fields.get(name, 0) + count
+        self.optional_fields = sorted({*self.optional_fields, *more.optional_fields})
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """The counters for the part's record; without unused fields if there are none."""
+        """The counters for the part's record; without lists of fields that are empty."""
         facts = vars(self) | {"first_skipped": self.first_skipped[2]}
-        if not self.unused_fields:
-            del facts["unused_fields"]
+        for name in ("unused_fields", "optional_fields"):
+            if not facts[name]:
+                del facts[name]
         return facts
 
     def add_encoded(self, documents: Sequence[Document], encoded: EncodedBatch) -> None:
@@ -369,6 +372,7 @@ def _batches(
                 skipped,
                 ignored=dict(reader.ignored),
                 unused_fields=dict(reader.unused_fields()),
+                optional_fields=sorted(reader.optional_fields()),
             )
         batch.closes = True
         yield batch

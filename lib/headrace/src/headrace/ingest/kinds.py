@@ -69,7 +69,14 @@ from headrace.ingest.records import (
     type_name,
     utf8_length,
 )
-from headrace.ingest.source import BOUNDS, FIELDS, TOKEN_MASKS, ChatConfig, SourceConfig
+from headrace.ingest.source import (
+    BOUNDS,
+    FIELDS,
+    OPTIONAL,
+    TOKEN_MASKS,
+    ChatConfig,
+    SourceConfig,
+)
 from headrace.ingest.tokenize import TokenizerConfig, tokenizer_folder
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
@@ -125,9 +132,6 @@ class DocumentKind(abc.ABC):
         self._fim = (
             None if config.fim is None else fill_in_middle(config, config.fim, kind, tokenizer)
         )
-        self._cure = (
-            f"Choose the field with {'--text-field' if kind == 'text' else '--field NAME=FIELD'}."
-        )
 
     @property
     def specs(self) -> list[LeafSpec]:
@@ -157,13 +161,20 @@ class DocumentKind(abc.ABC):
         return encoded
 
     def _leaves(self, record: Fields) -> tuple[np.ndarray, ...]:
-        return tuple(leaf.values(record) for leaf in self.config.leaves.values())
+        return tuple(leaf.values(name, record) for name, leaf in self.config.leaves.items())
 
     def _field(self, record: Fields, name: str) -> Any:
         field = self.config.field_of(self.kind, name)
         if field is None or (field in self.optional and field not in record):
             return None
-        return lookup(record, field, self._cure)
+        return lookup(record, field, self._cure_of(name))
+
+    def _cure_of(self, name: str) -> str:
+        """What to type if a record cannot be used because of what it has for ``name``."""
+        if (self.kind, name) in OPTIONAL and name not in ("question", "answer"):
+            return f"Leave it unused: --field {name}=none."
+        option = "--text-field " if name == "text" else f"--field {name}="
+        return f"Choose the field: {option}FIELD."
 
     def _field_name(self, name: str) -> str:
         return self.config.field_of(self.kind, name) or name
@@ -173,7 +184,9 @@ class TextKind(DocumentKind):
     """One text, one document."""
 
     def documents(self, record: Fields) -> Sequence[Document]:
-        text = string_of(self._field(record, "text"), self._field_name("text"), self._cure)
+        text = string_of(
+            self._field(record, "text"), self._field_name("text"), self._cure_of("text")
+        )
         return (Document(text, utf8_length(text), self._leaves(record) if self._asked else ()),)
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
@@ -193,7 +206,11 @@ class TokensKind(DocumentKind):
 
     def documents(self, record: Fields) -> Sequence[Document]:
         ids = numbers(
-            self._field(record, "tokens"), "int64", self._field_name("tokens"), bools=False
+            self._field(record, "tokens"),
+            "int64",
+            self._field_name("tokens"),
+            bools=False,
+            cure=self._cure_of("tokens"),
         )
         stretches = list(self._stretches(record, ids.size))
         visible_columns = slice(stretches[0][0], stretches[-1][1])
@@ -252,9 +269,8 @@ class TokensKind(DocumentKind):
         the model.
         """
         field = self._field_name("labels")
-        labels = numbers(self._field(record, "labels"), "int64", field, bools=False)
-        if labels.size != ids.size:
-            raise BadRecordError(f"has {ids.size} ids and {labels.size} numbers in field {field!r}")
+        value = self._field(record, "labels")
+        labels = _one_for_each_id(value, field, ids.size, self._cure_of("labels"))
         trained = labels != _NO_LABEL
         wrong = np.flatnonzero(trained & (labels != ids))
         if wrong.size:
@@ -282,9 +298,9 @@ class TokensKind(DocumentKind):
         if not isinstance(value, np.ndarray | list | tuple):
             raise BadRecordError(
                 f"holds a {type_name(value)} in field {field!r}, not a 0 or 1 for each id",
-                f"Leave it unused: --field {name}=none.",
+                self._cure_of(name),
             )
-        values = numbers(value, "float64", field)
+        values = numbers(value, "float64", field, cure=self._cure_of(name))
         if values.size != ids.size or not np.isin(values, (0, 1)).all():
             raise BadRecordError(
                 f"has {ids.size} ids, and not a 0 or 1 for each in its {field}",
@@ -333,10 +349,10 @@ class TokensKind(DocumentKind):
         if value is None or not size:
             return 0, self._end_of_segments(record, size)
         field = self._field_name("attention_mask")
-        values = numbers(value, "int64", field)
+        values = numbers(value, "int64", field, cure=self._cure_of("attention_mask"))
         attended = np.flatnonzero(values)
         if values.size != size or (values[attended] != 1).any():
-            cure = "Leave it unused: --field attention_mask=none."
+            cure = self._cure_of("attention_mask")
             if values.size == size:
                 cure += (
                     " If it numbers the documents of a packed record:"
@@ -361,7 +377,8 @@ class TokensKind(DocumentKind):
         value = self._field(record, "segment_ids")
         if value is None or not size:
             return size
-        values = _one_for_each_id(value, self._field_name("segment_ids"), size)
+        cure = self._cure_of("segment_ids")
+        values = _one_for_each_id(value, self._field_name("segment_ids"), size, cure)
         return int(np.flatnonzero(values)[-1]) + 1 if values[0] else size
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
@@ -431,10 +448,10 @@ def _changes(numbers_of_documents: Any, field: str, start: int, stop: int, size:
     return [start, *(start + changes).tolist()]
 
 
-def _one_for_each_id(value: Any, field: str, size: int) -> np.ndarray:
-    values = numbers(value, "int64", field, bools=False)
+def _one_for_each_id(value: Any, field: str, size: int, cure: str = "") -> np.ndarray:
+    values = numbers(value, "int64", field, bools=False, cure=cure)
     if values.size != size:
-        raise BadRecordError(f"has {size} ids and {values.size} numbers in field {field!r}")
+        raise BadRecordError(f"has {size} ids and {values.size} numbers in field {field!r}", cure)
     return values
 
 
@@ -511,7 +528,9 @@ class MarkedKind(DocumentKind):
         """What the record gives to the template besides messages."""
         return Given(
             read_tools(self._field(record, "tools"), self._field_name("tools")),
-            read_tools(self._field(record, "documents"), self._field_name("documents")),
+            read_tools(
+                self._field(record, "documents"), self._field_name("documents"), "documents"
+            ),
             read_variables(self._field(record, "variables"), self._field_name("variables")),
         )
 
@@ -614,7 +633,7 @@ class ChatKind(MarkedKind):
         if not system:
             return messages
         field = self._field_name("system")
-        cure = "Leave it unused: --field system=none."
+        cure = self._cure_of("system")
         text = string_of(system, field, cure)
         if not text.strip():
             return messages
@@ -729,7 +748,7 @@ class PreferenceKind(MarkedKind):
                 raise BadRecordError(
                     f"has words in field {field!r} that the answers, which hold their prompt"
                     " themselves, do not have",
-                    "Leave it unused: --field prompt=none.",
+                    self._cure_of("prompt"),
                 )
 
     def _text_pair(
@@ -740,7 +759,7 @@ class PreferenceKind(MarkedKind):
             prompt = prompt_of_dialogues(chosen, rejected)
             chosen = chosen.removeprefix(prompt)
             rejected = rejected.removeprefix(prompt)
-        prompt = string_of(prompt, self._field_name("prompt"))
+        prompt = string_of(prompt, self._field_name("prompt"), self._cure_of("prompt"))
         if (
             prompt
             and "prompt" in self.optional

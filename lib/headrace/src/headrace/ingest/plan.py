@@ -10,7 +10,8 @@ one. The last slice of a file ends where the file ends.
 To continue, old and new settings must agree in everything that affects the result. Paths may be
 written differently (``corpus`` or ``corpus/*.jsonl``) as long as they name the same files; the
 location of the tokenizer's file may differ as long as it is the same tokenizer. What happens to bad
-lines may change while no complete part had one.
+lines may change while no complete part had one; so may what is read of records, where the records
+of complete parts are read alike.
 
 The ledger stores size and version (etag, modification time) of every source file, at no cost. On
 request it also stores a hash, for sources with unreliable modification times: a file that was
@@ -24,18 +25,28 @@ corpus has some thousands of parts, so the ledger stays small and opening a cach
 from __future__ import annotations
 
 import hashlib
+import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from headrace.errors import PlanMismatchError, SourceError, check_at_least, format_count
-from headrace.ingest.records import MAX_RECORD_BYTES, Slice
-from headrace.ingest.source import SourceFile
+from msgspec import structs
+
+from headrace.errors import (
+    HeadraceError,
+    PlanMismatchError,
+    SourceError,
+    check_at_least,
+    format_count,
+)
+from headrace.ingest.records import ANY, MAX_RECORD_BYTES, TEXT, Slice, parse_leaf
+from headrace.ingest.source import FIELDS, NOTHING, SourceFile
 from headrace.store import files
 from headrace.store.generations import cache_of_generation
-from headrace.store.ledger import Ledger, read_part_record
+from headrace.store.ledger import Ledger, read_ledger, read_part_record
 from headrace.store.parts import PartRecord
 
 DEFAULT_PART_BYTES = 64 << 20
@@ -169,7 +180,7 @@ def check_same_build(
             cure='Keep to --on-bad-line skip (in Python: on_bad_line="skip"),'
             " or correct the file and pass --restart.",
         )
-    changes = differences(begun, wanted, any_skipped=bool(skipped))
+    changes = differences(begun, wanted, complete)
     if changes:
         raise PlanMismatchError(
             "was begun with other settings: " + "; ".join(changes),
@@ -190,27 +201,38 @@ def cure_of_begun(output: str, what: str = "settings") -> str:
     )
 
 
+def complete_parts(output: str, begun: Ledger) -> dict[str, PartRecord]:
+    """The records of the parts that are complete, by name."""
+    names = sorted({str(source["part"]) for source in begun.sources})
+    records = {name: read_part_record(output, name) for name in names}
+    return {name: record for name, record in records.items() if record is not None}
+
+
 def began_in_vain(output: str, begun: Ledger, wanted: Ledger) -> bool:
-    """Whether a build with other settings failed before its first part, for example because of a
-    wrong text field.
+    """Whether no document would be lost by starting over: a build with other settings failed before
+    its first one, for example because of a wrong text field, or all parts are complete and empty.
     """
-    names = {str(source["part"]) for source in begun.sources}
-    return bool(differences(begun, wanted)) and all(
-        read_part_record(output, name) is None for name in names
-    )
+    names = dict.fromkeys(str(source["part"]) for source in begun.sources)
+    records = (read_part_record(output, name) for name in names)
+    if differences(begun, wanted):
+        are_empty = (record is None or not record.documents for record in records)
+    else:
+        are_empty = (record is not None and not record.documents for record in records)
+    return bool(names) and all(are_empty)
 
 
-def differences(begun: Ledger, wanted: Ledger, *, any_skipped: bool = False) -> list[str]:
-    """Differences between two plans, one phrase each; empty if a build of one can continue with the
-    other.
-
-    ``any_skipped``: whether a complete part lacks a bad line.
+def differences(begun: Ledger, wanted: Ledger, complete: Collection[PartRecord] = ()) -> list[str]:
+    """Differences between two plans, one phrase each; empty if a build of one, of which these parts
+    are ``complete``, can continue with the other.
     """
     changes = differing_tokenizers(begun.tokenizer, wanted.tokenizer)
     changes += differing_values(begun.layout, wanted.layout)
     old_source = dict(begun.metadata.get("source", {}))
     new_source = dict(wanted.metadata["source"])
-    rules = [] if any_skipped else _widened_rules(old_source, new_source)
+    rules: list[str] = []
+    if not any(record.extra.get("skipped_lines") for record in complete):
+        rules = _widened_rules(old_source, new_source)
+        old_source |= _read_alike(old_source, new_source, complete)
     changes += differing_values(
         {key: value for key, value in old_source.items() if key not in rules},
         {key: value for key, value in new_source.items() if key not in rules},
@@ -247,6 +269,74 @@ def _widened_rules(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if old.get("special_tokens_in_text") == "error":
         widened.append("special_tokens_in_text")
     return widened
+
+
+def _read_alike(
+    old: Mapping[str, Any], new: Mapping[str, Any], complete: Collection[PartRecord]
+) -> dict[str, Any]:
+    """The old ``fields`` and ``leaves``, changed as the new ones are where that makes no difference
+    to complete parts that had no bad line.
+
+    An optional field that is ignored now makes none if their records lack it, and a leaf of texts
+    that may be anything now makes none at all.
+    """
+    fields = dict(old.get("fields", {}))
+    leaves = dict(old.get("leaves", {}))
+    present = {field for record in complete for field in record.extra.get("optional_fields", ())}
+    present |= {leaf["field"] for leaf in leaves.values()}
+    usual = {name: field for names in FIELDS.values() for name, field in names.items()}
+    for name, field in new.get("fields", {}).items():
+        if field == NOTHING and name not in fields and usual[name] not in present:
+            fields[name] = field
+    for name, leaf in new.get("leaves", {}).items():
+        if leaf == {**leaves.get(name, {}), "dtype": ANY} and leaves[name]["dtype"] == TEXT:
+            leaves[name] = leaf
+    return {"fields": fields, "leaves": leaves}
+
+
+_READING = (
+    r"--(?:field|leaf|text-field|kind|format|chat-template|chat-variable|mask|mask-role|eos|bos)"
+    r" (?:'[^']*'|\S*[^\s.,;:)])"
+)
+"""An option, within a cure, that says how records are read."""
+
+
+def with_restart(output: str, fault: HeadraceError) -> HeadraceError:
+    """A fault of a source of this build, with ``--restart`` behind the options of its cure that
+    would change parts which are complete.
+    """
+    cure = fault.cure or ""
+    if "--restart" in cure or not re.search(_READING, cure):
+        return fault
+    begun = read_ledger(output)
+    complete = [] if begun is None else complete_parts(output, begun).values()
+    if begun is None or not any(record.documents for record in complete):
+        return fault
+
+    def followed(options: re.Match[str]) -> str:
+        source = _with_options(begun.metadata["source"], shlex.split(options[0]))
+        kept = source is not None and not differences(
+            begun, structs.replace(begun, metadata={**begun.metadata, "source": source}), complete
+        )
+        return options[0] if kept else f"{options[0]} --restart"
+
+    cure = re.sub(f"{_READING}(?: {_READING})*", followed, cure)
+    return SourceError(fault.problem, field=fault.field, cure=cure)
+
+
+def _with_options(source: Mapping[str, Any], options: Sequence[str]) -> dict[str, Any] | None:
+    """The settings of a source with other fields and leaves; None if the options are others."""
+    fields = dict(source["fields"])
+    leaves = dict(source["leaves"])
+    for option, value in zip(options[::2], options[1::2], strict=True):
+        if option == "--field":
+            name, _, fields[name] = value.partition("=")
+        elif option == "--leaf":
+            name, leaf = parse_leaf(value)
+            leaves[name] = {key: one for key, one in asdict(leaf).items() if one is not None}
+        else:
+            return None
+    return {**source, "fields": fields, "leaves": leaves}
 
 
 def changed_sources(

@@ -428,13 +428,17 @@ class LeafConfig:
             return LeafSpec(name, self.dtype, "ragged", self.width)
         return LeafSpec(name, self.dtype, "fixed" if self.kind == "auto" else self.kind)
 
-    def values(self, record: Fields) -> np.ndarray:
-        """The values of one document: ``[n]``, in the leaf's dtype; n is 1 if it is fixed.
+    def values(self, name: str, record: Fields) -> np.ndarray:
+        """The values of one document for the leaf of this name: ``[n]``, in the leaf's dtype; n is
+        1 if it is fixed.
 
         Raises:
             BadRecordError: the field is missing, or has another type.
         """
-        keep_any = f"Keep values of any type, and none where it is absent: {self.field}:{ANY}."
+        keep_any = (
+            "Keep values of any type, and none where it is absent:"
+            f" --leaf {name}={self.field}:{ANY}."
+        )
         if self.dtype == ANY:
             text = self._any_text(record)
             utf8_length(text)
@@ -515,22 +519,24 @@ def _flat(value: Any, width: int, field: str) -> Any:
     return np.concatenate([np.asarray(row) for row in rows])
 
 
-def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.ndarray:
+def numbers(
+    value: Any, dtype: str, field: str, *, bools: bool = True, cure: str = ""
+) -> np.ndarray:
     """A list of numbers as an array ``[n]`` of a dtype that holds every one of them; ``bools``:
     true is 1.
 
     Raises:
-        BadRecordError: it is not a list of such numbers.
+        BadRecordError: it is not a list of such numbers; with this ``cure``.
     """
     if not isinstance(value, np.ndarray | list | tuple):
         raise BadRecordError(
-            f"holds a {type_name(value)} in field {field!r}, not a list of numbers"
+            f"holds a {type_name(value)} in field {field!r}, not a list of numbers", cure
         )
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError) as error:
         raise BadRecordError(
-            f"holds something else than numbers in field {field!r} ({error})"
+            f"holds something else than numbers in field {field!r} ({error})", cure
         ) from None
     target = np.dtype(dtype)
     if array.size == 0:
@@ -539,25 +545,28 @@ def numbers(value: Any, dtype: str, field: str, *, bools: bool = True) -> np.nda
         array.dtype.kind == "b"
         or (not isinstance(value, np.ndarray) and bool in set(map(type, value)))
     ):
-        raise BadRecordError(f"holds true or false in field {field!r}, which are no numbers here")
+        raise BadRecordError(
+            f"holds true or false in field {field!r}, which are no numbers here", cure
+        )
     kinds = "iubf" if target.kind == "f" else "iub"
     if array.ndim != 1 or array.dtype.kind not in kinds:
         raise BadRecordError(
             f"holds something else than {'numbers' if 'f' in kinds else 'integers'} in field"
-            f" {field!r}"
+            f" {field!r}",
+            cure,
         )
     if target.kind != "f":
         low, high = (
             (0, 1) if target.kind == "b" else (int(np.iinfo(target).min), int(np.iinfo(target).max))
         )
         if int(array.min()) < low or int(array.max()) > high:
-            raise BadRecordError(f"holds a number outside {low} .. {high} in field {field!r}")
+            raise BadRecordError(f"holds a number outside {low} .. {high} in field {field!r}", cure)
         return array.astype(target)
     with np.errstate(over="ignore"):
         floats = array.astype(target)
     if np.isinf(floats).any() and np.isfinite(array[np.isinf(floats)]).any():
         raise BadRecordError(
-            f"holds a number beyond {float(np.finfo(target).max):.3g} in field {field!r}"
+            f"holds a number beyond {float(np.finfo(target).max):.3g} in field {field!r}", cure
         )
     return floats
 
