@@ -10,6 +10,8 @@ import pytest
 
 from headrace.errors import SourceError
 from headrace.ingest import BuildReport, ChatConfig, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest.chat_template import ChatTemplate, Given
+from headrace.ingest.records import BadRecordError
 from headrace.store import open_cache
 
 ASKS_DEFINED = (
@@ -184,7 +186,7 @@ def test_variables_elsewhere_are_said(tmp_path: Path):
         ("{{ messages[0].extra }}{{ messages[0].content }}", {"a": 1}, "messages[0].extra"),
         ("{{ messages[0].extra }}", [1], "messages[0].extra"),
         ("{{ messages[0].extra }}", True, "messages[0].extra"),
-        ("{{ 'x' ~ messages[0].extra }}", True, ""),
+        ("{{ 'x' ~ messages[0].extra }}", True, "messages[0].extra"),
         ("{{ messages[0].extra | string | upper }}", ["a"], "messages[0].extra"),
         ("{{ '%s' % messages[0].extra }}", {"a": 1}, "messages[0].extra"),
         ("{{ tools }}", 1, ""),
@@ -197,6 +199,107 @@ def test_python_words_are_refused(tmp_path: Path, template: str, content: Any, p
         build(tmp_path, lines(tmp_path, [record]), template, chat=ChatConfig(template, "all"))
     assert "as Python spells it" in str(error.value)
     assert place in str(error.value)
+
+
+SPELLED = [True, False, None, {"a": 1}, {"a": True}, [None, "b"]]
+THROUGH_STRING = [
+    *["| trim", "| e", "| escape", "| forceescape", "| safe", "| replace('z', 'y')", "| indent"],
+    *["| title", "| capitalize", "| center(20)", "| wordwrap(3)", "| urlencode", "| urlize"],
+    *["| pprint", "| upper", "| striptags", "| truncate(3)", "| list | join", "| reverse | join"],
+    *["| first", "| last", "| format", "| tojson", "| default('')", "| map('upper') | join"],
+    *[".strip()", ".title()", ".upper()", ".replace('z', 'y')", ".split()[0]", "[:2]", "[0]"],
+    *["* 2", "+ 'x'", "~ 'x'", "| string", "| unique | join"],
+]
+AS_IT_IS = [
+    *["{{ EXTRA }}", "{{ 'x' ~ EXTRA }}", "{{ EXTRA ~ '' }}", "{{ '%s' | format(EXTRA) }}"],
+    *["{{ '%s' % EXTRA }}", "{{ '%(a)s' % {'a': EXTRA} }}", "{{ '%(a)s' | format(a=EXTRA) }}"],
+    *["{{ '{}'.format(EXTRA) }}", "{{ '{a}'.format_map({'a': EXTRA}) }}", "{{ EXTRA | pprint }}"],
+    *["{{ {'a': EXTRA} | urlencode }}", "{{ {'a': EXTRA | string} | xmlattr }}"],
+    *["{{ [EXTRA] | join }}", "{{ [EXTRA] | map('string') | join }}", "{{ EXTRA | title }}"],
+    *["{{ messages | join(',', 'extra') }}", "{{ ['a', 'b'] | join(EXTRA) }}"],
+    *["{{ messages | map(attribute='extra') | join }}", "{{ 'abc' | replace('b', EXTRA) }}"],
+    *["{% set s = EXTRA %}{{ s }}", "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(EXTRA) }}"],
+    *["{% for c in EXTRA | string %}{{ c }}{% endfor %}", "{{ [EXTRA | string] | tojson }}"],
+    *["{% filter upper %}{{ EXTRA }}{% endfilter %}", "{{ EXTRA | urlize | trim }}"],
+]
+
+
+@pytest.mark.parametrize(
+    "template", [*AS_IT_IS, *(f"{{{{ (EXTRA | string) {one} }}}}" for one in THROUGH_STRING)]
+)
+def test_no_filter_hides_that_python_spelled_a_value(template: str):
+    template = template.replace("EXTRA", "messages[0].extra")
+    chat = ChatTemplate({"text": template, "tokens": {}}, {})
+    for value in SPELLED:
+        # The same value elsewhere, before and after: the one that is written is named.
+        message = {"role": "user", "content": "", "before": value, "extra": value, "after": value}
+        with pytest.raises(BadRecordError, match="as Python spells it") as error:
+            chat.render([message], Given(tools=None, variables={"other": value}))
+        assert str(error.value).endswith(": messages[0].extra"), (value, str(error.value))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *["{{ messages }}", "{{ messages[0].keys() }}", "{{ messages[0].items() }}", "{{ range }}"],
+        *["{{ messages | map('upper') }}", "{{ messages[0] | items }}", "{{ messages[0].get }}"],
+        *[
+            "{{ namespace(a=1) }}",
+            "{% for m in messages %}{{ loop }}{% endfor %}",
+            "{{ range(3) }}",
+        ],
+        *["{% macro f() %}{% endmacro %}{{ f }}", "{{ cycler('a') }}", "{{ (1, 2) | string }}"],
+        *["{{ ('a' == 'a') | string | trim }}", "{{ none ~ 'x' }}", "{{ ['a'] | batch(1) }}"],
+    ],
+)
+def test_what_only_python_can_write_is_refused(template: str):
+    chat = ChatTemplate({"text": template, "tokens": {}}, {})
+    message = {"role": "user", "content": "Hi", "extra": True}
+    with pytest.raises(BadRecordError, match="as Python spells it") as error:
+        chat.render([message])
+    assert "extra" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "value", "wanted"),
+    [
+        ("{{ EXTRA | lower }}", True, "true"),
+        ("{{ EXTRA | string | lower }}", False, "false"),
+        ("{{ (EXTRA | string).lower() ~ '.' }}", True, "true."),
+        (
+            "{{ EXTRA | string | replace('True', 'true') | replace('False', 'false') }}",
+            True,
+            "true",
+        ),
+        ("{{ EXTRA | string | replace('None', 'null') }}", None, "null"),
+        ("{{ EXTRA | string | replace(\"'\", '\"') }}", {"a": "b"}, '{"a": "b"}'),
+        ("{{ EXTRA | tojson | trim }}", {"a": [None]}, '{"a": [null]}'),
+        ("{% if EXTRA | string == 'True' %}yes{% endif %}", True, "yes"),
+        ("{{ {'True': 'yes'}[EXTRA | string] }}", True, "yes"),
+        ("{{ EXTRA | string | length }}", None, "4"),
+        ("{{ 'yes' if 'a' in EXTRA | string else 'no' }}", ["a"], "yes"),
+        ("{{ {'k': EXTRA} | xmlattr }}", None, ""),
+        ("{{ {'k': 1, 'l': 'a'} | urlencode }}", None, "k=1&l=a"),
+        ("{{ EXTRA or '' }}{{ missing ~ 1.5 ~ 2 }}{{ [1, 'a'] | join('-') }}", None, "1.521-a"),
+        ("{{ '%(a)s' % {'a': 'b'} }}{{ 'a' | replace('a', 1) }}", None, "b1"),
+    ],
+)
+def test_what_is_no_longer_pythons_is_written(template: str, value: Any, wanted: str):
+    chat = ChatTemplate({"text": template.replace("EXTRA", "messages[0].extra"), "tokens": {}}, {})
+    assert chat.render([{"role": "user", "content": "", "extra": value}]) == wanted
+
+
+def test_the_place_is_that_of_the_value_which_is_written():
+    template = (
+        "{% for m in messages %}{% if m.a is true and m.b == false and m.c is not none %}"
+        "{{ m.d | tojson }}{{ m.e ~ '' }}{% endif %}{% endfor %}"
+    )
+    chat = ChatTemplate({"text": template, "tokens": {}}, {})
+    flags: dict[str, Any] = {"a": True, "b": False, "c": True, "d": [True, None], "e": "x"}
+    messages = [{"role": "user", "content": "", **flags, **more} for more in ({}, {"e": True})]
+    with pytest.raises(BadRecordError) as error:
+        chat.render(messages)
+    assert str(error.value).endswith(": messages[1].e")
 
 
 def test_words_of_json_may_be_made_of_them(tmp_path: Path):

@@ -14,12 +14,17 @@ takes longer.
 from __future__ import annotations
 
 import functools
+import json
 import re
 import threading
 from collections.abc import Callable, Mapping
+from datetime import date, time, timedelta
+from numbers import Number
 from typing import Any
 
-from jinja2 import meta, nodes
+from jinja2 import Undefined, meta, nodes, pass_eval_context
+from jinja2.filters import make_attrgetter, sync_do_join
+from jinja2.nodes import EvalContext
 from jinja2.nodes import Slice as SliceNode
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -60,24 +65,12 @@ _SHALLOW = {
     ("random", "attr", "int", "float", "abs", "round"),
 )
 """Filters that look at elements, not into them."""
-_OF_TEXT = {
-    "string",
-    "trim",
-    "upper",
-    "lower",
-    "capitalize",
-    "title",
-    "replace",
-    "indent",
-    "wordwrap",
-    "center",
-    "striptags",
-    "escape",
-    "e",
-    "forceescape",
-    "safe",
-}
-"""Filters that make a text of whatever they get."""
+_NO_TEXT = _SHALLOW | {"join", "tojson", "wordcount"}
+"""Filters that make no text, or spell no value as Python does; ``join`` is :meth:`_join`."""
+_OF_SPELLED = ("string", "lower", "replace")
+"""Filters that a value which is no text may go through, if JSON's spelling comes out at the end."""
+_WRITTEN = (str, Number, date, time, timedelta, Undefined)
+"""What a template may write as it is; but true and false, which are numbers to Python."""
 
 
 class SpelledError(BadRecordError):
@@ -87,17 +80,97 @@ class SpelledError(BadRecordError):
 
     def __init__(self, value: Any) -> None:
         # Of a list or an object only the type: its spelling may be longer than any memory.
-        what = str(value) if value is None or isinstance(value, bool | str) else type_name(value)
+        own = value.value if isinstance(value, _StandIn) else value
+        what = str(own) if own is None or isinstance(own, bool) else type_name(own)
         super().__init__(f"the chat template writes a value as Python spells it ({what})")
         self.value = value
 
 
-class _PythonsWord(str):
-    """``True`` or ``False`` as the filter ``string`` makes it; a template may still turn it into
-    ``true``.
+class _StandIn:
+    """What stands for one true, false or null, which are the same object everywhere.
+
+    A template takes it for that, but it can be told from others.
     """
 
-    __slots__ = ()
+    __slots__ = ("value",)
+
+    def __init__(self, value: bool | None) -> None:
+        self.value = value
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return self.value == (other.value if isinstance(other, _StandIn) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def with_stand_ins(value: Any) -> Any:
+    """A copy of a JSON value in which no two places hold the same object, but for texts and
+    numbers.
+
+    Example:
+        >>> with_stand_ins([True, {"a": None, "b": 1}])
+        [True, {'a': None, 'b': 1}]
+    """
+    if value is None or isinstance(value, bool):
+        return _StandIn(value)
+    if isinstance(value, Mapping):
+        return {name: with_stand_ins(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [with_stand_ins(one) for one in value]
+    return value
+
+
+class _Spelled:
+    """A value as Python spells it: what the filter ``string`` makes of one that is no text.
+
+    A template may compare it, and make of it what JSON writes (``true`` of ``True``), which is a
+    text again. All else that makes a text of it ends in :meth:`_refuse`.
+    """
+
+    __slots__ = ("text", "value")
+
+    def __init__(self, value: Any, text: str) -> None:
+        self.value = value
+        self.text = text
+
+    def lower(self) -> Any:
+        return self._made(self.text.lower())
+
+    def replace(self, old: Any, new: Any, count: int | None = None) -> Any:
+        return self._made(self.text.replace(str(old), str(new), -1 if count is None else count))
+
+    def _made(self, text: str) -> Any:
+        """A text that was made of it: a plain one if JSON writes the value so."""
+        try:
+            is_json = json.loads(text) == self.value
+        except (ValueError, RecursionError):
+            is_json = False
+        return text if is_json else _Spelled(self.value, text)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise SpelledError(self.value)
+
+    __str__ = __repr__ = __format__ = __iter__ = __getitem__ = __getattr__ = _refuse
+    __add__ = __radd__ = __mul__ = __rmul__ = __mod__ = _refuse
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return self.text == (other.text if isinstance(other, _Spelled) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __contains__(self, text: str) -> bool:
+        return text in self.text
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -116,6 +189,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.limit = limit
         self._spent = threading.local()
         super().__init__(finalize=self._spend_shown, **options)
+        tests: dict[str, Any] = self.tests
+        tests["string"] = lambda value: isinstance(value, str | _Spelled)
+        for name in ("none", "true", "false", "boolean"):
+            tests[name] = functools.partial(_test_own, tests[name])
 
     def begin(self) -> None:
         """Starts a rendering with a count of zero."""
@@ -123,6 +200,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def bound_filters(self) -> None:
         """Limits the current filters."""
+        self.filters["join"] = self._join
         self.filters = {
             name: self._bounded(name, function) for name, function in self.filters.items()
         }
@@ -162,6 +240,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return __obj(*args)
         self.spend(_STEP + self._foreseen([*args, *kwargs.values()]))
         owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, _Spelled):
+            owner = owner.text
         name = getattr(__obj, "__name__", "")
         if isinstance(owner, str) or name in ("format", "format_map"):
             self._foresee(
@@ -174,7 +254,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         sizes = _size(left), _size(right)
         if operator == "%" and isinstance(left, str):
-            self._foresee("%", left, [right], None)
+            is_named = isinstance(right, Mapping) and "%(" in left
+            self._foresee("%", left, [*right.values()] if is_named else [right], None)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             self.spend(left.bit_length() * max(right, 0))
         elif operator == "*":
@@ -183,14 +264,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.spend(max(pair[0], 0) * _size(pair[1]) if many else sum(sizes))
         else:
             self.spend(sum(sizes))
-            _refuse_spelled(*(one for one in (left, right) if isinstance(one, _PythonsWord)))
         return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         # With these, a letter may become a book, and no template needs them.
-        return attr not in ("translate", "expandtabs") and super().is_safe_attribute(
-            obj, attr, value
-        )
+        if attr in ("translate", "expandtabs") or (isinstance(obj, _Spelled) and attr == "text"):
+            return False
+        return super().is_safe_attribute(obj, attr, value)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -247,17 +327,34 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 self._foresee("%" if name == "format" else name, value, rest, None)
             else:
                 self.spend(self._foreseen(rest))
-            if name == "string" and isinstance(value, bool):
-                return _PythonsWord(value)
-            if name in _OF_TEXT and not isinstance(value, _PythonsWord):
-                _refuse_spelled(value)
-            if name == "join" and isinstance(value, list | tuple) and len(rest) < 2:
-                _refuse_spelled(*value)
+            if name in _OF_SPELLED and _is_spelled(value):
+                return self._of_spelled(name, value, rest)
+            if name not in _NO_TEXT:
+                _refuse_spelled(*_written_by(name, value, rest))
             result = function(*args, **kwargs)
             self.spend(_size(result))
             return result
 
         return bounded
+
+    def _of_spelled(self, name: str, value: Any, given: list[Any]) -> Any:
+        """What a filter of :data:`_OF_SPELLED` makes of a value that is no text."""
+        spelled = value if isinstance(value, _Spelled) else _Spelled(value, repr(value))
+        self.spend(_size(spelled.text))
+        self._foresee(name, spelled.text, given, None)
+        return spelled if name == "string" else getattr(spelled, name)(*given)
+
+    @pass_eval_context
+    def _join(
+        self, context: EvalContext, value: Any, d: Any = "", attribute: str | int | None = None
+    ) -> str:
+        """Jinja's filter ``join``, for elements that no text has to be made of."""
+        if attribute is not None:
+            value = map(make_attrgetter(self, attribute), value)
+        items = list(value)
+        _refuse_spelled(d, *items)
+        self.spend(len(items) * _size(d))
+        return sync_do_join(context, items, d)
 
     def _foreseen(self, values: list[Any]) -> int:
         """What numbers may ask for: widths, counts."""
@@ -270,6 +367,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if _WIDTH.search(pattern) or (name == "%" and "*" in pattern):
                 raise BadRecordError("the chat template asks for a text of a huge width")
             for one in given:
+                if isinstance(one, Mapping) and name == "format_map":
+                    one = tuple(one.values())
                 _refuse_spelled(*(one if isinstance(one, tuple) else [one]))
             spent = getattr(self._spent, "cost", 0)
             self.spend_all(given)
@@ -291,11 +390,45 @@ def names_in(tree: nodes.Template) -> tuple[set[str], set[str]]:
     return attributes | texts, meta.find_undeclared_variables(tree)
 
 
+def own_value(value: Any) -> Any:
+    """The value that JSON writes for one that it does not know; for the filter ``tojson``.
+
+    Raises:
+        SpelledError: the filter ``string`` made it of one that is no text.
+        TypeError: there is none.
+    """
+    if isinstance(value, _StandIn):
+        return value.value
+    if isinstance(value, _Spelled):
+        raise SpelledError(value.value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def _test_own(test: Callable[[Any], bool], value: Any) -> bool:
+    """A test of Jinja's, of what a stand-in stands for."""
+    return test(value.value if isinstance(value, _StandIn) else value)
+
+
+def _is_spelled(value: Any) -> bool:
+    """Whether Python would spell a value in a text."""
+    return not isinstance(value, str) and (
+        isinstance(value, bool) or not isinstance(value, _WRITTEN)
+    )
+
+
 def _refuse_spelled(*values: Any) -> None:
     """Raises SpelledError for the first value that Python would spell in a text."""
     for value in values:
-        if value is None or isinstance(value, bool | Mapping | list | tuple | bytes | _PythonsWord):
-            raise SpelledError(value)
+        if _is_spelled(value):
+            raise SpelledError(value.value if isinstance(value, _Spelled) else value)
+
+
+def _written_by(name: str, value: Any, given: list[Any]) -> list[Any]:
+    """The values that a filter writes: the one that it is given, or the pairs within it."""
+    if name in ("urlencode", "xmlattr") and isinstance(value, Mapping | list | tuple):
+        pairs = value.items() if isinstance(value, Mapping) else value
+        return [one for pair in pairs for one in pair if one is not None or name == "urlencode"]
+    return [value, *(given[:2] if name == "replace" else ())]
 
 
 def _call(name: str, argument: nodes.Expr) -> nodes.Call:
@@ -305,4 +438,5 @@ def _call(name: str, argument: nodes.Expr) -> nodes.Call:
 def _size(value: Any) -> int:
     if isinstance(value, int):
         return 1 + value.bit_length() // 4
-    return 1 + len(value) if isinstance(value, str | bytes | list | tuple | dict) else 1
+    is_sized = isinstance(value, str | bytes | list | tuple | dict | _Spelled)
+    return 1 + len(value) if is_sized else 1

@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from headrace.errors import ConfigError, install_command
@@ -187,14 +188,14 @@ class ChatTemplate:
                 field="chat.template",
                 cure=install_command("headrace[chat]"),
             ) from error
-        self._spelled: type[BadRecordError] = bounded.SpelledError
+        self._bounded = bounded
         environment = bounded.BoundedEnvironment(
             min(max_record_bytes, bounded.MAX_RENDER),
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_generation_extension(), "jinja2.ext.loopcontrols"],
         )
-        environment.filters["tojson"] = _to_json
+        environment.filters["tojson"] = partial(_to_json, default=bounded.own_value)
         environment.bound_filters()
         self._begin = environment.begin
         environment.globals["raise_exception"] = self._refuse
@@ -353,13 +354,20 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], given: Given, ask: bool) -> str:
         """The text of messages, in the first of their forms that the template reads."""
-        problem: BadRecordError | None = None
+        failures: list[tuple[list[dict[str, Any]], BadRecordError]] = []
         for form in self._forms([dict(m) for m in messages]):
             try:
                 return self._render_form(form, given, ask)
             except BadRecordError as error:
-                problem = problem or error
-        assert problem is not None
+                failures.append((form, error))
+        first_form, problem = failures[0]
+        if isinstance(problem, self._bounded.SpelledError):
+            place = self._place_written(self._values(first_form, given), ask)
+            raise BadRecordError(
+                f"{problem.problem}{place and f': {place}'}",
+                "Write a text there in the record, or write it with {{ value | tojson }} in the"
+                " template.",
+            ) from None
         raise problem
 
     def _forms(self, messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -392,32 +400,21 @@ class ChatTemplate:
             return False
 
     def _render_form(self, messages: Sequence[Message], given: Given, ask: bool) -> str:
-        self._begin()
-        variables = {**self._variables, **given.variables}
+        return self._text_of(self._values(messages, given), ask)
+
+    def _values(self, messages: Sequence[Message], given: Given) -> dict[str, Any]:
+        """What the template's variables hold."""
+        values = {**self._variables, **given.variables, "messages": messages, "tools": given.tools}
         if _CLOCK in given.variables:
-            variables[_CLOCK] = _fixed_clock(given.variables[_CLOCK])
+            values[_CLOCK] = _fixed_clock(given.variables[_CLOCK])
+        if given.documents is not None:
+            values["documents"] = given.documents
+        return values
+
+    def _text_of(self, values: dict[str, Any], ask: bool) -> str:
+        self._begin()
         try:
-            text: str = self._template.render(
-                messages=messages,
-                tools=given.tools,
-                add_generation_prompt=ask,
-                **({} if given.documents is None else {"documents": given.documents}),
-                **variables,
-            )
-        except self._spelled as error:
-            value = getattr(error, "value", None)
-            roots = {
-                "messages": messages,
-                "tools": given.tools,
-                "documents": given.documents,
-                **variables,
-            }
-            value_path = _place_of(value, roots)
-            raise BadRecordError(
-                f"{error.problem}{f': {value_path}' if value_path else ''}",
-                "Write a text there in the record, or write it with {{ value | tojson }} in the"
-                " template.",
-            ) from None
+            text: str = self._template.render(values, add_generation_prompt=ask)
         except BadRecordError:
             raise
         except Exception as error:  # noqa: BLE001
@@ -432,24 +429,35 @@ class ChatTemplate:
             ) from None
         return text
 
+    def _place_written(self, values: dict[str, Any], ask: bool) -> str:
+        """Where the value is that the template would write as Python spells it; empty if the
+        template makes it.
+        """
+        values = self._bounded.with_stand_ins(values)
+        try:
+            self._text_of(values, ask)
+        except self._bounded.SpelledError as error:
+            return _place_of(error.value, values)
+        except BadRecordError:
+            pass
+        return ""
+
     @staticmethod
     def _refuse(message: str) -> None:
         raise BadRecordError(f"the chat template refuses it ({message})", _OTHER_TEMPLATE)
 
 
 def _place_of(wanted: Any, value: Any, path: str = "") -> str:
-    """Where a value is within others: that very object, or for true and false the first of them;
-    empty if nowhere.
-    """
-    if path and value is wanted:
+    """Where an object is within others; empty if nowhere."""
+    if value is wanted:
         return path
+    pairs: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
         pairs = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
     elif isinstance(value, list):
         pairs = [(f"{path}[{i}]", one) for i, one in enumerate(value)]
-    else:
-        return ""
-    return next((value_path for p, one in pairs if (value_path := _place_of(wanted, one, p))), "")
+    places = (_place_of(wanted, one, place) for place, one in pairs)
+    return next(filter(None, places), "")
 
 
 def refuse_marks(messages: Sequence[Message]) -> None:
