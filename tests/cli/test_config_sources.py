@@ -35,7 +35,7 @@ def test_bad_sources_are_problems(headrace):
         ("problem", "components.chat.source"),
         ("problem", "components.web.source"),
     ]
-    assert "texts/chat.jsonl: each of its first 20 records fails alike" in found[0]["problem"]
+    assert "texts/chat.jsonl: each of its first 30 records fails alike" in found[0]["problem"]
     assert headrace("config", "check", "run.yaml", "--declared").code == 0
     assert headrace("config", "check", "run.yaml", *CURED).code == 0
 

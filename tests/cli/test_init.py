@@ -4,6 +4,7 @@ tests/demo.
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,13 @@ def test_what_is_there_stays(headrace, texts):
 def test_a_dry_run_writes_nothing(headrace, texts):
     done = headrace("init", "texts", "--dry-run")
     assert (done.code, sorted(p.name for p in texts.parent.iterdir())) == (0, ["texts"])
-    assert [line.split(":")[0] for line in done.out.splitlines()] == ["code", "few", "on"]
+    *sources, found = done.out.splitlines()
+    assert [line.split(":")[0] for line in sources] == ["code", "few", "on"]
+    assert found == "The first records of 3 sources can be built from; nothing was written."
+    (texts / "on" / "latin.txt").write_bytes("caf\xe9\n".encode("latin-1"))
+    done = headrace("init", "texts", "--dry-run")
+    assert (done.code, sorted(p.name for p in texts.parent.iterdir())) == (2, ["texts"])
+    assert "texts/on/latin.txt, line 1: is not UTF-8" in done.err
 
 
 def test_names_that_yaml_would_not_take_for_text_are_quoted(headrace, texts):
@@ -104,7 +111,7 @@ def test_all_bad_files_of_all_sources_are_named_before_any_is_built(headrace, te
     assert refused.code == 2
     assert "error 3 files cannot be built from, and nothing was written:" in refused.err
     for name, fault in (
-        ("books/a.jsonl", "each of its first 20 records fails alike: has no field 'text'"),
+        ("books/a.jsonl", "each of its first 50 records fails alike: has no field 'text'"),
         ("on/latin.txt, line 1", "is not UTF-8"),
         ("web/b.jsonl.gz", "is damaged: its gzip stream cannot be read"),
     ):
@@ -131,6 +138,47 @@ def test_what_was_built_is_kept_and_not_looked_at_again(headrace, texts):
     assert part.stat().st_mtime_ns == built
 
 
+def test_a_source_without_a_good_record_costs_no_other_cache(headrace, texts):
+    (texts / "on" / "b.txt").write_bytes(b"\xff")
+    for options in ([], ["--on-bad-line", "skip"]):
+        refused = headrace("init", "texts", "-o", "first", *options)
+        assert (refused.code, "texts/on/b.txt, line 1: is not UTF-8" in refused.err) == (2, True)
+        assert "on-bad-line" not in refused.err
+        assert not Path("first").exists()
+    (texts / "on" / "b.txt").write_text("a line of text\n" * 40)
+    assert headrace("init", "texts", "-o", "first").code == 0
+
+
+def test_one_cache_can_be_started_over_and_the_others_stay(headrace, texts):
+    records_of(texts, web="text")
+    with (texts / "web" / "a.jsonl").open("ab") as file:
+        file.write(b"\n" + json.dumps({"text": "long " * 20_000}).encode() + b"\nno json\n")
+    (texts / "zoo").mkdir()
+    (texts / "zoo" / "a.txt").write_bytes(b"x" * 70_000 + b"\xff")  # behind the head
+    init = ["init", "texts", "-o", "first"]
+    refused = headrace(*init, "--on-bad-line", "skip")
+    assert (refused.code, "it holds no documents; 1 line skipped" in refused.err) == (2, True)
+    assert "--restart" not in refused.err
+    kept = built_at("code", "on")
+    (texts / "zoo" / "a.txt").write_bytes(b"x" * 70_000)
+    # The cache of `web` lacks a line that is no longer to be skipped.
+    refused = headrace(*init)
+    assert (refused.code, "1 bad line of first/caches/web skipped so far" in refused.err) == (
+        2,
+        True,
+    )
+    command = refused.err.rstrip().rpartition("for this one alone: ")[2]
+    (texts / "web" / "a.jsonl").write_text(json.dumps({"text": "mended " * 99}))
+    assert subprocess.run(command, shell=True).returncode == 0
+    assert headrace(*init).code == 0
+    assert built_at("code", "on") == kept
+
+
+def built_at(*names: str) -> list[int]:
+    """When the caches of these sources were built."""
+    return [Path(f"first/caches/{name}/parts/00000/part.json").stat().st_mtime_ns for name in names]
+
+
 def test_names_that_are_not_utf8_are_refused_where_they_would_be_read(headrace, texts):
     Path(os.fsdecode(b"texts/few/\xff.png")).write_bytes(b"\0")
     assert headrace("init", "texts", "--dry-run").code == 0
@@ -155,7 +203,7 @@ def test_each_source_has_its_own_text_field(headrace, texts):
     refused = headrace("init", "texts", "-o", "first")
     assert refused.code == 2
     assert (
-        "books/a.jsonl: each of its first 20 records fails alike: has no field 'text' (it has"
+        "books/a.jsonl: each of its first 50 records fails alike: has no field 'text' (it has"
         " 'id', 'body')."
         " Choose another field: --text-field body." in refused.err
     )

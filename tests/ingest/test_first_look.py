@@ -5,6 +5,7 @@ heads of files.
 import gzip
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def write(folder: Path, contents: dict[str, bytes]) -> str:
 def faults(folder: Path | str, **settings: Any) -> dict[str, HeadraceError]:
     """Errors of a source, by the name of the file."""
     (some,) = faults_of_sources([(SourceConfig([str(folder)], **settings), BYTES)])
-    return {Path(str(fault.field).partition(", line")[0]).name: fault for fault in some}
+    return {Path(re.sub(", (line|row).*", "", str(fault.field))).name: fault for fault in some}
 
 
 def test_every_bad_file_is_named_with_its_fault_and_no_good_one(tmp_path: Path):
@@ -146,7 +147,7 @@ def test_records_that_all_fail_alike_blame_no_line(
     for on_bad_line in ("error", "skip"):
         (fault,) = faults(tmp_path, on_bad_line=on_bad_line).values()
         assert fault.field == str(path)
-        assert f"first {TRIED_RECORDS} records fails alike: {problem}" in fault.problem
+        assert f"each of its first 30 records fails alike: {problem}" in fault.problem
         assert cure in (fault.cure or "")
         assert "--on-bad-line" not in (fault.cure or "")
     # A leaf is missing, and no text.
@@ -155,11 +156,16 @@ def test_records_that_all_fail_alike_blame_no_line(
     assert "has no field 'meta.id'" in fault.problem
     assert "--text-field" not in (fault.cure or "")
     # One that is good among them, or fails otherwise: then the line is to blame.
-    for other in ('{"text": "good"}', "[1]"):
-        path.write_text("".join([line % 1 + "\n", other + "\n"]))
+    write(tmp_path, {"good.jsonl": lines(GOOD)})
+    for count, other in ((1, '{"text": "good"}'), (1, "[1]"), (50, '{"text": "good"}')):
+        path.write_text("".join([line % 1 + "\n"] * count + [other + "\n"]))
         (fault,) = faults(tmp_path).values()
         assert (fault.field, problem in fault.problem) == (f"{path}, line 1", True)
+        assert "--on-bad-line skip" in (fault.cure or "")
         assert faults(tmp_path, on_bad_line="skip") == {}
+    # Fifty alike, and then another: none is good, and the file would be left out.
+    path.write_text("".join([line % 1 + "\n"] * 50 + ["[1]\n"]))
+    assert set(faults(tmp_path, on_bad_line="skip")) == {"a.jsonl"}
 
 
 def test_single_bad_records_are_skipped_if_told_so(tmp_path: Path):
@@ -173,6 +179,55 @@ def test_single_bad_records_are_skipped_if_told_so(tmp_path: Path):
     assert faults(tmp_path, on_bad_line="skip") == {}
     source = SourceConfig([str(tmp_path)], on_bad_line="skip")
     assert build_cache(source, BYTES, f"{tmp_path}/cache", progress=False).skipped_lines == 3
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {"a.jsonl": b"no json\n"},
+        {"a.jsonl": b"no json\n[]\n"},
+        {"a.jsonl.gz": gzip.compress(b'{"body": "other"}\n')},
+        {"a.parquet": table([{"text": None}])},
+        {"a.txt": b"\xff", "b.txt": b"\xfe"},
+        {"a.jsonl": b"no json\n" * 9, "b.txt": b"\xff"},
+        {"a.jsonl": b"\n\n \n"},
+    ],
+)
+def test_a_source_without_a_good_record_is_refused_and_no_skipping_is_offered(
+    tmp_path: Path, contents: dict[str, bytes]
+):
+    write(tmp_path / "in", contents)
+    said = {
+        rule: {
+            name: str(fault) for name, fault in faults(tmp_path / "in", on_bad_line=rule).items()
+        }
+        for rule in ("error", "skip")
+    }
+    assert said["error"] == said["skip"]
+    bad = {name for name, content in contents.items() if content.strip()}
+    assert set(said["skip"]) == (bad or {"in"})
+    assert "on-bad-line" not in str(said)
+    source = SourceConfig([str(tmp_path / "in")], on_bad_line="skip")
+    with pytest.raises(SourceError):
+        build_cache(source, BYTES, f"{tmp_path}/cache", progress=False)
+    assert not (tmp_path / "cache").exists()
+    # Beside a good record, all of them are skipped, but for files that fail alike from the start.
+    if max(content.count(b"\n") for content in contents.values()) < 9:
+        write(tmp_path / "in", {"z.txt": b"good"})
+        assert faults(tmp_path / "in", on_bad_line="skip") == {}
+
+
+def test_a_build_that_came_out_empty_begins_anew_by_itself(tmp_path: Path):
+    """Its bad records lie behind the first ones, or nobody looked."""
+    corpus = tmp_path / "in"
+    write(corpus, {"a.jsonl": b"no json\n"})
+    source = SourceConfig([str(corpus)], on_bad_line="skip")
+    cache = f"{tmp_path}/cache"
+    for _ in range(2):
+        with pytest.raises(SourceError, match=r"no documents; 1 line skipped.* then build again"):
+            build_cache(source, BYTES, cache, first_look=False, progress=False)
+    write(corpus, {"a.jsonl": b"no json\n" + lines(GOOD)})
+    assert build_cache(source, BYTES, cache, progress=False).documents == len(GOOD)
 
 
 def test_a_template_that_fails_is_named(tmp_path: Path):
@@ -232,9 +287,11 @@ def test_little_is_read_and_of_many_files_some(tmp_path: Path, monkeypatch: pyte
     assert len(read) <= 7
     assert sum(read) < 3 * HEAD_BYTES + TABLE_BYTES
     read.clear()
-    monkeypatch.setattr(first_look, "MOST_FILES", 7)
+    monkeypatch.setattr(first_look, "MOST_LOCAL_FILES", 7)
     (tmp_path / "many" / "000.jsonl").write_text("no json\n")
-    assert set(faults(tmp_path / "many")) == {"000.jsonl"}
+    (fault,) = faults(tmp_path / "many").values()
+    assert fault.field == f"{tmp_path}/many/000.jsonl, line 1"
+    assert "Only 7 of the 100 files of this source were looked at." in (fault.cure or "")
     assert len(read) == 7
 
 

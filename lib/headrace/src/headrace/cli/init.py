@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,7 +57,10 @@ def command(
         bool, typer.Option("--restart", help="Delete existing caches and start over.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show what would be done, look at the sources, and write nothing."
+        ),
     ] = False,
 ) -> None:
     """Build token caches from a folder of texts, and write a run.yaml and a train.py that trains on
@@ -86,8 +91,6 @@ def command(
     for source, config in listed:
         typer.echo(_in_words(source, config, output))
     _refuse_unused_fields(text_field or [], [config for _, config in listed])
-    if dry_run:
-        return
     with_text = [(source, config) for source, config in listed if source.files]
     caches = {source.name: output / "caches" / source.name for source, _ in with_text}
     encoder = TokenizerConfig(tokenizer)
@@ -97,10 +100,16 @@ def command(
         if restart or not is_finished(str(caches[source.name]))
     ]
     refuse_faults([fault for faults in faults_of_sources(unbuilt) for fault in faults])
+    if dry_run:
+        typer.echo(
+            f"The first records of {format_count(len(unbuilt), 'source')} can be built from; nothing"
+            " was written."
+        )
+        return
     chosen: list[tuple[FoundSource, int, int]] = []
     for source, config in with_text:
         cache = caches[source.name]
-        with kept_when_interrupted():
+        with kept_when_interrupted(), _restarted_alone(cache):
             report = build_cache(config, encoder, str(cache), restart=restart, first_look=False)
         rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
         if report.skipped_lines:
@@ -124,6 +133,24 @@ def command(
     (output / CONFIG).write_text(config_text(folder, chosen))
     (output / PROGRAM).write_text((resources.files("headrace.demo") / PROGRAM).read_text())
     _say_what_is_next(output)
+
+
+@contextmanager
+def _restarted_alone(cache: Path) -> Iterator[None]:
+    """Adds to cures with ``--restart``, which is for all caches, what starts over with this one."""
+    from headrace.errors import HeadraceError
+
+    try:
+        yield
+    except HeadraceError as error:
+        if "--restart" not in (error.cure or ""):
+            raise
+        cure = (
+            f"{error.cure} That is for all sources; for this one alone:"
+            f" rm -r {shlex.quote(str(cache))}"
+        )
+        value = {} if error.value is None else {"value": error.value}
+        raise type(error)(error.problem, field=error.field, cure=cure, **value) from error
 
 
 def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:

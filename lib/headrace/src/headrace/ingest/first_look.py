@@ -6,14 +6,15 @@ column, another encoding, no JSON, a template that fails, a damaged archive or t
 build would stop at the first such file, after hours, and after its cure at the next one.
 
 Of a file, only its head is read, :data:`HEAD_BYTES`, and :data:`TRIED_RECORDS` records of it become
-documents; nothing is tokenized. A file that becomes bad further on is not noticed here:
-``on_bad_line`` decides what happens then. With ``on_bad_line="skip"``, bad records pass here, too.
-But a file whose first records all fail alike does not: no line is to blame then, but the choice of
-field, encoding or template, and the whole file would be skipped.
+documents, or more until one is good; nothing is tokenized. A file that becomes bad further on is
+not noticed here: ``on_bad_line`` decides what happens then. With ``on_bad_line="skip"``, bad records
+pass here, too. But a file whose first records all fail alike does not: no line is to blame then,
+but the choice of field, encoding or template, and the whole file would be skipped. Nor does a
+source without a single good record, of which nothing would be left.
 
 Price: for a file in a bucket, one request; for a table there, one for its end and one or two for
-each column. On a local disk, a millisecond or two. At most :data:`MOST_FILES` files of a source,
-:data:`AT_ONCE` at a time.
+each column. On a local disk, a millisecond or two. At most :data:`MOST_FILES` files of a source, or
+:data:`MOST_LOCAL_FILES` of this machine, :data:`AT_ONCE` at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from itertools import islice
 from threading import Lock
 from typing import IO, Any, cast
 
-from headrace.errors import CacheError, HeadraceError, SourceError, format_count
+from headrace.errors import CacheError, HeadraceError, SourceError, format_count, redact
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.choices import Kind
 from headrace.ingest.documents import described, open_reader, refused, with_mask_settled
@@ -48,8 +49,10 @@ TABLE_BYTES = 1 << 22
 """Most bytes that are read of a table: its end, and the first page of each column."""
 TRIED_RECORDS = 20
 """Records of a file that become documents."""
-MOST_FILES = 1024
+MOST_FILES = 1 << 10
 """Files of a source that are looked at; if it has more, so many of them, spread evenly."""
+MOST_LOCAL_FILES = 1 << 14
+"""The same of a source whose files are all on this machine."""
 AT_ONCE = 16
 _MOST_RECORDS = 1 << 14  # 64 KiB of packed text may be a thousand times as long
 _MOST_NAMED = 20  # files with the same fault
@@ -93,7 +96,7 @@ class Input:
 
     def faults(self) -> list[SourceError]:
         """Looks at its files: an error for each that cannot be built from, in the order of the
-        files.
+        files; one for the source if it holds no record.
 
         Raises:
             ConfigError: the template or a setting does not fit the kind, or a package is missing.
@@ -101,9 +104,18 @@ class Input:
         look = _FirstLook(
             self.source, make_kind(self.source, self.kind, self.tokenizer, self.template)
         )
-        some = _spread(self.listed, MOST_FILES)
+        are_local = all(files.is_local(file.path) for file in self.listed)
+        some = _spread(self.listed, MOST_LOCAL_FILES if are_local else MOST_FILES)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="headrace-look") as pool:
-            return [fault for fault in pool.map(look.fault_of, some) if fault is not None]
+            trials = list(pool.map(look.trial_of, some))
+        if len(some) < len(self.listed):
+            counts = f"{len(some):,} of the {format_count(len(self.listed), 'file')} of this source"
+            return [
+                _with_note(one, f"Only {counts} were looked at.") for one in look.faults(trials)
+            ]
+        if all(trial.is_barren for trial in trials):
+            return look.faults_of_barren(trials)
+        return look.faults(trials)
 
 
 def faults_of_sources(
@@ -196,11 +208,22 @@ def _named(faults: Sequence[HeadraceError]) -> str:
 class _Trial:
     """What came of the records in the head of a file, as far as it could be read."""
 
+    file: SourceFile
     first_record: Fields = field(default_factory=dict[str, Any])
-    problems: list[BadRecordError | None] = field(default_factory=list[BadRecordError | None])
-    """Of the first :data:`TRIED_RECORDS` records; None: it is good."""
-    first_bad: tuple[int, BadRecordError] | None = None
-    """Row and problem of the first bad record in all of the head."""
+    has_good: bool = False
+    bad: list[BadRecordError] = field(default_factory=list[BadRecordError])
+    """Those of the tried records that are bad: :data:`TRIED_RECORDS`, or more until one is good."""
+    first_bad: tuple[str, BadRecordError] | None = None
+    """Place and problem of the first bad record in all of the head."""
+    damage: SourceError | None = None
+    """Why it could not be read on."""
+    is_whole: bool = False
+    """Whether the head is all of the file."""
+
+    @property
+    def is_barren(self) -> bool:
+        """Whether the file has no good record for certain."""
+        return self.is_whole and not self.has_good
 
 
 class _FirstLook:
@@ -211,45 +234,84 @@ class _FirstLook:
         self._kind = kind
         self._kind_lock = Lock()  # a template renders one conversation at a time
 
-    def fault_of(self, file: SourceFile) -> SourceError | None:
-        """Why a file cannot be built from; None if its head gives no reason.
+    def trial_of(self, file: SourceFile) -> _Trial:
+        """Tries the records in the head of a file.
 
         Raises:
             ConfigError: a package is missing.
         """
         reader = open_head(file, self._kind.columns, self._kind.optional)
         reader.max_record_bytes = self._source.max_record_bytes
-        trial = _Trial()
-        damage: SourceError | None = None
+        trial = _Trial(file)
         try:
             with _named_by_file(file):
                 self._try_records(reader, trial)
         except EndOfHeadError:
             pass
         except SourceError as error:
-            damage = error
-        bad = [problem for problem in trial.problems if problem is not None]
-        if 1 < len(bad) == len(trial.problems) and _are_alike(bad):
-            return self._fault_of_all(file, bad, trial.first_record)
-        if trial.first_bad is not None and self._source.on_bad_line == "error":
-            row, problem = trial.first_bad
-            return refused(problem, reader.describe_row(row))
-        return damage
+            trial.damage = error
+        return trial
+
+    def faults(self, trials: Iterable[_Trial]) -> list[SourceError]:
+        """An error for each file whose head says that it cannot be built from."""
+        return [fault for trial in trials if (fault := self._fault_of(trial)) is not None]
+
+    def faults_of_barren(self, trials: Sequence[_Trial]) -> list[SourceError]:
+        """The errors of a source without a single good record: skipping would leave nothing."""
+        faults: list[SourceError] = []
+        for trial in trials:
+            fault = self._fault_of_all(trial)
+            if fault is None and trial.first_bad is not None:
+                place, problem = trial.first_bad
+                cure = f"{problem.cure} Mend it: the source has no good record."
+                fault = SourceError(problem.problem, field=place, cure=cure.strip())
+            if fault is not None:
+                faults.append(fault)
+        if not faults:
+            paths = ", ".join(redact(str(path)) for path in self._source.paths)
+            cure = "Check paths, format and text field, then build again."
+            faults = [
+                SourceError("is an empty source: it holds no documents", field=paths, cure=cure)
+            ]
+        return faults
+
+    def _fault_of(self, trial: _Trial) -> SourceError | None:
+        skips = self._source.on_bad_line == "skip"
+        leave_out = (
+            f"Or leave out the file, or its first {len(trial.bad)} records: single ones are skipped"
+            " where others beside them are good."
+        )
+        fault = self._fault_of_all(trial, leave_out if skips else "")
+        if fault is None and trial.first_bad is not None and not skips:
+            place, problem = trial.first_bad
+            fault = refused(problem, place)
+        return fault or trial.damage
 
     def _try_records(self, reader: Reader, trial: _Trial) -> None:
         """Notes in ``trial`` what comes of the records, until one cannot be read."""
-        most = _MOST_RECORDS if isinstance(reader, BlockReader) else TRIED_RECORDS
-        for row, record in islice(reader, most):
-            # All of the head is parsed; only the first records become documents: that takes longer.
-            if len(trial.problems) < TRIED_RECORDS:
+        is_stream = isinstance(reader, BlockReader)
+        most = _MOST_RECORDS if isinstance(reader, BlockReader | ColumnarReader) else TRIED_RECORDS
+        tried = 0
+        records = iter(reader)
+        for row, record in islice(records, most):
+            # All of the head of a stream is parsed, but few records become documents: that takes
+            # longer. If they are all bad, the others are tried until one is good.
+            if tried < TRIED_RECORDS or not trial.has_good:
+                tried += 1
                 problem = self._problem_of(record)
-                trial.problems.append(problem)
-            else:
+                if problem is None:
+                    trial.has_good = True
+                else:
+                    trial.bad.append(problem)
+            elif is_stream:
                 problem = record if isinstance(record, BadRecordError) else None
-            if len(trial.problems) == 1 and not isinstance(record, BadRecordError):
+            else:
+                return
+            if tried == 1 and not isinstance(record, BadRecordError):
                 trial.first_record = record
             if trial.first_bad is None and problem is not None:
-                trial.first_bad = row, problem
+                trial.first_bad = reader.describe_row(row), problem
+        trial.is_whole = next(records, None) is None and not reader.ignored
 
     def _problem_of(self, record: Fields | BadRecordError) -> BadRecordError | None:
         if isinstance(record, BadRecordError):
@@ -261,17 +323,16 @@ class _FirstLook:
             return bad
         return None
 
-    def _fault_of_all(
-        self, file: SourceFile, bad: Sequence[BadRecordError], first_record: Fields
-    ) -> SourceError:
+    def _fault_of_all(self, trial: _Trial, or_else: str = "") -> SourceError | None:
         """The error for a file whose first records all fail alike: it blames no line."""
-        cure = bad[0].cure or "Choose other fields, another --format or another --kind."
-        if self._kind.kind == "text" and (name := self._other_text(first_record)):
+        bad = trial.bad
+        if trial.has_good or len(bad) < 2 or not _are_alike(bad[:TRIED_RECORDS]):
+            return None
+        cure = bad[0].cure or "Choose other fields, another format or kind (--format, --kind)."
+        if self._kind.kind == "text" and (name := self._other_text(trial.first_record)):
             cure = f"Choose another field: --text-field {shlex.quote(name)}."
-        if self._source.on_bad_line == "skip":
-            cure += " Or leave the file out: lines are skipped where others of a file are good."
         problem = f"each of its first {len(bad)} records fails alike: {bad[0].problem}"
-        return SourceError(problem, field=file.shown_path, cure=cure)
+        return SourceError(problem, field=trial.file.shown_path, cure=f"{cure} {or_else}".strip())
 
     def _other_text(self, record: Fields) -> str | None:
         """The field with the longest text of a record without a text in the configured field; None
@@ -378,6 +439,10 @@ def _spread(listed: Sequence[SourceFile], most: int) -> list[SourceFile]:
     """At most so many of the files, spread evenly."""
     count = min(len(listed), most)
     return [listed[i * len(listed) // count] for i in range(count)]
+
+
+def _with_note(fault: SourceError, note: str) -> SourceError:
+    return SourceError(fault.problem, field=fault.field, cure=f"{fault.cure or ''} {note}".strip())
 
 
 def _are_alike(problems: Sequence[BadRecordError]) -> bool:
