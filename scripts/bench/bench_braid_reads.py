@@ -113,7 +113,6 @@ class Job:
 def braid(
     plan_of: Callable[[Job], StrandPlan] = lambda job: job.plan,
     row_order: RowOrder = "locality",
-    version: int = 2,
 ) -> Order:
     """A braid with the job's own plan or another one."""
 
@@ -127,7 +126,6 @@ def braid(
                 lap=lap,
                 first_strand=first,
                 io_block_size=job.block,
-                version=version,
             )
             for c, (dataset, count, lap, first) in enumerate(
                 zip(

@@ -33,8 +33,8 @@ from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
 from headrace.mix.schedule import weight_from_config
 from headrace.mix.stages import Stages
-from headrace.order import Feistel
-from headrace.order.braid.strands import resolve_strands
+from headrace.order import BraidShuffle, Feistel
+from headrace.order.braid.strands import StrandPlan, resolve_strands
 from headrace.order.braid.table import BraidTable
 
 LENGTHS = (10**6, 10**9, 10**12)
@@ -45,15 +45,27 @@ WIDTHS = (20, 64)
 WINDOW_STEPS = 32
 
 
+def braid_table(lengths: np.ndarray, plan: StrandPlan) -> BraidTable:
+    """The braids of components of these lengths."""
+    firsts = np.cumsum(plan.strands) - plan.strands
+    columns = (lengths, plan.strands, plan.laps, firsts)
+    return BraidTable(
+        [
+            BraidShuffle(n, io_block_size=32, strands=strands, lap=lap, first_strand=first, seed=k)
+            for k, (n, strands, lap, first) in enumerate(
+                zip(*(column.tolist() for column in columns), strict=True)
+            )
+        ]
+    )
+
+
 def mapping(n: int, batch: int) -> Callable[[int], np.ndarray]:
     """Maps the batch of a step: rows in locality order."""
     shares = 1.0 / np.arange(1, COMPONENTS + 1)
     shares /= shares.sum()
     lengths = np.maximum((n * shares).astype(np.int64), 1)
     plan = resolve_strands(lengths, shares, batch_size=batch, strands=min(8 * batch, n // 8))
-    table = BraidTable(
-        lengths, io_block_size=32, strands=plan.strands, laps=plan.laps, seeds=range(COMPONENTS)
-    )
+    table = braid_table(lengths, plan)
     draws = Draws([weight_from_config(float(s)) for s in shares], BatchSchedule(batch))
 
     def batch_at(step: int) -> np.ndarray:
@@ -106,9 +118,7 @@ def child(what: str, components: int, ramps: bool, step: int, anchor: str) -> di
     plan = resolve_strands(
         lengths, np.full(components, 1 / components), batch_size=BATCH, strands=8 * BATCH
     )
-    table = BraidTable(
-        lengths, io_block_size=32, strands=plan.strands, laps=plan.laps, seeds=range(components)
-    )
+    table = braid_table(lengths, plan)
     draws_of(components, ramps)  # numpy loads its random numbers only now
     started = time.process_time()
     draws = draws_of(components, ramps)

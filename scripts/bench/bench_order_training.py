@@ -45,9 +45,7 @@ def orders() -> dict[str, Callable[[int, int], Order]]:
     """Every order, by name, of n rows and a seed; braids of 1,024 strands."""
 
     def braid(n: int, seed: int, block: int = 32) -> Order:
-        return BraidShuffle(
-            n, io_block_size=block, strands=8 * BATCH, lap=BATCH, seed=seed, version=2
-        )
+        return BraidShuffle(n, io_block_size=block, strands=8 * BATCH, lap=BATCH, seed=seed)
 
     return {
         FULL: lambda n, seed: Feistel(n, seed),

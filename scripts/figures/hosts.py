@@ -47,7 +47,7 @@ def main(path: str) -> None:
             "block: windows of 8 blocks": dataset.block_shuffle(
                 io_block_size=BLOCK_ROWS, window_blocks=8, seed=0
             ),
-            "braid: 32 strands": dataset.braid_shuffle(strands=32, seed=0, version=1),
+            "braid: 32 strands": dataset.braid_shuffle(strands=32, seed=0),
         }
         figure, axes = plt.subplots(1, 2, figsize=(11, 3.2), sharey=True, layout="constrained")
         for axis, (title, order) in zip(axes, orders.items(), strict=True):

@@ -135,7 +135,7 @@ def test_a_braid_over_large_blocks_costs_more_and_epochs_of_full_shuffles_nothin
     n = 1 << 18
 
     def braid(block: int) -> float:
-        order = BraidShuffle(n, io_block_size=block, strands=512, lap=64, seed=0, version=2)
+        order = BraidShuffle(n, io_block_size=block, strands=512, lap=64, seed=0)
         return excess_loss(order, 64, {256: 0.5})
 
     assert 1.05 < braid(8) < braid(64)

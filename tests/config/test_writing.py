@@ -12,7 +12,7 @@ from headrace.order import BlockShuffleConfig, BraidShuffleConfig
 
 weights = st.none() | st.integers(1, 5) | st.sampled_from([0.5, {"linear": {0: 1, 9: 2}}])
 shuffles = st.sampled_from(
-    [BlockShuffleConfig(), BraidShuffleConfig(version=1), BlockShuffleConfig(window_blocks=9)]
+    [BlockShuffleConfig(), BraidShuffleConfig(strands=9), BlockShuffleConfig(window_blocks=9)]
 )
 components = st.fixed_dictionaries(
     {"cache": st.text("xyz/"), "weight": weights},

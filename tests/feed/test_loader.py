@@ -26,10 +26,7 @@ from headrace.mix import BatchSchedule
 from headrace.store import CacheLayout
 from headrace.testing import random_documents, tiny_cache, write_cache
 
-GOLDEN = {
-    n: Path(__file__).parents[1] / "golden" / name
-    for n, name in ((1, "mixture_order.json"), (2, "mixture_order_2.json"))
-}
+GOLDEN = Path(__file__).parents[1] / "golden" / "mixture_order.json"
 EOS = 255
 STEPS = 30
 BATCH = {0: 8, 20: 16}
@@ -76,12 +73,8 @@ def sources(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mixture(sources):
-    return mix_shuffled(sources, version=2)
-
-
-def mix_shuffled(sources, version):
     shuffled = {
-        "a": sources["a"].braid_shuffle(seed=3, strands=4, version=version),
+        "a": sources["a"].braid_shuffle(seed=3, strands=4),
         "b": sources["b"].block_shuffle(window_blocks=3, seed=4),
         "c": sources["c"].shuffle(5),
     }
@@ -262,13 +255,11 @@ def test_a_training_step_may_donate_the_batch(mixture):
             assert not np.asarray(invalid).any()
 
 
-@pytest.mark.parametrize("version", GOLDEN)
-def test_the_order_of_a_fixed_mixture_is_pinned(sources, version):
+def test_the_order_of_a_fixed_mixture_is_pinned(mixture):
     """Changing it is a release note and a new version of the order; HEADRACE_UPDATE_GOLDEN=1 writes
     the file.
     """
     found = {}
-    mixture = mix_shuffled(sources, version)
     for row_order in ("stream", "locality"):
         loader = DataLoader(mixture, mesh=mesh(8), row_order=row_order)
         found[row_order] = {}
@@ -279,8 +270,8 @@ def test_the_order_of_a_fixed_mixture_is_pinned(sources, version):
                 f"{s}:{b}" for s, b in zip(batch.source_id, begins, strict=True)
             ]
     if os.environ.get("HEADRACE_UPDATE_GOLDEN"):
-        GOLDEN[version].write_text(json.dumps(found, indent=1) + "\n")
-    assert found == json.loads(GOLDEN[version].read_text())
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(GOLDEN.read_text())
 
 
 def test_steps_may_be_asked_for_backwards(mixture):

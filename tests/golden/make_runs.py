@@ -1,13 +1,12 @@
 """Writes the corpus that tests/test_golden_runs.py checks: ``tests/golden/runs/``.
 
-    python3 -m uv run --no-sync python tests/golden/make_runs.py [runs|errors|cli|new_runs ...]
+    python3 -m uv run --no-sync python tests/golden/make_runs.py [runs|new_runs|errors|cli ...]
 
-It was run once, on the commit that ``runs.json`` names (``made_on_commit``), before modules were
-moved, and is not to be run again to make a failing check pass: the corpus says what that commit
-did. ``runs`` draws random configs with a fixed seed, builds small caches with the library's own
-builder, and keeps of each config the fingerprint of its run and digests of its batches; and it
-writes what a run leaves on disk. ``errors`` mutates configs and keeps what is said of them; ``cli``
-keeps what commands print; ``new_runs`` keeps how the same configs begin with the braid's version 2.
+It is not to be run again to make a failing check pass: the corpus says what the commit did that
+``new_runs.json`` names (``made_on_commit``). ``runs`` draws random configs with a fixed seed and
+builds small caches with the library's own builder; and it writes what a run leaves on disk.
+``new_runs`` keeps of each config the fingerprint of its run and digests of its batches. ``errors``
+mutates configs and keeps what is said of them; ``cli`` keeps what commands print.
 Without a name all are made. Another run on the same commit gives the same digests; only the bytes
 of the archive differ (caches and logs hold times).
 """
@@ -716,11 +715,11 @@ def draw_steps(rng: random.Random, config: Any, raw: Config, last: int | None) -
     return sorted(step for step in steps if 0 <= step < end)[:6]
 
 
-def draw_runs() -> tuple[dict[str, Config], Counter[str]]:
+def draw_runs() -> tuple[dict[str, str], Counter[str]]:
     """Runs that can be opened, until every feature was covered often enough."""
     import headrace
 
-    runs: dict[str, Config] = {}
+    runs: dict[str, str] = {}
     coverage: Counter[str] = Counter()
     attempts = 0
     while (
@@ -742,14 +741,13 @@ def draw_runs() -> tuple[dict[str, Config], Counter[str]]:
             loader = CHECKER.open_loader(config)
             if loader.num_steps is not None and loader.num_steps < 3:
                 continue
-            steps = draw_steps(rng, config, raw, loader.num_steps)
-            run = CHECKER.describe_run(config, steps)
+            CHECKER.describe_run(config, draw_steps(rng, config, raw, loader.num_steps))
         except headrace.HeadraceError as error:
             if attempts > 3000:
                 raise RuntimeError(f"no config has {wish!r}") from error
             continue
         name = f"{len(runs):03d}-{wish.replace(' ', '-')}"
-        runs[name] = {"config": text, "seed": config.seed, **run}
+        runs[name] = text
         coverage.update(features)
     print(f"{len(runs)} runs of {attempts} configs")
     return runs, coverage
@@ -988,7 +986,7 @@ def make_runs() -> None:
     write_json("artifacts.json", artifacts)
     runs, coverage = draw_runs()
     covered = {feature: coverage[feature] for feature in FEATURES}
-    write_json("runs.json", {"made_on_commit": find_commit(), "coverage": covered, "runs": runs})
+    write_json("configs.json", {"coverage": covered, "configs": runs})
     for feature, count in covered.items():
         print(f"{count:4d}  {feature}")
 
@@ -1498,12 +1496,12 @@ def make_cli() -> None:
     """Writes down what commands say of some of the runs, all of them of batches that two hosts can
     share.
     """
-    runs: dict[str, Config] = CHECKER.read_golden("runs.json")["runs"]
     answers: Config = {}
-    for name in [*runs][3::7]:
-        Path("asked.yaml").write_text(runs[name]["config"])
+    for name in [*CHECKER.RUNS][3::7]:
+        config = CHECKER.write_config(Path.cwd(), CHECKER.CONFIGS[name])
+        Path("asked.yaml").write_text(config.to_yaml())
         commands = CHECKER.list_commands(
-            "asked.yaml", [int(step) for step in runs[name]["batches"]]
+            "asked.yaml", [int(step) for step in CHECKER.RUNS[name]["batches"]]
         )
         answer = {
             question: CHECKER.ask_command(arguments) for question, arguments in commands.items()
@@ -1515,19 +1513,21 @@ def make_cli() -> None:
 
 
 def make_new_runs() -> None:
-    """Writes how the runs of the corpus begin with the newest orders."""
+    """Writes the runs of the corpus."""
     made: dict[str, Config] = {}
-    for name, run in CHECKER.RUNS.items():
-        config = CHECKER.write_config(Path.cwd(), run["config"])
-        made[name] = CHECKER.describe_run(config, [int(step) for step in run["batches"]])
+    for name, text in CHECKER.CONFIGS.items():
+        config = CHECKER.write_config(Path.cwd(), text)
+        loader = CHECKER.open_loader(config)
+        steps = draw_steps(random.Random(name), config, yaml.safe_load(text), loader.num_steps)
+        made[name] = CHECKER.describe_run(config, steps)
     write_json("new_runs.json", {"made_on_commit": find_commit(), "runs": made})
 
 
 MAKERS: dict[str, Callable[[], None]] = {
     "runs": make_runs,
+    "new_runs": make_new_runs,
     "errors": make_errors,
     "cli": make_cli,
-    "new_runs": make_new_runs,
 }
 
 

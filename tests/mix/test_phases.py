@@ -26,15 +26,10 @@ def orders(draw: st.DrawFn) -> tuple[Order, int]:
     if kind.startswith("braid"):
         strands = draw(st.integers(1, min(n, 50)))
         lap = draw(st.floats(0.05, strands)) if kind == "braid with laps" else None
-        version = draw(st.sampled_from([1, 2]))
         try:
-            return BraidShuffle(
-                n, io_block_size=block, strands=strands, seed=seed, lap=lap, version=version
-            ), block
+            return BraidShuffle(n, io_block_size=block, strands=strands, seed=seed, lap=lap), block
         except ConfigError:  # a whole lap that does not divide the strands
-            return BraidShuffle(
-                n, io_block_size=block, strands=strands, seed=seed, version=version
-            ), block
+            return BraidShuffle(n, io_block_size=block, strands=strands, seed=seed), block
     if kind in ("block", "linear"):
         perm_type = "linear" if kind == "linear" else "feistel"
         windows = draw(st.integers(1, 8))

@@ -1,6 +1,4 @@
-"""Runs keep the version of the braid and the removals that they began with; new ones get the
-latest.
-"""
+"""Runs keep the removals that they began with; new ones get the latest."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from headrace.errors import PlanMismatchError
 from headrace.mix import AmendmentConfig
 from headrace.order import BraidShuffleConfig
 from headrace.order.intervals import Intervals
-from headrace.run import RunManifest, open_run
+from headrace.run import open_run
 from headrace.run.manifest import began_with
 from headrace.store import TokenCache
 from headrace.store.tombstones import remove_documents
@@ -31,49 +29,18 @@ def config() -> LmDataConfig:
     return LmDataConfig(components, seq_len=16, batch_size=8)
 
 
-def test_a_silent_config_starts_with_version_2(config, tmp_path):
-    loader = config.loader()
-    manifest = open_run(str(tmp_path), loader)
-    assert manifest.fingerprint == RunManifest.of(config.of_braid_version(2).loader()).fingerprint
-    assert manifest.fingerprint != RunManifest.of(config.of_braid_version(1).loader()).fingerprint
-    assert began_with(str(tmp_path))[:3] == (None, {"a": [], "b": []}, {"a": [], "b": []})
+def test_a_run_without_removals_begins_with_none(config, tmp_path):
+    open_run(str(tmp_path), config.loader())
+    assert began_with(str(tmp_path))[:2] == ({"a": [], "b": []}, {"a": [], "b": []})
 
 
-def test_a_silent_config_goes_on_with_version_1_where_the_run_began_with_it(config, tmp_path):
-    first = config.of_braid_version(1).loader()
-    manifest = open_run(str(tmp_path), first)
-    assert "version" not in str(
-        manifest.resolved["dataset"]
-    )  # as manifests were before there was a second
-    assert began_with(str(tmp_path))[:3] == (1, {"a": [], "b": []}, {"a": [], "b": []})
-    loader = config.loader()
-    before = np.asarray(config.loader().batch_at(3).tokens)
-    assert open_run(str(tmp_path), loader, 3).fingerprint == manifest.fingerprint
-    batch = np.asarray(loader.batch_at(3).tokens)
-    assert np.array_equal(batch, np.asarray(first.batch_at(3).tokens))
-    assert not np.array_equal(batch, before)
-    with loader.iter_from_step(3) as batches:
-        assert np.array_equal(np.asarray(next(batches).tokens), batch)
-
-
-def test_a_version_that_is_named_is_not_changed(config, tmp_path):
-    open_run(str(tmp_path), config.of_braid_version(1).loader())
-    with pytest.raises(PlanMismatchError, match="version"):
-        open_run(str(tmp_path), config.of_braid_version(2).loader())
-
-
-def test_functions_and_phases_go_along(config, tmp_path):
-    phased = dataclasses.replace(config, seq_len={0: 16, 4: 32})
-    manifest = open_run(str(tmp_path), phased.of_braid_version(1).loader(fn=np.asarray))
+def test_functions_and_phases_go_along(living, tmp_path):
+    phased = dataclasses.replace(living, seq_len={0: 16, 4: 32})
+    manifest = open_run(str(tmp_path / "run"), phased.loader(fn=np.asarray))
+    remove(living, "a", 3, 4)
     loader = phased.loader(fn=np.asarray)
-    assert open_run(str(tmp_path), loader, 2).fingerprint == manifest.fingerprint
+    assert open_run(str(tmp_path / "run"), loader, 2).fingerprint == manifest.fingerprint
     assert loader.functions == (np.asarray,)
-
-
-def test_versions_of_a_config(config):
-    assert config.of_braid_version(1).of_braid_version(2) == config.of_braid_version(1)
-    full = dataclasses.replace(config, shuffle=True, components={"a": config.components["a"]})
-    assert full.of_braid_version(1) is full
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def test_the_fields_of_the_config_come_first_and_what_follows_stays_behind(cache
     assert turned.refused == turned.fields == ["components, in order: web, code -> code, web"]
 
 
-def test_a_manifest_of_an_earlier_release_holds_no_config(caches, tmp_path):
+def test_a_run_that_began_without_a_config(caches, tmp_path):
     open_run(tmp_path, config_of(caches, {"web": 3, "code": 1}).loader())
     content = json.loads((tmp_path / "manifest.json").read_text())
     del content["config"]
@@ -154,7 +154,7 @@ def test_fields_read_back():
         },
         seq_len={0: 8, 100: 16},
         batch_size={0: 4, 50: 8},
-        shuffle=BraidShuffleConfig(version=1),
+        shuffle=BraidShuffleConfig(io_block_size=4),
     )
     fields = json.loads(json.dumps(given_fields(config)))
     again = decode(LmDataConfig, fields)

@@ -140,7 +140,21 @@ def test_what_is_no_state(data):
     )
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"resolved": 3}'])
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_a_manifest_of_another_version_is_refused(tmp_path, version):
+    open_run(str(tmp_path), Fake(a=1))
+    file = tmp_path / "manifest.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "format_version": version}))
+    with pytest.raises(ConfigError, match="was written by another version of headrace") as caught:
+        open_run(str(tmp_path), Fake(a=1))
+    assert caught.value.field == "manifest"
+    assert str(version) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format_version": 1}', '{"format_version": 1, "resolved": 3}']
+)
 def test_what_is_no_manifest(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(ConfigError, match="is not a run's manifest") as caught:

@@ -45,9 +45,8 @@ def braids(draw: st.DrawFn) -> dict[str, int | float]:
     block = draw(st.one_of(st.integers(1, 80), st.integers(1, 1 << 31)))
     key = draw(st.integers(0, (1 << 64) - 1))
     first = draw(st.integers(0, 1 << 22))
-    version = draw(st.sampled_from([1, 2]))
-    names = ("n", "io_block_size", "strands", "lap", "key", "first_strand", "version")
-    return dict(zip(names, (n, block, strands, lap, key, first, version), strict=True))
+    names = ("n", "io_block_size", "strands", "lap", "key", "first_strand")
+    return dict(zip(names, (n, block, strands, lap, key, first), strict=True))
 
 
 @given(st.lists(braids(), min_size=1, max_size=5), st.integers(0, 300), st.data())
@@ -79,7 +78,6 @@ def some_spec(count: int = 200, rows: int = 10_000) -> BraidSpec:
         lap=1.7,
         key=numbers.astype(np.uint64),
         first_strand=8 * numbers,
-        version=1 + numbers % 2,
     )
 
 
@@ -90,7 +88,7 @@ def test_a_window_of_200_components(count: int):
 
 
 def test_a_whole_epoch_and_the_next_one_are_permutations():
-    shuffle = BraidShuffle(10_007, io_block_size=32, strands=100, lap=7.3, seed=1, version=2)
+    shuffle = BraidShuffle(10_007, io_block_size=32, strands=100, lap=7.3, seed=1)
     rows = KERNEL.rows(spec_fields(shuffle._spec), None, np.arange(2 * 10_007), None)[0].reshape(
         2, -1
     )

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
+from headrace.order.braid.spec import braid_spec
 from headrace.order.braid.strands import StrandPlan, apportion, resolve_strands
-from headrace.order.braid.table import BraidTable
 
 
 @st.composite
@@ -26,9 +26,7 @@ def test_plans_make_valid_braids(job: tuple[np.ndarray, np.ndarray, int]) -> Non
     plan = resolve_strands(lengths, np.minimum(shares, 1), batch_size=batch)
     assert (plan.strands >= 1).all()
     assert (plan.strands <= lengths).all()
-    BraidTable(
-        lengths, io_block_size=7, strands=plan.strands, laps=plan.laps, seeds=range(len(lengths))
-    )
+    braid_spec(lengths, io_block_size=7, strands=plan.strands, lap=plan.laps, key=0)
 
 
 @given(jobs())
@@ -40,13 +38,7 @@ def test_plans_of_changing_weights_make_valid_braids(
     assert (plan.strands >= 1).all()
     assert (plan.strands <= np.append(lengths, 50)).all()
     assert (plan.laps == np.floor(plan.laps)).all()
-    BraidTable(
-        np.append(lengths, 50),
-        io_block_size=7,
-        strands=plan.strands,
-        laps=plan.laps,
-        seeds=range(99)[: len(plan.laps)],
-    )
+    braid_spec(np.append(lengths, 50), io_block_size=7, strands=plan.strands, lap=plan.laps, key=0)
 
 
 @given(jobs())
@@ -66,7 +58,7 @@ def test_laps_fit_the_usual_shares() -> None:
     plan = resolve_strands(many, largest, batch_size=100, usual_shares=np.array([0.6, 0.25, 0.15]))
     assert plan.laps == pytest.approx([60.0, 25.0, 15.0])
     assert plan.strands.tolist() == [480, 250, 405]  # of 480, 240, 400
-    BraidTable(many, io_block_size=7, strands=plan.strands, laps=plan.laps, seeds=range(3))
+    braid_spec(many, io_block_size=7, strands=plan.strands, lap=plan.laps, key=0)
 
 
 @given(jobs())

@@ -10,18 +10,14 @@ from headrace.order import BraidShuffle, Repeat
 from headrace.order.braid.table import BraidTable
 
 
-def some_table() -> tuple[BraidTable, list[BraidShuffle]]:
+def some_braids() -> list[BraidShuffle]:
     lengths = np.array([1, 7, 100, 1000, 10**12, 90, 950])
     blocks = np.array([4, 4, 16, 8, 32, 16, 8])
     strands = np.array([1, 2, 30, 64, 8192, 30, 64])
     laps = np.array([0.3, 2, 9.7, 64, 1024, 9.7, 64])
     seeds = [5, 6, 7, 8, 9, 10, 11]
-    versions = np.array([1, 2, 1, 1, 2, 2, 2])
-    table = BraidTable(
-        lengths, io_block_size=blocks, strands=strands, laps=laps, seeds=seeds, versions=versions
-    )
     firsts = np.cumsum(strands) - strands
-    alone = [
+    return [
         BraidShuffle(
             int(n),
             io_block_size=int(b),
@@ -29,18 +25,15 @@ def some_table() -> tuple[BraidTable, list[BraidShuffle]]:
             lap=float(c),
             seed=s,
             first_strand=int(f),
-            version=int(v),
         )
-        for n, b, k, c, s, f, v in zip(
-            lengths, blocks, strands, laps, seeds, firsts, versions, strict=True
-        )
+        for n, b, k, c, s, f in zip(lengths, blocks, strands, laps, seeds, firsts, strict=True)
     ]
-    return table, alone
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 10**13)), max_size=40))
 def test_table_equals_its_components_repeated(draws: list[tuple[int, int]]) -> None:
-    table, alone = some_table()
+    alone = some_braids()
+    table = BraidTable(alone)
     component = np.array([c for c, _ in draws], np.int32)
     ordinal = np.array([o for _, o in draws], np.int64)
     rows, locality = table(component, ordinal)
@@ -50,10 +43,10 @@ def test_table_equals_its_components_repeated(draws: list[tuple[int, int]]) -> N
 
 
 def test_a_table_of_braids() -> None:
-    _, alone = some_table()
+    alone = some_braids()
     i = np.arange(500)
     for own in (alone, [BraidShuffle(999, io_block_size=8, strands=50, seed=3), *alone]):
-        held = BraidTable.of(own)
+        held = BraidTable(own)
         component = (i % len(own)).astype(np.int32)
         rows, locality = held(component, i)
         for c, order in enumerate(own):
@@ -68,7 +61,7 @@ def test_components_do_not_tie() -> None:
     between hosts.
     """
     table = BraidTable(
-        np.full(50, 100), io_block_size=8, strands=np.full(50, 1), seeds=list(range(50))
+        [BraidShuffle(100, io_block_size=8, strands=1, seed=k, first_strand=k) for k in range(50)]
     )
     _, locality = table(np.arange(50, dtype=np.int32), np.zeros(50, np.int64))
     assert len(set(locality.tolist())) == 50
@@ -76,4 +69,4 @@ def test_components_do_not_tie() -> None:
 
 def test_a_table_refuses_an_empty_component() -> None:
     with pytest.raises(ConfigError, match="component 1: cannot be mixed: it is empty"):
-        BraidTable(np.array([3, 0]), io_block_size=2, strands=np.array([1, 1]), seeds=[0, 1])
+        BraidTable([BraidShuffle(n, io_block_size=2, strands=1, seed=n) for n in (3, 0)])

@@ -320,7 +320,7 @@ class Swrr(PolicyKind):
         end = int(config.batch.step_of(np.array([examples - 1]))[0]) + 1
         if config.num_steps in (None, end):
             return super().run_steps(replace(config, stages=(), num_steps=end))
-        return super().run_steps(config)  # stages of whole steps, as earlier releases counted them
+        return super().run_steps(config)  # stages of whole steps
 
     def plan(self, config: MixtureConfig) -> MixturePlan:
         if not config.stages:

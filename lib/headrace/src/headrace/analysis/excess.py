@@ -93,7 +93,7 @@ def excess_loss(
     Example:
         >>> from headrace.order import BraidShuffle, EraShuffle, Feistel
         >>> n, shares = 1 << 19, {256: 0.49}
-        >>> braid = BraidShuffle(n, io_block_size=32, strands=1024, lap=128, seed=0, version=2)
+        >>> braid = BraidShuffle(n, io_block_size=32, strands=1024, lap=128, seed=0)
         >>> era = EraShuffle(n, era_length=4096, seed=0)
         >>> [round(excess_loss(order, 128, shares), 1) for order in (Feistel(n, 0), braid, era)]
         [1.0, 1.5, 6.7]

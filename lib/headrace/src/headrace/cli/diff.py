@@ -169,8 +169,7 @@ def _show_changes(console: Console, changes: RunChanges, run: str, resolved: boo
 
     if changes.fields is None:
         console.print(
-            "The run was started by an earlier release or without a config, so only what follows"
-            " from it is compared."
+            "The run was started without a config, so only what follows from it is compared."
         )
     for line in (changes.fields or [])[:_SHOWN_FIELDS]:
         console.print(Text(line))

@@ -345,7 +345,7 @@ def build_command(cache: str, ledger: Ledger) -> str:
         ("--leaf", [f"{name}={text}" for name, text in leaves.items()]),
     ):
         words += [word for value in values for word in (flag, value)]
-    if fim := source.get("fim"):  # caches of earlier releases do not record it
+    if fim := source.get("fim"):
         words += [
             "--fim",
             fim["prefix"],

@@ -192,14 +192,6 @@ class ComponentConfig:
             self.remove, name=f"components.{name}.remove", count_not_found=count
         )
 
-    def of_braid_version(self, version: int) -> ComponentConfig:
-        """This component with this version set in its own braid, if that has none."""
-        return (
-            self
-            if self.shuffle is None
-            else replace(self, shuffle=braid_of_version(self.shuffle, version))
-        )
-
     def subset_in(self, name: str, default: SubsetConfig | None) -> tuple[SubsetConfig, str] | None:
         """Its subset, its own or the config's, and the path of that field; None if all is trained
         on.
@@ -330,17 +322,6 @@ def sizes_of(
     if counted is None:
         return {name: len(dataset) * dataset.seq_len for name, dataset in trained.items()}
     return {name: RowTokens(dataset, counted, name).total for name, dataset in trained.items()}
-
-
-def braid_of_version(
-    shuffle: shuffle_config.ShuffleConfig, version: int
-) -> shuffle_config.ShuffleConfig:
-    """A shuffle with this braid version set, if it is a braid without one."""
-    return (
-        shuffle.of_version(version)
-        if isinstance(shuffle, shuffle_config.BraidShuffleConfig)
-        else shuffle
-    )
 
 
 NOT_WITH_PHASES = "does not go with a seq_len that changes"

@@ -27,7 +27,6 @@ from headrace.config.component import (
     NOT_WITH_PHASES,
     ByComponent,
     ComponentConfig,
-    braid_of_version,
     check_strategy,
     counted_tokens,
     held_out_of,
@@ -446,7 +445,6 @@ class LmDataConfig:
 
     def as_begun(
         self,
-        braid_version: int | None,
         tombstones: Mapping[str, Sequence[int]],
         generations: Mapping[str, Sequence[int]] | None = None,
         begun: Mapping[str, Any] | None = None,
@@ -454,17 +452,9 @@ class LmDataConfig:
         """This config, with settings it leaves open taken from the start of a run
         (:mod:`headrace.run.beginning`), and its sources in the order of that.
         """
-        config = self if braid_version is None else self.of_braid_version(braid_version)
-        config = in_order_of_run(config, begun or {})
+        config = in_order_of_run(self, begun or {})
         components = components_as_begun(config.components, tombstones, generations)
         return replace(config, components=components)
-
-    def of_braid_version(self, version: int) -> LmDataConfig:
-        """This config with this braid version wherever it sets none; itself if nothing changes."""
-        components = {name: c.of_braid_version(version) for name, c in self.components.items()}
-        shuffle = braid_of_version(self.shuffle, version)
-        same = shuffle == self.shuffle and components == self.components
-        return self if same else replace(self, shuffle=shuffle, components=components)
 
     def loader(
         self,

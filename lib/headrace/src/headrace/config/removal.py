@@ -124,12 +124,12 @@ def components_as_begun(
 def dataset_as_begun(
     run: RunDataset,
     instead: Mapping[str, TokenCache] | None,
-    beginning: tuple[int | None, _Numbers, _Numbers, Mapping[str, Any] | None],
+    beginning: tuple[_Numbers, _Numbers, Mapping[str, Any] | None],
 ) -> RunDataset | None:
     """The dataset of a config as the run started with it; None if ``run`` is the same. Caches are
     the config's, or ``instead``; see :class:`headrace.run.beginning.Beginning`.
     """
-    version, tombstones_then, generations_then, begun = beginning
+    tombstones_then, generations_then, begun = beginning
     config = in_order_of_run(run.config, begun or {})
     described = run.describe()
     removed = described.get("tombstones", {})
@@ -146,7 +146,7 @@ def dataset_as_begun(
         }
         for then, now in zip((tombstones_then, generations_then), newest, strict=True)
     )
-    first_config = config.as_begun(version, tombstones, generations)
+    first_config = config.as_begun(tombstones, generations)
     own_caches = {name: cache for name, cache in (instead or {}).items() if name not in generations}
     is_same = first_config == config and config is run.config
     return None if is_same else first_config.dataset(own_caches)

@@ -196,7 +196,6 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         lap: float | None = None,
         first_strand: int | None = None,
         io_block_size: int | None = None,
-        version: int = 2,
     ) -> AsyncDataset[T_co]:
         """Braided shuffle, the default of configs; see :mod:`headrace.order.braid.shuffle`.
 
@@ -215,7 +214,6 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             first_strand: Strands of all components before this one; see
                 :class:`~headrace.order.braid.shuffle.BraidShuffle`.
             io_block_size: Examples in a block; None: one stored chunk.
-            version: Version of the order: 2, or 1 to continue a run that started with it.
         """
         check_seed(seed)
         counts = {"batch_size": batch_size, "strands": strands, "first_strand": first_strand}
@@ -232,10 +230,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
                 seed=seed,
                 lap=lap,
                 first_strand=first_strand,
-                version=version,
             )
         else:
-            order = PendingBraid(n, io_block_size=size, seed=seed, version=version)
+            order = PendingBraid(n, io_block_size=size, seed=seed)
             if batch_size is not None:
                 order = order.in_batches(batch_size, first_strand)
             elif lap is not None or first_strand is not None:

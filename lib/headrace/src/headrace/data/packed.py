@@ -9,9 +9,8 @@ The plan (``headrace.pack``) is made once and saved next to the cache, under a f
 everything that it depends on (:mod:`headrace.pack.plan_file`). ``windowed``, the default, packs
 neighbours: a shuffle of blocks then reads little more than one stored block for each block of rows.
 
-Price: opening reads the plan's record and its digests, 10 bytes per thousand documents (for a plan
-of an earlier release, all of it, and the offsets of all documents). A batch reads the plan's
-entries for its rows, and needs one read for each run of adjacent documents.
+Price: opening reads the plan's record and its digests, 10 bytes per thousand documents. A batch
+reads the plan's entries for its rows, and needs one read for each run of adjacent documents.
 """
 
 from __future__ import annotations

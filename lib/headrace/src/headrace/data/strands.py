@@ -195,10 +195,7 @@ def share_strands(
     pending = {
         name: order for name, d in components.items() if (order := d.pending_order) is not None
     }
-    braided = {
-        n: BraidShuffleConfig(io_block_size=o.io_block_size, version=o.version)
-        for n, o in pending.items()
-    }
+    braided = {n: BraidShuffleConfig(io_block_size=o.io_block_size) for n, o in pending.items()}
     shared = _resolve_braids(pending, braided, stages, batch, planned, ())
 
     def shuffle(name: str, order: Order) -> Order:

@@ -10,7 +10,7 @@ typedef struct {
     u64 n, block, full_blocks, tail, block_step, tail_step, cells, depth, regular, extra, extra_step, bits, period;
     u64 begin, first, ring, step, shift, key, spread;
     double corner, low, pitch;
-    u64 keyed, permuted;
+    u64 permuted;
     u64 block_sides[2], row_sides[2];
 } Spec;
 
@@ -164,7 +164,7 @@ static u64 virtual_place(u64 i, u64 visits, u64 cell, u64 extra, const Epoch *e,
         u64 turned = ((strand * PLASTIC32 + (e->phase_key >> 32)) & LOW32) * least(blocks, LAST) >> 32;
         phase = target - inside + s->block * (target < inside) + turned * s->block;
     } else {
-        u64 offset = (spread + (e->phase_key & LOW32) * s->keyed) & LOW32;
+        u64 offset = (spread + (e->phase_key & LOW32)) & LOW32;
         phase = offset * least(length, s->block) >> 32;
     }
     u64 offset = turn + phase;
@@ -183,9 +183,7 @@ static u64 physical_row(u64 place, const Epoch *e, const Spec *s, Placed *placed
     }
     u64 size = in_tail ? s->tail : s->block, step = in_tail ? s->tail_step : s->block_step;
     u64 inner = (offset * step + ((p->keyed >> 32) * size >> 32)) % size;
-    if (s->keyed)
-        return p->first + scatter(inner, size, p->keyed);
-    return p->first + (p->keyed & 1 ? size - 1 - inner : inner);
+    return p->first + scatter(inner, size, p->keyed);
 }
 
 // The draws `ordinal` of components (null: the first), counted over epochs from `first_epoch` on (null: 0). `epochs` and

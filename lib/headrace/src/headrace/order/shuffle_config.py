@@ -20,7 +20,6 @@ from jaxtyping import Float64, Int64
 from headrace.errors import ConfigError, check_at_least, check_choice, check_whole
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.braid.spec import BRAID_VERSIONS, check_version
 from headrace.order.braid.table import BraidTable
 from headrace.order.order import Identity, Order
 from headrace.order.permutation import PERMUTATIONS, Feistel
@@ -49,10 +48,6 @@ class Shuffle(abc.ABC):
     """
     strands: int | None = None
     budget_bytes: int | None = None
-
-    def of_version(self, version: int) -> Shuffle:
-        """This shuffle with a version of its order, if it has versions and none is set."""
-        return self
 
     @property
     def fields(self) -> frozenset[str]:
@@ -91,14 +86,12 @@ class BraidShuffleConfig(Shuffle):
         budget_bytes: Instead of ``strands``: memory for open blocks over all hosts, in bytes.
         io_block_size: Examples in a block; None: one stored chunk.
         kind: Distinguishes this config from a block shuffle's.
-        version: Version of the order, 1 or 2; None: 2, or 1 for a run that started with version 1.
     """
 
     strands: int | None = None
     budget_bytes: int | None = None
     io_block_size: int | None = None
     kind: Literal["braid"] = "braid"
-    version: int | None = None
 
     in_blocks = in_strands = True
 
@@ -109,12 +102,6 @@ class BraidShuffleConfig(Shuffle):
             raise ConfigError(
                 "is given beside strands", field="shuffle.budget_bytes", cure="Give one of them."
             )
-        check_whole("shuffle.version", self.version)
-        if self.version is not None:
-            check_version("shuffle.version", self.version)
-
-    def of_version(self, version: int) -> BraidShuffleConfig:
-        return self if self.version is not None else dataclasses.replace(self, version=version)
 
     def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
         assert strands is not None  # in_strands
@@ -125,7 +112,6 @@ class BraidShuffleConfig(Shuffle):
             lap=strands.lap,
             seed=seed,
             first_strand=strands.first,
-            version=self.version or BRAID_VERSIONS[-1],
         )
 
     def resized(self, block: int, rows: int | None) -> BraidShuffleConfig:
@@ -185,7 +171,7 @@ BatchedOrders: TypeAlias = Callable[..., tuple[Int64[np.ndarray, " m"], Float64[
 """Row and locality of draws of endlessly repeating orders of one class, with the interface of
 ``BraidTable``.
 """
-BATCHED: dict[type[Order], Callable[[Sequence[Any]], BatchedOrders]] = {BraidShuffle: BraidTable.of}
+BATCHED: dict[type[Order], Callable[[Sequence[Any]], BatchedOrders]] = {BraidShuffle: BraidTable}
 """How orders of a class are combined; those of other classes are mapped one by one."""
 
 

@@ -1,28 +1,25 @@
-"""Settings that a run was started with and its config may omit: the braid's version, removed and
-appended documents.
+"""Settings that a run was started with and its config may omit: removed and appended documents.
 
-Releases change the first, ``headrace remove`` and ``headrace build --append`` the others. A new run
-uses the latest of each, and its manifest records which; a resumed run keeps them. Later removals
-and additions take effect at the step of an amendment.
+``headrace remove`` and ``headrace build --append`` change them. A new run uses the latest of each,
+and its manifest records which; a resumed run keeps them. Later removals and additions take effect
+at the step of an amendment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 
 class Beginning(NamedTuple):
     """Settings that a run was started with.
 
     Attributes:
-        braid_version: 1 if all braids have it; None: the latest.
         tombstones: Generation of the tombstones of each cache, by component; empty: no tombstones.
         generations: Number of generations of each cache, by component; empty: one.
         config: Fields of its config, whose order of sources a run keeps; None: it had no config.
     """
 
-    braid_version: int | None
     tombstones: Mapping[str, Sequence[int]]
     generations: Mapping[str, Sequence[int]]
     config: Mapping[str, Any] | None = None
@@ -52,7 +49,7 @@ def beginning_of(resolved: Mapping[str, Any]) -> Beginning:
         generations = {n: [*appended.get(n, ())] for n in names}
     except (KeyError, TypeError, IndexError, AttributeError):  # not a mixture
         pass
-    return Beginning(1 if _braid_versions(resolved) == {1} else None, tombstones, generations)
+    return Beginning(tombstones, generations)
 
 
 def first_mixture(mixed: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,14 +89,3 @@ def removals_differ(
                 if own_removals["generation"] < other_removals["generation"]:
                     raise ValueError(name)
     return min(differ, default=None)
-
-
-def _braid_versions(value: Any) -> set[int]:
-    """Versions of the braids in a manifest; a braid without a version has version 1."""
-    if isinstance(value, list):
-        return set[int]().union(*map(_braid_versions, cast(list[Any], value)))
-    if not isinstance(value, dict):
-        return set()
-    fields = cast(dict[str, Any], value)
-    inner = set[int]().union(*map(_braid_versions, fields.values()))
-    return inner | {fields.get("version", 1)} if fields.get("map") == "BraidShuffle" else inner

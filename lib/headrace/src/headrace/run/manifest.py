@@ -34,6 +34,7 @@ from headrace.errors import (
     as_whole,
     check_at_least,
     check_path,
+    of_another_version,
 )
 from headrace.mix.amendments import sources_of, weights_by_place, without_sources
 from headrace.mix.draws import Draws
@@ -45,6 +46,7 @@ from headrace.store import files
 
 MANIFEST_NAME = "manifest.json"
 ANCHORS_NAME = "anchors.json"
+FORMAT_VERSION = 1
 _MOST_ANCHORS = 32
 _SHOWN_DIFFERENCES = 20
 _FINGERPRINT_DIGITS = 32
@@ -144,8 +146,7 @@ class RunManifest:
         history: Manifests that this one amends, oldest first: ``fingerprint``, and ``until_step``,
             the first step that they no longer determine.
         config: Fields of the config that the loader was made from, without defaults; None: there
-            was no config, or the manifest is of an earlier release. Not part of the manifest's
-            identity.
+            was no config. Not part of the manifest's identity.
         anchors: Where :meth:`state` saves an anchor; set by :func:`open_run`, not part of the
             manifest's identity.
     """
@@ -262,6 +263,7 @@ class RunManifest:
         the same time.
         """
         content = {
+            "format_version": FORMAT_VERSION,
             "fingerprint": self.fingerprint,
             "resolved": self.resolved,
             "history": list(self.history),
@@ -278,13 +280,21 @@ class RunManifest:
         """The manifest in a folder; None if there is none.
 
         Raises:
-            ConfigError: the file is not a manifest.
+            ConfigError: the file is not a manifest, or one of another version of headrace.
         """
         url = files.join(folder, MANIFEST_NAME)
         if (raw := files.read_bytes(url)) is None:
             return None
         try:
             content = json.loads(raw)
+            version = content.get("format_version")
+            if version != FORMAT_VERSION:
+                raise ConfigError(
+                    of_another_version(version, FORMAT_VERSION),
+                    field="manifest",
+                    value=url,
+                    cure="Take another folder for this run.",
+                )
             earlier = content.get("history", ())
             history = (
                 {**h, "fingerprint": str(h["fingerprint"]), "until_step": int(h["until_step"])}

@@ -22,29 +22,29 @@ one draw more). How a draw finds its row, and its locality:
 5. Its virtual place: the strand's begin + (turn + phase) modulo the strand's length. Phases are
    spread evenly over a block, so strands change blocks at different times, and reads come without
    bursts.
-6. Its row: the block at that place of v, and the row inside it, by a keyed shift and direction for
-   each block on another golden lattice: neighbours in the store, which may be one document, are
-   drawn far apart.
+6. Its row: the block at that place of v, and the row inside it. A keyed shift on another golden
+   lattice, and a bijection keyed by block and epoch, permute the rows of a block: neighbours in the
+   store, which may be one document, are drawn far apart, and other distances in each epoch.
 
-With pencil and paper: 12 rows in 4 blocks of 3, 4 strands, laps of 2 draws. So there are 2 cells of
-2 strands each, and each strand is as long as a block. The key (seed 4) gives the shift 0, and puts
-the blocks in the order 2, 3, 0, 1. Phases: strand k gets floor(3 frac(0.618 k)) = 0, 1, 0, 2. ::
+With pencil and paper: 16 rows in 8 blocks of 2, 4 strands, laps of 2 draws. So there are 2 cells of
+2 strands each, and each strand is two blocks long. The key (seed 4) gives the shift 0, and puts the
+blocks in the order 4, 2, 6, 3, 7, 0, 1, 5. Phases of the strands: 0, 3, 0, 3. ::
 
-    draw      0  1   2  3   4  5   6  7   8  9  10 11
-    lap       0  0   1  1   2  2   3  3   4  4   5  5    1. two draws each
-    cell      0  1   0  1   0  1   0  1   0  1   0  1    2. g = 1
-    strand    0  2   1  3   0  2   1  3   0  2   1  3    3. cell * 2 + lap mod 2
-    turn      0  0   0  0   1  1   1  1   2  2   2  2    4. all four strands are visited in 2 laps
-    place     0  6   4 11   1  7   5  9   2  8   3 10    5. strand * 3 + (turn + phase) mod 3
-    row       7  2  11  4   6  1  10  5   8  0   9  3    6. place 0 is in block 2: rows 6 to 8
+    draw      0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15
+    lap       0  0  1  1  2  2  3  3  4  4  5  5  6  6  7  7    1. two draws each
+    cell      0  1  0  1  0  1  0  1  0  1  0  1  0  1  0  1    2. g = 1
+    strand    0  2  1  3  0  2  1  3  0  2  1  3  0  2  1  3    3. cell * 2 + lap mod 2
+    turn      0  0  0  0  1  1  1  1  2  2  2  2  3  3  3  3    4. 2 laps visit all four strands
+    place     0  8  7 15  1  9  4 12  2 10  5 13  3 11  6 14    5. strand * 4 + (turn + phase) mod 4
+    row       9 14  7 10  8 15 13  3  4  1 12  2  5  0  6 11    6. place 0 is in block 4: rows 8, 9
 
-    >>> m = BraidShuffle(12, io_block_size=3, strands=4, lap=2, seed=4, first_strand=0)
-    >>> draws = np.arange(12)
+    >>> m = BraidShuffle(16, io_block_size=2, strands=4, lap=2, seed=4, first_strand=0)
+    >>> draws = np.arange(16)
     >>> m.strand(draws).tolist()
-    [0, 2, 1, 3, 0, 2, 1, 3, 0, 2, 1, 3]
+    [0, 2, 1, 3, 0, 2, 1, 3, 0, 2, 1, 3, 0, 2, 1, 3]
     >>> m(draws).tolist()
-    [7, 2, 11, 4, 6, 1, 10, 5, 8, 0, 9, 3]
-    >>> (m.locality(draws) < 0.5).tolist() == [True, False] * 6
+    [9, 14, 7, 10, 8, 15, 13, 3, 4, 1, 12, 2, 5, 0, 6, 11]
+    >>> (m.locality(draws) < 0.5).tolist() == [True, False] * 8
     True
 
 A batch of two draws always has one row of the front's first half, which is host 0's, and one of the
@@ -52,14 +52,10 @@ second. Host 0 keeps two blocks open, and reads none of host 1's in this epoch.
 
 Laps continue across the end of an epoch.
 
-**Versions.** Version 1 turns the rows of each block by one step that never changes: neighbours are
-one of four distances apart, the same in half of all pairs of epochs; and a source of few blocks
-hardly changes between epochs. Version 2, for new runs, permutes the rows of each block with a
-bijection keyed by block and epoch (4% of distances are equal at 32 rows per block), keys the starts
-of strands that are shorter than a block, and permutes all rows of a source of at most 64 blocks
-that has as many strands: its epochs are those of a full shuffle. Localities are those of version 1,
-so no other source is read more; but **every host draws from all of such a source**, and memory is
-counted accordingly.
+**Few blocks.** All rows of a source of at most 64 blocks that has as many strands are permuted: its
+epochs are those of a full shuffle, where strands would bring nearly the same rows together in each.
+Localities stay, so no other source is read more; but **every host draws from all of such a
+source**, and memory is counted accordingly.
 
 **Why laps of a real length.** In a mixture, a component has rho rows in a batch, sometimes
 floor(rho), sometimes ceil(rho). An extra row shifts the sorted rows after it by one, across the
@@ -86,7 +82,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
-from headrace.order.braid.spec import BLOCK, BRAID_VERSIONS, MAX_STRANDS, braid_spec, check_version
+from headrace.order.braid.spec import BLOCK, MAX_STRANDS, braid_spec
 from headrace.order.braid.strands import resolve_strands
 from headrace.order.braid.table import (
     BraidRows,
@@ -132,7 +128,6 @@ class BraidShuffle(Order):
         first_strand: Number of the first strand among those of all components of a job (the sum of
             the strands of the previous ones), so that strands of the whole job change blocks at
             different times. None: from the seed.
-        version: 1 or 2; see the module.
 
     Raises:
         ConfigError: a size below 1, more strands than examples, a lap that does not fit the
@@ -150,7 +145,9 @@ class BraidShuffle(Order):
 
     bijective = reorders = True
     kind = "braid"
-    described = ("length", "io_block_size", "strands", "lap", "seed", "first_strand")
+    version = 2
+    """Of the order, for manifests: it grows if the rows change."""
+    described = ("length", "io_block_size", "strands", "lap", "seed", "first_strand", "version")
 
     def __init__(
         self,
@@ -161,13 +158,11 @@ class BraidShuffle(Order):
         seed: int,
         lap: float | None = None,
         first_strand: int | None = None,
-        version: int = 1,
     ) -> None:
         super().__init__(n, n)
         self.io_block_size = io_block_size
         self.strands = strands
         self.seed = seed
-        self.version = version
         self.lap = float(strands if lap is None else lap)
         self.first_strand = (
             derive(seed, "braid", "first") % MAX_STRANDS if first_strand is None else first_strand
@@ -179,7 +174,6 @@ class BraidShuffle(Order):
             lap=lap,
             key=braid_key(seed),
             first_strand=self.first_strand,
-            version=version,
         )
         self._rows = BraidRows(self._spec)
 
@@ -189,9 +183,6 @@ class BraidShuffle(Order):
         see the module.
         """
         return bool(self._spec.permuted[0])
-
-    def describe(self) -> dict[str, object]:
-        return super().describe() | ({} if self.version == 1 else {"version": self.version})
 
     def open_window(self) -> OpenWindow:
         rows = min(self.strands * self.io_block_size, self.length)
@@ -315,14 +306,10 @@ class PendingBraid(Order):
     bijective = reorders = True
     kind = "braid"
 
-    def __init__(
-        self, n: int, *, io_block_size: int, seed: int, version: int = BRAID_VERSIONS[-1]
-    ) -> None:
+    def __init__(self, n: int, *, io_block_size: int, seed: int) -> None:
         super().__init__(n, n)
-        check_version("version", version)
         self.io_block_size = io_block_size
         self.seed = seed
-        self.version = version
 
     @property
     def pending_braid(self) -> PendingBraid:
@@ -338,14 +325,11 @@ class PendingBraid(Order):
             lap=float(plan.laps[0]),
             seed=self.seed,
             first_strand=first_strand,
-            version=self.version,
         )
 
     def over(self, n: int) -> PendingBraid:
         """The order of ``n`` of its examples."""
-        return PendingBraid(
-            n, io_block_size=self.io_block_size, seed=self.seed, version=self.version
-        )
+        return PendingBraid(n, io_block_size=self.io_block_size, seed=self.seed)
 
     def blocks_in_turn(self) -> Order:
         """All examples in a sequence of blocks that follows from the seed alone."""

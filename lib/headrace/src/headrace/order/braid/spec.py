@@ -30,10 +30,7 @@ _EDGE = 2.0**-10  # localities below belong to the rows that come and go
 # for scalars
 BLOCK, _CELL = (np.array([k], np.uint64) for k in (2, 4))
 FEW_BLOCKS = 64
-"""Version 2 fully shuffles a source that has at most this many blocks, and no more blocks than
-strands.
-"""
-BRAID_VERSIONS = (1, 2)
+"""A source of at most this many blocks, and no more blocks than strands, is fully shuffled."""
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S32 = np.uint64(32)
 
@@ -68,7 +65,6 @@ class BraidSpec(NamedTuple):
     corner: np.ndarray  # where in its cell the component sits, so that components do not tie
     low: np.ndarray  # locality of the start of the ring
     pitch: np.ndarray  # locality from cell to cell
-    keyed: np.ndarray  # uint64: 1 if rows within blocks are keyed in full (version 2), else 0
     permuted: np.ndarray  # uint64: 1 if there are so few blocks that all rows are permuted, else 0
 
     def take(self, component: Int32[np.ndarray, " m"]) -> BraidSpec:
@@ -84,7 +80,6 @@ def braid_spec(
     lap: Float64[np.ndarray, " d"] | float | None = None,
     key: UInt64[np.ndarray, " d"] | int,
     first_strand: Int64[np.ndarray, " d"] | int = 0,
-    version: Int64[np.ndarray, " d"] | int = 1,
 ) -> BraidSpec:
     """Checks and prepares the parameters of ``d`` braids (scalars: of one).
 
@@ -93,17 +88,15 @@ def braid_spec(
 
     Raises:
         ConfigError: a size below 1, more strands than examples, a lap that does not fit the
-            strands, no such version.
+            strands.
     """
-    lengths, blocks, counts, laps, firsts, versions, keys = np.broadcast_arrays(
+    lengths, blocks, counts, laps, firsts, keys = np.broadcast_arrays(
         *map(
             np.atleast_1d,
-            (n, io_block_size, strands, strands if lap is None else lap, first_strand, version),
+            (n, io_block_size, strands, strands if lap is None else lap, first_strand),
         ),
         np.atleast_1d(np.asarray(key, np.uint64)),
     )
-    for number in np.unique(versions).tolist():
-        check_version("version", number)
     _check_sizes(lengths, blocks, counts, laps)
     # A block larger than the corpus is the corpus, so there is always a full block.
     blocks = np.minimum(blocks, np.maximum(lengths, 1))
@@ -146,18 +139,8 @@ def braid_spec(
         corner=(corner_bits >> np.uint64(44)).astype(np.float64) / 2.0**20,
         low=low,
         pitch=(1.0 - low) / ring,
-        keyed=(versions >= 2).astype(np.uint64),
-        permuted=(
-            (versions >= 2) & (-(-lengths // blocks) <= np.minimum(counts, FEW_BLOCKS))
-        ).astype(np.uint64),
+        permuted=(-(-lengths // blocks) <= np.minimum(counts, FEW_BLOCKS)).astype(np.uint64),
     )
-
-
-def check_version(field: str, version: int) -> None:
-    """Raises ConfigError unless there is such a version."""
-    if version not in BRAID_VERSIONS:
-        cure = "Give 1 or 2, or leave it out."
-        raise ConfigError("is not a version of the braid", field=field, value=version, cure=cure)
 
 
 def lap_bits(laps: Float64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:

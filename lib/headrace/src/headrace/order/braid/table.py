@@ -197,7 +197,7 @@ def virtual_places(at: Spot, key: np.ndarray, s: BraidSpec) -> np.ndarray:
     #    to its begin, which cuts two blocks, near the epoch's end.
     spread = (at.strand * GOLDEN32 + s.spread) & _LOW32
     # of strands that are shorter than a block
-    offsets = (spread + (key & _LOW32) * s.keyed) & _LOW32
+    offsets = (spread + (key & _LOW32)) & _LOW32
     inside = skip_left_over(at.start, at) % s.block
     target = (((spread * s.block) >> _S32) + at.rounds_before) % s.block
     blocks = at.length // s.block
@@ -279,21 +279,14 @@ class BraidTable:
     the number of components.
 
     Args:
-        lengths: Examples of each component, at least 1.
-        io_block_size: Examples in a block, one for all or one for each.
-        strands: Strands of each component, see
-            :func:`~headrace.order.braid.strands.resolve_strands`.
-        seeds: Integer seed of each component.
-        laps: Lap of each component; None for ``strands``.
-        first_strands: Number of each component's first strand; None: counted over the components.
-        versions: Version of each component's braid; None: 1.
+        orders: A ``BraidShuffle`` for each component.
 
     Raises:
-        ConfigError: as :class:`~headrace.order.braid.shuffle.BraidShuffle`; an empty component.
+        ConfigError: an empty component.
 
     Example:
         >>> from headrace.order import BraidShuffle
-        >>> table = BraidTable.of(
+        >>> table = BraidTable(
         ...     [BraidShuffle(n, io_block_size=4, strands=n // 5, seed=n) for n in (10, 100)]
         ... )
         >>> rows, locality = table(
@@ -308,51 +301,23 @@ class BraidTable:
         True
     """
 
-    def __init__(
-        self,
-        lengths: Int64[np.ndarray, " d"],
-        *,
-        io_block_size: Int64[np.ndarray, " d"] | int,
-        strands: Int64[np.ndarray, " d"],
-        seeds: Sequence[int],
-        laps: Float64[np.ndarray, " d"] | None = None,
-        first_strands: Int64[np.ndarray, " d"] | None = None,
-        versions: Int64[np.ndarray, " d"] | None = None,
-    ) -> None:
-        lengths = np.asarray(lengths, np.int64)
+    def __init__(self, orders: Sequence[Any]) -> None:
+        lengths = np.asarray([len(order) for order in orders], np.int64)
         if (lengths < 1).any():
             raise ConfigError(
                 "cannot be mixed: it is empty",
                 field=f"component {int(lengths.argmin())}",
                 cure="Leave it out.",
             )
-        keys = np.array([braid_key(seed) for seed in seeds], np.uint64)
-        if first_strands is None:
-            first_strands = np.cumsum(strands) - strands
-        self.spec = braid_spec(
+        spec = braid_spec(
             lengths,
-            io_block_size=io_block_size,
-            strands=strands,
-            lap=laps,
-            key=keys,
-            first_strand=first_strands,
-            version=1 if versions is None else versions,
+            io_block_size=np.asarray([order.io_block_size for order in orders]),
+            strands=np.asarray([order.strands for order in orders]),
+            lap=np.asarray([order.lap for order in orders]),
+            key=np.asarray([braid_key(order.seed) for order in orders], np.uint64),
+            first_strand=np.asarray([order.first_strand for order in orders]),
         )
-        self.lengths = lengths
-        self._rows = BraidRows(self.spec)
-
-    @classmethod
-    def of(cls, orders: Sequence[Any]) -> BraidTable:
-        """The table of braids that exist already: a ``BraidShuffle`` for each component."""
-        return cls(
-            np.asarray([len(o) for o in orders]),
-            io_block_size=np.asarray([o.io_block_size for o in orders]),
-            strands=np.asarray([o.strands for o in orders]),
-            seeds=[o.seed for o in orders],
-            laps=np.asarray([o.lap for o in orders]),
-            first_strands=np.asarray([o.first_strand for o in orders]),
-            versions=np.asarray([o.version for o in orders]),
-        )
+        self._rows = BraidRows(spec)
 
     def __call__(
         self,
