@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
@@ -73,14 +73,22 @@ def test_what_a_text_names(url, scheme, bucket, key, query):
     assert str(place) == url
 
 
-def test_what_is_below_a_web_address_keeps_its_query():
-    url = files.join("https://h/cache?sig=a/b", "parts", "00000")
-    assert url == "https://h/cache/parts/00000?sig=a/b"
-    spec = kvstore_spec(url)
-    assert (spec["base_url"], spec["path"]) == ("https://h?sig=a/b", "/cache/parts/00000/")
-    folder, name = Location.parse(url).up()
-    assert (str(folder), name) == ("https://h/cache/parts?sig=a/b", "00000")
-    assert kvstore_spec("http://h/a b/%20")["path"] == "/a%20b/%20/"
+def test_a_query_of_a_web_address_is_of_one_file():
+    with pytest.raises(ConfigError, match="has a query, and is a folder") as caught:
+        files.join("https://h/cache?sig=a/b", "parts", "00000")
+    assert "a/b" not in str(caught.value)
+
+
+LETTERS = st.text("ab1@/:?#'\"%&=,;.", max_size=8)
+
+
+@given(LETTERS, LETTERS, st.sampled_from(["http", "https", "s3", "gs", "ftp"]))
+def test_a_login_is_refused_and_shown_nowhere(before, after, scheme):
+    assume(not re.match(r"\d*[/?#'\",;]", before))  # which may be a port
+    text = f"{scheme}://me:{before}c4n4ry{after}@host/x"
+    with pytest.raises(ConfigError, match="has a login in its address") as caught:
+        Location.parse(text)
+    assert "c4n4ry" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

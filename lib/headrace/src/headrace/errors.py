@@ -47,15 +47,29 @@ __all__ = [
 ]
 
 _NOTHING = object()
-# What grants access in a URL: user and password before the host, and the signed or secret values of
-# a query.
-_IN_AUTHORITY = re.compile(r"(?<=://)[^/\s@'\"]+@")
-_IN_QUERY = re.compile(
-    r"(?<=[?&])([\w.-]*"
-    r"(?:token|secret|password|passwd|signature|credential|api-?_?key|accesskeyid)"
-    r"[\w.-]*|sig|key)=[^&\s'\"#]+",
-    re.IGNORECASE,
+# User and password before a host, also a password with a raw "@" or "/" in it. A colon before a
+# port, in an address of IPv6 or in a name of Amazon's (arn:) begins no password, and in hf://, "@"
+# comes before a revision.
+_LOGIN = re.compile(
+    r"(?<!hf://)(?<=://)(?!arn:)"
+    r"(?:[^/?#\s@:\['\",]*:(?!\d*(?:[/?#\s'\",;)\]]|$))\S*|[^/?#\s'\",]*)@"
 )
+_QUERY = re.compile(
+    r"(\w+)(://[^\s?'\"]*\?)([^\s#'\"]+?)(?=[;,:.)\]}]*(?:[\s'\"#]|$))"  # without what ends a clause
+)
+_SHOWN_IN_QUERIES = {
+    "download",
+    "page",
+    "part",
+    "raw",
+    "ref",
+    "revision",
+    "version",
+    "x-amz-algorithm",
+    "x-amz-date",
+    "x-amz-expires",
+    "x-amz-signedheaders",
+}
 
 
 def install_command(package: str) -> str:
@@ -92,8 +106,8 @@ def of_another_version(number: object, own: int) -> str:
 
 
 def redact(text: str) -> str:
-    """The text without the credentials of its URLs; call it for everything that is written or
-    shown.
+    """The text as it may be shown or written: without the logins of its URLs, and without the
+    values of their queries, but for those of a few names that grant nothing.
 
     Example:
         >>> redact("s3://id:secret@bucket/a and https://host/a?X-Amz-Signature=0a1b&part=3")
@@ -101,7 +115,56 @@ def redact(text: str) -> str:
     """
     if "://" not in text:
         return text
-    return _IN_QUERY.sub(r"\1=***", _IN_AUTHORITY.sub("***@", text))
+    return _QUERY.sub(_masked, _LOGIN.sub("***@", text))
+
+
+def _masked(found: re.Match[str]) -> str:
+    scheme, start, query = found.groups()
+    if scheme == "hf":  # where it chooses a part of a dataset
+        return found[0]
+    pieces: list[str] = []
+    for piece in re.split(r"(&(?:amp;)?)", query):
+        name, equals, value = piece.partition("=")
+        if equals and name.lower() not in _SHOWN_IN_QUERIES:
+            value = "***"
+        elif not equals and scheme.startswith("http") and not piece.startswith("&"):
+            name = "***"  # in other schemes, "?" may be a letter of a name
+        pieces.append(name + equals + value)
+    return f"{scheme}{start}{''.join(pieces)}"
+
+
+def check_no_login(text: str, field: str) -> None:
+    """Raises ConfigError for a text with a URL that has a login, such as a password, before its
+    host: it would be seen by whoever sees the text.
+
+    Example:
+        >>> check_no_login("https://me:secret@host/text", "cache")
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: cache = 'https://***@host/text': has a login in its address. \
+Write it without: logins of web servers are read from ~/.netrc or the file that NETRC names, in \
+lines of machine HOST login USER password PASSWORD.
+    """
+    if "://" not in text or _LOGIN.search(text) is None:
+        return
+    scheme = re.split(r"\W", text[: text.index("://")])[-1]
+    raise ConfigError(
+        "has a login in its address",
+        field=field,
+        value=text,
+        cure=f"Write it without: {_LOGINS.get(scheme, _LOGINS['http'])}.",
+    )
+
+
+WEB_LOGINS = (
+    "logins of web servers are read from ~/.netrc or the file that NETRC names, in lines of machine"
+    " HOST login USER password PASSWORD"
+)
+_LOGINS = {
+    "http": WEB_LOGINS,
+    "s3": "keys are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or from the profile that"
+    " AWS_PROFILE names",
+    "gs": "the key file is the one that GOOGLE_APPLICATION_CREDENTIALS names",
+}
 
 
 class HeadraceError(Exception):

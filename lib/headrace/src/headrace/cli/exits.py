@@ -27,7 +27,13 @@ from typing import Any
 
 import typer
 
-from headrace.errors import ConfigError, HeadraceError, did_you_mean, redact
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    check_no_login,
+    did_you_mean,
+    redact,
+)
 
 OK = 0
 PROBLEM_FOUND = 1
@@ -51,6 +57,8 @@ def tell(app: typer.Typer) -> None:
 
         completion_init()
     try:
+        for word in sys.argv[1:]:
+            check_no_login(word, "command line")
         status = app(standalone_mode=False)
     except _USAGE as error:
         status = _usage(error)

@@ -32,6 +32,7 @@ from headrace.pack.spec import PackingConfig
 from headrace.store.cache import TokenCache
 from headrace.store.generations import cache_of_generation, check_generation, generations_of
 from headrace.store.joined import open_components
+from headrace.store.location import Location
 
 if TYPE_CHECKING:  # imports jax
     from headrace.config.lm_data import LmDataConfig
@@ -243,6 +244,9 @@ class ComponentConfig:
             raise ConfigError(
                 "is empty", field=f"{path}.cache", cure="Name a cache, or a list of caches."
             )
+        for field, folders in (("cache", self.caches), ("replicas", self.replicas or ())):
+            for folder in folders:
+                Location.parse(folder).check_folder(f"{path}.{field}")
         if self.replicas and self.caches[1:]:
             cure = "Make each cache a component of its own, with its replicas."
             raise ConfigError(

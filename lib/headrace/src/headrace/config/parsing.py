@@ -25,7 +25,13 @@ from typing import Any, NamedTuple, TypeVar, Union, cast
 import yaml
 
 from headrace.config.wording import describe_entry, describe_record, join_choices, number_in
-from headrace.errors import ConfigError, HeadraceError, check_choice, did_you_mean
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    check_choice,
+    check_no_login,
+    did_you_mean,
+)
 from headrace.mix.schedule import whole_number
 from headrace.store import files
 from headrace.store.location import Location
@@ -492,6 +498,7 @@ def read(slot: Slot, value: Any, path: str = "") -> Any:
         return (_read_entries if slot.form is dict else _read_record)(
             slot, cast("Mapping[Any, Any]", value), path
         )
+    check_no_login(str(value), path)
     with contextlib.suppress(ValueError, OverflowError):
         return _read_scalar(slot, value)
     raise _wrong_type(slot, value, path)

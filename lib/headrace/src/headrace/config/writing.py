@@ -7,14 +7,16 @@ import io
 from collections.abc import Mapping
 from typing import Any, cast
 
+from headrace.errors import redact
+
 
 def dump(config: Any) -> str:
-    """A config dataclass as YAML."""
+    """A config dataclass as YAML; what grants access in addresses is masked."""
     import draccus
 
     stream = io.StringIO()
     draccus.dump(config, stream, sort_keys=False)  # the order of components is part of the run
-    return stream.getvalue()
+    return redact(stream.getvalue())
 
 
 def given_fields(config: Any) -> dict[str, Any]:
@@ -43,7 +45,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(entry) for key, entry in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in cast("list[Any]", value)]
-    return whole_if_it_is(value)
+    # What is written for others to read: the signature in a presigned address is not.
+    return redact(value) if isinstance(value, str) else whole_if_it_is(value)
 
 
 def whole_if_it_is(value: Any) -> Any:

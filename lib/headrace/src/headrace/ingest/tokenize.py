@@ -52,6 +52,7 @@ from headrace.ingest.records import BadRecordError, one_line
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.ledger import canonical_tokenizer, fingerprint_of, tokenizer_content
+from headrace.store.location import Location
 
 THREADS_VARIABLE = "RAYON_NUM_THREADS"
 """The variable by which the tokenizers library is told how many threads to use."""
@@ -137,9 +138,8 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
     if config.path.startswith(IDS):
         return IdsTokenizer(config.path, config.eos)
     content, folder, path = _read_tokenizer(config.path)
-    return FileTokenizer(
-        content, path, bos=config.bos, eos=config.eos, declared=declared_tokens(folder)
-    )
+    declared = {} if folder is None else declared_tokens(folder)
+    return FileTokenizer(content, path, bos=config.bos, eos=config.eos, declared=declared)
 
 
 def tokenizer_folder(config: TokenizerConfig) -> str | None:
@@ -148,6 +148,8 @@ def tokenizer_folder(config: TokenizerConfig) -> str | None:
         return None
     hub = find_hub_tokenizer(config.path)
     path = hub.folder if hub else config.path
+    if Location.parse(path).query:  # of one file: nothing beside it can be asked for
+        return None
     return os.path.dirname(path) or "." if path.endswith(".json") else path
 
 
@@ -425,16 +427,20 @@ def _parse(content: bytes, path: str) -> tuple[bytes, tokenizers.Tokenizer, dict
         ) from error
 
 
-def _read_tokenizer(path: str) -> tuple[bytes, str, str]:
-    """The file's bytes, its folder, and its name for a cache."""
+def _read_tokenizer(path: str) -> tuple[bytes, str | None, str]:
+    """The file's bytes, its folder if more may be asked for there, and its name for a cache."""
+    location = Location.parse(path)
+    candidates = [(path, None)]
+    if not location.query:
+        candidates = [(files.join(path, FILE_NAME), path), (path, os.path.dirname(path))]
     try:
-        for url, folder in ((files.join(path, FILE_NAME), path), (path, os.path.dirname(path))):
+        for url, folder in candidates:
             is_none = path.startswith(HUB) or (
                 url == path and files.is_local(url) and os.path.isdir(url)
             )
             content = None if is_none else files.read_bytes(url)
             if content is not None:
-                return content, folder, path
+                return content, folder, location.shown
     except OSError as error:
         raise ConfigError(f"cannot be read ({error})", field="tokenizer", value=path) from error
     hub = find_hub_tokenizer(path)

@@ -51,7 +51,7 @@ import numpy as np
 import tensorstore as ts
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
-from headrace.store import files, retry
+from headrace.store import files, logins, retry
 from headrace.store.failures import DamagedAnswerError
 from headrace.store.layout import CHUNKS, OWNER, CacheLayout, StoredLayout, owner_of
 from headrace.store.location import Location
@@ -87,6 +87,9 @@ def kvstore_spec(url: str) -> dict[str, Any]:
     spec = Location.parse(url).kvstore()
     if spec["driver"] == "gcs":
         _follow_gcs_emulator()
+    if spec["driver"] == "http":
+        headers = logins.header(Location.parse(url))
+        spec["headers"] = [f"{name}: {value}" for name, value in headers.items()]
     if spec["driver"] == "s3":
         spec |= _s3_server(spec["bucket"], _s3_profile(*map(os.environ.get, _PROFILE_VARIABLES)))
         if os.environ.get("AWS_ACCESS_KEY_ID"):  # do not ask profiles and metadata servers first

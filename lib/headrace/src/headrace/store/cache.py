@@ -46,6 +46,7 @@ from headrace.store.ledger import (
 )
 from headrace.store.ledger_table import ColumnTable
 from headrace.store.levanter_layout import read_levanter
+from headrace.store.location import Location
 from headrace.store.missing import what_is_there
 from headrace.store.parts import Name, PartRecord, PartTable
 
@@ -161,6 +162,7 @@ class TokenCache:
                 "is not a path", field="cache", value=path, cure="Give the folder of a cache."
             )
         path = str(path)
+        Location.parse(path).check_folder("cache")
         root = files.absolute(path)
         ledger = read(root)
         if ledger is None:

@@ -30,7 +30,7 @@ from headrace.errors import (
     HeadraceError,
     install_command,
 )
-from headrace.store import durable, redirects, retry
+from headrace.store import durable, logins, redirects, retry
 from headrace.store.location import Location
 
 T = TypeVar("T")
@@ -61,15 +61,15 @@ def absolute(url: str) -> str:
 
 
 def join(root: str, *parts: str) -> str:
-    """``root/part/part``, with single slashes, for paths and URLs alike; the query of a web address
-    stays behind it.
+    """``root/part/part``, with single slashes, for paths and URLs alike. Raises ConfigError for a
+    web address with a query, which is of one file.
 
     Example:
         >>> join("gs://bucket/cache/", "ledger.json"), join("/", "tmp", "a")
         ('gs://bucket/cache/ledger.json', '/tmp/a')
     """
     if "?" in root and is_web(root):
-        return str(Location.parse(root) / "/".join(part.strip("/") for part in parts))
+        Location.parse(root).check_folder()
     return "/".join([root.rstrip("/") if root else ".", *(p.strip("/") for p in parts)])
 
 
@@ -88,7 +88,9 @@ def filesystem(url: str) -> tuple[Any, str]:
             fs = fsspec_client(location.scheme, use_listings_cache=False)
             path = location.on_fsspec()
         else:
-            options = {"client_kwargs": redirects.client_options()} if location.is_web else {}
+            options: dict[str, Any] = {}
+            if location.is_web:
+                options = {"client_kwargs": redirects.client_options(logins.header(location))}
             fs, path = cast("tuple[Any, str]", url_to_fs(url, use_listings_cache=False, **options))
     except ImportError as error:
         extra = _EXTRA_OF_SCHEME.get(location.scheme)
@@ -115,8 +117,6 @@ def asked_as(url: str, environment: Mapping[str, str] = os.environ) -> str:
     Example:
         >>> asked_as("s3://bucket/x", {"AWS_ACCESS_KEY_ID": "AKIA..."})
         'the key in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY'
-        >>> asked_as("https://user:secret@host/x")
-        'the user named in the URL'
     """
     location = Location.parse(url)
     if location.scheme == "s3":
@@ -124,10 +124,11 @@ def asked_as(url: str, environment: Mapping[str, str] = os.environ) -> str:
     if location.scheme == "gs":
         return _asked_gcs_as(environment)
     if location.is_web:
+        file = logins.file(environment)
         return (
-            "the user named in the URL"
-            if "@" in location.bucket
-            else "nobody (web servers are asked with no login)"
+            f"the login for {location.host} in {file}"
+            if logins.header(location, environment)
+            else f"nobody ({file} has no login for {location.host})"
         )
     return f"the user {_user()} of this machine"
 

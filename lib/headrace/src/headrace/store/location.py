@@ -6,8 +6,8 @@ lists names. A text is parsed in one place only, here:
 
 - ``gs://BUCKET/KEY`` and ``s3://BUCKET/KEY``: the key is what was typed, letter by letter. ``#``,
   ``?``, ``%20``, ``[`` and ``{`` mean nothing in it.
-- ``http://HOST/PATH?QUERY``: a web address, as in a browser. The query, such as a signature, stays
-  behind the path of every file below it.
+- ``http://HOST/PATH?QUERY``: a web address, as in a browser. A query, such as a signature, is of
+  one file: a folder has none. What grants access is nowhere shown (:attr:`Location.shown`).
 - anything without a scheme, or with ``file://``: a local path, letter by letter.
 
 Invariant: a name that a client library would change on its way to the store is refused before
@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from headrace.errors import ConfigError
+from headrace.errors import WEB_LOGINS, ConfigError, check_no_login, redact
 
 MOST_KEY_BYTES = 1024
 """Of a key in S3 and in GCS."""
@@ -60,8 +60,8 @@ class Location:
         >>> place = Location.parse("s3://bucket/run#1/a%20b")
         >>> (place.bucket, place.key, str(place / "ledger.json"))
         ('bucket', 'run#1/a%20b', 's3://bucket/run#1/a%20b/ledger.json')
-        >>> str(Location.parse("https://host/cache?sig=1") / "ledger.json")
-        'https://host/cache/ledger.json?sig=1'
+        >>> Location.parse("https://host/a.jsonl?sig=0a1b").shown
+        'https://host/a.jsonl?sig=***'
     """
 
     scheme: str
@@ -72,13 +72,27 @@ class Location:
 
     @staticmethod
     def parse(text: str) -> Location:
-        """The location that a text names. Raises nothing: what cannot be used is told by
-        :meth:`check`.
+        """The location that a text names. What cannot be used is told by :meth:`check`.
+
+        Raises:
+            ConfigError: it has a login, such as a password: no location has, so none can be shown.
         """
         return _parsed(str(text))
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def shown(self) -> str:
+        """The text as it may be shown and written: the values of a web address's query, such as a
+        signature, are masked.
+        """
+        return redact(self.text)
+
+    @property
+    def host(self) -> str:
+        """The name of a web server, without its port."""
+        return urlsplit(f"//{self.bucket}").hostname or ""
 
     @property
     def is_local(self) -> bool:
@@ -115,17 +129,17 @@ class Location:
     def __truediv__(self, part: str) -> Location:
         """The file or folder of this name, or of these names with slashes between them, below this
         one.
+
+        Raises:
+            ConfigError: it is a web address with a query.
         """
-        inner = part.strip("/")
-        above = self.text.removesuffix(self.query) if self.query else self.text
-        joined = f"{above.rstrip('/') if above else '.'}/{inner}"
-        return _parsed(joined + self.query)
+        self.check_folder()
+        return _parsed(f"{self.text.rstrip('/') if self.text else '.'}/{part.strip('/')}")
 
     def up(self) -> tuple[Location, str]:
         """The folder above it, and its name there."""
-        above = self.text.removesuffix(self.query) if self.query else self.text
-        folder, _, name = above.rstrip("/").rpartition("/")
-        return _parsed(folder + self.query), name
+        folder, _, name = self.text.rstrip("/").rpartition("/")
+        return _parsed(folder), name
 
     def folders_above(self) -> Iterator[Location]:
         """The folders above it, from the innermost on, of a local path or within a bucket."""
@@ -164,6 +178,18 @@ class Location:
         if self.is_bucket:
             self._check_bucket(field)
             self._check_key(field)
+
+    def check_folder(self, field: str = "path") -> None:
+        """Raises ConfigError for what cannot be a folder's address: one with a query, which is of
+        one file.
+        """
+        if self.query:
+            problem = "has a query, and is a folder"
+            cure = (
+                f"Leave it out, and let the server ask for a login instead: {WEB_LOGINS}. Or mount"
+                " the folder, or copy it."
+            )
+            raise self._refused(field, problem, cure)
 
     def _check_web(self, field: str) -> None:
         if "#" in self.key + self.query:
@@ -210,6 +236,7 @@ class Location:
         ):  # before the rest: the name that is proposed here has none of its faults either
             self._check_bucket(field)
             self._check_letters(field)
+        self.check_folder(field)
         self.check(field)
         if self.is_local and "\\" in self.absolute():
             plain = self.text.replace("\\", "-")
@@ -286,7 +313,7 @@ class Location:
         if self.is_web:
             return {
                 "driver": "http",
-                "base_url": f"{self.scheme}://{self.bucket}{self.query}",
+                "base_url": f"{self.scheme}://{self.bucket}",
                 "path": "/" + quote(folder, safe=_LEGAL_IN_WEB_PATHS),
             }
         cure = "Use a local path, gs://, s3:// or https://."
@@ -317,6 +344,7 @@ def _parsed(text: str) -> Location:
     match = _SCHEME.fullmatch(text)
     if match is None:
         return Location("file", "", text, text=text)
+    check_no_login(text, "path")
     scheme = match[1].lower()
     scheme = _SCHEMES.get(scheme, scheme)
     rest = match[2]

@@ -8,7 +8,7 @@ below is called before each redirect.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -59,12 +59,16 @@ def allow(hosts: Sequence[str]) -> None:
     retry.use_policy(replace(policy, redirect_hosts=(*policy.redirect_hosts, *hosts)))
 
 
-def client_options() -> dict[str, Any]:
-    """Options of aiohttp's client: those that the user set for fsspec, and what makes it ask
-    :func:`is_allowed`.
+def client_options(headers: Mapping[str, str]) -> dict[str, Any]:
+    """Options of aiohttp's client: those that the user set for fsspec, these headers, and what
+    makes it ask :func:`is_allowed`. It drops a login where a redirect leaves the server.
     """
     options = fsspec_config.get("http", {}).get("client_kwargs", {})
-    return {**options, "trace_configs": [*options.get("trace_configs", []), _check()]}
+    return {
+        **options,
+        "headers": {**options.get("headers", {}), **headers},
+        "trace_configs": [*options.get("trace_configs", []), _check()],
+    }
 
 
 @cache

@@ -21,6 +21,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from email.message import Message
 from functools import partial
 from http.server import (
     BaseHTTPRequestHandler,
@@ -99,13 +100,20 @@ def s3_server() -> Iterator[str]:
 
 
 @contextmanager
-def web_server(folder: str | Path) -> Iterator[str]:
+def web_server(
+    folder: str | Path, admits: Callable[[str, Message], bool] = lambda target, headers: True
+) -> Iterator[str]:
     """A web server that serves a folder, and parts of its files, for as long as the block runs.
+
+    Args:
+        folder: The folder.
+        admits: Whether a request may be answered, by its target, such as ``/a?b=1``, and its
+            headers; if not, the answer is 403.
 
     Yields:
         Its address, ``http://127.0.0.1:port``.
     """
-    with serve(partial(_RangeHandler, directory=str(folder))) as url:
+    with serve(partial(_RangeHandler, admits, directory=str(folder))) as url:
         yield url
 
 
@@ -226,6 +234,18 @@ class _RangeHandler(SimpleHTTPRequestHandler):
     """Serves files, and parts of them, as any web server does."""
 
     protocol_version = "HTTP/1.1"
+
+    def __init__(self, admits: Callable[[str, Message], bool], *given: Any, **named: Any) -> None:
+        self._admits = admits
+        super().__init__(*given, **named)
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        if self._admits(self.path, self.headers):
+            return True
+        self.send_error(403)
+        return False
 
     def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))
