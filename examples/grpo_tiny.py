@@ -19,7 +19,7 @@ Everything that the run needs to go on lies in the folder: rollouts and steps (`
 the trainer's checkpoint, written atomically after each step. Kill it at any moment and start it
 again, on as many processes as you like: it goes on as if nothing had been, and trains on each
 prompt exactly once. The checkpoint keeps which prompts each step was made of, and a checksum of its
-batch, so that this can be checked. ``headrace report FOLDER`` has its figures.
+batch, so that this can be checked. ``headrace run report FOLDER`` has its figures.
 """
 
 from __future__ import annotations

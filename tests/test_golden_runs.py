@@ -388,7 +388,7 @@ def test_a_run_of_another_config_is_refused(name: str, tmp_path: Path):
 
 
 def test_a_log_of_a_run_is_read():
-    status, printed = run_command(["report", "run_folders/logged", "--json", "--hosts", "1"])
+    status, printed = run_command(["run", "report", "run_folders/logged", "--json", "--hosts", "1"])
     assert status == 0
     assert _measured(json.loads(printed)) == ARTIFACTS["report"]
 
@@ -414,7 +414,7 @@ def test_rollouts_are_trained_on_where_the_run_stopped():
 def test_a_cache_is_read(name: str):
     expected = ARTIFACTS["caches"][name]
     assert describe_cache(f"caches/{name}") == expected
-    status, printed = run_command(["verify", f"caches/{name}"])
+    status, printed = run_command(["cache", "verify", f"caches/{name}"])
     assert status == 0, printed
 
 
@@ -511,10 +511,10 @@ def list_commands(config: str, steps: list[int]) -> dict[str, list[str]]:
     return {
         "check": ["config", "check", config, "--hosts", "1,2", "--json"],
         "show": ["config", "show", config, "--json"],
-        "simulate": ["simulate", config, "--hosts", "1,2", "--max-rows", "512", "--json"],
-        "where": ["where", config, "--step", str(step), "--json"],
-        "cat": ["cat", config, "--step", str(step), "--json"],
-        "cat_late": ["cat", config, "--step", str(steps[-1]), "--row", "0", "--json"],
+        "simulate": ["config", "simulate", config, "--hosts", "1,2", "--max-rows", "512", "--json"],
+        "where": ["run", "where", config, "--step", str(step), "--json"],
+        "cat": ["run", "cat", config, "--step", str(step), "--json"],
+        "cat_late": ["run", "cat", config, "--step", str(steps[-1]), "--row", "0", "--json"],
     }
 
 

@@ -4,10 +4,10 @@ model see it?
     python experiments/003_icc_probe/run.py            # results.json, results.png and the README's table
     python experiments/003_icc_probe/run.py --quick    # the same on a toy, in seconds
 
-On your own cache, with no training: ``headrace icc CACHE``. Here the losses of each row of 001's
-sorted corpus are taken from a model that was trained on a full shuffle, and from ``headrace icc``'s
-token frequencies; and the share between neighbours is estimated in stored order (before) and in the
-order that each arm of 001 sees (after).
+On your own cache, with no training: ``headrace cache inspect CACHE --icc``. Here the losses of each
+row of 001's sorted corpus are taken from a model that was trained on a full shuffle, and from
+``headrace cache inspect --icc``'s token frequencies; and the share between neighbours is estimated
+in stored order (before) and in the order that each arm of 001 sees (after).
 """
 
 from __future__ import annotations

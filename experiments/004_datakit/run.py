@@ -252,7 +252,9 @@ def main() -> None:
             "check_cpu_s": cpu_seconds(
                 *headrace, "config", "check", str(local), "--hosts", "1,8,64"
             ),
-            "simulate_cpu_s": cpu_seconds(*headrace, "simulate", str(local), "--hosts", "1,8,64"),
+            "simulate_cpu_s": cpu_seconds(
+                *headrace, "config", "simulate", str(local), "--hosts", "1,8,64"
+            ),
             "check_declared_cpu_s": cpu_seconds(
                 *headrace, "config", "check", str(declared), "--declared", "--hosts", "8,64"
             ),

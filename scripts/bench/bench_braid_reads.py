@@ -5,7 +5,7 @@ components.
 
 Batch 512, blocks of 256 examples, 512 strands in all, one whole epoch of at least 64 blocks a
 strand (24 with --quick, which leaves out the other orders); every row of every step is mapped, and
-each host's memory is replayed as its loader runs it: the forecast of `headrace simulate`. 20
+each host's memory is replayed as its loader runs it: the forecast of `headrace config simulate`. 20
 components have Zipf weights and lengths in proportion, and are handed out by quota. A host holds at
 most ``2 K / H + 2 x components`` blocks; where no cache is given, it holds as much as it likes.
 Burst: most reads in a step over the mean, without the cold start. The last table is of a stretch of

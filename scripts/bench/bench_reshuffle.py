@@ -3,10 +3,10 @@ the setting.
 
     python scripts/bench/bench_reshuffle.py --check --json docs/bench/reshuffle.json
 
-Documents of 100 to 1,900 tokens in 16 bits. "Copy" is `headrace consolidate`: each chunk read and
-checked, hashed and written once; a shuffle does so twice, through files in between. "cp" copies the
-files as they are and checks nothing. Each is done by one process of its own (`engine="inline"`) and
-takes turns with the others; the ratio is of the best turns. Peak memory is the most that the
+Documents of 100 to 1,900 tokens in 16 bits. "Copy" is `headrace cache consolidate`: each chunk read
+and checked, hashed and written once; a shuffle does so twice, through files in between. "cp" copies
+the files as they are and checks nothing. Each is done by one process of its own (`engine="inline"`)
+and takes turns with the others; the ratio is of the best turns. Peak memory is the most that the
 process held at a time, interpreter included, without the pages of files that it maps, which the
 system takes back when it likes; at two sizes of the corpus under one setting. That each document
 comes exactly once is held by a hash of each.

@@ -85,7 +85,7 @@ def train(config: LmDataConfig, run: str, steps: int) -> None:
 @contextmanager
 def live_page(run: str) -> Iterator[str]:
     """The address of a run's live page."""
-    command = [sys.executable, "-m", "headrace", "report", run, "--live", "--port", "0"]
+    command = [sys.executable, "-m", "headrace", "run", "report", run, "--live", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
         assert served.stdout is not None
         yield served.stdout.readline().split()[0]

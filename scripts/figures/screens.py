@@ -26,10 +26,10 @@ BOTH = (80, 120)
 SCREENS = {
     "init": ("headrace init texts --output first", BOTH),
     "check": ("headrace config check run.yaml", BOTH),
-    "inspect": ("headrace inspect caches/docs --samples 1", (80,)),
-    "simulate_hosts": ("headrace simulate run.yaml --hosts 1,4,16", BOTH),
-    "cat": ("headrace cat run.yaml --step 20 batch_size=4", (120,)),
-    "cat_row": ("headrace cat run.yaml --step 20 --row 1 batch_size=4", BOTH),
+    "inspect": ("headrace cache inspect caches/docs --samples 1", (80,)),
+    "simulate_hosts": ("headrace config simulate run.yaml --hosts 1,4,16", BOTH),
+    "cat": ("headrace run cat run.yaml --step 20 batch_size=4", (120,)),
+    "cat_row": ("headrace run cat run.yaml --step 20 --row 1 batch_size=4", BOTH),
 }
 
 

@@ -1,4 +1,4 @@
-"""Changing a run as the pages print it: what ``headrace diff`` says is pasted, and
+"""Changing a run as the pages print it: what ``headrace run diff`` says is pasted, and
 the run goes on.
 """
 
@@ -195,7 +195,7 @@ def test_what_is_printed_can_be_pasted(
         with load_config("run.yaml").loader() as loader:
             open_run("runs/1", loader)
     path.write_text(began.replace(old, new))
-    done = headrace("diff", "runs/1", "run.yaml")
+    done = headrace("run", "diff", "runs/1", "run.yaml")
     assert done.code == 1
     assert done.out.count("amendments:") == 1
     assert ("restore the mixture" in done.out) == restore
@@ -204,7 +204,7 @@ def test_what_is_printed_can_be_pasted(
     path.write_text(edited.split("amendments:")[0] + printed)
     with load_config("run.yaml").loader() as loader:
         manifest = open_run("runs/1", loader)
-    assert headrace("diff", "runs/1", "run.yaml").code == 0
+    assert headrace("run", "diff", "runs/1", "run.yaml").code == 0
     assert manifest.history[-1]["until_step"] == (41 if declared else 20)
     assert RunManifest.load("runs/1") == manifest
 
@@ -253,7 +253,7 @@ def test_the_quickstart_s_last_instruction_works_as_printed(headrace, tmp_path, 
             Path(title).write_text(code)
     path = Path("run.yaml")
     path.write_text(path.read_text().replace("weight: 3", "weight: 2"))
-    done = headrace("diff", "runs/1", "run.yaml")
+    done = headrace("run", "diff", "runs/1", "run.yaml")
     printed = fences[-1][2]
     assert done.out == printed
     path.write_text(path.read_text().replace("weight: 2", "weight: 3"))
@@ -266,7 +266,7 @@ def test_the_quickstart_s_last_instruction_works_as_printed(headrace, tmp_path, 
 @pytest.mark.slow
 def test_a_killed_program_goes_on_with_another_source(headrace, caches, tmp_path, monkeypatch):
     """The train.py of ``init``: killed, then a source is added and a weight changed as ``headrace
-    diff`` says.
+    cache diff`` says.
     """
     monkeypatch.chdir(tmp_path)
     shutil.copytree(caches, "caches")
@@ -284,7 +284,7 @@ def test_a_killed_program_goes_on_with_another_source(headrace, caches, tmp_path
                 process.send_signal(signal.SIGKILL)
     math = "  math: {cache: caches/math, weight: 2}\n  docs:"
     path.write_text(began.replace("  docs:", math).replace("weight: 3", "weight: 1"))
-    done = headrace("diff", "runs/1", "run.yaml")
+    done = headrace("run", "diff", "runs/1", "run.yaml")
     path.write_text(began.replace("  docs:", math) + done.out[done.out.index("amendments:") :])
     resumed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert resumed.returncode == 0, resumed.stderr

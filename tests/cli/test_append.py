@@ -56,60 +56,60 @@ def test_a_cache_grows(folder: Path):
     assert "is already finished" in run(
         "build", "new", "-o", "web", "--append", "--engine", "inline"
     )
-    facts = json.loads(run("inspect", "web", "--samples", 0, "--json"))
+    facts = json.loads(run("cache", "inspect", "web", "--samples", 0, "--json"))
     assert [one["documents"] for one in facts["generations"]] == [8, 8]
-    assert "1: 8 documents, 2: 8 documents" in run("inspect", "web", "--samples", 0)
-    assert "new 3 new 3" in run("inspect", "web", "--document", 11)
-    assert len(json.loads(run("verify", "web", "--deep", "--json"))["generations"]) == 1
-    assert run("verify", "web").count("sound") == 2
-    assert json.loads(run("remove", "web", 11, 2, "--json"))["generation"] == [1, 1]
-    assert "{COMPONENT: [1, 1]}" in run("remove", "web", 11)
-    assert "removed" in run("inspect", "web", "--samples", 0)
-    difference = run("diff", "web", "web/generations/2", ok=False)
+    assert "1: 8 documents, 2: 8 documents" in run("cache", "inspect", "web", "--samples", 0)
+    assert "new 3 new 3" in run("cache", "inspect", "web", "--document", 11)
+    assert len(json.loads(run("cache", "verify", "web", "--deep", "--json"))["generations"]) == 1
+    assert run("cache", "verify", "web").count("sound") == 2
+    assert json.loads(run("cache", "remove", "web", 11, 2, "--json"))["generation"] == [1, 1]
+    assert "{COMPONENT: [1, 1]}" in run("cache", "remove", "web", 11)
+    assert "removed" in run("cache", "inspect", "web", "--samples", 0)
+    difference = run("cache", "diff", "web", "web/generations/2", ok=False)
     assert "generations" in difference
-    run("consolidate", "web", "one")
+    run("cache", "consolidate", "web", "one")
     assert (
-        json.loads(run("inspect", "one", "--samples", 0, "--json"))["tombstones"][
+        json.loads(run("cache", "inspect", "one", "--samples", 0, "--json"))["tombstones"][
             "removed_documents"
         ]
         == 2
     )
     for path in sorted(Path("web/generations/2/parts").rglob("c/0"))[:1]:
         path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert "damaged" in run("verify", "web", "--deep", ok=False)
-    assert "repaired" in run("verify", "web", "--repair")
-    assert run("verify", "web", "--deep").count("sound") == 2
+    assert "damaged" in run("cache", "verify", "web", "--deep", ok=False)
+    assert "repaired" in run("cache", "verify", "web", "--repair")
+    assert run("cache", "verify", "web", "--deep").count("sound") == 2
     Path("web/generations.json").write_text("{}")
-    assert "is damaged, so that it is not known" in run("verify", "web", ok=False)
+    assert "is damaged, so that it is not known" in run("cache", "verify", "web", ok=False)
 
 
 def test_runs_go_on_and_are_extended(folder: Path):
     config = Path("run.yaml")
     config.write_text("seq_len: 32\nbatch_size: 8\ncomponents: {docs: web}\n")
     open_run("run", load_config(str(config)).loader())
-    args = ("where", config, "--step", 40, "--document", 11, "--json")
+    args = ("run", "where", config, "--step", 40, "--document", 11, "--json")
     assert "is not a document" in error_of(*args)
     run("build", "new", "-o", "web", "--append", "--engine", "inline")
     assert json.loads(run(*args))["seen"]  # a run that began now
     assert "is not a document" in error_of(*args, "--run", "run")
-    text = run("diff", "run", config, "--step", 20)
+    text = run("run", "diff", "run", config, "--step", 20)
     assert "the same run" in text
     assert text.endswith("amendments:\n- step: 20\n  extend: {docs: 2}\n")
-    assert json.loads(run("diff", "run", config, "--step", 20, "--json"))["newer_generations"] == {
-        "docs": 2
-    }
+    assert json.loads(run("run", "diff", "run", config, "--step", 20, "--json"))[
+        "newer_generations"
+    ] == {"docs": 2}
     config.write_text(
         config.read_text() + text.partition("amendments:")[1] + text.partition("amendments:")[2]
     )
     seen = json.loads(run(*args))["seen"]
     assert min(one["step"] for one in seen) >= 20
     assert {one["document"] for one in seen} == {11}
-    assert "docs@2" in run("where", config, "--step", 40)
-    assert "docs@2" in run("cat", config, "--step", 39)
-    assert run("cat", config, "--run", "run", "--step", 19)
+    assert "docs@2" in run("run", "where", config, "--step", 40)
+    assert "docs@2" in run("run", "cat", config, "--step", 39)
+    assert run("run", "cat", config, "--run", "run", "--step", 19)
     assert "docs@2" in run("config", "check", config, "--hosts", 1)
     assert "docs@2" in run("config", "show", config)
-    assert "newer" not in run("diff", "run", config, "--step", 20, ok=False)
+    assert "newer" not in run("run", "diff", "run", config, "--step", 20, ok=False)
 
 
 @pytest.mark.parametrize("declared", [False, True])
@@ -123,9 +123,9 @@ def test_removed_and_appended_documents_are_pasted_in_one_block(folder: Path, de
     config.write_text(text)
     open_run("run", load_config(str(config)).loader())
     run("build", "new", "-o", "web", "--append", "--engine", "inline")
-    run("remove", "web", 1, 11)
+    run("cache", "remove", "web", 1, 11)
     config.write_text(changed)
-    said = run("diff", "run", config, "--step", 20, ok=declared)
+    said = run("run", "diff", "run", config, "--step", 20, ok=declared)
     block = said[said.index("amendments:") :]
     assert "remove: {docs: 1, more: 1}" in block
     assert "extend: {docs: 2, more: 2}" in block
@@ -133,12 +133,12 @@ def test_removed_and_appended_documents_are_pasted_in_one_block(folder: Path, de
     with load_config(str(config)).loader() as loader:
         manifest = open_run("run", loader, 20)
     assert manifest.history[-1]["until_step"] == 20
-    args = ("where", config, "--run", "run", "--step", 60, "--json", "--component")
+    args = ("run", "where", config, "--run", "run", "--step", 60, "--json", "--component")
     for source, document in (("docs", 1), ("more", 1), ("docs@2", 3), ("more@2", 3)):
         seen = json.loads(run(*args, source, "--document", document))["seen"]
         assert seen
         assert all(one["removed"] == (one["step"] >= 20) for one in seen)
-    assert "amendments:" not in run("diff", "run", config, "--step", 20)
+    assert "amendments:" not in run("run", "diff", "run", config, "--step", 20)
 
 
 def test_bad_input_is_named(folder: Path):

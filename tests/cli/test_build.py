@@ -32,7 +32,7 @@ def test_a_build_ends_with_a_summary_and_the_next_command(
     assert "15 documents" in out
     assert "1 part." in out
     assert "3 documents without text" in out
-    assert out.splitlines()[-1] == f"Next: headrace inspect '{output}'"
+    assert out.splitlines()[-1] == f"Next: headrace cache inspect '{output}'"
     assert TokenCache.open(str(output)).num_documents == 15
     code, out, _ = headrace("build", str(corpus), "-o", str(output), *BYTES)
     assert code == 0

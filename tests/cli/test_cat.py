@@ -1,4 +1,4 @@
-"""``headrace cat``: what it shows is what the loader delivers, and it says where
+"""``headrace run cat``: what it shows is what the loader delivers, and it says where
 that comes from.
 """
 
@@ -63,7 +63,7 @@ def delivered(config: LmDataConfig, step: int) -> list[str]:
 
 
 def shown(headrace: Run, *arguments: str) -> dict[str, Any]:
-    code, out, err = headrace("cat", *arguments, "--json")
+    code, out, err = headrace("run", "cat", *arguments, "--json")
     assert (code, err) == (0, "")
     return json.loads(out)
 
@@ -120,7 +120,7 @@ def test_rows_are_shown_whole(headrace: Run, run: str):
         assert span["text"] == f"{text}<eos>"[span["offset"] :][: len(span["text"])]
         assert span.pop("origin_problem") == ""
     assert some == [every[4], every[1]]
-    code, out, _ = headrace("cat", run, "--step", "12", "--row", "4")
+    code, out, _ = headrace("run", "cat", run, "--step", "12", "--row", "4")
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == f"step 12  6 rows of 64 tokens, shown: 1 of {every[4]['component']}"
@@ -132,7 +132,7 @@ def test_rows_are_shown_whole(headrace: Run, run: str):
 
 
 def test_a_line_a_span_and_never_wider_than_asked(headrace: Run, run: str):
-    code, out, _ = headrace("cat", run, "--step", "2")
+    code, out, _ = headrace("run", "cat", run, "--step", "2")
     assert code == 0
     facts = shown(headrace, run, "--step", "2")
     lines = out.splitlines()
@@ -159,7 +159,7 @@ def test_mistakes_say_what_to_do(headrace: Run, run: str):
         (["--step", "0", "--tokenizer", "bytes"], None),  # the same
         (["--step", "0", "--id-leaf", "nope"], "is not a leaf of these caches."),
     ):
-        code, _, err = headrace("cat", run, *arguments)
+        code, _, err = headrace("run", "cat", run, *arguments)
         assert code == (0 if words is None else 2)
         assert (words or "") in err
         assert err.count("\n") == (0 if words is None else 1)
@@ -177,7 +177,7 @@ def test_a_run_is_recognised_and_left_as_it_was(headrace: Run, run: str, tmp_pat
         headrace, run, "--step", "40"
     )
     assert {p: p.read_bytes() for p in (tmp_path / "runs").iterdir()} == before
-    code, _, err = headrace("cat", run, "--run", "runs", "seed=1")
+    code, _, err = headrace("run", "cat", run, "--run", "runs", "seed=1")
     assert code == 2
     assert "the run was started with another config: seed: not set -> 1" in err
 
@@ -188,13 +188,19 @@ def test_a_run_that_was_amended(headrace: Run, run: str):
     plain = load_config(run, ["seq_len=32"])
     new = load_config(run, ["seq_len=32", amended])
     open_run("runs", plain.loader(mesh))
-    code, _, err = headrace("cat", run, "--run", "runs", "--step", "29", "seq_len=32", amended)
+    code, _, err = headrace(
+        "run", "cat", run, "--run", "runs", "--step", "29", "seq_len=32", amended
+    )
     assert code == 0, err
-    assert headrace("cat", run, "--run", "runs", "--step", "30", "seq_len=32", amended)[0] == 2
+    assert (
+        headrace("run", "cat", run, "--run", "runs", "--step", "30", "seq_len=32", amended)[0] == 2
+    )
     open_run("runs", new.loader(mesh), step=25)
-    assert headrace("cat", run, "--run", "runs", "--step", "30", "seq_len=32", amended)[0] == 0
-    assert headrace("cat", run, "--run", "runs", "--step", "29", "seq_len=32")[0] == 0
-    code, _, err = headrace("cat", run, "--run", "runs", "--step", "30", "seq_len=32")
+    assert (
+        headrace("run", "cat", run, "--run", "runs", "--step", "30", "seq_len=32", amended)[0] == 0
+    )
+    assert headrace("run", "cat", run, "--run", "runs", "--step", "29", "seq_len=32")[0] == 0
+    code, _, err = headrace("run", "cat", run, "--run", "runs", "--step", "30", "seq_len=32")
     assert code == 2
     assert "differ by an amendment from step 30." in err
 
@@ -242,7 +248,9 @@ def test_what_is_trained_on_of_chats_is_marked(headrace: Run, tmp_path: Path):
                 assert [t for text, t in one["runs"] for _ in text.split()] == (
                     tokens[here] % 2 == 1
                 ).tolist()
-    _, out, _ = headrace("cat", str(config), "--step", "1", *(f"--row={k}" for k in range(8)))
+    _, out, _ = headrace(
+        "run", "cat", str(config), "--step", "1", *(f"--row={k}" for k in range(8))
+    )
     assert "of them trained on" in out
     assert "⟦" in out
 
@@ -254,6 +262,7 @@ def test_no_device_is_taken(run: str):
             sys.executable,
             "-c",
             "from headrace.cli import main; main()",
+            "run",
             "cat",
             run,
             "--step",

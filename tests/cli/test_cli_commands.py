@@ -21,23 +21,23 @@ import pytest
 import typer
 
 from headrace.cli import exits
-from headrace.cli.application import PANELS, application
+from headrace.cli.application import application
 from headrace.config import LmDataConfig
 from headrace.testing import tiny_cache
 
 GROUP: Any = typer.main.get_command(application())
-LEAVES: dict[str, Any] = {}
-for name, found in GROUP.commands.items():
-    LEAVES |= (
-        {f"{name} {n}": c for n, c in found.commands.items()}
-        if hasattr(found, "commands")
-        else {name: found}
-    )
+GROUPS: dict[str, Any] = {"": GROUP} | {
+    name: command for name, command in GROUP.commands.items() if hasattr(command, "commands")
+}
+LEAVES: dict[str, Any] = {
+    f"{prefix} {name}".strip(): command
+    for prefix, group in GROUPS.items()
+    for name, command in group.commands.items()
+    if name not in GROUPS
+}
 WITHOUT_JSON = {
     "demo",
     "init",
-    "completion",
-    "config schema",
 }  # a picture and a model; a script; JSON in any case
 HEAVY = (
     *(
@@ -108,7 +108,7 @@ def test_names_are_consistent(name):
     ("command", "said", "unused"),
     [
         ("--version", "headrace 0.3", (*HEAVY, "typer")),
-        ("--help", "Caches:", HEAVY),
+        ("--help", "Groups of commands:", HEAVY),
         ("config", "", HEAVY),
         *((f"{name} --help", f"Usage: headrace {name}", HEAVY) for name in LEAVES),
     ],
@@ -173,15 +173,18 @@ def test_the_help_has_no_type_of_python(headrace):
         assert "[[" not in text, name
 
 
-def test_every_command_has_a_panel_of_the_help():
-    assert sorted(name for names in PANELS.values() for name in names) == sorted(GROUP.commands)
-
-
 def test_the_help_says_in_full_what_each_command_does(headrace):
+    for prefix, group in GROUPS.items():
+        words = " ".join(headrace(*prefix.split(), "--help").out.split())
+        for name, command in group.commands.items():
+            summary = " ".join((command.help or "").split("\n\n")[0].split())
+            assert f"{name} {summary}".rstrip(".") in words
+
+
+def test_the_help_names_the_commands_of_each_group(headrace):
     words = " ".join(headrace("--help").out.split())
-    for name, command in GROUP.commands.items():
-        summary = " ".join((command.help or "").split("\n\n")[0].split())
-        assert f"{name} {summary}" in words
+    for prefix, group in GROUPS.items():
+        assert not prefix or f": {', '.join(group.commands)}." in words
 
 
 @pytest.mark.parametrize(
@@ -189,11 +192,11 @@ def test_the_help_says_in_full_what_each_command_does(headrace):
     [
         (["biuld"], "Did you mean 'build'"),
         (["config", "chek"], "Did you mean 'check'"),
-        (["simulate"], "Missing argument 'CONFIG'"),
-        (["simulate", "x.yaml", "--max-rwos", "3"], "--max-rows"),
+        (["config", "simulate"], "Missing argument 'CONFIG'"),
+        (["config", "simulate", "x.yaml", "--max-rwos", "3"], "--max-rows"),
         (["build", "x", "-o", "y", "-t", "bytes", "--format", "josnl"], "jsonl"),
         (["config", "check", "nope.yaml"], "does not exist. Give the path of a YAML file."),
-        (["verify", "nope"], "nope"),
+        (["cache", "verify", "nope"], "nope"),
         (["config", "check", "x.yaml", "--steps", "0"], "--steps"),
     ],
 )
@@ -260,7 +263,7 @@ def test_debug_shows_where_an_error_comes_from(headrace, monkeypatch, how):
 def test_a_reader_that_leaves_is_no_error(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(LmDataConfig().to_yaml())
-    command = f"{shlex.quote(sys.executable)} -m headrace config schema | head -c 10"
+    command = f"{shlex.quote(sys.executable)} -m headrace config show --schema | head -c 10"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )
@@ -284,10 +287,10 @@ def test_nothing_but_the_result_is_printed_without_a_terminal(tmp_path):
             "--engine",
             "inline",
         ],
-        ["verify", cache, "--deep", "--json"],
-        ["consolidate", cache, copy, "--json"],
-        ["diff", cache, cache, "--json"],
-        ["inspect", cache, "--json"],
+        ["cache", "verify", cache, "--deep", "--json"],
+        ["cache", "consolidate", cache, copy, "--json"],
+        ["cache", "diff", cache, cache, "--json"],
+        ["cache", "inspect", cache, "--json"],
     ):
         done = subprocess.run(
             [sys.executable, "-m", "headrace", *arguments],
@@ -308,19 +311,19 @@ def test_commands_that_take_long_show_that_they_work_on_a_terminal_alone(tmp_pat
     config = str(tmp_path / "run.yaml")
     for arguments in (
         *(
-            ["pack", cache, "-s", "64", "--compare"],
-            ["icc", cache, "--seq-len", "8"],
-            ["where", config],
+            ["cache", "pack", cache, "-s", "64", "--compare"],
+            ["cache", "inspect", "--icc", cache, "--seq-len", "8"],
+            ["run", "where", config],
         ),
         *(
-            ["report", config, "-o", str(tmp_path / "page.html")],
-            ["diff", cache, cache],
+            ["run", "report", config, "-o", str(tmp_path / "page.html")],
+            ["cache", "diff", cache, cache],
         ),
         *(
-            ["remove", cache, "1"],
-            ["simulate", config],
+            ["cache", "remove", cache, "1"],
+            ["config", "simulate", config],
             ["config", "check", config],
-            ["cat", config, "--row", "0"],
+            ["run", "cat", config, "--row", "0"],
         ),
     ):
         command = [sys.executable, "-m", "headrace", *arguments]
@@ -334,15 +337,16 @@ def test_commands_that_take_long_show_that_they_work_on_a_terminal_alone(tmp_pat
         os.close(terminal)
         assert process.returncode == 0, written
         assert b" so far" in written  # before it is known how much there is to do
-        if arguments[0] in ("pack", "icc", "report", "simulate", "config"):
+        if {*arguments}.intersection(("pack", "--icc", "report", "simulate", "check")):
             assert b"% " in written
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.stderr == ""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_a_script_for_the_shell(headrace, shell):
-    script = headrace("completion", shell).out
+def test_completion_is_a_script_for_the_shell(headrace, monkeypatch, shell):
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    script = headrace("--completion").out
     assert "_HEADRACE_COMPLETE" in script
     if shutil.which(shell):
         assert (
@@ -362,10 +366,11 @@ def completed(words: str) -> list[str]:
 
 
 def test_commands_options_and_choices_are_completed():
-    assert {"config", "consolidate", "convert"} <= set(completed("headrace con"))
+    assert set(completed("headrace c")) == {"cache", "config"}
+    assert {"consolidate", "convert"} == set(completed("headrace cache con"))
     assert "from-levanter" in completed("headrace config f")
     assert "--steps" in completed("headrace config check --st")
-    assert completed("headrace convert a b --layout l") == ["levanter"]
+    assert completed("headrace cache convert a b --layout l") == ["levanter"]
 
 
 def test_one_of_something_is_in_the_singular(headrace, tmp_path, monkeypatch):
@@ -377,19 +382,19 @@ def test_one_of_something_is_in_the_singular(headrace, tmp_path, monkeypatch):
     commands = [
         "build a.txt -o a -t bytes",
         "build a.txt -o a -t bytes",
-        "inspect a",
-        "verify a --deep",
-        "diff a a",
-        "consolidate a b",
-        "convert a c --layout levanter",
-        "pack a --seq-len 2",
-        "pack a --seq-len 2 --compare",
+        "cache inspect a",
+        "cache verify a --deep",
+        "cache diff a a",
+        "cache consolidate a b",
+        "cache convert a c --layout levanter",
+        "cache pack a --seq-len 2",
+        "cache pack a --seq-len 2 --compare",
         "config check run.yaml",
-        "simulate run.yaml",
-        "cat run.yaml",
-        "where run.yaml --step 1",
-        "remove b 0",
-        "inspect b",
+        "config simulate run.yaml",
+        "run cat run.yaml",
+        "run where run.yaml --step 1",
+        "cache remove b 0",
+        "cache inspect b",
     ]
     for command in commands:
         done = headrace(*command.split())

@@ -165,7 +165,7 @@ def test_show_loads_to_the_same(headrace, plan, tmp_path):
 
 
 def test_the_schema_goes_to_a_file(headrace, plan, tmp_path):
-    assert headrace("config", "schema", "-o", str(tmp_path / "s.json")).out == ""
+    assert headrace("config", "show", "--schema", "-o", str(tmp_path / "s.json")).out == ""
     schema = json.loads((tmp_path / "s.json").read_text())
     jsonschema.validate(json.loads(json.dumps(yaml.safe_load(PLAN))), schema)
 
@@ -257,10 +257,19 @@ def test_from_levanter_goes_by_what_it_sees(headrace, tmp_path):
 
 
 def test_simulate_goes_by_expected_tokens_too(headrace, plan):
-    done = headrace("simulate", plan, "--hosts", "1", "--max-rows", "1024", "--json")
+    done = headrace("config", "simulate", plan, "--hosts", "1", "--max-rows", "1024", "--json")
     assert done.code == 0
     assert json.loads(done.out)["batch_size"] == 64
     levanter = headrace(
-        "simulate", plan, "--hosts", "1", "--max-rows", "1024", "--json", "--layout", "levanter"
+        "config",
+        "simulate",
+        plan,
+        "--hosts",
+        "1",
+        "--max-rows",
+        "1024",
+        "--json",
+        "--layout",
+        "levanter",
     )
     assert json.loads(levanter.out)["block_bytes"] == 1 << 20

@@ -1,4 +1,6 @@
-"""``headrace convert`` and ``headrace consolidate``: the same documents in another form."""
+"""``headrace cache convert`` and ``headrace cache consolidate``: the same documents in another
+form.
+"""
 
 import json
 
@@ -18,6 +20,7 @@ def test_there_and_back(headrace, tmp_path):
     cache = write_cache(tmp_path / "a", [random_documents(20, seed=k) for k in range(3)])
     for form in ("consolidated", "sharded"):
         done = headrace(
+            "cache",
             "convert",
             cache.path,
             f"{tmp_path}/{form}/train",
@@ -29,6 +32,7 @@ def test_there_and_back(headrace, tmp_path):
         assert (done.code, done.out.count("60 documents")) == (0, 1)
         back = f"{tmp_path}/back-{form}"
         done = headrace(
+            "cache",
             "convert",
             f"{tmp_path}/{form}/train",
             back,
@@ -46,26 +50,28 @@ def test_there_and_back(headrace, tmp_path):
         }
         assert np.array_equal(tokens(back), tokens(cache.path))
         assert TokenCache.open(back).ledger.tokenizer == cache.ledger.tokenizer
-    done = headrace("inspect", f"{tmp_path}/consolidated/train", "--json")
+    done = headrace("cache", "inspect", f"{tmp_path}/consolidated/train", "--json")
     assert (done.code, json.loads(done.out)["documents"]) == (0, 60)
-    assert "60" in headrace("inspect", f"{tmp_path}/consolidated/train").out
-    done = headrace("inspect", f"{tmp_path}/consolidated")
+    assert "60" in headrace("cache", "inspect", f"{tmp_path}/consolidated/train").out
+    done = headrace("cache", "inspect", f"{tmp_path}/consolidated")
     assert done.code == 2
     assert f"Name {tmp_path}/consolidated/train" in done.err
 
 
 def test_consolidate(headrace, tmp_path):
     cache = write_cache(tmp_path / "a", [random_documents(20, seed=k) for k in range(3)])
-    done = headrace("consolidate", cache.path, f"{tmp_path}/one")
+    done = headrace("cache", "consolidate", cache.path, f"{tmp_path}/one")
     assert (done.code, done.out) == (
         0,
         f"Copied 3 parts of {cache.path} into one: {tmp_path}/one, 60 documents,"
         f" {cache.num_tokens:,} tokens.\n",
     )
     assert np.array_equal(tokens(tmp_path / "one"), tokens(cache.path))
-    facts = json.loads(headrace("consolidate", cache.path, f"{tmp_path}/one", "--json").out)
+    facts = json.loads(
+        headrace("cache", "consolidate", cache.path, f"{tmp_path}/one", "--json").out
+    )
     assert facts["fingerprint"] == TokenCache.open(tmp_path / "one").fingerprint
-    assert headrace("verify", f"{tmp_path}/one", "--deep").code == 0
+    assert headrace("cache", "verify", f"{tmp_path}/one", "--deep").code == 0
 
 
 def test_a_cache_of_levanter_is_given_its_tokenizer(headrace, corpus, tmp_path):
@@ -81,13 +87,14 @@ def test_a_cache_of_levanter_is_given_its_tokenizer(headrace, corpus, tmp_path):
     made.add_special_tokens(["</s>"])
     made.save(str(tokenizer))
     headrace("build", str(corpus), "-o", f"{tmp_path}/a", "-t", str(tokenizer), "--eos", "</s>")
-    headrace("convert", f"{tmp_path}/a", f"{tmp_path}/theirs")
+    headrace("cache", "convert", f"{tmp_path}/a", f"{tmp_path}/theirs")
     ledger = json.loads((tmp_path / "theirs" / "shard_ledger.json").read_text())
     del ledger["metadata"]["preprocessor_metadata"][
         "headrace"
     ]  # as Levanter itself would have written it
     (tmp_path / "theirs" / "shard_ledger.json").write_text(json.dumps(ledger))
     command = [
+        "cache",
         "convert",
         f"{tmp_path}/theirs",
         f"{tmp_path}/b",
@@ -101,23 +108,37 @@ def test_a_cache_of_levanter_is_given_its_tokenizer(headrace, corpus, tmp_path):
     assert headrace(*command).code == 0
     done = headrace(*command, "-t", str(tokenizer))
     assert (done.code, "holds another cache" in done.err) == (2, True)
-    command[2] = f"{tmp_path}/c"
+    command[3] = f"{tmp_path}/c"
     assert headrace(*command, "-t", str(tokenizer)).code == 0
     record = TokenCache.open(tmp_path / "c").ledger.tokenizer
     assert (record["stated"], record["eos"], record["file"]) == (True, "</s>", "tokenizer.json")
     assert record["fingerprint"] == TokenCache.open(tmp_path / "a").ledger.tokenizer["fingerprint"]
-    assert "file 0 line 1" in headrace("inspect", f"{tmp_path}/c", "--samples", "15").out
+    assert "file 0 line 1" in headrace("cache", "inspect", f"{tmp_path}/c", "--samples", "15").out
     done = headrace(
-        "convert", f"{tmp_path}/a", f"{tmp_path}/d", "--layout", "headrace", "-t", str(tokenizer)
+        "cache",
+        "convert",
+        f"{tmp_path}/a",
+        f"{tmp_path}/d",
+        "--layout",
+        "headrace",
+        "-t",
+        str(tokenizer),
     )
     assert (done.code, "the cache keeps its own" in done.err) == (2, True)
 
 
 def test_what_cannot_be(headrace, tmp_path):
     cache = write_cache(tmp_path / "a", [random_documents(20)])
-    done = headrace("convert", cache.path, cache.path)
+    done = headrace("cache", "convert", cache.path, cache.path)
     assert (done.code, "holds a token cache already" in done.err) == (2, True)
     done = headrace(
-        "convert", cache.path, f"{tmp_path}/b", "--layout", "headrace", "--dtype", "float32"
+        "cache",
+        "convert",
+        cache.path,
+        f"{tmp_path}/b",
+        "--layout",
+        "headrace",
+        "--dtype",
+        "float32",
     )
     assert (done.code, "is not a dtype of tokens" in done.err) == (2, True)

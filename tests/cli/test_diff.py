@@ -1,4 +1,6 @@
-"""``headrace diff``: two ledgers side by side; a run and its edited config."""
+"""``headrace cache diff``: two ledgers side by side; ``headrace run diff``: a run and its edited
+config.
+"""
 
 import json
 
@@ -13,9 +15,9 @@ from headrace.testing import random_documents, write_cache
 def test_the_same(headrace, tmp_path):
     for name in "ab":
         write_cache(tmp_path / name, [random_documents(5)])
-    done = headrace("diff", f"{tmp_path}/a", f"{tmp_path}/b")
+    done = headrace("cache", "diff", f"{tmp_path}/a", f"{tmp_path}/b")
     assert (done.code, done.out.split()[:2]) == (0, ["the", "same"])
-    done = headrace("diff", f"{tmp_path}/a", f"{tmp_path}/b", "--json")
+    done = headrace("cache", "diff", f"{tmp_path}/a", f"{tmp_path}/b", "--json")
     facts = json.loads(done.out)
     assert (facts["same"], facts["same_content"], facts["differences"]) == (True, True, [])
 
@@ -27,7 +29,7 @@ def test_builds_that_differ(headrace, corpus, tmp_path):
     (corpus / "2.jsonl").unlink()
     (corpus / "9.jsonl").write_text('{"text": "new"}\n')
     assert headrace(*build, f"{tmp_path}/b", "--compression", "zstd", "--eos", "none").code == 0
-    done = headrace("diff", f"{tmp_path}/a", f"{tmp_path}/b", "--json")
+    done = headrace("cache", "diff", f"{tmp_path}/a", f"{tmp_path}/b", "--json")
     found = {d["what"]: (d["a"], d["b"]) for d in json.loads(done.out)["differences"]}
     assert done.code == 1
     assert found["layout compression"] == ("none", "zstd")
@@ -37,7 +39,7 @@ def test_builds_that_differ(headrace, corpus, tmp_path):
     assert {what.rsplit("/")[-1].split(".jsonl")[0] for what in sources} == {"1", "2", "9"}
     assert next(v for k, v in sources.items() if "9.jsonl" in k)[0] is None
     assert found["part 00000"][0].startswith("15 documents")
-    done = headrace("diff", f"{tmp_path}/a", f"{tmp_path}/b")
+    done = headrace("cache", "diff", f"{tmp_path}/a", f"{tmp_path}/b")
     assert done.code == 1
     assert "layout compression" in done.out
     assert "The tokens or the boundaries of parts differ" in done.out
@@ -46,7 +48,7 @@ def test_builds_that_differ(headrace, corpus, tmp_path):
 def test_many_differences_are_cut_short(headrace, tmp_path):
     write_cache(tmp_path / "a", [random_documents(3, seed=k) for k in range(20)])
     write_cache(tmp_path / "b", [random_documents(3, seed=k + 50) for k in range(20)])
-    done = headrace("diff", f"{tmp_path}/a", f"{tmp_path}/b")
+    done = headrace("cache", "diff", f"{tmp_path}/a", f"{tmp_path}/b")
     assert "12 more of part (all with --json)" in done.out
 
 
@@ -56,12 +58,12 @@ def test_a_copy_in_another_layout_has_the_same_tokens(headrace, tmp_path):
     a = write_cache(tmp_path / "a", [random_documents(5)])
     b = write_cache(tmp_path / "b", [random_documents(5)], layout=CacheLayout("uint8", 7, 3))
     assert {d.what for d in differences(a, b)} == {"layout chunk_elements", "layout shard_chunks"}
-    assert "The tokens are the same." in headrace("diff", a.path, b.path).out
+    assert "The tokens are the same." in headrace("cache", "diff", a.path, b.path).out
 
 
 def test_against_levanter(headrace, tmp_path):
     a = write_cache(tmp_path / "a", [random_documents(5)])
-    assert headrace("convert", a.path, f"{tmp_path}/l").code == 0
+    assert headrace("cache", "convert", a.path, f"{tmp_path}/l").code == 0
     found = {d.what for d in differences(a, TokenCache.open(tmp_path / "l"))}
     assert {"layout dtype", "code version"} <= found
     assert not found & {"documents", "tokens", "tokenizer fingerprint"}
@@ -82,39 +84,38 @@ def run(tmp_path):
 
 
 def test_a_run_and_its_own_config(headrace, run):
-    done = headrace("diff", *map(str, run))
+    done = headrace("run", "diff", *map(str, run))
     assert (done.code, done.out.split()[:3]) == (0, ["the", "same", "run"])
-    assert json.loads(headrace("diff", *map(str, run), "--json").out)["same"]
+    assert json.loads(headrace("run", "diff", *map(str, run), "--json").out)["same"]
 
 
 def test_the_printed_amendment_works_when_it_is_typed(headrace, run):
     folder, path = run
     text = path.read_text()
     path.write_text(text.replace("weight: 3", "weight: 2"))
-    done = headrace("diff", str(folder), str(path))
+    done = headrace("run", "diff", str(folder), str(path))
     assert done.code == 1
     assert "components.web.weight: 3 -> 2" in done.out
     assert "from step 20 on" in done.out
     assert "What follows" not in done.out
-    assert "stages[0]" in headrace("diff", str(folder), str(path), "--resolved").out
+    assert "stages[0]" in headrace("run", "diff", str(folder), str(path), "--resolved").out
     path.write_text(text + done.out[done.out.index("amendments:") :])
     open_run(folder, load_config(str(path)).loader(), step=20)
-    assert "the same run" in headrace("diff", str(folder), str(path)).out
+    assert "the same run" in headrace("run", "diff", str(folder), str(path)).out
 
 
 def test_what_no_amendment_can_say(headrace, run):
-    done = headrace("diff", *map(str, run), "seed=7", "components.web.weight=1", "--step", "30")
+    done = headrace(
+        "run", "diff", *map(str, run), "seed=7", "components.web.weight=1", "--step", "30"
+    )
     assert done.code == 1
     assert "seed: not set -> 7" in done.out.split("A run cannot make these changes")[1]
     assert "step: 30" in done.out
-    facts = json.loads(headrace("diff", *map(str, run), "seed=7", "--json").out)
+    facts = json.loads(headrace("run", "diff", *map(str, run), "seed=7", "--json").out)
     assert (facts["amendment"], facts["refused"]) == (None, ["seed: not set -> 7"])
 
 
-def test_flags_of_a_run_are_refused_for_caches(headrace, run, tmp_path):
-    done = headrace("diff", f"{tmp_path}/web", f"{tmp_path}/code", "--step", "3")
+def test_a_folder_without_a_run_is_refused(headrace, run, tmp_path):
+    done = headrace("run", "diff", f"{tmp_path}/web", str(run[1]))
     assert done.code == 2
-    assert (
-        "must be the folder of a run to be compared with a config, settings, --step or --resolved"
-        in done.err
-    )
+    assert f"RUN = '{tmp_path}/web': is not the folder of a run" in done.err

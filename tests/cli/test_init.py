@@ -242,8 +242,8 @@ def test_the_home_folder_is_spelled_out(headrace, texts, monkeypatch):
 
 def test_a_config_of_another_folder_names_that_folder(headrace, texts):
     assert headrace("init", "texts", "-o", "first").code == 0
-    for command in ("simulate", "cat"):
-        done = headrace(command, "first/run.yaml")
+    for command in ("config simulate", "run cat"):
+        done = headrace(*command.split(), "first/run.yaml")
         assert (done.code, done.err.rstrip().rpartition(". ")[2]) == (
             2,
             "Paths in a config are relative to the current folder: cd first",

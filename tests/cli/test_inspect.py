@@ -1,4 +1,6 @@
-"""``headrace inspect``: true numbers, decoded samples, and what to do with an unfinished cache."""
+"""``headrace cache inspect``: true numbers, decoded samples, and what to do with an unfinished
+cache.
+"""
 
 import json
 import shlex
@@ -63,7 +65,7 @@ def test_other_seeds_draw_other_documents():
 
 
 def test_a_finished_cache(headrace: Run, cache: str):
-    code, out, err = headrace("inspect", cache)
+    code, out, err = headrace("cache", "inspect", cache)
     assert (code, err) == (0, "")
     opened = TokenCache.open(cache)
     for words in (
@@ -83,18 +85,18 @@ def test_a_finished_cache(headrace: Run, cache: str):
 
 
 def test_samples_follow_the_seed(headrace: Run, cache: str):
-    first = headrace("inspect", cache, "--seed", "1", "--samples", "4")
-    assert first == headrace("inspect", cache, "--seed", "1", "--samples", "4")
-    assert first != headrace("inspect", cache, "--seed", "2", "--samples", "4")
-    assert "document " not in headrace("inspect", cache, "--samples", "0")[1]
+    first = headrace("cache", "inspect", cache, "--seed", "1", "--samples", "4")
+    assert first == headrace("cache", "inspect", cache, "--seed", "1", "--samples", "4")
+    assert first != headrace("cache", "inspect", cache, "--seed", "2", "--samples", "4")
+    assert "document " not in headrace("cache", "inspect", cache, "--samples", "0")[1]
 
 
 def test_one_document_whole(headrace: Run, cache: str):
-    code, out, _ = headrace("inspect", cache, "--document", "4")
+    code, out, _ = headrace("cache", "inspect", cache, "--document", "4")
     assert code == 0
     assert out.splitlines()[1] == "<bos>" + "file 0 line 4 " * 4 + "<eos>"
     for wrong in ("15", "-1"):
-        code, _, err = headrace("inspect", cache, "--document", wrong)
+        code, _, err = headrace("cache", "inspect", cache, "--document", wrong)
         assert code == 2
         assert "numbered from 0 to 14" in err
 
@@ -107,12 +109,12 @@ def test_long_documents_show_both_ends(headrace: Run, tmp_path: Path):
         str(tmp_path / "c"),
         progress=False,
     )
-    out = headrace("inspect", str(tmp_path / "c"))[1]
+    out = headrace("cache", "inspect", str(tmp_path / "c"))[1]
     sample = out.splitlines()[-1]
     assert sample.startswith("beginx")
     assert sample.endswith("xend<eos>")
     assert " ... 4,728 tokens ... " in sample
-    assert "..." not in headrace("inspect", str(tmp_path / "c"), "--document", "0")[1]
+    assert "..." not in headrace("cache", "inspect", str(tmp_path / "c"), "--document", "0")[1]
 
 
 def test_documents_do_not_act_on_the_terminal(headrace: Run, tmp_path: Path):
@@ -123,7 +125,7 @@ def test_documents_do_not_act_on_the_terminal(headrace: Run, tmp_path: Path):
         str(tmp_path / "c"),
         progress=False,
     )
-    out = headrace("inspect", str(tmp_path / "c"))[1]
+    out = headrace("cache", "inspect", str(tmp_path / "c"))[1]
     assert "[bold]not markup[/bold] ␛[2J␛]0;title␇ �dlrow<eos>" in out
     assert "\x1b" not in out
 
@@ -138,7 +140,7 @@ def test_printable_changes_only_what_acts(text: str):
 
 def test_json(headrace: Run, cache: str):
     opened = TokenCache.open(cache)
-    facts = json.loads(headrace("inspect", cache, "--json", "--samples", "2")[1])
+    facts = json.loads(headrace("cache", "inspect", cache, "--json", "--samples", "2")[1])
     assert facts["finished"] is True
     assert (facts["documents"], facts["tokens"], facts["parts"]) == (
         15,
@@ -152,7 +154,7 @@ def test_json(headrace: Run, cache: str):
     assert facts["lengths"]["mean"] == pytest.approx(opened.num_tokens / 15)
     assert sum(b[2] for b in facts["lengths"]["histogram"]) == 15
     assert len(facts["samples"]) == 2
-    one = json.loads(headrace("inspect", cache, "--json", "--document", "3")[1])["samples"]
+    one = json.loads(headrace("cache", "inspect", cache, "--json", "--document", "3")[1])["samples"]
     assert [s["text"] for s in one] == ["file 0 line 3 " * 3]
 
 
@@ -182,10 +184,10 @@ def test_an_unfinished_cache_says_how_to_finish_it(
             progress=False,
             first_look=False,
         )
-    code, out, _ = headrace("inspect", "my cache")
+    code, out, _ = headrace("cache", "inspect", "my cache")
     assert code == 0
     assert "is unfinished: 2 of 3 parts done, 10 documents" in out
-    state = json.loads(headrace("inspect", "my cache", "--json")[1])
+    state = json.loads(headrace("cache", "inspect", "my cache", "--json")[1])
     assert state["command"] in out
     assert (state["finished"], state["parts"], state["parts_finished"], state["documents"]) == (
         False,
@@ -202,7 +204,7 @@ def test_an_unfinished_cache_says_how_to_finish_it(
 
 
 def test_nothing_there(headrace: Run, tmp_path: Path):
-    code, out, err = headrace("inspect", str(tmp_path / "none"))
+    code, out, err = headrace("cache", "inspect", str(tmp_path / "none"))
     assert (code, out) == (2, "")
     assert "is not a token cache" in err
     assert err.count("\n") == 1
@@ -210,7 +212,7 @@ def test_nothing_there(headrace: Run, tmp_path: Path):
 
 def test_a_cache_of_ready_ids_has_no_tokenizer(headrace: Run, tmp_path: Path):
     opened = tiny_cache(tmp_path / "ids", documents=5)
-    code, out, _ = headrace("inspect", str(tmp_path / "ids"), "--document", "2")
+    code, out, _ = headrace("cache", "inspect", str(tmp_path / "ids"), "--document", "2")
     assert code == 0
     assert out.splitlines()[1] == " ".join(map(str, opened.document(2).tolist()))
-    assert headrace("inspect", str(tmp_path / "ids"))[0] == 0
+    assert headrace("cache", "inspect", str(tmp_path / "ids"))[0] == 0

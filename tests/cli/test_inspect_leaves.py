@@ -1,4 +1,6 @@
-"""``headrace inspect``: masks, ids, other leaves, frequencies of tokens, caches of Levanter."""
+"""``headrace cache inspect``: masks, ids, other leaves, frequencies of tokens, caches of
+Levanter.
+"""
 
 import io
 import json
@@ -69,7 +71,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_what_is_trained_on_is_marked(headrace: Run, chats: str):
-    code, out, err = headrace("inspect", chats, "--document", "4")
+    code, out, err = headrace("cache", "inspect", chats, "--document", "4")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "⟦trained on⟧, not trained on",
@@ -77,7 +79,7 @@ def test_what_is_trained_on_is_marked(headrace: Run, chats: str):
         "id: chat-4  score: 2.0  scores: [0, 1, 2, 3]",
         "<user>4?<assistant>⟦4, é !!!!⟧",
     ]
-    long = headrace("inspect", chats, "--document", "20")[1]
+    long = headrace("cache", "inspect", chats, "--document", "20")[1]
     assert "scores: [0, 1, 2, 3, 4, 5, 6, 7, ... 20 in all]" in long
 
 
@@ -119,7 +121,7 @@ def test_a_long_document_keeps_its_marks(tmp_path: Path):
 
 
 def test_overview_names_leaves_and_parts(headrace: Run, chats: str):
-    out = headrace("inspect", chats, "--samples", "0")[1]
+    out = headrace("cache", "inspect", chats, "--samples", "0")[1]
     opened = TokenCache.open(chats)
     sizes = [p.record.tokens for p in opened.parts]
     assert len(sizes) > 1
@@ -127,7 +129,7 @@ def test_overview_names_leaves_and_parts(headrace: Run, chats: str):
     assert f"({min(sizes):,} to {max(sizes):,} tokens each)" in out
     assert f"loss_mask (uint8, {opened.num_tokens:,} values)" in out
     assert "score (float32, one per document)" in out
-    facts = json.loads(headrace("inspect", chats, "--json")[1])
+    facts = json.loads(headrace("cache", "inspect", chats, "--json")[1])
     assert [p["tokens"] for p in facts["part_sizes"]] == sizes
     assert {leaf["name"] for leaf in facts["leaves"]} == {"loss_mask", "id", "score", "scores"}
     assert facts["source_bytes"] == sum(
@@ -137,16 +139,16 @@ def test_overview_names_leaves_and_parts(headrace: Run, chats: str):
 
 
 def test_search_by_id(headrace: Run, chats: str):
-    code, out, err = headrace("inspect", chats, "--id", "chat-7")
+    code, out, err = headrace("cache", "inspect", chats, "--id", "chat-7")
     assert (code, err) == (0, "")
     assert "document 7:" in out
     assert out.count("document ") == 1
-    found = json.loads(headrace("inspect", chats, "--id", "chat-0", "--json")[1])
+    found = json.loads(headrace("cache", "inspect", chats, "--id", "chat-0", "--json")[1])
     assert found["documents_with_id"] == [0, 29]
     assert [s["leaves"]["id"] for s in found["samples"]] == ["chat-0", "chat-0"]
-    assert json.loads(headrace("inspect", chats, "--id", "3.5", "--id-leaf", "score", "--json")[1])[
-        "documents_with_id"
-    ] == [7]
+    assert json.loads(
+        headrace("cache", "inspect", chats, "--id", "3.5", "--id-leaf", "score", "--json")[1]
+    )["documents_with_id"] == [7]
 
 
 def test_searches_that_find_nothing_say_why(headrace: Run, chats: str, tmp_path: Path):
@@ -159,7 +161,7 @@ def test_searches_that_find_nothing_say_why(headrace: Run, chats: str, tmp_path:
         ([str(tmp_path / "ids"), "--id", "x"], "has no leaf of this name to find ids in"),
         ([chats, "--id", "x", "--document", "1"], "cannot be combined with --document"),
     ):
-        code, out, err = headrace("inspect", *arguments)
+        code, out, err = headrace("cache", "inspect", *arguments)
         assert (code, out) == (2, "")
         assert words in err
         assert err.count("\n") == 1
@@ -219,7 +221,7 @@ def test_tokens_are_counted(headrace: Run, tmp_path: Path):
         100 - len(counted),
         0,
     )
-    out = headrace("inspect", str(tmp_path / "c"))[1]
+    out = headrace("cache", "inspect", str(tmp_path / "c"))[1]
     assert (
         f"{len(counted)} of the vocabulary's 100 occur ({len(counted):.1f}%), {100 - len(counted)}"
         " never" in out
@@ -233,7 +235,7 @@ def test_ids_outside_the_vocabulary_are_said(headrace: Run, tmp_path: Path):
     write_ledger(str(path), structs.replace(ledger, tokenizer={"vocab_size": 10}))
     found = token_statistics(TokenCache.open(path), None)
     assert (found.outside, found.never_seen, found.distinct) == (2, 8, 3)
-    assert "2 tokens with ids outside the vocabulary" in headrace("inspect", str(path))[1]
+    assert "2 tokens with ids outside the vocabulary" in headrace("cache", "inspect", str(path))[1]
 
 
 def test_of_huge_caches_a_sample_is_taken_and_said(
@@ -250,7 +252,7 @@ def test_of_huge_caches_a_sample_is_taken_and_said(
         64,
         200,
     )
-    out = headrace("inspect", str(tmp_path / "c"))[1]
+    out = headrace("cache", "inspect", str(tmp_path / "c"))[1]
     assert "of a sample of 64 tokens" in out
     assert "of a sample of 64 documents" in out
 
@@ -258,19 +260,22 @@ def test_of_huge_caches_a_sample_is_taken_and_said(
 def test_a_cache_of_levanter(headrace: Run, chats: str, tmp_path: Path):
     write_levanter(TokenCache.open(chats), str(tmp_path / "theirs" / "train"))
     path = str(tmp_path / "theirs" / "train")
-    code, out, err = headrace("inspect", path, "--tokenizer", "bytes", "--document", "4")
+    code, out, err = headrace("cache", "inspect", path, "--tokenizer", "bytes", "--document", "4")
     assert (code, err) == (0, "")
     assert "⟦4, é !!!!⟧" in out
-    assert json.loads(headrace("inspect", path, "--json")[1])["documents"] == 30
-    assert "tokens by frequency" in headrace("inspect", path)[1]
+    assert json.loads(headrace("cache", "inspect", path, "--json")[1])["documents"] == 30
+    assert "tokens by frequency" in headrace("cache", "inspect", path)[1]
 
 
 def test_an_empty_document_and_an_empty_cache(headrace: Run, tmp_path: Path):
     write_cache(tmp_path / "c", [[np.zeros(0, int)], []])
-    assert headrace("inspect", str(tmp_path / "c"))[0] == 0
+    assert headrace("cache", "inspect", str(tmp_path / "c"))[0] == 0
     write_cache(tmp_path / "none", [[]])
-    assert headrace("inspect", str(tmp_path / "none"))[0] == 0
-    assert json.loads(headrace("inspect", str(tmp_path / "none"), "--json")[1])["documents"] == 0
+    assert headrace("cache", "inspect", str(tmp_path / "none"))[0] == 0
+    assert (
+        json.loads(headrace("cache", "inspect", str(tmp_path / "none"), "--json")[1])["documents"]
+        == 0
+    )
 
 
 def test_a_leaf_that_no_id_can_be_in():

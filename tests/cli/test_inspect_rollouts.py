@@ -1,4 +1,4 @@
-"""``headrace inspect`` of rollouts: what their run has done, and which log is damaged."""
+"""``headrace cache inspect`` of rollouts: what their run has done, and which log is damaged."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def rollouts(tmp_path: Path) -> str:
 
 
 def test_rollouts(headrace: Run, rollouts: str):
-    status, printed, _ = headrace("inspect", rollouts)
+    status, printed, _ = headrace("cache", "inspect", rollouts)
     assert status == 0
     for words in (
         "1; the next is 1, from position 3",
@@ -40,7 +40,7 @@ def test_rollouts(headrace: Run, rollouts: str):
         "seq_len 8",
     ):
         assert words in " ".join(printed.split())
-    facts = json.loads(headrace("inspect", rollouts, "--json")[1])
+    facts = json.loads(headrace("cache", "inspect", rollouts, "--json")[1])
     assert facts["identity"]["prompts"] == 5
     assert facts["logs"]["consumer"] == {
         "records": 4,
@@ -55,8 +55,8 @@ def test_damage(headrace: Run, rollouts: str):
     (segment,) = (Path(rollouts) / "producers" / "consumer").glob("*.log")
     raw = segment.read_bytes()
     segment.write_bytes(raw[:-60])
-    assert "being written, or its writer was killed" in headrace("inspect", rollouts)[1]
+    assert "being written, or its writer was killed" in headrace("cache", "inspect", rollouts)[1]
     segment.write_bytes(raw[:200] + b"?" + raw[201:])
-    status, _, error = headrace("inspect", rollouts)
+    status, _, error = headrace("cache", "inspect", rollouts)
     assert status == 2
     assert f"segment = '{segment}': is damaged there" in " ".join(error.split())

@@ -1,5 +1,5 @@
-"""``headrace inspect`` of a config, and of a filter: every token is somewhere, every filtered
-document is counted.
+"""``headrace run tree`` of a config, and ``headrace cache inspect`` of a filter: every token is
+somewhere, every filtered document is counted.
 """
 
 import json
@@ -29,7 +29,7 @@ def run_yaml(tmp_path: Path) -> str:
 
 
 def test_every_token_of_a_config_is_accounted_for(headrace: Run, run_yaml: str):
-    code, out, err = headrace("inspect", run_yaml, "--json")
+    code, out, err = headrace("run", "tree", run_yaml, "--json")
     assert (code, err) == (0, "")
     facts = json.loads(out)
     for one in facts["components"].values():
@@ -45,21 +45,27 @@ def test_every_token_of_a_config_is_accounted_for(headrace: Run, run_yaml: str):
 
 def test_documents_that_are_alone_in_their_unit_are_said(headrace: Run, run_yaml: str):
     settings = [run_yaml, "components.a.packing={unit: 2, long: drop}", "seq_len=128"]
-    a = json.loads(headrace("inspect", *settings, "--json")[1])["components"]["a"]
+    a = json.loads(headrace("run", "tree", *settings, "--json")[1])["components"]["a"]
     assert a["incomplete_documents"] == 2  # 2 and 4, as 3 and 5 are removed
     assert 0 < a["incomplete_tokens"] <= a["dropped_tokens"]
     assert (
         f"a: 2 documents with {a['incomplete_tokens']:,} tokens are in no row"
-        in headrace("inspect", *settings)[1]
+        in headrace("run", "tree", *settings)[1]
     )
 
 
 def test_a_filter_is_told_in_words(headrace: Run, run_yaml: str, tmp_path: Path):
-    _, out, _ = headrace("inspect", run_yaml, "batch_size=16")
+    _, out, _ = headrace("run", "tree", run_yaml, "batch_size=16")
     assert "a: the filter lists 4 documents (1 repeated, 1 not found) and removes 2 with" in out
     assert "weights from step 0" in out
     code, out, _ = headrace(
-        "inspect", str(tmp_path / "b"), "--samples", "0", "--remove", str(tmp_path / "ids.txt")
+        "cache",
+        "inspect",
+        str(tmp_path / "b"),
+        "--samples",
+        "0",
+        "--remove",
+        str(tmp_path / "ids.txt"),
     )
     assert code == 0
     assert "the filter lists 4 documents (1 repeated, 1 not found) and removes 2 with" in out

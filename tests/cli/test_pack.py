@@ -1,4 +1,4 @@
-"""``headrace pack``: the plan is saved where training looks for it, and the figures
+"""``headrace cache pack``: the plan is saved where training looks for it, and the figures
 are the plan's.
 """
 
@@ -23,7 +23,7 @@ def cache(tmp_path: Path) -> str:
 
 
 def test_the_plan_is_the_one_that_training_opens(headrace: Run, cache: str):
-    code, out, err = headrace("pack", cache, "-s", "64", "-a", "bfd", "--json")
+    code, out, err = headrace("cache", "pack", cache, "-s", "64", "-a", "bfd", "--json")
     assert (code, err) == (0, "")
     facts = json.loads(out)
     plan = PackedTokenDataset(cache, 64, algorithm="bfd").plan
@@ -40,7 +40,7 @@ def test_the_plan_is_the_one_that_training_opens(headrace: Run, cache: str):
 def test_in_words(headrace: Run, cache: str, tmp_path: Path):
     (tmp_path / "ids.txt").write_text("3\n5\n")
     code, out, _ = headrace(
-        "pack", cache, "-s", "32", "--long", "truncate", "--remove", f"{tmp_path}/ids.txt"
+        "cache", "pack", cache, "-s", "32", "--long", "truncate", "--remove", f"{tmp_path}/ids.txt"
     )
     assert code == 0
     assert "a step of B rows has B packs" in out
@@ -52,21 +52,26 @@ def test_in_words(headrace: Run, cache: str, tmp_path: Path):
 
 def test_alignment_to_ranks(headrace: Run, cache: str):
     packs = len(PackedTokenDataset(cache, 64).plan)
-    _, out, _ = headrace("pack", cache, "-s", "64", "--ranks", str(packs - 1), "--json")
+    _, out, _ = headrace("cache", "pack", cache, "-s", "64", "--ranks", str(packs - 1), "--json")
     aligned = json.loads(out)["aligned"]
     assert (aligned["N_raw_packs"], aligned["N_aligned_packs"]) == (packs, 2 * packs - 2)
     assert aligned["pad_needed"] == packs - 2
-    _, out, _ = headrace("pack", cache, "-s", "64", "--ranks", str(packs - 1), "--drop-last")
+    _, out, _ = headrace(
+        "cache", "pack", cache, "-s", "64", "--ranks", str(packs - 1), "--drop-last"
+    )
     assert "1 dropped" in out
     with pytest.raises(
         ConfigError, match="repeats packs"
     ):  # main() shows it, and ends with status 2
         PackedTokenDataset(cache, 64).plan.aligned_plan(packs + 1, drop_last=True)
-    assert headrace("pack", cache, "-s", "64", "--ranks", str(packs + 1), "--drop-last")[0] == 2
+    assert (
+        headrace("cache", "pack", cache, "-s", "64", "--ranks", str(packs + 1), "--drop-last")[0]
+        == 2
+    )
 
 
 def test_comparing_saves_nothing(headrace: Run, cache: str):
-    _, out, _ = headrace("pack", cache, "-s", "64", "--compare", "--json")
+    _, out, _ = headrace("cache", "pack", cache, "-s", "64", "--compare", "--json")
     rows = {one["algorithm"]: one for one in json.loads(out)}
     lengths = np.concatenate(
         [PackedTokenDataset(cache, 64, plans=f"{cache}-else").cache.lengths(0, 300)]
@@ -76,25 +81,36 @@ def test_comparing_saves_nothing(headrace: Run, cache: str):
     assert rows["windowed"]["blocks_a_pack"] <= rows["bfd"]["blocks_a_pack"]
     assert not Path(cache, "plans").exists()
     assert (
-        "blocks per pack" in headrace("pack", cache, "-s", "64", "--compare", "--long", "drop")[1]
+        "blocks per pack"
+        in headrace("cache", "pack", cache, "-s", "64", "--compare", "--long", "drop")[1]
     )
 
 
 def test_units(headrace: Run, cache: str):
     facts = json.loads(
-        headrace("pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--json")[1]
+        headrace("cache", "pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--json")[1]
     )
     plan = PackedTokenDataset(cache, 64, long="drop", unit=2).plan
     assert facts["checksum"] == plan.checksum
     assert facts["counts"]["documents"] == 300
     rows = json.loads(
-        headrace("pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--compare", "--json")[
-            1
-        ]
+        headrace(
+            "cache",
+            "pack",
+            cache,
+            "-s",
+            "64",
+            "--long",
+            "drop",
+            "--unit",
+            "2",
+            "--compare",
+            "--json",
+        )[1]
     )
     assert {one["algorithm"] for one in rows} == {"bfd", "wfd", "ffd", "next_fit", "windowed"}
     assert next(one for one in rows if one["algorithm"] == "windowed")["packs"] == len(plan)
-    alone = headrace("pack", cache, "-s", "64", "--unit", "2", "--json")
+    alone = headrace("cache", "pack", cache, "-s", "64", "--unit", "2", "--json")
     assert json.loads(alone[1])["checksum"] == plan.checksum
 
 
@@ -103,6 +119,7 @@ def test_documents_that_are_alone_in_their_unit_are_counted(
 ):
     (tmp_path / "ids.txt").write_text("3\n5\n8\n9\n")  # of 2 and 4 the partner is removed
     units = (
+        "cache",
         "pack",
         cache,
         "-s",
@@ -134,7 +151,7 @@ def test_documents_that_are_alone_in_their_unit_are_counted(
 
 
 def test_long_documents_are_kept_whole(headrace: Run, cache: str):
-    kept = ("pack", cache, "-s", "128", "--long", "keep", "--capacity", "32")
+    kept = ("cache", "pack", cache, "-s", "128", "--long", "keep", "--capacity", "32")
     rows = PackedTokenDataset(cache, 128, long="keep", capacity=32)
     facts = json.loads(headrace(*kept, "--json")[1])
     assert facts["checksum"] == rows.plan.checksum
@@ -155,13 +172,15 @@ def test_plans_of_a_config(headrace: Run, cache: str, tmp_path: Path):
         f" {cache}}}\n"
     )
     (tmp_path / "run.yaml").write_text(text)
-    code, out, _ = headrace("pack", str(tmp_path / "run.yaml"), "seq_len=128", "--json")
+    code, out, _ = headrace("cache", "pack", str(tmp_path / "run.yaml"), "seq_len=128", "--json")
     facts = json.loads(out)
     assert code == 0
     assert [*facts] == ["a"]
     assert facts["a"]["spec"]["capacity"] == 128
-    assert "a: " in headrace("pack", str(tmp_path / "run.yaml"))[1]
-    code, _, err = headrace("pack", str(tmp_path / "run.yaml"), "components.a.packing=null")
+    assert "a: " in headrace("cache", "pack", str(tmp_path / "run.yaml"))[1]
+    code, _, err = headrace(
+        "cache", "pack", str(tmp_path / "run.yaml"), "components.a.packing=null"
+    )
     assert code == 2
     assert "no component is packed" in err
 
@@ -179,6 +198,6 @@ def test_plans_of_a_config(headrace: Run, cache: str, tmp_path: Path):
     ],
 )
 def test_what_cannot_be_is_said(headrace: Run, cache: str, arguments: list[str], said: str):
-    code, out, err = headrace("pack", cache, *arguments)
+    code, out, err = headrace("cache", "pack", cache, *arguments)
     assert (code, out) == (2, "")
     assert said in " ".join(err.split())

@@ -1,4 +1,4 @@
-"""``headrace remove``, as typed, and what the other commands say of it."""
+"""``headrace cache remove``, as typed, and what the other commands say of it."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def cache(tmp_path):
 
 
 def test_generations_are_counted_and_the_amendment_is_printed(cache, tmp_path):
-    text = run("remove", cache.path, 17, 40)
+    text = run("cache", "remove", cache.path, 17, 40)
     assert text.splitlines()[0] == f"{cache.path}: 2 documents removed; generation 1 of its"
     assert "amendments: [{step: STEP, remove: {COMPONENT: 1}}]" in text
     (tmp_path / "ids.txt").write_text("40\n41\n41\n")
-    facts = json.loads(run("remove", cache.path, "--file", tmp_path / "ids.txt", "--json"))
+    facts = json.loads(run("cache", "remove", cache.path, "--file", tmp_path / "ids.txt", "--json"))
     assert (facts["new_documents"], facts["listed_documents"], facts["generation"]) == (1, 3, 2)
     assert facts["removed_documents"] == 3
     assert facts["removed_tokens"] == sum(cache.document(n).size for n in (17, 40, 41))
-    assert json.loads(run("inspect", cache.path, "--samples", 0, "--json"))["tombstones"][
+    assert json.loads(run("cache", "inspect", cache.path, "--samples", 0, "--json"))["tombstones"][
         "generations"
     ] == [2, 1]
-    assert "3 documents with" in run("inspect", cache.path, "--samples", 0)
-    assert run("verify", cache.path)
+    assert "3 documents with" in run("cache", "inspect", cache.path, "--samples", 0)
+    assert run("cache", "verify", cache.path)
     other = tiny_cache(tmp_path / "other", documents=120)
-    assert "removed documents" in run("diff", cache.path, other.path, ok=False)
+    assert "removed documents" in run("cache", "diff", cache.path, other.path, ok=False)
 
 
 def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
     (tmp_path / "ids.txt").write_text("# none today\n")
-    text = run("remove", cache.path, "--file", tmp_path / "ids.txt")
+    text = run("cache", "remove", cache.path, "--file", tmp_path / "ids.txt")
     assert "0 documents removed; generation 0" in text
     assert "amendments" not in text
 
@@ -62,7 +62,7 @@ def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
     [
         ((), "ID = []: names no document"),
         (("120",), "ID = '120': is not a document: "),
-        (("doc-17",), "Give numbers from 0 to 119; headrace inspect "),
+        (("doc-17",), "Give numbers from 0 to 119; headrace cache inspect "),
         (
             ("3", "--file", "ids.txt"),
             "--file = 'ids.txt': cannot be combined with numbers of documents",
@@ -75,37 +75,39 @@ def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
     ],
 )
 def test_wrong_input_is_named(cache, arguments, expected):
-    assert expected in error_of("remove", cache.path, *arguments)
+    assert expected in error_of("cache", "remove", cache.path, *arguments)
     assert not len(tombstones_of(cache))
 
 
 def test_lists_that_do_not_fit_are_refused(cache, tmp_path):
     (tmp_path / "ids.txt").write_text("3\n120\n")
     assert "is not a document: the cache has 120" in error_of(
-        "remove", cache.path, "--file", tmp_path / "ids.txt"
+        "cache", "remove", cache.path, "--file", tmp_path / "ids.txt"
     )
     (tmp_path / "ids.txt").write_text("# cache: 1234\n3\n")
-    assert "is of another cache" in error_of("remove", cache.path, "--file", tmp_path / "ids.txt")
-    assert "is not a token cache" in error_of("remove", tmp_path / "nothing", 1)
+    assert "is of another cache" in error_of(
+        "cache", "remove", cache.path, "--file", tmp_path / "ids.txt"
+    )
+    assert "is not a token cache" in error_of("cache", "remove", tmp_path / "nothing", 1)
     (tmp_path / "web" / TOMBSTONES_NAME).write_bytes(b"{}")
-    assert "is damaged" in error_of("remove", cache.path, 1)
-    assert "is damaged" in run("verify", cache.path, ok=False)
+    assert "is damaged" in error_of("cache", "remove", cache.path, 1)
+    assert "is damaged" in run("cache", "verify", cache.path, ok=False)
 
 
 def test_where_and_cat_know_what_was_removed(cache, tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(f"seq_len: 32\nbatch_size: 8\ncomponents: {{web: {cache.path}}}\n")
-    args = ("where", config, "--step", 30, "--document", 17, "--json")
+    args = ("run", "where", config, "--step", 30, "--document", 17, "--json")
     seen = json.loads(run(*args))["seen"]
     assert seen[0]["step"] < seen[-1]["step"]
     assert not any(one["removed"] for one in seen)
     open_run(str(tmp_path / "run"), load_config(str(config)).loader())
-    run("remove", cache.path, 17)
+    run("cache", "remove", cache.path, 17)
     assert all(one["removed"] for one in json.loads(run(*args))["seen"])  # a run that began now
     assert (
         json.loads(run(*args, "--run", tmp_path / "run"))["seen"] == seen
     )  # one that began before
-    text = run("diff", tmp_path / "run", config, "--step", 20)
+    text = run("run", "diff", tmp_path / "run", config, "--step", 20)
     assert "the same run" in text
     assert text.endswith("amendments:\n- step: 20\n  remove: {web: 1}\n")
     last = seen[-1]["step"]
@@ -113,16 +115,16 @@ def test_where_and_cat_know_what_was_removed(cache, tmp_path):
     amended = json.loads(run(*args, "components.web.tombstones=0"))["seen"]
     assert [one["removed"] for one in amended] == [one["step"] >= last for one in seen]
     began = ("components.web.tombstones=0", "--step")
-    assert ", removed" in run("cat", config, *began, last)
-    assert ", removed" not in run("cat", config, *began, seen[0]["step"])
-    assert run("cat", config, "--run", tmp_path / "run", "--step", seen[0]["step"])
+    assert ", removed" in run("run", "cat", config, *began, last)
+    assert ", removed" not in run("run", "cat", config, *began, seen[0]["step"])
+    assert run("run", "cat", config, "--run", tmp_path / "run", "--step", seen[0]["step"])
     text = run(*args[:-1], "--component", "web")
     assert "documents were trained on before step 30" in text
-    assert "names no document" in error_of("where", config, "--component", "web")
+    assert "names no document" in error_of("run", "where", config, "--component", "web")
 
 
 def test_config_errors_name_field_value_and_cure(cache, tmp_path):
-    run("remove", cache.path, 17)
+    run("cache", "remove", cache.path, 17)
     base = ["seq_len=32", "batch_size=8", f"components.web={cache.path}"]
     for overrides, expected in (
         (
@@ -153,8 +155,10 @@ def test_config_errors_name_field_value_and_cure(cache, tmp_path):
 
 
 def test_samples_are_of_documents_that_are_there(cache):
-    run("remove", cache.path, *range(1, 119))
-    samples = json.loads(run("inspect", cache.path, "--samples", 9, "--json"))["samples"]
+    run("cache", "remove", cache.path, *range(1, 119))
+    samples = json.loads(run("cache", "inspect", cache.path, "--samples", 9, "--json"))["samples"]
     assert [one["document"] for one in samples] == [0, 119]
-    run("remove", cache.path, 0, 119)
-    assert json.loads(run("inspect", cache.path, "--samples", 1, "--json"))["samples"] == []
+    run("cache", "remove", cache.path, 0, 119)
+    assert (
+        json.loads(run("cache", "inspect", cache.path, "--samples", 1, "--json"))["samples"] == []
+    )

@@ -1,4 +1,4 @@
-"""``headrace report``: files, JSON, errors. The page itself: tests/report."""
+"""``headrace run report``: files, JSON, errors. The page itself: tests/report."""
 
 import json
 
@@ -25,7 +25,7 @@ def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
     from headrace.config import load_config
 
     page = tmp_path / "plan.html"
-    done = headrace("report", str(config_file), "--output", str(page))
+    done = headrace("run", "report", str(config_file), "--output", str(page))
     assert done.code == 0, done.err
     assert str(page) in done.out.replace("\n", "")
     assert page.read_text().startswith("<!doctype html>")
@@ -35,7 +35,7 @@ def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
         open_run(str(run), loader, 0)
         for step, _ in enumerate(loader):
             log(step)
-    done = headrace("report", str(run), "--json")
+    done = headrace("run", "report", str(run), "--json")
     assert done.code == 0, done.err
     said = json.loads(done.out)
     assert said["measured"]["last_step"] == 19
@@ -47,7 +47,7 @@ def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
 
 def test_json_of_a_config_with_settings(headrace, config_file):
     said = json.loads(
-        headrace("report", str(config_file), "num_steps=7", "--hosts", "2", "--json").out
+        headrace("run", "report", str(config_file), "num_steps=7", "--hosts", "2", "--json").out
     )
     assert said["plan"]["steps"] == 7
     assert [h["hosts"] for h in said["plan"]["unlimited"]["by_hosts"]] == [2]
@@ -66,7 +66,7 @@ def test_json_of_a_config_with_settings(headrace, config_file):
 )
 def test_errors_are_one_line_with_the_cure(headrace, config_file, monkeypatch, arguments, said):
     monkeypatch.chdir(config_file.parent)
-    done = headrace("report", *arguments)
+    done = headrace("run", "report", *arguments)
     assert done.code == 2
     assert said in done.err
     assert "Traceback" not in done.err

@@ -1,4 +1,4 @@
-"""`headrace reshuffle`: what it costs, what it did, and errors that name what to type."""
+"""`headrace cache reshuffle`: what it costs, what it did, and errors that name what to type."""
 
 import json
 import shlex
@@ -29,12 +29,14 @@ def cache(tmp_path):
 
 
 def test_a_dry_run_says_what_it_takes_and_writes_nothing(headrace, cache, tmp_path):
-    said = headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--dry-run", "--memory", "2GiB")
+    said = headrace(
+        "cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--dry-run", "--memory", "2GiB"
+    )
     assert "Shuffles 60 documents" in said.out
     assert "into 1 part: reads" in said.out
     assert "2.1 GB of memory per worker" in said.out
     facts = json.loads(
-        headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--dry-run", "--json").out
+        headrace("cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--dry-run", "--json").out
     )
     assert facts["temporary_bytes"] == cache.num_tokens * cache.dtype.itemsize + 8 * 60
     assert facts["bytes_read"] == facts["bytes_written"] == 2 * facts["temporary_bytes"]
@@ -42,17 +44,17 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(headrace, cache, tmp_pa
 
 
 def test_a_copy_and_the_same_command_again(headrace, cache, tmp_path):
-    said = headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3")
+    said = headrace("cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3")
     assert "Shuffles 60 documents" in said.err
-    assert f"Next: headrace inspect {tmp_path}/copy" in said.out
+    assert f"Next: headrace cache inspect {tmp_path}/copy" in said.out
     copy = TokenCache.open(tmp_path / "copy")
     assert (copy.document(int(copy.stored_at(np.array([7]))[0])) == cache.document(7)).all()
     assert (
         "is already finished"
-        in headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3").out
+        in headrace("cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3").out
     )
     report = json.loads(
-        headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3", "--json").out
+        headrace("cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3", "--json").out
     )
     assert (report["parts_built"], report["parts_reused"], report["seed"]) == (0, 1, 3)
 
@@ -68,16 +70,16 @@ def test_a_wrong_memory_is_named(text):
 
 
 def test_errors_name_a_cure_that_works(headrace, cache, tmp_path):
-    said = headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--memory", "1MiB")
+    said = headrace("cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--memory", "1MiB")
     least = said.err.partition("Give at least ")[2].split()[0]
-    assert headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--memory", least).out.startswith(
-        "Shuffled"
-    )
+    assert headrace(
+        "cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--memory", least
+    ).out.startswith("Shuffled")
     assert (
         "seed 0 there, 1 now"
-        in headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "1").err
+        in headrace("cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "1").err
     )
-    headrace("reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "1", "--restart")
+    headrace("cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "1", "--restart")
 
 
 def test_a_build_shuffles_too(headrace, corpus, tmp_path):
@@ -142,7 +144,7 @@ def test_cat_tells_the_document_and_the_file_of_the_original(headrace, text, tmp
     for cache in ("plain", "shuffled"):
         (tmp_path / "run.yaml").write_text(CONFIG.replace("CACHE", cache))
         for step in range(20):
-            done = headrace("cat", "run.yaml", "--step", str(step), "--json")
+            done = headrace("run", "cat", "run.yaml", "--step", str(step), "--json")
             assert done.code == 0, done.err
             for row in json.loads(done.out)["rows"]:
                 for span in row["spans"]:
@@ -157,11 +159,11 @@ def test_cat_tells_the_document_and_the_file_of_the_original(headrace, text, tmp
 
 def test_inspect_finds_documents_by_the_numbers_of_the_original(headrace, text):
     for cache in ("plain", "shuffled"):
-        facts = json.loads(headrace("inspect", cache, "--document", "27", "--json").out)
+        facts = json.loads(headrace("cache", "inspect", cache, "--document", "27", "--json").out)
         assert (facts["samples"][0]["document"], facts["samples"][0]["leaves"]["id"]) == (27, "1/7")
-        facts = json.loads(headrace("inspect", cache, "--id", "2/3", "--json").out)
+        facts = json.loads(headrace("cache", "inspect", cache, "--id", "2/3", "--json").out)
         assert facts["documents_with_id"] == [43]
-        facts = json.loads(headrace("inspect", cache, "--samples", "9", "--json").out)
+        facts = json.loads(headrace("cache", "inspect", cache, "--samples", "9", "--json").out)
         for sample in facts["samples"]:
             file, line = sample["leaves"]["id"].split("/")
             assert sample["document"] == 20 * int(file) + int(line)
@@ -169,23 +171,26 @@ def test_inspect_finds_documents_by_the_numbers_of_the_original(headrace, text):
         assert (facts["shuffled"] is None) == (cache == "plain")
     origin = TokenCache.open("plain").fingerprint
     assert facts["shuffled"] == {"seed": 5, "unit": 1, "fingerprint": origin}
-    said = headrace("inspect", "shuffled", "--samples", "0").out
+    said = headrace("cache", "inspect", "shuffled", "--samples", "0").out
     assert "shuffled" in said
     assert "with seed 5" in said
 
 
 def test_verify_knows_of_it_and_a_repair_writes_the_damaged_part_anew(headrace, text):
-    done = headrace("verify", "shuffled", "--deep")
+    done = headrace("cache", "verify", "shuffled", "--deep")
     assert done.code == 0
     assert "shuffled with seed 5 from sha256:" in done.out
-    assert json.loads(headrace("verify", "shuffled", "--json").out)["shuffled"]["seed"] == 5
+    assert (
+        json.loads(headrace("cache", "verify", "shuffled", "--json").out)["shuffled"]["seed"] == 5
+    )
     before = {p: p.read_bytes() for p in Path("shuffled").rglob("*") if p.is_file()}
     file = Path("shuffled/parts/00001/input_ids/data/c/0")
     file.write_bytes(file.read_bytes()[:-9])
-    done = headrace("verify", "shuffled")
+    done = headrace("cache", "verify", "shuffled")
     assert done.code == 1
     assert "rebuilt from plain" in done.out
     done = headrace(
+        "cache",
         "reshuffle",
         "plain",
         "shuffled",
@@ -205,10 +210,10 @@ def test_an_unfinished_one_says_how_to_finish_it(headrace, text):
     ledger = read_ledger("shuffled")
     write_ledger("shuffled", structs.replace(ledger, finished=False, parts=[]))
     Path("shuffled/parts/00000/part.json").unlink()
-    before = headrace("inspect", "shuffled").out
+    before = headrace("cache", "inspect", "shuffled").out
     assert "is unfinished" in before
     command = before.partition("To finish it: headrace ")[2].split()
-    assert command[0] == "reshuffle"
+    assert command[:2] == ["cache", "reshuffle"]
     assert headrace(*command).code == 0
     assert TokenCache.open("shuffled").fingerprint == text.fingerprint
 
@@ -217,6 +222,6 @@ def test_parts_that_belong_to_another_original_are_told(headrace, text):
     ledger = read_ledger("shuffled")
     ledger.metadata["shuffled"]["parts"][0][1] += 1
     write_ledger("shuffled", ledger)
-    done = headrace("verify", "shuffled")
+    done = headrace("cache", "verify", "shuffled")
     assert done.code == 1
     assert "has 60 documents, and the cache that it was made of 61" in " ".join(done.out.split())

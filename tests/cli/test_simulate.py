@@ -1,4 +1,4 @@
-"""``headrace simulate`` as a user types it."""
+"""``headrace config simulate`` as a user types it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ components:
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headrace", "simulate", *args]
+    command = [sys.executable, "-m", "headrace", "config", "simulate", *args]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

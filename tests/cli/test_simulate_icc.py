@@ -1,4 +1,4 @@
-"""``headrace icc`` as a user types it."""
+"""``headrace cache inspect --icc`` as a user types it."""
 
 import json
 
@@ -14,7 +14,18 @@ def cache(tmp_path):
 
 
 def test_table_and_json(headrace, cache):
-    arguments = ("icc", cache.path, "--seq-len", "8", "--batch-size", "16", "--block", "16")
+    arguments = (
+        "cache",
+        "inspect",
+        "--icc",
+        cache.path,
+        "--seq-len",
+        "8",
+        "--batch-size",
+        "16",
+        "--block",
+        "16",
+    )
     said = headrace(*arguments)
     assert said.code == 0
     assert "between blocks" in said.out
@@ -28,7 +39,9 @@ def test_losses_of_a_model(headrace, cache, tmp_path):
     rows = cache.num_tokens // 8
     np.save(tmp_path / "losses.npy", np.repeat(np.arange(rows // 16 + 1), 16)[:rows] * 1.0)
     arguments = (
-        "icc",
+        "cache",
+        "inspect",
+        "--icc",
         cache.path,
         "--seq-len",
         "8",
@@ -46,7 +59,7 @@ def test_losses_of_a_model(headrace, cache, tmp_path):
 
 
 def test_a_cache_that_is_too_small_is_refused(headrace, cache):
-    refused = headrace("icc", cache.path, "--seq-len", "4096")
+    refused = headrace("cache", "inspect", "--icc", cache.path, "--seq-len", "4096")
     assert refused.code == 2
     assert (
         "block = 1: must be at least 2 rows, and 8 blocks of the 13 rows that there are."
@@ -66,16 +79,16 @@ def test_what_is_saved_or_given_is_forecast_checked_and_reported(headrace, cache
         " 400\nshuffle: 512\n"
     )
     assert (
-        f"headrace icc {cache.path} --seq-len 8 --batch-size 16 --save"
-        in headrace("simulate", str(config)).out
+        f"headrace cache inspect --icc {cache.path} --seq-len 8 --batch-size 16 --save"
+        in headrace("config", "simulate", str(config)).out
     )
     assert "excess loss" not in headrace("config", "check", str(config)).out
-    assert json.loads(headrace("simulate", str(config), "--json").out)["noise"] == {}
+    assert json.loads(headrace("config", "simulate", str(config), "--json").out)["noise"] == {}
 
-    given = headrace("simulate", str(config), "--icc", "code=0.5")
+    given = headrace("config", "simulate", str(config), "--icc", "code=0.5")
     assert "code: 50% between blocks" in given.out
-    assert headrace("simulate", str(config), "--icc", "code=2").code == 2
-    assert "--icc" in headrace("simulate", str(config), "--icc", "code").err
+    assert headrace("config", "simulate", str(config), "--icc", "code=2").code == 2
+    assert "--icc" in headrace("config", "simulate", str(config), "--icc", "code").err
     assert "did you mean" in headrace("config", "check", str(config), "--icc", "cod=.5").err.lower()
 
     arguments = (
@@ -88,19 +101,21 @@ def test_what_is_saved_or_given_is_forecast_checked_and_reported(headrace, cache
         "--losses",
         str(tmp_path / "losses.npy"),
     )
-    saved = headrace("icc", cache.path, *arguments, "--save")
+    saved = headrace("cache", "inspect", "--icc", cache.path, *arguments, "--save")
     assert "icc.json" in saved.err
     assert "needs shuffling" in saved.out
-    forecast = json.loads(headrace("simulate", str(config), "--json").out)["noise"]["code"]
+    forecast = json.loads(headrace("config", "simulate", str(config), "--json").out)["noise"][
+        "code"
+    ]
     assert forecast["icc"] > 0.9
     assert forecast["excess"] > 1.2
     checked = headrace("config", "check", str(config)).out
     assert f"expect {forecast['excess'] - 1:+.0%} excess loss" in checked
-    assert f"headrace reshuffle {cache.path}" in checked
-    assert headrace("verify", cache.path, "--deep").code == 0
-    plan = json.loads(headrace("report", str(config), "--json").out)["plan"]
+    assert f"headrace cache reshuffle {cache.path}" in checked
+    assert headrace("cache", "verify", cache.path, "--deep").code == 0
+    plan = json.loads(headrace("run", "report", str(config), "--json").out)["plan"]
     assert plan["noise"]["code"] == forecast
-    full = json.loads(headrace("simulate", str(config), "shuffle=true", "--json").out)["noise"][
-        "code"
-    ]
+    full = json.loads(headrace("config", "simulate", str(config), "shuffle=true", "--json").out)[
+        "noise"
+    ]["code"]
     assert abs(full["excess"] - 1) < 0.1

@@ -1,4 +1,4 @@
-"""``headrace verify``: says what is damaged and what rebuilds it, by its exit status too."""
+"""``headrace cache verify``: says what is damaged and what rebuilds it, by its exit status too."""
 
 import json
 import shlex
@@ -13,11 +13,11 @@ def build(headrace, corpus, output):
 def test_sound(headrace, corpus, tmp_path):
     cache = build(headrace, corpus, tmp_path / "cache")
     for flags in ([], ["--deep"]):
-        done = headrace("verify", str(cache), *flags)
+        done = headrace("cache", "verify", str(cache), *flags)
         assert done.code == 0
         assert done.out.startswith(f"sound {cache}: ")
     assert "every chunk read" in done.out
-    report = json.loads(headrace("verify", str(cache), "--json").out)
+    report = json.loads(headrace("cache", "verify", str(cache), "--json").out)
     assert (report["damages"], report["finished"], report["deep"]) == ([], True, False)
 
 
@@ -26,23 +26,23 @@ def test_damage_is_named_with_what_rebuilds_it(headrace, corpus, tmp_path):
     shard = cache / "parts" / "00000" / "input_ids" / "data" / "c" / "0"
     content = shard.read_bytes()
     shard.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    assert headrace("verify", str(cache)).code == 0  # sizes are right
-    done = headrace("verify", str(cache), "--deep")
+    assert headrace("cache", "verify", str(cache)).code == 0  # sizes are right
+    done = headrace("cache", "verify", str(cache), "--deep")
     assert done.code == 1
     assert f"part 00000 {shard}: chunk 0 cannot be read" in done.out
     assert "(chunks 0)" in done.out
     assert f"rebuilt from {corpus}/0.jsonl" in done.out
     assert "damaged" in done.out
     assert "--repair" in done.out
-    done = headrace("verify", str(cache), "--deep", "--json")
+    done = headrace("cache", "verify", str(cache), "--deep", "--json")
     (damage,) = json.loads(done.out)["damages"]
     assert (done.code, damage["file"], damage["chunks"]) == (1, str(shard), [[0, 0]])
     shard.unlink()
-    assert "is missing" in headrace("verify", str(cache)).out
+    assert "is missing" in headrace("cache", "verify", str(cache)).out
 
 
 def test_no_cache(headrace, tmp_path):
-    done = headrace("verify", str(tmp_path / "nope"))
+    done = headrace("cache", "verify", str(tmp_path / "nope"))
     assert (done.code, done.out) == (2, "")
     assert "is not a token cache" in done.err
 
@@ -66,7 +66,7 @@ def test_what_is_damaged_is_built_again_and_only_that(headrace, corpus, tmp_path
     content = shard.read_bytes()
     shard.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     repair = shlex.split(
-        json.loads(headrace("verify", str(cache), "--deep", "--json").out)["repair"]
+        json.loads(headrace("cache", "verify", str(cache), "--deep", "--json").out)["repair"]
     )
     done = headrace(*repair[1:])  # as it is printed
     assert (done.code, "1 damaged part" in done.err) == (0, True)
@@ -77,7 +77,7 @@ def test_what_is_damaged_is_built_again_and_only_that(headrace, corpus, tmp_path
         if p.stat().st_mtime_ns != stamp
     }
     assert rebuilt == {"00001"}
-    assert headrace("verify", f"{tmp_path}/cache", "--deep").code == 0
+    assert headrace("cache", "verify", f"{tmp_path}/cache", "--deep").code == 0
 
 
 def test_repair_mends_what_has_a_source_and_names_the_rest(headrace, corpus, tmp_path):
@@ -94,32 +94,32 @@ def test_repair_mends_what_has_a_source_and_names_the_rest(headrace, corpus, tmp
     assert headrace(*command).code == 0
     cache = tmp_path / "cache"
     before = {str(p): p.read_bytes() for p in sorted(cache.rglob("*")) if p.is_file()}
-    assert "repaired" not in headrace("verify", str(cache), "--repair").out
+    assert "repaired" not in headrace("cache", "verify", str(cache), "--repair").out
     next(cache.glob("parts/00001/input_ids/data/c/*")).unlink()
-    done = headrace("verify", str(cache), "--repair")
+    done = headrace("cache", "verify", str(cache), "--repair")
     assert (done.code, "repaired part 00001: rebuilt as it was" in done.out) == (0, True)
     assert {str(p): p.read_bytes() for p in sorted(cache.rglob("*")) if p.is_file()} == before
     next(cache.glob("parts/00001/input_ids/data/c/*")).unlink()
     (corpus / "1.jsonl").unlink()
-    done = headrace("verify", str(cache), "--repair")
+    done = headrace("cache", "verify", str(cache), "--repair")
     assert done.code == 1
     assert f"left 00001: {corpus}/1.jsonl cannot be read" in done.out
     assert f"once that is fixed: headrace build {corpus}" in done.out
-    report = json.loads(headrace("verify", str(cache), "--repair", "--json").out)
+    report = json.loads(headrace("cache", "verify", str(cache), "--repair", "--json").out)
     assert report["repaired"]["left"] == {"00001": f"{corpus}/1.jsonl cannot be read"}
-    assert headrace("verify", str(cache)).code == 1
+    assert headrace("cache", "verify", str(cache)).code == 1
 
 
 def test_saved_plans_are_checked_and_dropped(headrace, corpus, tmp_path):
     cache = build(headrace, corpus, tmp_path / "cache")
-    assert headrace("pack", str(cache), "--seq-len", "64").code == 0
-    assert headrace("verify", str(cache)).code == 0
+    assert headrace("cache", "pack", str(cache), "--seq-len", "64").code == 0
+    assert headrace("cache", "verify", str(cache)).code == 0
     (plan,) = (cache / "plans").iterdir()
     content = (plan / "plan.json").read_text()
     (plan / "plan.json").write_text(content.replace('"packs": ', '"packs": 1'))
-    done = headrace("verify", str(cache))
+    done = headrace("cache", "verify", str(cache))
     assert (done.code, f"{plan}/plan.json: is not as it was written" in done.out) == (1, True)
-    done = headrace("verify", str(cache), "--repair")
+    done = headrace("cache", "verify", str(cache), "--repair")
     assert (done.code, f"repaired {plan}: deleted" in done.out, plan.exists()) == (0, True, False)
 
 
@@ -129,17 +129,19 @@ def test_saved_filters_are_checked_and_dropped(headrace, corpus, tmp_path, monke
     (tmp_path / "ids.txt").write_text("0\n2\n")
     counts = [
         json.loads(
-            headrace("inspect", str(cache), "--remove", f"{tmp_path}/ids.txt", "--json").out
+            headrace(
+                "cache", "inspect", str(cache), "--remove", f"{tmp_path}/ids.txt", "--json"
+            ).out
         )["removal"]
         for _ in range(2)
     ]
     assert (counts[0], counts[0]["removed_documents"]) == (counts[1], 2)
-    assert headrace("verify", str(cache)).code == 0
+    assert headrace("cache", "verify", str(cache)).code == 0
     (saved,) = (cache / "filters").iterdir()
     (saved / "gaps-more.bin").write_bytes(b"short")
-    done = headrace("verify", str(cache))
+    done = headrace("cache", "verify", str(cache))
     assert (done.code, f"{saved}/gaps-more.bin: has 5 bytes instead of" in done.out) == (1, True)
-    done = headrace("verify", str(cache), "--repair")
+    done = headrace("cache", "verify", str(cache), "--repair")
     assert (done.code, f"repaired {saved}: deleted" in done.out, saved.exists()) == (0, True, False)
 
 
@@ -166,7 +168,7 @@ def test_the_copy_of_the_tokenizer_is_checked_and_mended(headrace, corpus, tmp_p
     content = copy.read_text()
     for damaged in (content.replace('"a": 0', '"b": 0'), content[:-9], "", None):
         copy.unlink() if damaged is None else copy.write_text(damaged)
-        done = headrace("verify", str(tmp_path / "c"), "--json")
+        done = headrace("cache", "verify", str(tmp_path / "c"), "--json")
         found = json.loads(done.out)
         assert (done.code, [d["file"] for d in found["damages"]], found["damaged_parts"]) == (
             1,
@@ -175,4 +177,4 @@ def test_the_copy_of_the_tokenizer_is_checked_and_mended(headrace, corpus, tmp_p
         )
         assert headrace(*shlex.split(found["repair"])[1:]).code == 0
         assert copy.read_text() == content
-        assert headrace("verify", str(tmp_path / "c")).code == 0
+        assert headrace("cache", "verify", str(tmp_path / "c")).code == 0

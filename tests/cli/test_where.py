@@ -1,4 +1,4 @@
-"""``headrace where``: what it says of a step is what the loader does up to there."""
+"""``headrace run where``: what it says of a step is what the loader does up to there."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_as_a_user_types_it(tmp_path: Path):
     )
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "headrace", "where", "run.yaml", *args]
+        command = [sys.executable, "-m", "headrace", "run", "where", "run.yaml", *args]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
 
     found = json.loads(run("--step", "1000", "--json").stdout)

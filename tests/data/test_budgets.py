@@ -1,5 +1,5 @@
-"""What orders keep open is one figure: that of loaders, ``config check``, ``simulate``, reports and
-errors; and what a run reads is what was forecast.
+"""What orders keep open is one figure: that of loaders, ``config check``, ``config simulate``,
+reports and errors; and what a run reads is what was forecast.
 """
 
 from __future__ import annotations

@@ -461,7 +461,7 @@ def test_headrace_cat_shows_columns(caches, tmp_path):
     columns = {name: leaf for name, leaf in COLUMNS.items() if name != "teacher_log_probs"}
     path = tmp_path / "run.yaml"
     path.write_text(config_of(caches, columns, own={"a": {"packing": PackingConfig()}}).to_yaml())
-    out = run_command("cat", path, "--step", 1, "--json")
+    out = run_command("run", "cat", path, "--step", 1, "--json")
     batch = (
         load_config(str(path)).loader(Mesh(np.asarray(jax.devices()[:1]), ("data",))).batch_at(1)
     )
@@ -475,7 +475,7 @@ def test_headrace_cat_shows_columns(caches, tmp_path):
             )
             assert span["columns"]["teacher_ids"]["shape"] == [span["tokens"], K]
             assert span["columns"]["score"]["max"] == float(batch.extras["score"][begin])
-    out = run_command("cat", path, "--step", 1, "--row", 0)
+    out = run_command("run", "cat", path, "--step", 1, "--row", 0)
     assert "teacher_ids: " in out
     assert "3 per token; begins [" in out
 
@@ -488,5 +488,5 @@ def test_a_config_is_checked_and_forecast_before_its_caches_are_there(tmp_path):
     columns = {"weight": "loss_weights", "score": "score"}
     config = LmDataConfig({"a": component}, seq_len=64, batch_size=8, columns=columns, num_steps=50)
     (tmp_path / "run.yaml").write_text(config.to_yaml())
-    for command in (["config", "check", "--declared"], ["simulate"]):
+    for command in (["config", "check", "--declared"], ["config", "simulate"]):
         assert run_command(*command, tmp_path / "run.yaml")

@@ -241,7 +241,7 @@ def test_the_command_line_says_that_a_token_tells_documents_apart(blocks, monkey
     assert finding["field"] == "split_documents"
     assert checked["plan"]["components"][0]["end_token"] == EOS
     assert "ends_by_token" not in said("config", "check", run, settings[0], "split_documents=false")
-    assert "blocks of 24 tokens" in said("inspect", blocks)
+    assert "blocks of 24 tokens" in said("cache", "inspect", blocks)
 
 
 def test_offsets_are_read_once_for_all_that_share_a_cache(tmp_path):

@@ -62,8 +62,8 @@ def test_it_names_its_folder_first_and_last_and_what_to_type_next(finished):
     lines = finished[1].strip().splitlines()
     assert "headrace-demo/" in lines[0]
     assert any("headrace-demo/" in line for line in lines[-9:])
-    assert "headrace inspect headrace-demo/caches/docs" in finished[1]
-    assert "headrace cat headrace-demo/config.yaml --step 12 --row 0" in finished[1]
+    assert "headrace cache inspect headrace-demo/caches/docs" in finished[1]
+    assert "headrace run cat headrace-demo/config.yaml --step 12 --row 0" in finished[1]
 
 
 def test_without_a_terminal_it_prints_plain_lines(finished):

@@ -341,7 +341,7 @@ def test_a_budget_that_is_too_small_for_the_order_is_said_once(cache, caplog):
     )
     (warning,) = caplog.records
     assert re.search(
-        r"prefetch_bytes = \d+: [\d.]+ bytes are read .* more, .* `headrace simulate`",
+        r"prefetch_bytes = \d+: [\d.]+ bytes are read .* more, .* `headrace config simulate`",
         warning.message,
     )
 

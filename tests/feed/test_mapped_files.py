@@ -74,7 +74,7 @@ def test_what_is_written_over_is_named_before_a_batch_is_made_of_it(cache, seed)
     with pytest.raises(ReadError) as raised:
         assert_equal(found, expected[steps:])
     assert str(path.parent.parent) in str(raised.value)
-    assert "headrace verify" in str(raised.value) or "copied whole" in str(raised.value)
+    assert "headrace cache verify" in str(raised.value) or "copied whole" in str(raised.value)
 
 
 def overwrite_keeping_its_time(path):

@@ -534,7 +534,7 @@ def test_rows_that_nothing_is_trained_on_are_counted(tmp_path, caplog, every, sa
         if "hold no token that is trained on" in r.getMessage()
     ]
     assert len(messages) == said
-    assert not said or "headrace cat" in messages[0]
+    assert not said or "headrace run cat" in messages[0]
 
 
 def test_a_host_that_holds_half_of_each_row_reads_half(tmp_path):

@@ -1,4 +1,4 @@
-"""Rows, tokens, epochs and weight of each source while a run trains: what ``where`` says of the
+"""Rows, tokens, epochs and weight of each source while a run trains: what ``run where`` says of the
 same step.
 """
 

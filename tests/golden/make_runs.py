@@ -205,6 +205,7 @@ def build_caches() -> None:
     }
     for name, (source, form) in forms.items():
         arguments = [
+            "cache",
             "convert",
             f"caches/{source}",
             f"caches/{name}",
@@ -912,7 +913,7 @@ def make_log() -> tuple[Config, Config]:
             next(batches)
             log(step)
     stats = loader.stats()
-    status, printed = CHECKER.run_command(["report", folder, "--json", "--hosts", "1"])
+    status, printed = CHECKER.run_command(["run", "report", folder, "--json", "--hosts", "1"])
     assert status == 0, printed
     report = json.loads(printed)
     kept = {key: report[key] for key in ("measured", "fingerprint")}

@@ -76,7 +76,7 @@ def test_fields_that_the_template_does_not_write_are_counted_and_shown(tmp_path:
         "tools",
     ]
     assert report.unused_fields == dict.fromkeys(unused, 1)
-    shown = CliRunner().invoke(application(), ["inspect", report.path, "--json"])
+    shown = CliRunner().invoke(application(), ["cache", "inspect", report.path, "--json"])
     assert json.loads(shown.output)["unused_fields"] == report.unused_fields
 
 

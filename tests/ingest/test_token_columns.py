@@ -201,7 +201,7 @@ def test_unused_fields_are_counted_and_shown(tmp_path: Path, format: str):  # no
     report, _ = built(tmp_path, rows, format)
     assert report.unused_fields == {"meta": 5, "token_type_ids": 5}
     for arguments in (["--json"], []):
-        shown = CliRunner().invoke(application(), ["inspect", report.path, *arguments])
+        shown = CliRunner().invoke(application(), ["cache", "inspect", report.path, *arguments])
         assert "token_type_ids" in shown.output, shown.output
 
 

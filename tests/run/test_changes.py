@@ -82,7 +82,7 @@ def test_the_fields_of_the_config_come_first_and_what_follows_stays_behind(cache
     with pytest.raises(PlanMismatchError) as caught:
         open_run(tmp_path, config_of(caches, {"web": 3, "code": 2}, seed=1).loader())
     assert "another config: components.code.weight: 1 -> 2; seed: not set -> 1" in str(caught.value)
-    assert f"headrace diff {tmp_path} CONFIG" in (caught.value.cure or "")
+    assert f"headrace run diff {tmp_path} CONFIG" in (caught.value.cure or "")
     changes = run_changes(loaded, config_of(caches, {"web": 3, "code": 2}, seed=1), 10)
     assert changes.amendment == AmendmentConfig(10, weights={"code": 2})
     assert changes.refused == ["seed: not set -> 1"]

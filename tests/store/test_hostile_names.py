@@ -336,14 +336,14 @@ def test_as_an_output_that_is_built_and_changed(bucket, run, tmp_path, name):
     both.check_same("out")
     assert both.does(*build, "--restart", writes="out")
     damage(bucket, both.keys["out"])
-    assert both.does("verify", "@out", "--repair", writes="out")
+    assert both.does("cache", "verify", "@out", "--repair", writes="out")
     both.check_same("out")
     damage(bucket, both.keys["out"])
     assert both.does(*build, "--repair", writes="out")
     append = ["build", second, "-o", "@out", "--append", "--engine", "inline"]
     assert both.does(*append, writes="out")
     both.check_same("out")
-    assert both.does("remove", "@out", "--file", str(gone), writes="out")
+    assert both.does("cache", "remove", "@out", "--file", str(gone), writes="out")
 
 
 @pytest.mark.parametrize("name", names([]))
@@ -356,32 +356,46 @@ def test_as_an_output_of_copies_and_of_files_beside_a_cache(bucket, run, tmp_pat
     both = Both(bucket, run, tmp_path, name)
     assert run("build", first, "-o", str(tmp_path / "cache"), *BUILD).code == 0
     cache = str(tmp_path / "cache")
-    shuffle = ["reshuffle", cache, "@out", "--engine", "inline"]
+    shuffle = ["cache", "reshuffle", cache, "@out", "--engine", "inline"]
     if not both.does(*shuffle, writes="out"):
         assert not both.does(*shuffle, "--restart", writes="out")
-        assert not both.does("consolidate", cache, "@con", writes="con")
-        assert not both.does("convert", cache, "@lev", "--layout", "levanter", writes="lev")
-        both.does("pack", cache, "-s", "32", "--plans", "@plans", writes="plans")
+        assert not both.does("cache", "consolidate", cache, "@con", writes="con")
+        assert not both.does(
+            "cache", "convert", cache, "@lev", "--layout", "levanter", writes="lev"
+        )
+        both.does("cache", "pack", cache, "-s", "32", "--plans", "@plans", writes="plans")
         return
     both.check_same("out")
     assert both.does(*shuffle, "--restart", writes="out")
-    assert both.does("pack", "@out", "-s", "64", writes="out")
-    assert both.does("pack", "@out", "-s", "64", "--remove", str(gone), writes="out")
-    assert both.does("pack", "@out", "-s", "32", "--plans", "@plans", writes="plans")
-    icc = ["icc", "@out", "--seq-len", "16", "--batch-size", "4", "--block", "2", "--save"]
+    assert both.does("cache", "pack", "@out", "-s", "64", writes="out")
+    assert both.does("cache", "pack", "@out", "-s", "64", "--remove", str(gone), writes="out")
+    assert both.does("cache", "pack", "@out", "-s", "32", "--plans", "@plans", writes="plans")
+    icc = [
+        "cache",
+        "inspect",
+        "--icc",
+        "@out",
+        "--seq-len",
+        "16",
+        "--batch-size",
+        "4",
+        "--block",
+        "2",
+        "--save",
+    ]
     assert both.does(*icc, writes="out")
     both.check_same("out")
-    assert both.does("reshuffle", "@out", "@re", "--engine", "inline", writes="re")
+    assert both.does("cache", "reshuffle", "@out", "@re", "--engine", "inline", writes="re")
     both.check_same("re")
-    assert both.does("consolidate", "@out", "@con", writes="con")
+    assert both.does("cache", "consolidate", "@out", "@con", writes="con")
     both.check_same("con")
-    assert both.does("convert", "@out", "@lev", "--layout", "levanter", writes="lev")
-    assert both.does("convert", "@lev", "@back", "--layout", "headrace", writes="back")
+    assert both.does("cache", "convert", "@out", "@lev", "--layout", "levanter", writes="lev")
+    assert both.does("cache", "convert", "@lev", "@back", "--layout", "headrace", writes="back")
     both.check_same("back")
     config = tmp_path / "run.yaml"
     parts = {"a": {"cache": both.there["out"]}}
     config.write_text(json.dumps({"seq_len": 16, "batch_size": 8, "components": parts}))
-    if both.does("report", str(config), "--steps", "3", "-o", "@rep", writes="rep"):
+    if both.does("run", "report", str(config), "--steps", "3", "-o", "@rep", writes="rep"):
         assert b"<html" in (files.read_bytes(both.there["rep"]) or b"")
     dataset = TokenSeqDataset(TokenCache.open(cache), 16)
     for _ in range(2):

@@ -99,7 +99,7 @@ def test_every_damaged_byte_is_refused(opened):
         with pytest.raises(CacheCorruptError) as error:
             parse_tombstones(opened, damaged)
         assert error.value.field == "tombstones"
-        assert f"headrace remove {opened.path}" in str(error.value.cure)
+        assert f"headrace cache remove {opened.path}" in str(error.value.cure)
     for cut in range(1, len(raw) - 1):
         with pytest.raises(CacheCorruptError):
             parse_tombstones(opened, raw[:cut])

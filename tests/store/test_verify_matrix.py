@@ -203,11 +203,11 @@ def test_a_damaged_table_is_refused_with_a_cure_that_works(caches, tmp_path, how
         problem = refusal(root, right)
         assert not problem or (
             str(table) in f"{problem}"
-            and f"headrace verify {root} --repair" in (problem.cure or "")
+            and f"headrace cache verify {root} --repair" in (problem.cure or "")
         )
-        assert main_status("verify", str(root)) == 1
-        assert main_status("verify", str(root), "--repair") == 0
-        assert main_status("verify", str(root)) == 0
+        assert main_status("cache", "verify", str(root)) == 1
+        assert main_status("cache", "verify", str(root), "--repair") == 0
+        assert main_status("cache", "verify", str(root)) == 0
         assert content(root) == right
 
 
@@ -231,7 +231,7 @@ def test_a_foreign_ledger_is_refused_by_its_table(tmp_path):
     shutil.copyfile(foreign / "ledger.json", root / "ledger.json")
     with pytest.raises(HeadraceError, match=r"is of another ledger\.json"):
         content(root)
-    assert main_status("verify", str(root)) == 1
+    assert main_status("cache", "verify", str(root)) == 1
 
 
 def test_foreign_ledgers_are_refused_by_the_arrays(tmp_path):

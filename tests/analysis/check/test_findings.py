@@ -151,7 +151,7 @@ def test_a_plain_store_of_neighbours_that_are_alike_costs_loss_until_it_is_shuff
     )
     assert (finding.level, finding.field) == ("warning", "components.a")
     assert "is 45% between blocks: expect +" in finding.problem
-    assert "headrace reshuffle no/a OUTPUT" in finding.cure
+    assert "headrace cache reshuffle no/a OUTPUT" in finding.cure
     full = LmDataConfig(components, seq_len=2048, batch_size=64, num_steps=4000, shuffle=True)
     assert not [
         f for f in findings(plan_run(full, hosts=[1], icc={"a": 0.45})) if "excess" in f.rule

@@ -1,4 +1,6 @@
-"""``headrace convert``: copy a cache to Levanter's format, or one of Levanter's to headrace's."""
+"""``headrace cache convert``: copy a cache to Levanter's format, or one of Levanter's to
+headrace's.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +61,9 @@ def command(
 
     For example:
 
-        headrace convert cache levanter-cache/train --layout levanter
+        headrace cache convert cache levanter-cache/train --layout levanter
 
-        headrace convert theirs/train cache --layout headrace --dtype uint16 --tokenizer llama3/
+        headrace cache convert theirs/train cache --layout headrace --tokenizer llama3/
     """
     from headrace.store.consolidate import consolidate
     from headrace.store.joined import open_cache

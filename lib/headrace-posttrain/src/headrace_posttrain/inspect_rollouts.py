@@ -1,5 +1,5 @@
-"""``headrace inspect`` for a folder of rollouts: its run, the run's progress, and the contents of
-each log.
+"""``headrace cache inspect`` for a folder of rollouts: its run, the run's progress, and the
+contents of each log.
 """
 
 from __future__ import annotations

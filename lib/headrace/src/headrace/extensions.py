@@ -10,7 +10,8 @@ group                     what an entry point names
 ========================  ==========================================================================
 ``headrace.policies``     a class :class:`~headrace.mix.policies.kind.PolicyKind`: ``policy: NAME``
 ``headrace.systems``      a class :class:`~headrace.config.compat.CompatSystem`: ``compat: NAME``
-``headrace.commands``     a function with typer's annotations: ``headrace NAME``
+``headrace.commands``     a function with typer's annotations: ``headrace NAME``; a name with
+                          a space is a command of a group: ``cache convert``
 ``headrace.engines``      a function that builds parts: ``build --engine NAME``
 ``headrace.inspectors``   a function ``(path, as_json)``; it shows the path and returns True if it
                           knows it
@@ -34,7 +35,7 @@ INSPECTORS = "headrace.inspectors"
 _BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: dict.fromkeys(("swrr", "greedy", "exhaustive", "least_consumed"), "compat"),
     SYSTEMS: dict.fromkeys(("megatron", "nmoe"), "compat"),
-    COMMANDS: dict.fromkeys(("convert", "config from-levanter"), "levanter"),
+    COMMANDS: dict.fromkeys(("cache convert", "config from-levanter"), "levanter"),
     ENGINES: {"zephyr": "levanter"},
     INSPECTORS: {},
 }

@@ -35,7 +35,7 @@ micro_batch_places           count    places of the micro-batches of this host, 
                                       (``micro_batches``); content_tokens over it: how full they
                                       are; 0: there are none
 removed_tokens               count    tokens of these whose documents have tombstones (``headrace
-                                      remove``): they are neither read nor trained on
+                                      cache remove``): they are neither read nor trained on
 exchanged_examples           count    rows that this host read for others, which got them through
                                       the devices (docs/multi_host.md); over examples_requested:
                                       near 0 while shares do not change
@@ -46,8 +46,8 @@ requests                     count    requests to stores over HTTP by this proce
 retries                      count    requests sent again after a failure; near 0, or the store
                                       throttles or breaks
 damaged                      count    of these, for answers that were not what was stored; above 0:
-                                      something on the way, or the cache itself (headrace verify
-                                      --deep), is damaged
+                                      something on the way, or the cache itself (headrace cache
+                                      verify --deep), is damaged
 refused                      count    of these, after a refusal (401, 403) or a redirect; above 0:
                                       look at credentials
 replica_switches             count    reads that went on at another replica of their cache; above 0:

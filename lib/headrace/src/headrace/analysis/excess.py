@@ -169,7 +169,7 @@ def source_excess(
         steps: Steps of the run; None: a pass over each source.
         batch_size: Rows of a batch.
         icc: Share of the variance between blocks of one stored chunk, by source; for other sources,
-            what ``headrace icc CACHE --save`` has written next to their caches.
+            what ``headrace cache inspect CACHE --icc --save`` has written next to their caches.
 
     Raises:
         ConfigError: a share for an unknown source, or below 0 or above 1.

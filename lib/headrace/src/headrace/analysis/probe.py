@@ -36,7 +36,9 @@ from headrace.store import files
 from headrace.store.cache import TokenCache
 
 PROBE_NAME = "icc.json"
-"""File in the cache's folder in which ``headrace icc CACHE --save`` saves its result."""
+"""File in the cache's folder in which ``headrace cache inspect CACHE --icc --save`` saves its
+result.
+"""
 DEFAULT_BLOCKS = 4096
 _GROWTH = 4
 _LEVELS = 3
@@ -180,7 +182,7 @@ def saved_shares(dataset: PlannedDataset) -> dict[int, float]:
         try:
             record = msgspec.json.decode(raw, type=_Saved)
         except msgspec.MsgspecError as error:
-            cure = f"Measure again: headrace icc {cache.path} --save"
+            cure = f"Measure again: headrace cache inspect --icc {cache.path} --save"
             raise CacheError(
                 f"is not as it was written ({error})", field=PROBE_NAME, value=url, cure=cure
             ) from error

@@ -59,8 +59,8 @@ def append_as_typed(
 
     if repair:
         cure = (
-            "Leave it out: headrace verify CACHE --repair repairs a cache and everything appended"
-            " to it."
+            "Leave it out: headrace cache verify CACHE --repair repairs a cache and everything"
+            " appended to it."
         )
         raise ConfigError(
             "cannot be combined with --append", field="--repair", value=True, cure=cure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Annotated, Any
 
@@ -11,38 +12,35 @@ import typer
 from typer.core import TyperGroup
 
 from headrace import extensions
-from headrace.cli.exits import EPILOG, say_all
+from headrace.cli.exits import COMPLETE, EPILOG, say_all
 from headrace.cli.panels import PanelCommand, PlainCommand
 
-COMMANDS = {  # module.function
-    "demo": "demo.command",
+COMMANDS = {  # as typed: module.function
     "init": "init.command",
+    "demo": "demo.command",
     "build": "build.command",
-    "reshuffle": "reshuffle.command",
-    "inspect": "inspect.command",
-    "cat": "cat.command",
-    "pack": "pack.command",
-    "remove": "remove.command",
-    "verify": "verify.command",
-    "diff": "diff.command",
-    "consolidate": "consolidate.command",
-    "simulate": "simulate.command",
-    "icc": "simulate.icc",
-    "report": "report.command",
-    "where": "where.command",
-    "completion": "options.completion",
+    "cache inspect": "inspect.command",
+    "cache verify": "verify.command",
+    "cache diff": "diff.command",
+    "cache remove": "remove.command",
+    "cache reshuffle": "reshuffle.command",
+    "cache pack": "pack.command",
+    "cache consolidate": "consolidate.command",
+    "config check": "config.check",
+    "config simulate": "simulate.command",
+    "config show": "config.show",
+    "run tree": "tree.command",
+    "run where": "where.command",
+    "run cat": "cat.command",
+    "run diff": "run_diff.command",
+    "run report": "report.command",
 }
-GROUPS = ("config",)
-PANELS = {
-    "Getting started": ("demo", "init"),
-    "Caches": ("build", "inspect", "verify", "reshuffle", "remove", "pack", "diff"),
-    "Cache formats": ("consolidate", "convert"),
-    "Runs": ("config", "simulate", "icc", "cat", "where", "report"),
-    "Shell": ("completion",),
+GROUPS = {
+    "cache": "Look into finished token caches, check them, change them, copy them",
+    "config": "Check a config, forecast its run, show it in full, translate another system's",
+    "run": "Follow a run: how it is made, where it is, what it sees, what changed",
 }
-"""Commands in the groups of the help. Those of packages that are not installed are left out of it,
-and those that no group names come last.
-"""
+"""Groups of commands, and what their commands do."""
 WITH_PANELS = ("build",)
 """Commands whose help shows options in groups."""
 
@@ -52,8 +50,6 @@ _HELP = (
 )
 _SETTINGS: Any = {
     "no_args_is_help": True,
-    "pretty_exceptions_enable": False,
-    "add_completion": False,  # `headrace completion` does it
     "rich_markup_mode": None,  # plain help: importing rich's takes .3 s
     # typer parses a flag without a default with pydantic, whose import takes .2 s
     "context_settings": {"help_option_names": ["-h", "--help"], "default_map": {"help": False}},
@@ -62,34 +58,40 @@ _SETTINGS: Any = {
 
 def application() -> typer.Typer:
     """The typer application with all commands."""
-    app = typer.Typer(name="headrace", cls=_Group, **_SETTINGS)
+    app = _typer(name="headrace", cls=_Group)
     app.callback(help=_HELP, epilog=EPILOG)(_options)
     return app
 
 
-class _Commands(MutableMapping[str, Any]):
-    """Commands by name. Typer builds each from its function's signature when it is looked up."""
+def _typer(**settings: Any) -> typer.Typer:
+    # `headrace --completion` completes
+    return typer.Typer(
+        **_SETTINGS, pretty_exceptions_enable=False, add_completion=False, **settings
+    )
 
-    def __init__(self) -> None:
+
+class _Commands(MutableMapping[str, Any]):
+    """Commands of a group by name; the group "" is ``headrace`` itself. Typer builds each from its
+    function's signature when it is looked up.
+    """
+
+    def __init__(self, group: str) -> None:
+        self._prefix = f"{group} " if group else ""
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made and name in list(self):
-            app = typer.Typer(**_SETTINGS)
-            if name not in GROUPS:
-                app.command(name, cls=PanelCommand if name in WITH_PANELS else PlainCommand)(
-                    _function_of(name)
-                )
-            else:
-                context = _SETTINGS["context_settings"]
-                group = importlib.import_module(f"headrace.cli.{name}").app
-                for inner in _extensions_in(name):
-                    command = _extension(f"{name} {inner}")
-                    group.command(inner, cls=PlainCommand)(command)
-                app.add_typer(group, name=name, help=_summary(name), context_settings=context)
-            made: Any = typer.main.get_command(app)
-            self._made[name] = made.commands[name] if name in GROUPS else made
+            self._made[name] = self._build(name)
         return self._made[name]
+
+    def _build(self, name: str) -> Any:
+        if not self._prefix and name in GROUPS:
+            return _Group(group=name, name=name, help=f"{GROUPS[name]}.", **_SETTINGS)
+        full_name = self._prefix + name
+        app = _typer()
+        kind = PanelCommand if full_name in WITH_PANELS else PlainCommand
+        app.command(name, cls=kind)(_function_of(full_name))
+        return typer.main.get_command(app)
 
     def __setitem__(self, name: str, command: Any) -> None:
         self._made[name] = command
@@ -98,64 +100,69 @@ class _Commands(MutableMapping[str, Any]):
         raise TypeError("commands cannot be removed")
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*COMMANDS, *GROUPS, *_extensions_in("")))
+        own = [*COMMANDS, *extensions.installed_names(extensions.COMMANDS)]
+        inner = [name.removeprefix(self._prefix) for name in own if name.startswith(self._prefix)]
+        yield from (name for name in inner if " " not in name)
+        if not self._prefix:
+            yield from GROUPS
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
 
 class _Group(TyperGroup):
-    """``headrace`` itself: its help shows the first paragraph of each docstring, without building
-    commands.
+    """``headrace`` or a group of its commands. The help shows the first paragraph of each
+    docstring, without building commands.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, group: str = "", **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _Commands()
+        self.group = group
+        self.commands = _Commands(group)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        usable = list(self.commands)
-        in_panels = {name for names in PANELS.values() for name in names}
-        others = tuple(name for name in usable if name not in in_panels)
-        for title, names in {**PANELS, "Other packages": others}.items():
-            summaries = [(name, _summary(name)) for name in names if name in usable]
-            if summaries:
-                with formatter.section(title):
-                    formatter.write_dl(summaries)
+        names = list(self.commands)
+        groups = [] if self.group else [*GROUPS]
+        with formatter.section("Commands"):
+            rows = [(name, _summary(self._full_name(name))) for name in names if name not in groups]
+            formatter.write_dl(rows)
+        if groups:
+            with formatter.section("Groups of commands"):
+                formatter.write_dl(
+                    (name, f"{GROUPS[name]}: {', '.join(_Commands(name))}.") for name in groups
+                )
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in extensions.names_of(extensions.COMMANDS):
-            _extension(cmd_name)  # the cure, if its package is not installed
+        full_name = self._full_name(cmd_name)
+        if full_name in extensions.names_of(extensions.COMMANDS):
+            _function_of(full_name)  # the cure, if its package is not installed
         return super().get_command(ctx, cmd_name)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that was typed, and its arguments."""
+        old_name = self._full_name(args[0])
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            from headrace.cli.moved import refuse_moved
 
-def _extensions_in(group: str) -> list[str]:
-    """Commands that installed packages add to a group; to ``headrace`` itself, if the group is
-    empty.
-    """
-    names = extensions.installed_names(extensions.COMMANDS)
-    split = [name.rpartition(" ") for name in names]
-    return [command for prefix, _, command in split if prefix == group]
+            refuse_moved(old_name, args[1:])
+        return super().resolve_command(ctx, args)
 
-
-def _extension(name: str) -> Callable[..., Any]:
-    return extensions.load_extension(extensions.COMMANDS, name, "command")
+    def _full_name(self, name: str) -> str:
+        return f"{self.group} {name}".strip()
 
 
 def _function_of(name: str) -> Callable[..., Any]:
     if name not in COMMANDS:
-        return _extension(name)
+        return extensions.load_extension(extensions.COMMANDS, name, "command")
     module, _, function = COMMANDS[name].partition(".")
     return getattr(importlib.import_module(f"headrace.cli.{module}"), function)
 
 
 def _summary(name: str) -> str:
     """The first paragraph of a command's docstring."""
-    if name in GROUPS:
-        return importlib.import_module(f"headrace.cli.{name}").HELP
     return " ".join((inspect.getdoc(_function_of(name)) or "").split("\n\n")[0].split())
 
 
@@ -164,6 +171,21 @@ def _show_version(shows: bool) -> None:
         from headrace import __version__
 
         typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+def _show_completion(shows: bool) -> None:
+    if shows:
+        # its one home
+        from typer.completion import (
+            get_completion_script,  # pyright: ignore[reportPrivateImportUsage]
+        )
+
+        from headrace.errors import check_choice
+
+        shell = os.path.basename(os.environ.get("SHELL", ""))
+        check_choice("SHELL", shell, ("bash", "zsh", "fish"), "has no completion here")
+        typer.echo(get_completion_script(prog_name="headrace", complete_var=COMPLETE, shell=shell))
         raise typer.Exit
 
 
@@ -180,6 +202,16 @@ def _options(
             "--debug",
             help="Show where an error comes from; also HEADRACE_DEBUG=1.",
             callback=say_all,
+        ),
+    ] = False,
+    completion: Annotated[
+        bool,
+        typer.Option(
+            "--completion",
+            help="Print the script with which your shell (SHELL: bash, zsh or fish) completes"
+            " commands, and exit.",
+            callback=_show_completion,
+            is_eager=True,
         ),
     ] = False,
 ) -> None:

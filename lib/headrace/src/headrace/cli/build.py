@@ -334,7 +334,7 @@ def summary(report: BuildReport) -> str:
             else ""
         )
         lines.append(f"{format_count(report.requests, 'request')} over HTTP{failed}.")
-    return "\n".join([*lines, f"Next: headrace inspect {shlex.quote(report.path)}"])
+    return "\n".join([*lines, f"Next: headrace cache inspect {shlex.quote(report.path)}"])
 
 
 def fields_in_words(fields: Mapping[str, int]) -> str:

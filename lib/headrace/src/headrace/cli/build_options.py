@@ -259,7 +259,8 @@ RepairOption = Annotated[
 ShuffleOption = Annotated[
     int | None,
     typer.Option(
-        help="Shuffle the documents after the build, as headrace reshuffle does.", metavar="SEED"
+        help="Shuffle the documents after the build, as headrace cache reshuffle does.",
+        metavar="SEED",
     ),
 ]
 MemoryOption = Annotated[

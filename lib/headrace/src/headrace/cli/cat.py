@@ -1,4 +1,4 @@
-"""``headrace cat``: shows what the model sees at a step, and where every token comes from."""
+"""``headrace run cat``: shows what the model sees at a step, and where every token comes from."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def command(
 
     For example:
 
-        headrace cat run.yaml --step 12345
+        headrace run cat run.yaml --step 12345
 
-        headrace cat run.yaml --step 12345 --row 7
+        headrace run cat run.yaml --step 12345 --row 7
 
-        headrace cat run.yaml --step 12345 --run runs/7b --json
+        headrace run cat run.yaml --step 12345 --run runs/7b --json
 
-        headrace cat run.yaml --step 0 batch_size=4 seed=1
+        headrace run cat run.yaml --step 0 batch_size=4 seed=1
     """
     from rich.console import Console
 
@@ -222,8 +222,8 @@ def _row(rows: StepRows, place: int, spans: list[dict[str, Any]]) -> dict[str, A
 
 
 def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
-    """Prints the facts of ``headrace cat --json``: with ``whole`` all text, otherwise one line for
-    each span.
+    """Prints the facts of ``headrace run cat --json``: with ``whole`` all text, otherwise one line
+    for each span.
     """
     from rich.rule import Rule
     from rich.text import Text

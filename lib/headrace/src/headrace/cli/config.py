@@ -1,6 +1,4 @@
-"""``headrace config``: checks a config, shows it in full, prints its schema. Other packages add
-commands to the group.
-"""
+"""``headrace config check`` and ``headrace config show``."""
 
 from __future__ import annotations
 
@@ -26,7 +24,6 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.panels import PlainCommand
 from headrace.cli.shown import figures_table, in_bytes, show_judgments, working
 from headrace.errors import format_count
 
@@ -36,17 +33,10 @@ if TYPE_CHECKING:
     from headrace.analysis.check.findings import Finding
     from headrace.analysis.check.plan import RunPlan
 
-app = typer.Typer(no_args_is_help=True)
-HELP = (
-    "Check a config, show it in full, print its schema for an editor, or translate one of"
-    " Levanter's."
-)
-
 _WHOLE_NAME = 24
 """Longest name of a component that the table never folds."""
 
 
-@app.command("check", cls=PlainCommand)
 def check(
     config: Config,
     settings: Settings = None,
@@ -119,44 +109,52 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command("show", cls=PlainCommand)
-def show(config: Config, settings: Settings = None, as_json: AsJson = False) -> None:
+def show(
+    config: Annotated[
+        str | None, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")
+    ] = None,
+    settings: Settings = None,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema", help="Print the JSON schema of all configs instead; without CONFIG."
+        ),
+    ] = False,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="File to write.", metavar="FILE")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Print a config in full, with settings applied and defaults filled in, as YAML that loads as
     the same config.
+
+    With `--schema`, print the JSON schema with which editors complete and check configs. For an
+    editor with a YAML extension, name its file in the first line of a config: `#
+    yaml-language-server: $schema=headrace.schema.json`.
 
     For example:
 
         headrace config show run.yaml
 
-        headrace config show run.yaml seq_len=8192 components.code.weight=2 > long.yaml
+        headrace config show run.yaml seq_len=8192 components.code.weight=2 -o long.yaml
+
+        headrace config show --schema -o headrace.schema.json
     """
     import yaml
 
-    from headrace.config.lm_data import load_config
-
-    text = load_config(config, settings or []).to_yaml()
-    typer.echo(json.dumps(yaml.safe_load(text)) if as_json else text.rstrip("\n"))
-
-
-@app.command("schema", cls=PlainCommand)
-def schema(
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="File to write.", metavar="FILE")
-    ] = None,
-) -> None:
-    """Print the JSON schema of a config, with which editors complete and check it.
-
-    For an editor with a YAML extension, name the file in the first line of a config:
-    `# yaml-language-server: $schema=headrace.schema.json`.
-
-    For example:
-
-        headrace config schema -o headrace.schema.json
-    """
-    from headrace.config.lm_data import LmDataConfig
+    from headrace.config.lm_data import LmDataConfig, load_config
     from headrace.config.schema import json_schema
+    from headrace.errors import ConfigError
 
-    put(json.dumps(json_schema(LmDataConfig), indent=2), output)
+    if schema and config is None:
+        put(json.dumps(json_schema(LmDataConfig), indent=2), output)
+        return
+    if schema or config is None:
+        problem = "has no effect: all configs have one schema" if schema else "is missing"
+        cure = "Leave it out." if schema else "Give the path of a YAML file, or --schema."
+        raise ConfigError(problem, field="CONFIG", value=config, cure=cure)
+    text = load_config(config, settings or []).to_yaml()
+    put(json.dumps(yaml.safe_load(text)) if as_json else text.rstrip("\n"), output)
 
 
 def put(text: str, output: str | None) -> None:

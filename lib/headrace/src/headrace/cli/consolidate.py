@@ -1,4 +1,4 @@
-"""``headrace consolidate``: copy a cache into one part."""
+"""``headrace cache consolidate``: copy a cache into one part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(
 
     For example:
 
-        headrace consolidate cache cache-in-one
+        headrace cache consolidate cache cache-in-one
     """
     from headrace.store.consolidate import consolidate as copy_cache
     from headrace.store.joined import open_cache

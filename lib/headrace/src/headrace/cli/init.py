@@ -162,8 +162,8 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
     one_pass = rows // batch
     steps = min(max(one_pass, _FEWEST_STEPS), _MOST_STEPS)
     lines = [
-        f"# The data of this run, from {folder}. All fields: headrace config schema; problems:"
-        " headrace config check run.yaml",
+        f"# The data of this run, from {folder}. All fields: headrace config show --schema;"
+        " problems: headrace config check run.yaml",
         f"seq_len: {_SEQ_LEN}  # tokens in a row",
         f"batch_size: {batch}  # rows in a batch, over all devices",
         f"num_steps: {steps}  # one pass over all text is {format_count(one_pass, 'step')}",
@@ -243,5 +243,5 @@ def _say_what_is_next(output: Path) -> None:
         typer.echo(f"  cd {shlex.quote(str(output))}")
     if importlib.util.find_spec("optax") is None:
         typer.echo(f"  {install_command('headrace[demo]')}  # optax, which train.py needs")
-    typer.echo(f"  headrace simulate {CONFIG}  # what it will read")
+    typer.echo(f"  headrace config simulate {CONFIG}  # what it will read")
     typer.echo(f"  python {PROGRAM}  # trains; run it again to resume after a stop")

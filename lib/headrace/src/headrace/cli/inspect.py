@@ -1,5 +1,5 @@
-"""``headrace inspect``: shows what is in a token cache, how far an unfinished one is and how to
-finish it, how a config uses its tokens, and how far a run of rollouts is.
+"""``headrace cache inspect``: shows what is in a token cache, how far an unfinished one is and how
+to finish it, how similar its rows are, and how far a run of rollouts is.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ from headrace.cli.options import (
     CONFIG_SUFFIXES,
     ID_LEAF,
     AsJson,
-    CacheOrConfig,
     Decoder,
     IdLeaf,
-    Settings,
     refuse_typed,
 )
-from headrace.cli.shown import counting, figures_table, working
+from headrace.cli.shown import counting, working
+from headrace.cli.similarity import show_similarity
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from headrace.config.lm_data import LmDataConfig
-    from headrace.data.dataset import PlannedDataset
     from headrace.store.cache import TokenCache
     from headrace.store.ledger import Ledger
 
 _SHOWN_MATCHES = 8
-_OF_CACHE = ("samples", "document", "by_id", "id_leaf", "seed", "tokenizer", "remove")
+_OF_ICC = ("seq_len", "batch_size", "block", "blocks", "losses", "save")
+_OF_CONTENT = ("samples", "document", "by_id", "id_leaf", "seed", "tokenizer", "remove")
 _COUNTERS = (
     "text_bytes",
     "empty_documents",
@@ -45,8 +43,10 @@ _COUNTERS = (
 
 def command(
     context: typer.Context,
-    cache: CacheOrConfig,
-    settings: Settings = None,
+    cache: Annotated[
+        str,
+        typer.Argument(help="Folder or URL of a cache or of rollouts.", metavar="CACHE|ROLLOUTS"),
+    ],
     samples: Annotated[int, typer.Option(help="Documents to show, drawn at random.", min=0)] = 3,
     document: Annotated[
         int | None, typer.Option(help="Show only this document, in full.", metavar="I")
@@ -60,41 +60,83 @@ def command(
     remove: Annotated[
         str | None, typer.Option(help="Filter file: count what it would remove.", metavar="FILE")
     ] = None,
+    icc: Annotated[
+        bool,
+        typer.Option(
+            "--icc", help="Measure instead how similar neighbouring rows are (see above)."
+        ),
+    ] = False,
+    seq_len: Annotated[int, typer.Option(help="With --icc: tokens in a row.")] = 2048,
+    batch_size: Annotated[int, typer.Option(help="With --icc: rows in a batch.")] = 512,
+    block: Annotated[
+        int | None, typer.Option(help="With --icc: rows in a block; by default one stored chunk.")
+    ] = None,
+    blocks: Annotated[int, typer.Option(help="With --icc: most blocks to read.")] = 4096,
+    losses: Annotated[
+        str | None,
+        typer.Option(
+            help="With --icc: .npy file with the loss of each row, from your own model.",
+            metavar="FILE",
+        ),
+    ] = None,
+    save: Annotated[
+        bool,
+        typer.Option("--save", help="With --icc: save the result in the cache, for forecasts."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. For a
-    config, show how it uses its tokens. For a folder of rollouts, show its run, the run's progress,
-    and whether the rollouts are complete.
+    """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. For a folder
+    of rollouts, show its run, the run's progress, and whether the rollouts are complete.
 
     Samples show where documents begin and end, and which tokens are trained on, if the cache
     records it. In huge caches, lengths and tokens are sampled. Levanter's caches can be read too.
 
+    With `--icc`, it measures whether a corpus needs shuffling: the share of the variance of losses
+    that lies between blocks (the intraclass correlation), and how noisy each order's batches are
+    for it. After `--save`, checks, forecasts and reports of runs say what an order costs in loss.
+
     For example:
 
-        headrace inspect cache
+        headrace cache inspect cache
 
-        headrace inspect gs://bucket/cache --samples 0 --json
+        headrace cache inspect gs://bucket/cache --samples 0 --json
 
-        headrace inspect cache --document 17
+        headrace cache inspect cache --document 17
 
-        headrace inspect cache --id https://example.org/a --id-leaf url
+        headrace cache inspect cache --id https://example.org/a --id-leaf url
 
-        headrace inspect levanter-cache/train --tokenizer llama3/
+        headrace cache inspect levanter-cache/train --tokenizer llama3/
 
-        headrace inspect cache --remove duplicates.txt
+        headrace cache inspect cache --remove duplicates.txt
 
-        headrace inspect run.yaml seq_len=4096
+        headrace cache inspect run/rollouts
 
-        headrace inspect run/rollouts
+        headrace cache inspect caches/code --icc --save
+
+        headrace cache inspect caches/code --icc --seq-len 4096 --losses losses.npy
     """
-    if _is_no_cache(context, cache, settings or [], as_json):
+    if _is_no_cache(cache, as_json):
         return
-    refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
+    if icc:
+        refuse_typed(context, _OF_CONTENT, "has no effect with --icc")
+        show_similarity(
+            cache,
+            seq_len=seq_len,
+            batch_size=batch_size,
+            block=block,
+            blocks=blocks,
+            losses=losses,
+            save=save,
+            as_json=as_json,
+        )
+        return
+    refuse_typed(context, _OF_ICC, "has no effect without --icc", "Add --icc, or leave it out.")
     from rich.console import Console
     from rich.text import Text
 
     from headrace.cli import inspect_show as show
     from headrace.cli.decoded import drawn, sample
+    from headrace.cli.remove import removal_line
     from headrace.data.documents import stored_documents
     from headrace.ingest.tokenize import cache_tokenizer
     from headrace.store.joined import open_cache
@@ -140,19 +182,15 @@ def command(
         )
 
 
-def _is_no_cache(context: typer.Context, path: str, settings: list[str], as_json: bool) -> bool:
-    """Shows a config, or what another package knows (rollouts), if the path is one; returns whether
-    it is.
-    """
+def _is_no_cache(path: str, as_json: bool) -> bool:
+    """Shows what another package knows (rollouts), if the path is one; returns whether it is."""
     from headrace import extensions
+    from headrace.errors import ConfigError
     from headrace.store.ledger import read_ledger
 
     if path.endswith(CONFIG_SUFFIXES):
-        refuse_typed(
-            context, _OF_CACHE, "has no effect on a config", "Name a cache, or leave it out."
-        )
-        inspect_run(path, settings, as_json)
-        return True
+        cure = f"Type: headrace run tree {shlex.quote(path)}"
+        raise ConfigError("is a config, not a cache", field="CACHE", value=path, cure=cure)
     if read_ledger(path) is not None:
         return False
     inspectors = extensions.installed_names(extensions.INSPECTORS)
@@ -183,7 +221,7 @@ def _chosen(
                 f"no document of {cache.path} has this id",
                 field="--id",
                 value=by_id,
-                cure=f"Give a complete id; headrace inspect {cache.path} shows some of leaf"
+                cure=f"Give a complete id; headrace cache inspect {cache.path} shows some of leaf"
                 f" {id_leaf!r}.",
             )
         return numbers
@@ -291,10 +329,10 @@ def build_command(cache: str, ledger: Ledger) -> str:
 
     shuffled = ledger.metadata.get(SHUFFLED, {})
     if shuffled.get("cache"):
-        words = ["headrace", "reshuffle", shuffled["cache"], cache, "--seed", str(shuffled["seed"])]
-        return shlex.join(
-            [*words, "--unit", str(shuffled["unit"]), "--part-bytes", str(shuffled["part_bytes"])]
-        )
+        words = ["headrace", "cache", "reshuffle", shuffled["cache"], cache]
+        for flag in ("seed", "unit", "part_bytes"):
+            words += [f"--{flag.replace('_', '-')}", str(shuffled[flag])]
+        return shlex.join(words)
     source = ledger.metadata["source"]
     layout = ledger.layout
     tokenizer = ledger.tokenizer
@@ -368,135 +406,3 @@ def show_unfinished(console: Console, state: dict[str, Any]) -> None:
     parts += f", {format_count(state['documents'], 'document')}, {state['tokens']:,} tokens."
     console.print(Text.assemble(*title, parts))
     console.print(Text(f"To finish it: {state['command']}"), soft_wrap=True)
-
-
-def inspect_run(path: str, settings: list[str], as_json: bool) -> None:
-    """Prints how a config uses the tokens of its sources."""
-    from rich.console import Console
-
-    from headrace.config.lm_data import load_config
-
-    facts = overview_of_run(load_config(path, settings))
-    if as_json:
-        typer.echo(json.dumps(facts, ensure_ascii=False))
-    else:
-        _show_run(Console(highlight=False), path, facts)
-
-
-def overview_of_run(config: LmDataConfig) -> dict[str, Any]:
-    """Token counts, shuffles and weights of a config's components, and tokens skipped by its
-    phases, as JSON values.
-    """
-    opened = config.open_caches()
-    dataset = config.dataset(opened)
-    first, _ = dataset.at_step(0)
-    described = first.describe()
-    shuffles = dict(
-        zip(described["names"], map(_shuffle, getattr(first, "components", ())), strict=True)
-    )
-    return {
-        "components": {
-            name: {**account.to_json(), **shuffles[name]}
-            for name, account in config.accounts(opened).items()
-        },
-        "stages": [
-            {key: stage[key] for key in ("step", "name", "weights")}
-            for stage in described["stages"]
-        ],
-        "num_steps": config.run_steps,
-        "unit": config.unit,
-        "skipped_tokens": {
-            f"{c.component} at step {c.step}": c.skipped_tokens for c in dataset.changes
-        },
-    }
-
-
-def _shuffle(component: PlannedDataset) -> dict[str, Any]:
-    """Name, strands and open bytes of a component's shuffle."""
-    order = component.shuffle_order()
-    return {
-        "shuffle": "none" if order is None else type(order).__name__,
-        "strands": 0 if order is None else order.strands,
-        "open_bytes": component.open_window().rows * component.row_bytes,
-    }
-
-
-def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    console.print(Text(path, "bold"))
-    heads = ("train", "held out", "removed", "in no row", "total", "strands", "open MiB")
-    table = figures_table("source", *heads, title="Tokens")
-    for name, one in facts["components"].items():
-        figures = [
-            f"{one[f'{key}tokens']:,}"
-            for key in ("train_", "validation_", "removed_", "dropped_", "")
-        ]
-        table.add_row(
-            Text(name), *figures, f"{one['strands']:,}", f"{one['open_bytes'] / 2**20:,.1f}"
-        )
-    console.print(table)
-    lines: list[str] = []
-    for name, one in facts["components"].items():
-        if one["unused_rows"]:
-            share = one["train_rows"] / (one["train_rows"] + one["unused_rows"])
-            rest = (
-                f"{format_count(one['unused_rows'], 'row')} with"
-                f" {format_count(one['unused_tokens'], 'token')}"
-            )
-            lines.append(
-                f"{name}: a subset of {one['train_rows']:,} rows is trained on ({share:.3%});"
-                f" {rest} are left out"
-            )
-        if one["listed_documents"]:
-            lines.append(f"{name}: {removal_line(one)}")
-        if one["incomplete_tokens"]:
-            what = format_count(one["incomplete_documents"], "document")
-            what += f" with {format_count(one['incomplete_tokens'], 'token')}"
-            lines.append(
-                f"{name}: {what} are in no row, because other documents of their units are removed"
-                " or empty"
-            )
-        if one["repeated_tokens"]:
-            reason = "rows overlap or cover several passes"
-            lines.append(
-                f"{name}: {one['repeated_tokens']:,} tokens of its rows are repeated: {reason}"
-            )
-        if one["padding_tokens"]:
-            share = one["padding_tokens"] / (
-                one["train_tokens"] + one["validation_tokens"] + one["padding_tokens"]
-            )
-            lines.append(
-                f"{name}: packed; {one['padding_tokens']:,} positions of its rows are padding"
-                f" ({share:.2%})"
-            )
-    for stage in facts["stages"]:
-        called = f" ({stage['name']})" if stage["name"] else ""
-        lines.append(f"weights from step {stage['step']:,}{called}: {json.dumps(stage['weights'])}")
-    for where, tokens in facts["skipped_tokens"].items():
-        lines.append(f"{where}: {tokens:,} tokens skipped by the change of seq_len")
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
-
-
-def removal_line(counts: dict[str, int]) -> str:
-    """Describes what a filter does.
-
-    Example:
-        >>> removal_line(
-        ...     dict(
-        ...         listed_documents=5,
-        ...         repeated_documents=1,
-        ...         not_found_documents=1,
-        ...         removed_documents=3,
-        ...         removed_tokens=120,
-        ...     )
-        ... )
-        'the filter lists 5 documents (1 repeated, 1 not found) and removes 3 with 120 tokens'
-    """
-    listed = format_count(counts["listed_documents"], "document")
-    return (
-        f"the filter lists {listed} ({counts['repeated_documents']:,} repeated,"
-        f" {counts['not_found_documents']:,} not found) and removes {counts['removed_documents']:,}"
-        f" with {counts['removed_tokens']:,} tokens"
-    )

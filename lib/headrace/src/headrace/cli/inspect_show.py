@@ -1,5 +1,5 @@
-"""What ``headrace inspect`` counts and prints of a finished cache; in huge caches, lengths and
-tokens are sampled.
+"""What ``headrace cache inspect`` counts and prints of a finished cache; in huge caches, lengths
+and tokens are sampled.
 
 Price: it reads at most 4 Mi lengths and 4 Mi tokens, in 64 evenly spaced stretches, however large
 the cache is: a second on a local disk.

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from headrace.cli.exits import COMPLETE
-
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
     from headrace.data.erased import RunDataset
@@ -42,13 +40,6 @@ Settings = Annotated[
         help="Settings that override the config, e.g. batch_size=512.", metavar="[NAME=VALUE]..."
     ),
 ]
-CacheOrConfig = Annotated[
-    str,
-    typer.Argument(
-        help="Folder or URL of a cache or of rollouts, or a config.",
-        metavar="CACHE|RUN.yaml|ROLLOUTS",
-    ),
-]
 Hosts = Annotated[
     str | None,
     typer.Option(help="Numbers of hosts to forecast for, e.g. 1,8,64.", metavar="N,N,..."),
@@ -62,8 +53,7 @@ Tokens = Annotated[
 Icc = Annotated[
     list[str] | None,
     typer.Option(
-        help="Share of a source's variance between its blocks; overrides `icc --save`"
-        " (repeatable).",
+        help="Share of a source's variance between its blocks; overrides a saved one (repeatable).",
         metavar="NAME=SHARE",
     ),
 ]
@@ -230,24 +220,3 @@ def check_run(
             value=step,
             cure="Use the config with the amendments with which the run was resumed.",
         )
-
-
-def completion(
-    shell: Annotated[
-        Literal["bash", "zsh", "fish"], typer.Argument(help="The shell.", metavar="bash|zsh|fish")
-    ],
-) -> None:
-    """Print the script with which a shell completes commands, options, choices and file names.
-
-    For example:
-
-        headrace completion bash > ~/.local/share/bash-completion/completions/headrace
-
-        headrace completion zsh > ~/.zfunc/_headrace
-
-        headrace completion fish > ~/.config/fish/completions/headrace.fish
-    """
-    # its one home
-    from typer.completion import get_completion_script  # pyright: ignore[reportPrivateImportUsage]
-
-    typer.echo(get_completion_script(prog_name="headrace", complete_var=COMPLETE, shell=shell))

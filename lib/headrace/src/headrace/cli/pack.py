@@ -1,5 +1,5 @@
-"""``headrace pack``: plans how the documents of a cache share rows, saves the plan, and shows its
-figures.
+"""``headrace cache pack``: plans how the documents of a cache share rows, saves the plan, and shows
+its figures.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import CONFIG_SUFFIXES, AsJson, CacheOrConfig, Settings, refuse_typed
+from headrace.cli.options import CONFIG_SUFFIXES, AsJson, Settings, refuse_typed
 from headrace.cli.shown import bar, facts_table, figures_table, working
 from headrace.errors import format_count
 
@@ -39,7 +39,9 @@ _EDGES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 def command(
     context: typer.Context,
-    cache: CacheOrConfig,
+    cache: Annotated[
+        str, typer.Argument(help="Folder or URL of a cache, or a config.", metavar="CACHE|CONFIG")
+    ],
     settings: Settings = None,
     seq_len: Annotated[int, typer.Option("--seq-len", "-s", help="Tokens of a row.")] = 2048,
     algorithm: Annotated[
@@ -109,15 +111,15 @@ def command(
 
     For example:
 
-        headrace pack cache --seq-len 4096
+        headrace cache pack cache --seq-len 4096
 
-        headrace pack cache --seq-len 4096 --compare
+        headrace cache pack cache --seq-len 4096 --compare
 
-        headrace pack cache -s 4096 -a bfd --long truncate --ranks 8 --json
+        headrace cache pack cache -s 4096 -a bfd --long truncate --ranks 8 --json
 
-        headrace pack cache -s 8192 --long keep --capacity 4096
+        headrace cache pack cache -s 8192 --long keep --capacity 4096
 
-        headrace pack run.yaml seq_len=8192
+        headrace cache pack run.yaml seq_len=8192
     """
     from rich.console import Console
 

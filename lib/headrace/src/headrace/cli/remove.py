@@ -1,4 +1,4 @@
-"""``headrace remove``: removes documents from a finished cache, for new runs and for runs in
+"""``headrace cache remove``: removes documents from a finished cache, for new runs and for runs in
 progress.
 """
 
@@ -36,14 +36,14 @@ def command(
 
     New runs neither read these documents nor train on them; their other rows stay the same, bit for
     bit. To apply the removal to a run in progress, add the amendment that this command prints.
-    Documents are numbered from 0, as in `headrace inspect CACHE --document`; `headrace inspect
-    CACHE --id` finds the number of a document by its id.
+    Documents are numbered from 0, as in `headrace cache inspect CACHE --document`; `headrace cache
+    inspect CACHE --id` finds the number of a document by its id.
 
     For example:
 
-        headrace remove caches/web 17 4711
+        headrace cache remove caches/web 17 4711
 
-        headrace remove gs://bucket/web --file takedowns.txt
+        headrace cache remove gs://bucket/web --file takedowns.txt
     """
     from headrace.store.joined import open_cache
     from headrace.store.tombstones import remove_documents
@@ -90,7 +90,10 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
         problem = (
             "names no document" if file is None else "cannot be combined with numbers of documents"
         )
-        cure = f"Give either numbers (headrace remove {cache.path} 17 4711) or a list: --file FILE."
+        cure = (
+            f"Give either numbers (headrace cache remove {cache.path} 17 4711) or a list: --file"
+            " FILE."
+        )
         raise ConfigError(
             problem, field="ID" if file is None else "--file", value=file or [], cure=cure
         )
@@ -103,7 +106,7 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
                 f" {format_count(cache.num_documents, 'document')}",
                 field="ID",
                 value=text,
-                cure=f"Give numbers from 0 to {cache.num_documents - 1}; headrace inspect"
+                cure=f"Give numbers from 0 to {cache.num_documents - 1}; headrace cache inspect"
                 f" {cache.path} --id ID --json finds one by its id.",
             )
     return DocumentFilter([int(text) for text in documents], name="ID")
@@ -125,3 +128,26 @@ def removal_facts(cache: TokenCache) -> dict[str, Any]:
         "removed_documents": documents.total,
         "removed_tokens": token_ranges(cache, documents).total,
     }
+
+
+def removal_line(counts: dict[str, int]) -> str:
+    """Describes what a filter does.
+
+    Example:
+        >>> removal_line(
+        ...     dict(
+        ...         listed_documents=5,
+        ...         repeated_documents=1,
+        ...         not_found_documents=1,
+        ...         removed_documents=3,
+        ...         removed_tokens=120,
+        ...     )
+        ... )
+        'the filter lists 5 documents (1 repeated, 1 not found) and removes 3 with 120 tokens'
+    """
+    listed = format_count(counts["listed_documents"], "document")
+    return (
+        f"the filter lists {listed} ({counts['repeated_documents']:,} repeated,"
+        f" {counts['not_found_documents']:,} not found) and removes {counts['removed_documents']:,}"
+        f" with {counts['removed_tokens']:,} tokens"
+    )

@@ -1,4 +1,4 @@
-"""``headrace report``: writes a page about the data of a run, planned and measured."""
+"""``headrace run report``: writes a page about the data of a run, planned and measured."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def command(
 
     For example:
 
-        headrace report runs/7b
+        headrace run report runs/7b
 
-        headrace report run.yaml --steps 100000 --output plan.html
+        headrace run report run.yaml --steps 100000 --output plan.html
 
-        headrace report run.yaml --run runs/7b --hosts 16
+        headrace run report run.yaml --run runs/7b --hosts 16
 
-        headrace report runs/7b --live
+        headrace run report runs/7b --live
     """
     from headrace.report.facts import Options, gather
     from headrace.report.page import LiveReport, write_report

@@ -1,4 +1,4 @@
-"""``headrace reshuffle``: copies a cache with its documents in a shuffled order."""
+"""``headrace cache reshuffle``: copies a cache with its documents in a shuffled order."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def command(
 
     For example:
 
-        headrace reshuffle cache shuffled
+        headrace cache reshuffle cache shuffled
 
-        headrace reshuffle gs://b/cache gs://b/shuffled --seed 1 --memory 16GiB --engine ray
+        headrace cache reshuffle gs://b/cache gs://b/shuffled --seed 1 --memory 16GiB --engine ray
 
-        headrace reshuffle levanter-cache/train shuffled --dry-run
+        headrace cache reshuffle levanter-cache/train shuffled --dry-run
     """
     from headrace.ingest.reshuffle import reshuffle
     from headrace.ingest.shuffle_plan import ReshuffleConfig, cost_of
@@ -106,5 +106,5 @@ def _summary(report: ReshuffleReport, cache: str) -> str:
     return (
         f"Shuffled {cache} with seed {report.seed}: {report.path}, {what},"
         f" {format_count(report.parts_built, 'part')} in {report.seconds:.1f} s{reused}.\n"
-        f"Next: headrace inspect {shlex.quote(report.path)}"
+        f"Next: headrace cache inspect {shlex.quote(report.path)}"
     )

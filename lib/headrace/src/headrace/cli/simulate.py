@@ -1,6 +1,4 @@
-"""``headrace simulate``: forecasts what a run reads; ``headrace icc``: measures whether a corpus
-needs shuffling.
-"""
+"""``headrace config simulate``: forecasts what a run reads."""
 
 from __future__ import annotations
 
@@ -31,9 +29,6 @@ from headrace.errors import ConfigError, format_count
 from headrace.progress import report
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from headrace.analysis.probe import ShuffleProbe
     from headrace.analysis.simulate.forecast import Forecast
     from headrace.config.lm_data import LmDataConfig
     from headrace.data.mixture import MixtureDataset
@@ -86,13 +81,13 @@ def command(
 
     For example:
 
-        headrace simulate run.yaml
+        headrace config simulate run.yaml
 
-        headrace simulate run.yaml --hosts 8,64,1024 --cache-mib 512 batch_size=1024
+        headrace config simulate run.yaml --hosts 8,64,1024 --cache-mib 512 batch_size=1024
 
-        headrace simulate plan.yaml --tokens web=1e12 --tokens code=2e11
+        headrace config simulate plan.yaml --tokens web=1e12 --tokens code=2e11
 
-        headrace simulate run.yaml --hosts 8,64 --csv forecast.csv
+        headrace config simulate run.yaml --hosts 8,64 --csv forecast.csv
     """
     from headrace.analysis.check.judgments import NOT_JUDGED, RunOrders, judge_forecast
     from headrace.analysis.check.sizes import planned_caches
@@ -259,97 +254,3 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
         console.print(end)
     for note in forecast.notes:
         console.print(f"Note: {note}")
-
-
-def icc(
-    cache: Annotated[str, typer.Argument(help="A finished cache.", metavar="CACHE")],
-    seq_len: Annotated[int, typer.Option(help="Tokens in a row.")] = 2048,
-    batch_size: Annotated[int, typer.Option(help="Rows in a batch.")] = 512,
-    block: Annotated[
-        int | None, typer.Option(help="Rows in a block; by default one stored chunk.")
-    ] = None,
-    losses: Annotated[
-        str | None,
-        typer.Option(
-            help=".npy file with the loss of each row, from your own model.", metavar="FILE"
-        ),
-    ] = None,
-    blocks: Annotated[int, typer.Option(help="Most blocks to read.")] = 4096,
-    save: Annotated[
-        bool,
-        typer.Option(
-            "--save", help="Save the result in the cache's folder, for forecasts and checks."
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Measure how similar neighbouring rows are, and so whether a corpus needs shuffling.
-
-    Each row gets a loss: that of its tokens' frequencies, or one from `--losses`. The share of the
-    variance that lies between blocks (the intraclass correlation) shows how much noisier each
-    order's batches are than those of a full shuffle. In a large cache, only evenly spaced stretches
-    are read. After `--save`, `simulate`, `config check` and `report` forecast the excess loss.
-
-    For example:
-
-        headrace icc caches/code
-
-        headrace icc caches/code --save
-
-        headrace icc caches/code --seq-len 4096 --batch-size 1024 --losses losses.npy
-    """
-    from headrace.analysis.probe import probe_cache, save_probe
-    from headrace.store.joined import open_cache
-
-    values = None if losses is None else _load(losses)
-    opened = open_cache(cache)
-    with working("reading blocks"):
-        share = probe_cache(
-            opened, seq_len, batch_size=batch_size, block=block, losses=values, max_blocks=blocks
-        )
-    if save:
-        typer.echo(f"saved: {save_probe(opened, seq_len, share)}", err=True)
-    if as_json:
-        typer.echo(json.dumps(share.to_json()))
-    else:
-        _show_probe(share)
-
-
-def _show_probe(found: ShuffleProbe) -> None:
-    """Prints the result of a probe."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    share = found.share
-    console.print(
-        f"{found.rows:,} of {found.of_rows:,} rows, blocks of {found.block} rows, by {found.value}"
-    )
-    console.print(
-        f"{share.icc:z.1%} of the variance lies between blocks (95%: {share.low:z.1%} to"
-        f" {share.high:z.1%})\n"
-    )
-    table = figures_table(
-        "order", f"noise of a batch of {format_count(found.batch_size, 'row')}, full shuffle = 1"
-    )
-    for order, noise in found.noise.items():
-        table.add_row(order, f"{noise:.2f}")
-    console.print(table)
-    needs = (
-        "needs shuffling"
-        if found.needs_shuffling
-        else "can be read in stored order, by this measure"
-    )
-    console.print(f"\nThis corpus {needs}.")
-
-
-def _load(path: str) -> np.ndarray:
-    import numpy as np
-
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not a .npy file of numbers"
-        cure = "Write it with numpy.save(FILE, losses), one loss per row."
-        raise ConfigError(
-            f"cannot be read ({why})", field="--losses", value=path, cure=cure
-        ) from error

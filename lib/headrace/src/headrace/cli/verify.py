@@ -1,5 +1,5 @@
-"""``headrace verify``: checks that a cache is still what was written, and names what rebuilds it if
-not.
+"""``headrace cache verify``: checks that a cache is still what was written, and names what rebuilds
+it if not.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def command(
 
     For example:
 
-        headrace verify cache
+        headrace cache verify cache
 
-        headrace verify gs://bucket/cache --deep
+        headrace cache verify gs://bucket/cache --deep
 
-        headrace verify cache --repair
+        headrace cache verify cache --repair
     """
     from headrace.store.generations import GENERATIONS_NAME, generation_path, generations_problem
 

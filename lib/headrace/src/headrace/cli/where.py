@@ -1,4 +1,4 @@
-"""``headrace where``: shows the position of a run at a step."""
+"""``headrace run where``: shows the position of a run at a step."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def command(
     it saw documents.
 
     The order is a pure function of the config, so the answer is exact for any step of any run, and
-    only the ledgers of the caches are opened. Documents removed since then (`headrace remove`) are
-    found, too.
+    only the ledgers of the caches are opened. Documents removed since then (`headrace cache
+    remove`) are found, too.
 
     For example:
 
-        headrace where --step 120000 run.yaml
+        headrace run where --step 120000 run.yaml
 
-        headrace where --step 120000 run.yaml --json | jq .sources.web.epochs
+        headrace run where --step 120000 run.yaml --json | jq .sources.web.epochs
 
-        headrace where --step 120000 run.yaml --document 4711 --component web
+        headrace run where --step 120000 run.yaml --document 4711 --component web
     """
     from rich.console import Console
 
@@ -86,7 +86,7 @@ def _find(
     names = ", ".join(config.components)
     if not documents or min(documents) < 0:
         cure = (
-            "Give a number, from 0 on: --document 4711; headrace inspect CACHE --id ID --json"
+            "Give a number, from 0 on: --document 4711; headrace cache inspect CACHE --id ID --json"
             " finds one by its id."
         )
         raise ConfigError("names no document", field="--document", value=documents, cure=cure)

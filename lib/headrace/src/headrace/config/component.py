@@ -85,10 +85,10 @@ class ComponentConfig:
             Training ignores it.
         remove: File of documents to leave out; see
             :class:`~headrace.data.documents.DocumentFilter`.
-        tombstones: Generation of its cache's tombstones (``headrace remove``) that a run starts
-            with, 0 for none; a list for several caches, one number each. None: the newest at the
-            start of the run, as recorded in its manifest. Later removals reach a running run by an
-            amendment.
+        tombstones: Generation of its cache's tombstones (``headrace cache remove``) that a run
+            starts with, 0 for none; a list for several caches, one number each. None: the newest at
+            the start of the run, as recorded in its manifest. Later removals reach a running run by
+            an amendment.
         generations: How many generations of its cache (``headrace build --append``) a run starts
             with; a list for several caches, one number each. None: all that exist at the start of
             the run, as recorded in its manifest; if an amendment extends it, all before those that

@@ -154,7 +154,8 @@ def _new_paths(
     ]:
         problem = f"is not later than generation {max(before)}, which the run has by then"
         cure = (
-            "Name a later one, or leave it out: headrace inspect CACHE shows those that there are."
+            "Name a later one, or leave it out: headrace cache inspect CACHE shows those that"
+            " there are."
         )
         raise ConfigError(problem, field=said[0], value=said[1], cure=cure)
     spans = zip(caches, before, after, strict=True)

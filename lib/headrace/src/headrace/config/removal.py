@@ -80,7 +80,8 @@ def erase_removed(
         ):
             if any(late < early for early, late in zip(earlier, later, strict=True)):
                 cure = (
-                    f"Name a later one: headrace inspect {caches[name].members[0].path} shows them."
+                    f"Name a later one: headrace cache inspect {caches[name].members[0].path}"
+                    " shows them."
                 )
                 problem = f"is older than generation {max(earlier)}, which the run has by then"
                 raise ConfigError(problem, field=field, value=named, cure=cure)
@@ -244,7 +245,7 @@ class _Removals:
                 )
                 choices = f"0 to {last}" if last else "0"
                 cure = (
-                    f"Give {choices}, or leave it out; headrace remove {cache.path} ID makes"
+                    f"Give {choices}, or leave it out; headrace cache remove {cache.path} ID makes"
                     " another."
                 )
                 raise ConfigError(

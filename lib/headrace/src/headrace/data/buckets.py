@@ -56,8 +56,8 @@ class BucketsConfig:
     Attributes:
         by: Where the number of each document comes from: ``length`` (its tokens), the name of a
             leaf with one value per document, or a ``.npy`` file with one number per document, in
-            the order of the cache (if it was written by ``headrace reshuffle``: in the order of its
-            original).
+            the order of the cache (if it was written by ``headrace cache reshuffle``: in the order
+            of its original).
         edges: Rising numbers between buckets: bucket k has ``edges[k-1] <= number < edges[k]``.
         quantiles: Instead, rising shares of the cache's documents: ``[0.5, 0.9]`` makes the lower
             half, what is above it, and the top tenth. Equal numbers stay together, in the higher

@@ -4,8 +4,8 @@
   once if memory holds it that long: for a braid its strands, for a block shuffle its windows, for
   an era shuffle an era, for a full shuffle everything, for stored order a chunk. Orders that by
   design keep a number of blocks open are refused if memory cannot hold them. Others read blocks
-  again, which is reported and may be intended. Loaders, ``config check``, ``simulate`` and reports
-  use it.
+  again, which is reported and may be intended. Loaders, ``config check``, ``config simulate`` and
+  reports use it.
 - :func:`require_steps`: other sources take the share that limits free (mix/shares.py), so a run is
   too short only if all sources with weight are used up, or at their largest share. Finding that
   takes one pass to the end of the run: 2 us per step.

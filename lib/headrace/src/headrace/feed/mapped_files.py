@@ -75,7 +75,7 @@ class _Watched:
                 "was changed while it was mapped, and is not what was written",
                 field="array",
                 value=str(current.path),
-                cure="Put the file back as it was (`headrace verify CACHE` says what else is"
+                cure="Put the file back as it was (`headrace cache verify CACHE` says what else is"
                 " damaged), and go on from this step.",
             )
         self.file = current

@@ -373,8 +373,8 @@ class PlannedReader(BatchReader):
                 " read for each that is"
                 " delivered, since blocks leave memory before they are used up. It holds"
                 f" {cache.num_slots} blocks:"
-                " give more, or an order that has fewer in use; `headrace simulate` forecasts"
-                " both.",
+                " give more, or an order that has fewer in use; `headrace config simulate`"
+                " forecasts both.",
             )
 
     def _warn_of_untrained(self) -> None:
@@ -388,8 +388,8 @@ class PlannedReader(BatchReader):
                 "untrained",
                 f"{stats.untrained_examples:,} of {stats.examples_requested:,} rows hold no token"
                 " that is trained on,"
-                " says the mask of their cache: look at some with `headrace cat`. A longer seq_len"
-                " or packing keeps"
+                " says the mask of their cache: look at some with `headrace run cat`. A longer"
+                " seq_len or packing keeps"
                 ' answers in; loss_mask: "none" trains on every token.',
             )
 

@@ -1,5 +1,5 @@
-"""A loader's counters in the folder of its run, for ``headrace report``; or in TensorBoard, W&B or
-Prometheus.
+"""A loader's counters in the folder of its run, for ``headrace run report``; or in TensorBoard, W&B
+or Prometheus.
 
 ::
 
@@ -88,7 +88,7 @@ class RunLog:
         loader: The loader; None: only the program's own figures are written.
         folder: Path or URL of the run's folder, as passed to
             :func:`headrace.run.manifest.open_run`.
-        config: The config of the run. With it ``headrace report FOLDER`` needs nothing else.
+        config: The config of the run. With it ``headrace run report FOLDER`` needs nothing else.
         every: Steps between two lines; the first call always writes, and so does :meth:`close`.
         host: Number of this host; None: jax's process index.
         hosts: Number of hosts; None: jax's process count.

@@ -130,12 +130,12 @@ def _finished(output: str) -> tuple[TokenCache, Ledger]:
         cure = f"Leave out --append. {what_is_there(output)[1]}"
         if is_levanter(output):
             problem = "is a cache of Levanter, which has no generations"
-            cure = (
-                f"Make one of headrace's of it first: headrace consolidate {output} --output NEW."
-            )
+            cure = f"Make one of headrace's of it first: headrace cache consolidate {output} NEW."
         raise ConfigError(problem, field="output", value=output, cure=cure)
     if not ledger.finished:
-        cure = f"Finish it first, and then append: headrace inspect {output} shows the command."
+        cure = (
+            f"Finish it first, and then append: headrace cache inspect {output} shows the command."
+        )
         raise CacheUnfinishedError(
             "was not finished building", field="output", value=output, cure=cure
         )

@@ -1,4 +1,5 @@
-"""``reshuffle``: a copy of a cache with its documents, and all their leaves, in shuffled order.
+"""``cache reshuffle``: a copy of a cache with its documents, and all their leaves, in shuffled
+order.
 
 In a shuffled store, neighbouring documents are unrelated, so an order that reads it block by block
 trains like a full shuffle (measured: docs/order.md). Only the files on disk determine what is left

@@ -59,9 +59,9 @@ class AmendmentConfig:
         weights: New weights of existing entries. A group keeps its blend, or with ``{blend: ...}``
             its weight.
         drop: Components, or whole groups, that are no longer drawn.
-        remove: Components whose removed documents are no longer trained on (``headrace remove``),
-            each with the generation of its cache's tombstones; a list for a component of several
-            caches, one number each.
+        remove: Components whose removed documents are no longer trained on (``headrace cache
+            remove``), each with the generation of its cache's tombstones; a list for a component of
+            several caches, one number each.
         extend: Components that also use new documents from now on (``headrace build --append``),
             each with the generation of its cache up to which it uses them; a list for a component
             of several caches. The new documents of ``web`` are the component ``web@2`` with the

@@ -8,7 +8,7 @@ training.
     write_report(gather("runs/7"), "report.html")
 
 The page needs no network, no server and no other file: ``charts.js`` draws its charts, and its
-content policy blocks all requests. On the command line: ``headrace report``.
+content policy blocks all requests. On the command line: ``headrace run report``.
 """
 
 import lazy_loader

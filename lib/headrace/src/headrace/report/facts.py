@@ -195,7 +195,7 @@ def _of_folder(
         "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder
     )  # as in runs/1: the last part alone is often not enough
     plan = None
-    why = "The run's log has no config. Name one: headrace report FOLDER --config run.yaml"
+    why = "The run's log has no config. Name one: headrace run report FOLDER --config run.yaml"
     if config is not None:
         plan = _plan(_as_begun(load_config(config, settings), folder), options, records)
     elif records.config is not None:

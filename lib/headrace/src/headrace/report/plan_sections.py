@@ -136,7 +136,9 @@ def order_section(plan: PlanFacts) -> Section:
         "Similarity: share of the variance of the loss between blocks (ICC), and the resulting"
         " excess loss."
     )
-    blocks.append(Text(f"{text} headrace icc CACHE --save measures it.", quiet=True))
+    blocks.append(
+        Text(f"{text} headrace cache inspect CACHE --icc --save measures it.", quiet=True)
+    )
     return Section("order", "Planned: order", blocks)
 
 

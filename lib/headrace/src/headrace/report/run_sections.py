@@ -453,7 +453,7 @@ def _rows_of(step: int, facts: ReportFacts) -> str:
     """The command that shows the rows of a step."""
     run = [] if facts.folder is None else ["--run", facts.folder]
     return shlex.join(
-        ["headrace", "cat", facts.config_path or "run.yaml", "--step", str(step), *run]
+        ["headrace", "run", "cat", facts.config_path or "run.yaml", "--step", str(step), *run]
     )
 
 

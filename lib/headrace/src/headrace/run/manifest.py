@@ -228,7 +228,7 @@ class RunManifest:
         raise PlanMismatchError(
             f"the run was started with another {'config' if fields else 'plan'}: {listed}{more}",
             field="config",
-            cure=f"{cure} The amendment for it, if there is one: headrace diff {folder} CONFIG"
+            cure=f"{cure} The amendment for it, if there is one: headrace run diff {folder} CONFIG"
             if fields
             else cure,
         )

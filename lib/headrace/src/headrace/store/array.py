@@ -480,7 +480,7 @@ class StoredArray:
             )
         if owner and self.owner and owner != self.owner:
             cure = (
-                "Copy that part again, or build it again: headrace verify names it, and what"
+                "Copy that part again, or build it again: headrace cache verify names it, and what"
                 " rebuilds it."
             )
             raise CacheCorruptError(

@@ -178,7 +178,7 @@ class TokenCache:
                 field="cache",
                 value=path,
                 cure="Run the same `headrace build` command again: it goes on from the last"
-                f" finished part (`headrace inspect {path}` shows how far it got).",
+                f" finished part (`headrace cache inspect {path}` shows how far it got).",
             )
         return cls(path, ledger)
 
@@ -328,7 +328,7 @@ class TokenCache:
                 f" {self.shuffle.unit}",
                 field="unit",
                 value=unit,
-                cure=f"Shuffle the original with headrace reshuffle --unit {unit}.",
+                cure=f"Shuffle the original with headrace cache reshuffle --unit {unit}.",
             )
 
     @property
@@ -428,7 +428,9 @@ class TokenCache:
 
     @property
     def is_virtual(self) -> bool:
-        """Whether it does not exist and is only planned with (``headrace simulate --tokens``)."""
+        """Whether it does not exist and is only planned with (``headrace config simulate
+        --tokens``).
+        """
         return self.ledger.tokenizer.get("fingerprint") == "virtual"
 
     @cached_property

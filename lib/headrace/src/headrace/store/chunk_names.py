@@ -150,7 +150,7 @@ def _named(url: str, owner: str, chunks: int) -> np.ndarray | None:
         AttributeError,
         RecursionError,
     ):
-        return None  # headrace verify says what is wrong with it
+        return None  # headrace cache verify says what is wrong with it
     if stored.checksums is None or stored.checksums.size != chunks or stored.owner != owner:
         return None
     return stored.checksums.astype(np.uint32)

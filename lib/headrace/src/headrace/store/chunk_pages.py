@@ -83,7 +83,7 @@ class ChunkPages:
         kinds = chunks_of(self._table, self._layout, self._leaves)
         if (count := int(kinds[-1].first[-1])) != self._table.head.chunks:
             root = self._table.url.removesuffix(f"/{TABLE_NAME}")
-            cure = f"Write it anew: headrace verify {root} --repair"
+            cure = f"Write it anew: headrace cache verify {root} --repair"
             problem = f"names {self._table.head.chunks} chunks, and its parts have {count}"
             raise ReadError(problem, field="ledger", value=self._table.url, cure=cure)
         return {(kind.leaf, kind.folder): kind for kind in kinds}

@@ -27,8 +27,8 @@ from headrace.store.pending import ArrayFuture
 from headrace.store.ragged import data_url, offsets_url
 
 _COPY_AGAIN = (
-    "Copy the cache again, with all its files, or build it again; headrace verify CACHE says what"
-    " is damaged."
+    "Copy the cache again, with all its files, or build it again; headrace cache verify CACHE"
+    " says what is damaged."
 )
 BLOCK_ELEMENTS = 1 << 22
 """Values per read when a whole leaf is read."""

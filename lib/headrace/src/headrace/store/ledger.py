@@ -258,8 +258,8 @@ def _check_first(root: str, table: ColumnTable) -> None:
 
     if _read(files.join(url, "zarr.json"), differs):
         cure = (
-            f"Copy both ledgers of the cache again; headrace verify {root} names what does not go"
-            " together."
+            f"Copy both ledgers of the cache again; headrace cache verify {root} names what does"
+            " not go together."
         )
         problem = f"and {TABLE_NAME} are of another cache than {url}"
         raise CacheCorruptError(

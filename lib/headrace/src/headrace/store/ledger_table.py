@@ -12,7 +12,7 @@
                then the digests
 
 It repeats the content of ``ledger.json`` and identifies that file: with another one, it is refused.
-It can be rewritten at any time (``headrace verify CACHE --repair``).
+It can be rewritten at any time (``headrace cache verify CACHE --repair``).
 
 How it is written; the comments below have the same numbers:
 
@@ -351,7 +351,7 @@ def parse_table(url: str, data: bytes) -> ColumnTable:
 def corrupt_table(url: str, problem: str) -> CacheCorruptError:
     """An error about a table, with the command that rewrites it."""
     root = url.removesuffix(TABLE_NAME).rstrip("/") or "/"
-    cure = f"Write it anew from ledger.json: headrace verify {root} --repair"
+    cure = f"Write it anew from ledger.json: headrace cache verify {root} --repair"
     return CacheCorruptError(problem, field="ledger", value=url, cure=cure)
 
 

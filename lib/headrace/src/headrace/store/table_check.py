@@ -34,7 +34,7 @@ def table_problem(root: str, *, mend: bool = False) -> str:
     if mend:
         files.write_atomic(url, table)
     problem = "is missing" if raw is None else f"is not what {LEDGER_NAME} and the arrays say"
-    return f"{problem}: headrace verify {root} --repair writes it anew"
+    return f"{problem}: headrace cache verify {root} --repair writes it anew"
 
 
 def _own_names(url: str, raw: bytes) -> ChunkNames | None:

@@ -107,8 +107,8 @@ def parse_tombstones(cache: TokenCache, raw: bytes) -> Tombstones:
         return Tombstones()
     url = files.join(files.absolute(cache.path), TOMBSTONES_NAME)
     again = (
-        f"Restore it; or delete it, and remove the documents again: headrace remove {cache.path}"
-        " --file ids.txt."
+        "Restore it; or delete it, and remove the documents again: headrace cache remove"
+        f" {cache.path} --file ids.txt."
     )
 
     def refused(problem: str, cure: str = again) -> CacheCorruptError:

@@ -89,8 +89,8 @@ def _unreached_replicas(plan: RunPlan) -> Iterator[_Advice]:
             yield (
                 f"components.{c.name}.{'cache' if lost[0].path == c.cache else 'replicas'}",
                 "; ".join(f"{replica.path} {replica.problem}" for replica in lost),
-                "Check its address and the credentials (headrace verify names what is wrong), or"
-                " leave it out.",
+                "Check its address and the credentials (headrace cache verify names what is"
+                " wrong), or leave it out.",
             )
 
 
@@ -148,7 +148,7 @@ def _untrained_rows(plan: RunPlan) -> Iterator[Finding]:
             mask,
             f"marks no token in {talk.untrained_rows:,} of {_looked(c)}"
             f" ({talk.untrained_share:.1%}): they train nothing",
-            f"Look at some (headrace inspect {c.cache}). Then {', or '.join(cures)}.",
+            f"Look at some (headrace cache inspect {c.cache}). Then {', or '.join(cures)}.",
         )
 
 
@@ -340,7 +340,7 @@ def _excess_loss(plan: RunPlan) -> Iterator[_Advice]:
                 f"components.{name}",
                 f"is {noise.icc:.0%} between blocks: expect {noise.excess - 1:+.0%} excess loss"
                 " over a full shuffle",
-                "Train on a copy that shuffles documents: headrace reshuffle"
+                "Train on a copy that shuffles documents: headrace cache reshuffle"
                 f" {plan.config.components[name].caches[0]} OUTPUT",
             )
 

@@ -176,7 +176,7 @@ def _judge_order(
     name = max(noise, key=lambda name: noise[name].excess, default="")
     if name and noise[name].excess > EXCESS:
         cure = (
-            "Train on a copy that shuffles documents: headrace reshuffle"
+            "Train on a copy that shuffles documents: headrace cache reshuffle"
             f" {config.components[name].caches[0]} OUTPUT"
         )
         return Judgment(
@@ -184,7 +184,7 @@ def _judge_order(
         )
     if unknown:
         command = (
-            f"headrace icc {config.components[unknown[0]].caches[0]} --seq-len"
+            f"headrace cache inspect --icc {config.components[unknown[0]].caches[0]} --seq-len"
             f" {config.phases[0][1]}"
         )
         cure = (
