@@ -80,8 +80,9 @@ class SpelledError(BadRecordError):
 
     def __init__(self, value: Any) -> None:
         # Of a list or an object only the type: its spelling may be longer than any memory.
-        own = value.value if isinstance(value, _StandIn) else value
-        what = str(own) if own is None or isinstance(own, bool) else type_name(own)
+        stood_for = value.value if isinstance(value, _StandIn) else value
+        is_word = stood_for is None or isinstance(stood_for, bool)
+        what = str(stood_for) if is_word else type_name(stood_for)
         super().__init__(f"the chat template writes a value as Python spells it ({what})")
         self.value = value
 
@@ -141,12 +142,12 @@ class _Spelled:
         self.text = text
 
     def lower(self) -> Any:
-        return self._made(self.text.lower())
+        return self._text_of_json(self.text.lower())
 
     def replace(self, old: Any, new: Any, count: int | None = None) -> Any:
-        return self._made(self.text.replace(str(old), str(new), -1 if count is None else count))
+        return self._text_of_json(self.text.replace(str(old), str(new), -1 if count is None else count))
 
-    def _made(self, text: str) -> Any:
+    def _text_of_json(self, text: str) -> Any:
         """A text that was made of it: a plain one if JSON writes the value so."""
         try:
             is_json = json.loads(text) == self.value

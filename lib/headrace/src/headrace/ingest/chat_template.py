@@ -362,9 +362,9 @@ class ChatTemplate:
                 failures.append((form, error))
         first_form, problem = failures[0]
         if isinstance(problem, self._bounded.SpelledError):
-            place = self._place_written(self._values(first_form, given), ask)
+            path = self._place_written(self._values(first_form, given), ask)
             raise BadRecordError(
-                f"{problem.problem}{place and f': {place}'}",
+                f"{problem.problem}{path and f': {path}'}",
                 "Write a text there in the record, or write it with {{ value | tojson }} in the"
                 " template.",
             ) from None
@@ -456,8 +456,8 @@ def _place_of(wanted: Any, value: Any, path: str = "") -> str:
         pairs = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
     elif isinstance(value, list):
         pairs = [(f"{path}[{i}]", one) for i, one in enumerate(value)]
-    places = (_place_of(wanted, one, place) for place, one in pairs)
-    return next(filter(None, places), "")
+    paths = (_place_of(wanted, one, path_within) for path_within, one in pairs)
+    return next(filter(None, paths), "")
 
 
 def refuse_marks(messages: Sequence[Message]) -> None:
