@@ -72,12 +72,132 @@ def test_fields_that_the_template_does_not_write_are_counted_and_shown(tmp_path:
         "messages[].name",
         "messages[].reasoning_content",
         "messages[].tokens_used",
-        "messages[].tool_calls[].arguments",
+        "messages[].tool_calls[].function.arguments",
         "tools",
     ]
     assert report.unused_fields == dict.fromkeys(unused, 1)
     shown = CliRunner().invoke(application(), ["cache", "inspect", report.path, "--json"])
     assert json.loads(shown.output)["unused_fields"] == report.unused_fields
+
+
+# As Qwen 3's: what was thought is written after the last question only, be it a field or within
+# the content.
+CUTS_THOUGHTS = (
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last ="
+    " loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}{% set content = m.content or ''"
+    " %}{% set thought = '' %}{% if m.reasoning_content is string %}{% set thought ="
+    " m.reasoning_content %}{% elif '</think>' in content %}{% set thought ="
+    " content.split('</think>')[0].split('<think>')[-1].strip('\n') %}{% set content ="
+    " content.split('</think>')[-1].lstrip('\n') %}{% endif %}<{{ m.role }}>{% generation %}{% if"
+    " m.role == 'assistant' and loop.index0 > ns.last %}<think>{{ thought }}</think>{% endif %}{{"
+    " content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments |"
+    " tojson }}{% endfor %}</s>{% endgeneration %}{% endfor %}"
+)
+THOUGHT = "<think>\nHm.\n</think>\n\nA"
+
+
+@pytest.mark.parametrize(
+    ("turns", "unused"),
+    [
+        ([{"content": "<think>\nHm so\n</think>\n\nA"}], []),
+        ([{"content": THOUGHT}, {"content": THOUGHT}], ["content (in part)"]),
+        ([{"content": "<think>\nA\n</think>\nA"}, {"content": "A"}], ["content (in part)"]),
+        ([{"content": "<think>\n\n</think>\n\nA"}, {"content": "A"}], []),
+        ([{"content": " A\n"}, {"content": "\nB"}], []),
+        ([{"content": "A", "reasoning_content": "H"}, {"content": "B"}], ["reasoning_content"]),
+        ([{"content": "A", "reasoning_content": "H"}], []),
+        ([{"content": "A", "thinking": "Hm"}], ["thinking"]),
+        ([{"content": "A", "thinking": ""}], []),
+        ([{"content": "A", "thinking": {"text": "Hm"}, "n": 3}], ["n", "thinking"]),
+        ([{"tool_calls": [{**CALL, "rationale": "Hm"}]}], ["tool_calls[].rationale"]),
+        ([{"tool_calls": [{**CALL, "id": "c1", "type": None}]}], ["tool_calls[].id"]),
+        ([{"tool_calls": [{**CALL, "thought": [1, "b"]}, CALL]}], ["tool_calls[].thought"]),
+        (
+            [{"tool_calls": [{"function": {**CALL["function"], "thought": "Hm", "n": 1}}]}],
+            ["tool_calls[].function.n", "tool_calls[].function.thought"],
+        ),
+        (
+            [{"tool_calls": [{"name": "f", "arguments": {"x": 1}, "why": "Hm"}]}],
+            ["tool_calls[].why"],
+        ),
+        (
+            [{"content": [{"type": "text", "text": "A", "citations": [1], "more": None}]}],
+            ["content[].citations"],
+        ),
+        ([{"content": [{"text": "A", "cache_control": {"a": "b"}}]}], ["content[].cache_control"]),
+    ],
+)
+@pytest.mark.parametrize("format", ["jsonl", "parquet", "text"])
+def test_all_that_no_text_is_made_of_is_counted(
+    tmp_path: Path,
+    turns: list[dict[str, Any]],
+    unused: list[str],
+    format: str,  # noqa: A002
+):
+    messages = [m for turn in turns for m in (ASK, {"role": "assistant", **turn})]
+    record = {"messages": json.dumps(messages) if format == "text" else messages}
+    path = tmp_path / f"a.{'parquet' if format == 'parquet' else 'jsonl'}"
+    if format == "parquet":
+        arrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        try:
+            table = arrow.Table.from_pylist([record])
+        except arrow.ArrowInvalid:  # no table has a list of texts and numbers, or of both kinds
+            pytest.skip("no such table")
+        parquet.write_table(table, path)
+    else:
+        path.write_text(json.dumps(record) + "\n")
+    source = SourceConfig([str(path)], kind="chat", chat=ChatConfig(CUTS_THOUGHTS))
+    output = str(tmp_path / "cache")
+    report = build_cache(source, TokenizerConfig("bytes"), output, progress=False)
+    assert report.unused_fields == {f"messages[].{name}": 1 for name in unused}
+    shown = CliRunner().invoke(application(), ["inspect", report.path, "--json"])
+    assert json.loads(shown.output)["unused_fields"] == report.unused_fields
+
+
+@pytest.mark.parametrize("name", ["chosen", "prompt"])
+def test_what_parts_of_pairs_and_prompts_have_besides_text_is_counted(tmp_path: Path, name: str):
+    parts = [{"type": "text", "text": "A", "citations": ["b"]}]
+    record: dict[str, Any] = {"prompt": [ASK], "chosen": [ANSWER], "rejected": [ANSWER]}
+    record[name] = [{**record[name][0], "content": parts}]
+    kind = "preference" if name == "chosen" else "prompts"
+    record = record if name == "chosen" else {"prompt": record["prompt"]}
+    report = build(tmp_path, record, PLAIN, kind=kind)
+    assert report.unused_fields == {f"{name}[].content[].citations": 1}
+
+
+@pytest.mark.parametrize(
+    ("written", "unused"),
+    [
+        ("{{ m.content | tojson }}", []),
+        ("{{ m.content | upper }}", []),
+        ("{{ m.content.split() | join('_') }}", []),
+        ("{{ m.content.split('.')[0] }}", ["messages[].content (in part)"]),
+        ("{{ m.content[:14] }}", ["messages[].content (in part)"]),
+        ("{{ m | tojson }}", []),
+        ("{{ m.tool_calls[0] | tojson }}{{ m.content }}", []),
+    ],
+)
+def test_a_content_that_is_rewritten_is_not_cut(tmp_path: Path, written: str, unused: list[str]):
+    call = {**CALL, "id": "c1", "rationale": "Hm"}
+    message = {"role": "assistant", "content": 'One "two".\n Three four', "tool_calls": [call]}
+    template = "{% for m in messages %}" + written + "{% endfor %}"
+    report = build(tmp_path, {"messages": [message]}, template, "all")
+    calls = ["function.arguments", "function.name", "id", "rationale"]
+    silent = [] if "tojson }}" in written and "m.content |" not in written else calls
+    wanted = [*unused, *(f"messages[].tool_calls[].{name}" for name in silent)]
+    assert report.unused_fields == dict.fromkeys(wanted, 1)
+
+
+def test_a_template_that_checks_words_is_compared_with_those_of_the_record(tmp_path: Path):
+    template = (
+        "{% for m in messages %}{% if m.content not in ('Q', 'A') %}{{ raise_exception('no') }}{%"
+        " endif %}{{ m.content }}</s>{% endfor %}"
+    )
+    record = {"messages": [ASK, {**ANSWER, "reasoning_content": "Hm", "tool_calls": [CALL]}]}
+    names = ["reasoning_content", "tool_calls[].function.arguments", "tool_calls[].function.name"]
+    report = build(tmp_path, record, template, "all")
+    assert report.unused_fields == {f"messages[].{name}": 1 for name in names}
 
 
 def test_what_the_template_writes_is_not_counted(tmp_path: Path):
@@ -89,6 +209,8 @@ def test_what_the_template_writes_is_not_counted(tmp_path: Path):
     ("turn", "said"),
     [
         ({"role": "tool", "content": "u"}, "turn 2 (tool)"),
+        ({"role": "tool", "content": "[1]"}, "turn 2 (tool)"),
+        ({"role": "tool", "content": "<b>\n... one</b>"}, "turn 2 (tool)"),
         ({"role": "system", "content": "Be brief", "name": "f"}, "turn 2 (system)"),
         ({"role": "assistant", "refusal": "I cannot"}, "turn 2 (assistant)"),
     ],

@@ -145,7 +145,9 @@ class _Spelled:
         return self._text_of_json(self.text.lower())
 
     def replace(self, old: Any, new: Any, count: int | None = None) -> Any:
-        return self._text_of_json(self.text.replace(str(old), str(new), -1 if count is None else count))
+        return self._text_of_json(
+            self.text.replace(str(old), str(new), -1 if count is None else count)
+        )
 
     def _text_of_json(self, text: str) -> Any:
         """A text that was made of it: a plain one if JSON writes the value so."""

@@ -37,7 +37,15 @@ from headrace.ingest.conversations import (
 )
 from headrace.ingest.records import MAX_RECORD_BYTES, BadRecordError, one_line
 from headrace.ingest.source import ChatConfig
-from headrace.ingest.template_reading import LeftOut, left_out, probe_of, shape_of
+from headrace.ingest.template_reading import (
+    LeftOut,
+    brackets_of,
+    contents_cut,
+    left_out,
+    own_texts_of,
+    probe_of,
+    shape_of,
+)
 from headrace.store import files
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -217,7 +225,7 @@ class ChatTemplate:
                 f"is no Jinja template ({one_line(error)})", field="chat.template"
             ) from error
         self._fields, self.variables_read = bounded.names_in(environment.parse(record["text"]))
-        self._left_out: dict[Hashable, LeftOut] = {}
+        self._left_out: dict[Hashable, LeftOut | None] = {}
         self._takes_parts = not self._shows(_PROBE) and self._shows(with_text_parts(_PROBE))
 
     def render(
@@ -256,29 +264,33 @@ class ChatTemplate:
         return "".join(text), tuple(spans)
 
     def left_out(
-        self, messages: Sequence[Message], given: Given = NOTHING, *, ask: bool = False
+        self, messages: Sequence[Message], text: str, given: Given = NOTHING, *, ask: bool = False
     ) -> LeftOut:
-        """The fields of messages, and the messages, that the template does not write.
+        """The fields of messages, and the messages, that the template does not write into their
+        text.
 
         Example:
             >>> chat = ChatTemplate(
             ...     {"text": "{% for m in messages %}{{ m.content }}{% endfor %}", "tokens": {}}, {}
             ... )
-            >>> chat.left_out([{"role": "user", "content": "Hi", "name": "Ann"}])
+            >>> chat.left_out([{"role": "user", "content": "Hi", "name": "Ann"}], "Hi")
             LeftOut(fields=[['name']], lost=[])
         """
-        shape = given.tools is None, repr(given.variables), ask, shape_of(messages)
-        missing = self._left_out.get(shape)
-        if missing is None:
-            probe = probe_of(messages)
-            try:
-                text = self.render(probe.messages, given, ask=ask)
-                missing = left_out(probe, text, self._fields)
-            except BadRecordError:  # the template checks what texts say
-                missing = LeftOut([[] for _ in messages], [])
+        cut = contents_cut(messages, text)
+        brackets = tuple([(i, brackets_of(messages[i]["content"])) for i in cut])
+        shape = given.tools is None, repr(given.variables), ask, shape_of(messages), brackets
+        if shape not in self._left_out:
             if len(self._left_out) >= _MOST_SHAPES:
                 self._left_out.clear()
-            self._left_out[shape] = missing
+            probe = probe_of(messages, cut)
+            try:
+                probe_text = self.render(probe.messages, given, ask=ask)
+                self._left_out[shape] = left_out(probe, probe_text, self._fields)
+            except BadRecordError:  # the template checks what texts say
+                self._left_out[shape] = None
+        missing = self._left_out[shape]
+        if missing is None:
+            return left_out(own_texts_of(messages), text, self._fields)._replace(lost=[])
         if not missing.lost:
             return missing
         # A template may decide by the text itself: a message is lost if any other makes no

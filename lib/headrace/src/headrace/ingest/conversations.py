@@ -90,6 +90,35 @@ def read_messages(value: Any, field: str) -> list[dict[str, Any]]:
     return [_message(one, f"{field}[{i}]") for i, one in enumerate(value)]
 
 
+def fields_of_parts(value: Any) -> set[str]:
+    """Names of the fields of text parts in messages, of which the text alone is read.
+
+    Example:
+        >>> part = {"type": "text", "text": "Hi", "citations": [1], "cache_control": None}
+        >>> fields_of_parts([{"role": "user", "content": [part]}])
+        {'citations'}
+    """
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        value = _json(value)
+    if isinstance(value, Mapping):
+        value = _listed(value)
+    messages = value if isinstance(value, list) else []
+    contents = [
+        message.get("content", message.get("value", message.get("text")))
+        for message in messages
+        if isinstance(message, Mapping)
+    ]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    names = {
+        name
+        for part in parts
+        if isinstance(part, Mapping)
+        for name, one in part.items()
+        if one is not None
+    }
+    return names - {"type", "text"}
+
+
 def from_json(value: Any) -> Any:
     """Messages that are JSON in a string; any other value, such as a text, as it is.
 

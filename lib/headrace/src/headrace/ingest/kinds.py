@@ -48,6 +48,7 @@ from headrace.ingest.chat_template import (
 from headrace.ingest.choices import Kind
 from headrace.ingest.conversations import (
     Message,
+    fields_of_parts,
     from_json,
     prompt_of_dialogues,
     read_messages,
@@ -85,6 +86,8 @@ LOSS_MASK = LeafSpec("loss_mask", "uint8", "ragged")
 PROMPT_LENGTH = LeafSpec("prompt_length", "int32", "fixed")
 CHOSEN = LeafSpec("chosen", "uint8", "fixed")
 _NO_LABEL = -100
+_OF_MESSAGES = ("messages", "question", "answer", "prompt", "chosen", "rejected")
+"""What may hold messages."""
 
 
 class EncodedBatch(NamedTuple):
@@ -460,6 +463,13 @@ class MarkedKind(DocumentKind):
     on.
     """
 
+    def __init__(
+        self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None
+    ) -> None:
+        super().__init__(config, kind, tokenizer, template)
+        names = [name for name in _OF_MESSAGES if name in FIELDS[kind]]
+        self._of_messages = [name for name in names if config.field_of(kind, name) is not None]
+
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
         pieces = [p for d in documents for p in (d.text[: d.cut], d.text[d.cut :])]
         encoded = self.tokenizer.encode_with_places(pieces)
@@ -505,7 +515,15 @@ class MarkedKind(DocumentKind):
                 text for value in values for text in (*_strings(value), "".join(_spoken(value)))
             ]
             self.tokenizer.reading_special("error").encode_batch(texts)
-        return self._documents(record)
+        documents = self._documents(record)
+        unread = [
+            f"{self._field_name(name)}[].content[].{field}"
+            for name in self._of_messages
+            for field in fields_of_parts(self._field(record, name))
+        ]
+        if unread:
+            documents = [one._replace(unused=(*one.unused, *unread)) for one in documents]
+        return documents
 
     @abc.abstractmethod
     def _documents(self, record: Fields) -> Sequence[Document]:
@@ -557,16 +575,16 @@ class MarkedKind(DocumentKind):
         return without_spans(spans, hidden)
 
     def _unwritten(
-        self, messages: Sequence[Message], given: Given, name: str, *, ask: bool = False
+        self, messages: Sequence[Message], text: str, given: Given, name: str, *, ask: bool = False
     ) -> tuple[str, ...]:
         """The fields of a conversation, and of what is given to the template with it, that the
-        template leaves out.
+        template leaves out of its text.
 
         Raises:
             BadRecordError: it leaves out a message altogether.
         """
         chat = self._chat()
-        left_out = chat.left_out(messages, given, ask=ask)
+        left_out = chat.left_out(messages, text, given, ask=ask)
         field = self._field_name(name)
         if left_out.lost:
             first = left_out.lost[0]
@@ -612,7 +630,7 @@ class ChatKind(MarkedKind):
             spans = self._without_masked(spans, messages, marks, given)
         else:
             text, spans = chat.spans_of_turns(messages, _wanted_turns(messages, marks, how), given)
-        unused = self._unwritten(messages, given, "messages")
+        unused = self._unwritten(messages, text, given, "messages")
         return (self._document(record, text, spans, unused=unused),)
 
     def _conversation(self, record: Fields) -> list[dict[str, Any]]:
@@ -822,7 +840,7 @@ class PreferenceKind(MarkedKind):
                 " on",
                 "Answers of pairs are compared whole: leave weight: 0 and the like out of them.",
             )
-        unused = self._unwritten(messages, given, name)
+        unused = self._unwritten(messages, text, given, name)
         return self._document(record, text, answer_spans, cut=cut, label=label, unused=unused)
 
 
@@ -836,7 +854,7 @@ class PromptsKind(MarkedKind):
         messages = self._messages(record, "prompt")
         given = self._given(record)
         text = self._chat().render(messages, given, ask=True)
-        unused = self._unwritten(messages, given, "prompt", ask=True)
+        unused = self._unwritten(messages, text, given, "prompt", ask=True)
         return (self._document(record, text, unused=unused),)
 
 

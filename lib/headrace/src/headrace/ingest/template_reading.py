@@ -3,22 +3,28 @@
 Templates know the roles and fields of their own model, and write nothing for others: a ``tool``
 message, the field ``reasoning_content`` or the arguments of calls are gone without an error. To
 find that out, a conversation is rendered once more with another word in place of each text, all of
-them different: fields whose words do not arrive were left out. Fields without text, such as
-numbers, count as read if the template names them.
+them different: fields whose words do not arrive were left out. In a content that does not arrive as
+it is, each word is replaced alone, and what is in brackets stays: templates cut by ``</think>``.
+Fields without text, such as numbers, count as read if the template names or quotes them.
 
-Price: one more rendering for each shape of conversation (roles and fields), not for each
-conversation.
+Price: one more rendering for each shape of conversation (roles, fields, and brackets in contents
+that are cut), not for each conversation.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 from headrace.ingest.conversations import TRAINING_MARKS, Message
 
 _LABELS = ("role", "name", "id", "tool_call_id")
 """Fields that say whose or which a message is: a message of which only these arrive is lost."""
+_IN_CALLS = "tool_calls[]."
+_WORD_OF_PROBE = re.compile(r"headrace\d+z")
+_BRACKETS_OR_WORD = re.compile(r"(<[^<>\s]{1,32}>|\[[^\[\]\s]{1,32}\])|\w+")
 
 
 class Probe(NamedTuple):
@@ -26,11 +32,14 @@ class Probe(NamedTuple):
 
     Attributes:
         messages: The messages with a word of its own in place of each text.
-        words: For each message the words by the field that they stand in.
+        words: For each message the words by the field that they stand in; none for a field
+            without text.
+        are_own: Whether the words are those of the conversation itself.
     """
 
     messages: list[dict[str, Any]]
     words: list[dict[str, list[str]]]
+    are_own: bool = False
 
 
 class LeftOut(NamedTuple):
@@ -65,43 +74,102 @@ def shape_of(value: Any) -> Hashable:
     return type(value)
 
 
-def probe_of(messages: Sequence[Message]) -> Probe:
-    """The conversation with another word in place of each text.
+def contents_cut(messages: Sequence[Message], text: str) -> list[int]:
+    """The messages whose content is not in a text as it is."""
+    cut: list[int] = []
+    start = 0
+    for i, message in enumerate(messages):
+        content = (message.get("content") or "").strip()
+        # Where it begins is found much faster than the whole of it, which usually follows.
+        start = max(0, text.find(content[:32], start))
+        if not text.startswith(content, start) and content not in text:
+            cut.append(i)
+    return cut
+
+
+def brackets_of(text: str) -> tuple[str, ...]:
+    """The short brackets in a text.
 
     Example:
-        >>> probe_of([{"role": "user", "content": "Hi"}])
-        Probe(messages=[{'role': 'user', 'content': 'headrace0z'}],
-            words=[{'content': ['headrace0z']}])
+        >>> brackets_of("<think>So.</think> Yes [1]")
+        ('<think>', '</think>', '[1]')
     """
-    probes: list[dict[str, Any]] = []
-    words: list[dict[str, list[str]]] = []
-    count = 0
+    return tuple([one[1] for one in _BRACKETS_OR_WORD.finditer(text) if one[1]])
 
-    def next_word(field: str) -> str:
-        nonlocal count
-        word = f"headrace{count}z"
-        words[-1].setdefault(field, []).append(word)
-        count += 1
+
+def probe_of(messages: Sequence[Message], cut: Collection[int] = ()) -> Probe:
+    """The conversation with another word in place of each text, or of each word of a content that
+    is cut.
+
+    Example:
+        >>> probe_of([{"role": "user", "content": "Hi you"}])
+        Probe(messages=[{'role': 'user', 'content': 'headrace0z'}],
+            words=[{'content': ['headrace0z']}], are_own=False)
+        >>> probe_of([{"role": "user", "content": "<b>Hi</b> you"}], [0]).messages
+        [{'role': 'user', 'content': '<b>headrace0z</b> headrace1z'}]
+    """
+    numbers = count()
+    prober = _Prober(lambda _: f"headrace{next(numbers)}z")
+    probes = [prober.message(message, i in cut) for i, message in enumerate(messages)]
+    return Probe(probes, prober.words)
+
+
+def own_texts_of(messages: Sequence[Message]) -> Probe:
+    """The conversation as a probe with its own texts, but for contents: for a template that refuses
+    others.
+    """
+    prober = _Prober(lambda text: text.strip().lower())
+    for message in messages:
+        prober.message({**message, "content": None}, False)
+    return Probe([dict(message) for message in messages], prober.words, are_own=True)
+
+
+class _Prober:
+    """Puts words in place of the texts of messages, and notes them by their fields."""
+
+    def __init__(self, word_for: Callable[[str], str]) -> None:
+        self._word_for = word_for
+        self.words: list[dict[str, list[str]]] = []
+
+    def message(self, message: Message, is_cut: bool) -> dict[str, Any]:
+        """A message with other words."""
+        self.words.append({})
+        if not is_cut:
+            return self._fields(message, "")
+        probe = self._fields({**message, "content": None}, "")
+        probe["content"] = _BRACKETS_OR_WORD.sub(
+            lambda one: one[1] or self._word("content", one[0]), message["content"]
+        )
+        if "content" not in self.words[-1]:  # all of it is in brackets
+            probe["content"] = self._word("content", message["content"])
+        return probe
+
+    def _word(self, path: str, text: str) -> str:
+        word = self._word_for(text)
+        self.words[-1].setdefault(path, []).append(word)
         return word
 
-    for message in messages:
-        words.append({})
-        probe = dict(message)
-        for field, value in message.items():
-            if field == "tool_calls":
-                probe[field] = [_probe_call(call, next_word) for call in value]
-            elif _is_spoken(field, value):
-                probe[field] = next_word(field)
-        probes.append(probe)
-    return Probe(probes, words)
-
-
-def _is_spoken(field: str, value: Any) -> bool:
-    """Whether a field of a message is a text that a template may write. Templates check the form of
-    ids.
-    """
-    is_label = field == "role" or field.endswith("id")
-    return isinstance(value, str) and bool(value.strip()) and not is_label
+    def _fields(self, fields: Mapping[str, Any], parent: str) -> dict[str, Any]:
+        """The fields of a message, a call or its function; templates check the form of ids."""
+        probe = dict(fields)
+        for name, value in fields.items():
+            path = parent + name
+            if path == "tool_calls":
+                probe[name] = [self._fields(call, _IN_CALLS) for call in value]
+            elif path == f"{_IN_CALLS}function" and isinstance(value, dict):
+                probe[name] = self._fields(value, f"{path}.")
+            elif parent and name == "arguments":
+                if value:
+                    first = next(iter(value)) if isinstance(value, Mapping | list) else value
+                    probe[name] = {"headrace": self._word(path, str(first))}
+            elif name in ("role", *TRAINING_MARKS) or path == f"{_IN_CALLS}type":
+                continue
+            elif isinstance(value, str) and not name.endswith("id"):
+                if value.strip():
+                    probe[name] = self._word(path, value)
+            elif value is not None:
+                self.words[-1].setdefault(path, [])
+        return probe
 
 
 def left_out(probe: Probe, text: str, names: Collection[str]) -> LeftOut:
@@ -113,28 +181,22 @@ def left_out(probe: Probe, text: str, names: Collection[str]) -> LeftOut:
         names: The template's own names, see :func:`~headrace.ingest.bounded_jinja.names_in`.
     """
     text = text.lower()
+    # A content that is cut has as many words as it likes, which a set has at once.
+    present = text if probe.are_own else set(_WORD_OF_PROBE.findall(text))
     fields: list[list[str]] = []
     lost: list[int] = []
-    for i, (message, words) in enumerate(zip(probe.messages, probe.words, strict=True)):
-        arrives = {field: all(word in text for word in own) for field, own in words.items()}
-        silent = [field for field, is_there in arrives.items() if not is_there]
-        own_fields = message.keys() - {"role", "content", "tool_calls"} - set(TRAINING_MARKS)
-        silent += [name for name in own_fields if name not in arrives and name not in names]
+    for i, words in enumerate(probe.words):
+        silent: list[str] = []
+        is_heard = False
+        for path, in_field in words.items():
+            arrived = [word for word in in_field if word in present]
+            name = path.rpartition(".")[2]
+            is_heard |= bool(arrived) and path not in _LABELS
+            if not in_field and name not in names and f'"{name.lower()}"' not in text:
+                silent.append(path)
+            elif len(arrived) < len(in_field):
+                silent.append(f"{path} (in part)" if arrived else path)
         fields.append(sorted(silent))
-        spoken = {field for field in arrives if field not in _LABELS}
-        if spoken and not any(word in text for field in spoken for word in words[field]):
+        if not is_heard and any(words[path] for path in words if path not in _LABELS):
             lost.append(i)
     return LeftOut(fields, lost)
-
-
-def _probe_call(call: Any, next_word: Callable[[str], str]) -> Any:
-    if not isinstance(call, dict):
-        return call
-    if isinstance(call.get("function"), dict):
-        return {**call, "function": _probe_call(call["function"], next_word)}
-    probe = dict(call)
-    if isinstance(call.get("name"), str):
-        probe["name"] = next_word("tool_calls[].name")
-    if call.get("arguments"):
-        probe["arguments"] = {"headrace": next_word("tool_calls[].arguments")}
-    return probe
