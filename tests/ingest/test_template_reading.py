@@ -151,7 +151,7 @@ def test_all_that_no_text_is_made_of_is_counted(
     output = str(tmp_path / "cache")
     report = build_cache(source, TokenizerConfig("bytes"), output, progress=False)
     assert report.unused_fields == {f"messages[].{name}": 1 for name in unused}
-    shown = CliRunner().invoke(application(), ["inspect", report.path, "--json"])
+    shown = CliRunner().invoke(application(), ["cache", "inspect", report.path, "--json"])
     assert json.loads(shown.output)["unused_fields"] == report.unused_fields
 
 
