@@ -93,11 +93,14 @@ def test_the_cache_is_the_same_whatever_builds_it(tmp_path, tokenizer_path, writ
         (("none", "<suf>", "<mid>"), {}, "fim.prefix", "is no token of its own"),
         ((*SIGNS, 1.5), {}, "rate", "must be a share"),
         (SIGNS, {"kind": "chat"}, "fim", "is for whole texts; of chat documents"),
-        (
-            SIGNS,
-            {"kind": "tokens", "fields": {"loss_mask": "m"}},
-            "fim",
-            "is for whole texts; of tokens documents",
+        *(
+            (
+                SIGNS,
+                {"kind": "tokens", "fields": {name: "m"}},
+                "fim",
+                "is for whole texts; of tokens",
+            )
+            for name in ("loss_mask", "labels", "prompt_len")
         ),
     ],
 )

@@ -453,7 +453,7 @@ def test_a_token_is_marked_if_a_character_of_it_is(places: list[tuple[int, int]]
             "tokens",
             {"input_ids": [1], "m": [1, 0]},
             {"fields": {"loss_mask": "m"}},
-            "not a 0 or 1 for each",
+            "has 1 ids and 2 numbers in field 'm'",
         ),
         (
             "text",

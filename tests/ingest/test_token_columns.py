@@ -4,6 +4,7 @@ their ``loss_mask``; fields that are not used are counted.
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from headrace.ingest import BuildReport, SourceConfig, TokenizerConfig, build_ca
 from headrace.ingest.records import parse_leaf
 from headrace.store import TokenCache, open_cache
 
-FORMATS = ("jsonl", "parquet", "arrow")
+FORMATS = ("jsonl", "parquet", "arrow", "saved")
 
 
 def written(folder: Path, rows: list[dict[str, Any]], format: str = "jsonl") -> str:  # noqa: A002
@@ -27,6 +28,10 @@ def written(folder: Path, rows: list[dict[str, Any]], format: str = "jsonl") -> 
     if format == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return str(path)
+    if format == "saved":
+        saved = folder / "saved"
+        pytest.importorskip("datasets").Dataset.from_list(rows).save_to_disk(str(saved))
+        return f"hf://{saved}"
     arrow = pytest.importorskip("pyarrow")
     table = arrow.Table.from_pylist(rows)
     if format == "parquet":
@@ -193,6 +198,171 @@ def test_a_mask_that_comes_later_is_refused_and_none_ignores_it(tmp_path: Path):
     output = str(tmp_path / "other")
     report = build_cache(ignored, TokenizerConfig("ids:99"), output, progress=False)
     assert (report.trained_tokens, report.unused_fields) == (None, {"labels": 1})
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("names", "value"),
+    [
+        ("loss_mask loss_masks completion_mask assistant_mask assistant_masks", [0, 0, 1, 1]),
+        ("response_mask target_mask label_mask labels_mask answer_mask", [0, 0, 1, 1]),
+        ("weights loss_weights loss_weight token_weights", [0.0, 0.0, 1.0, 1.0]),
+        ("prompt_mask prompt_masks", [1, 1, 0, 0]),
+        ("labels label_ids targets target_ids target_tokens", [-100, -100, 7, 8]),
+        ("prompt_len prompt_lens prompt_length prompt_lengths", 2),
+        ("prompt_ids prompt_token_ids", [5, 6]),
+        ("completion_ids response_ids", [7, 8]),
+    ],
+)
+def test_every_name_of_a_mask_is_read(tmp_path: Path, format: str, names: str, value: Any):  # noqa: A002
+    for name in names.split():
+        folder = tmp_path / name
+        folder.mkdir()
+        report, cache = built(folder, [{"input_ids": [5, 6, 7, 8], name: value}], format)
+        assert documents(cache) == [([5, 6, 7, 8], [0, 0, 1, 1])], name
+        assert report.unused_fields == {}, name
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("names", "value"),
+    [
+        ("seq_lengths seq_lens doc_lens", [3, 1]),
+        ("cu_seqlens cu_seqlens_q cu_seqlens_k", [0, 3, 4]),
+        ("cu_seq_lens cu_seq_lens_q cu_seq_lens_k", [0, 3, 4]),
+        ("position_ids input_pos", [0, 1, 2, 0]),
+        ("segment_ids seq_idx doc_ids document_ids", [1, 1, 1, 2]),
+    ],
+)
+def test_every_name_of_bounds_is_read(tmp_path: Path, format: str, names: str, value: Any):  # noqa: A002
+    for name in names.split():
+        folder = tmp_path / name
+        folder.mkdir()
+        report, cache = built(folder, [{"input_ids": [5, 6, 7, 8], name: value}], format)
+        assert documents(cache) == [([5, 6, 7], None), ([8], None)], name
+        assert report.unused_fields == {}, name
+
+
+def test_masks_as_booleans_and_prompts_of_packed_and_padded_rows(tmp_path: Path):
+    row = {"input_ids": [5, 6, 7, 8], "response_mask": [False, False, True, True]}
+    assert documents(built(tmp_path, [row])[1]) == [([5, 6, 7, 8], [0, 0, 1, 1])]
+    row = {
+        "input_ids": [0, 5, 6, 7, 8, 9, 0],
+        "attention_mask": [0, 1, 1, 1, 1, 1, 0],
+        "seq_lens": [3, 2],
+        "prompt_lens": [2, 1],
+    }
+    cache = built(tmp_path, [row], output="packed")[1]
+    assert documents(cache) == [([5, 6, 7], [0, 0, 1]), ([8, 9], [0, 1])]
+    row = {
+        "input_ids": [0, 5, 6, 7, 0],
+        "attention_mask": [0, 1, 1, 1, 0],
+        "prompt_ids": [5],
+        "completion_ids": [7],
+    }
+    cache = built(tmp_path, [row], output="padded")[1]
+    assert documents(cache) == [([5, 6, 7], [0, 0, 1])]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"response_mask": [1, 1]}, "3 ids and 2 numbers in field 'response_mask'"),
+        ({"prompt_mask": [1, 0.5, 0]}, "prompt_mask"),
+        ({"assistant_mask": ["a", "b", "c"]}, "assistant_mask"),
+        ({"loss_weight": 0.5}, "holds a number in field 'loss_weight'"),
+        ({"target_tokens": [2, 3, -100]}, "position 0 of field 'target_tokens'"),
+        ({"target_tokens": 3}, "target_tokens"),
+        ({"prompt_len": 4}, "a document of 3 ids, of which 4"),
+        ({"prompt_len": -1}, "of which -1"),
+        ({"prompt_len": 1.5}, "prompt_len"),
+        ({"prompt_length": [1, 1]}, "1 documents, and 2 numbers"),
+        ({"prompt_ids": [1, 3]}, "do not begin with those of field 'prompt_ids'"),
+        ({"prompt_ids": [1, 2, 3, 4]}, "do not begin"),
+        ({"completion_ids": [1, 2]}, "do not end with those of field 'completion_ids'"),
+        ({"completion_ids": [0, 1, 2, 3]}, "do not end"),
+        ({"completion_ids": [3], "seq_lens": [1, 2]}, "2 documents"),
+        ({"cu_seq_lens_q": [0, 2]}, "cu_seq_lens_q"),
+        ({"doc_ids": [1, 2]}, "doc_ids"),
+        ({"doc_ids": ["a", "b", "c"]}, "doc_ids"),
+        ({"seq_lens": [1, 2], "doc_lens": [2, 1]}, "seq_lens than by its doc_lens"),
+        ({"seq_start_id": [0, 2]}, "the next one is trained on"),
+    ],
+)
+def test_columns_that_do_not_fit_the_ids_are_refused(
+    tmp_path: Path, more: dict[str, Any], said: str
+):
+    test_what_contradicts_itself_is_refused(tmp_path, more, said)
+
+
+def test_masks_that_differ_leave_what_both_train_on(tmp_path: Path):
+    row = {"input_ids": [1, 2, 3], "prompt_len": 1, "loss_mask": [1, 1, 0]}
+    assert documents(built(tmp_path, [row])[1]) == [([1, 2, 3], [0, 1, 0])]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_ids_in_two_parts(tmp_path: Path, format: str):  # noqa: A002
+    rows = [
+        {"prompt_ids": [5, 6], "completion_ids": [7]},
+        {"prompt_ids": [8], "completion_ids": []},
+    ]
+    with pytest.raises(SourceError, match="prompt_ids") as error:
+        built(tmp_path, rows, format)
+    advice = re.search(r"--field (\S+)=(\S+) --field (\S+)=([a-z_]+)", str(error.value))
+    assert advice is not None, str(error.value)
+    fields = {advice[1]: advice[2], advice[3]: advice[4]}
+    report, cache = built(tmp_path, rows, format, fields=fields, output="cured")
+    assert documents(cache) == [([5, 6, 7], [0, 0, 1]), ([8], [0])]
+    assert report.unused_fields == {}
+
+
+def test_a_column_read_for_something_else_is_not_read_twice(tmp_path: Path):
+    row = {"prompt_ids": [5, 6], "labels": [0, 1]}
+    fields = {"tokens": "prompt_ids", "loss_mask": "labels"}
+    assert documents(built(tmp_path, [row], fields=fields)[1]) == [([5, 6], [0, 1])]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("column", "value", "masks"),
+    [
+        ("keep it", [0, 1, 1], [[0, 1, 1], [1, 0, 0], None]),
+        ("quality", [0.5, 2.0, 7.0], [None, None]),
+    ],
+)
+def test_unknown_columns_of_ids_are_refused(
+    tmp_path: Path,
+    format: str,  # noqa: A002
+    column: str,
+    value: list[float],
+    masks: list[list[int] | None],
+):
+    rows = [{"input_ids": [5, 6, 7], column: value}] * 2
+    with pytest.raises(SourceError, match=f"nothing says what it means.*{column}") as error:
+        built(tmp_path, rows, format)
+    advice = re.findall(r"--(field|leaf) ('[^']+'\S*|\S+'[^']+'|[^\s.]+)", error.value.cure or "")
+    assert len(advice) == len(masks)
+    for (option, shown), mask in zip(advice, masks, strict=True):
+        (text,) = shlex.split(shown)
+        name, _, field = text.partition("=")
+        settings: dict[str, Any] = (
+            {"fields": {name: field}} if option == "field" else {"leaves": dict([parse_leaf(text)])}
+        )
+        report, cache = built(tmp_path, rows, format, output="cured", **settings)
+        assert documents(cache) == [([5, 6, 7], mask)] * 2
+        assert report.unused_fields == ({column: 2} if field == "none" else {})
+        if option == "leaf":
+            assert cache.leaf(name).document(1).tolist() == value
+
+
+def test_a_column_that_is_as_long_as_the_ids_by_chance_is_not_refused(tmp_path: Path):
+    rows = [{"input_ids": list(range(1, n)), "box": [0, 0, 1, 1]} for n in (5, 6)]
+    assert built(tmp_path, rows)[0].unused_fields == {"box": 2}
+
+
+def test_a_column_left_unused_must_be_there(tmp_path: Path):
+    with pytest.raises(SourceError, match=r"no column 'qualty'.*Did you mean 'quality'"):
+        built(tmp_path, [{"input_ids": [5], "quality": [1]}], fields={"qualty": "none"})
 
 
 @pytest.mark.parametrize("format", FORMATS)

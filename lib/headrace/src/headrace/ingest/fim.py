@@ -26,7 +26,7 @@ from jaxtyping import Bool, Int64, Integer
 from headrace.errors import ConfigError
 from headrace.ingest.base_tokenizer import Tokenizer, resolve_special
 from headrace.ingest.choices import Kind
-from headrace.ingest.source import FimConfig, SourceConfig
+from headrace.ingest.source import TOKEN_MASKS, FimConfig, SourceConfig
 from headrace.order.seeds import check_seed, derive_keys, fold
 
 _CHOOSE, _MODE, _CUT, _OTHER_CUT = range(4)
@@ -198,7 +198,8 @@ def fill_in_middle(
         ConfigError: a token is unknown to the tokenizer, or two are equal; documents of the kind
             have parts that belong together.
     """
-    if kind not in ("text", "tokens") or (kind == "tokens" and config.requires(kind, "loss_mask")):
+    has_masks = kind == "tokens" and any(config.requires(kind, name) for name in TOKEN_MASKS)
+    if kind not in ("text", "tokens") or has_masks:
         raise ConfigError(
             f"is for whole texts; of {kind} documents some tokens belong together, or are not"
             " trained on",

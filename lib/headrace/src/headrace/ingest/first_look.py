@@ -10,7 +10,8 @@ documents, or more until one is good; nothing is tokenized. A file that becomes 
 not noticed here: ``on_bad_line`` decides what happens then. With ``on_bad_line="skip"``, bad records
 pass here, too. But a file whose first records all fail alike does not: no line is to blame then,
 but the choice of field, encoding or template, and the whole file would be skipped. Nor does a
-source without a single good record, of which nothing would be left.
+source without a single good record, of which nothing would be left, nor a column beside token ids
+that may say what is trained on, and of which nothing is known: of one file, all columns are read.
 
 Price: for a file in a bucket, one request; for a table there, one for its end and one or two for
 each column. On a local disk, a millisecond or two. At most :data:`MOST_FILES` files of a source, or
@@ -31,15 +32,38 @@ from itertools import islice
 from threading import Lock
 from typing import IO, Any, cast
 
-from headrace.errors import CacheError, HeadraceError, SourceError, format_count, redact
+import numpy as np
+
+from headrace.errors import (
+    CacheError,
+    HeadraceError,
+    SourceError,
+    did_you_mean,
+    format_count,
+    redact,
+)
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.choices import Kind
 from headrace.ingest.documents import described, open_reader, refused, with_mask_settled
 from headrace.ingest.kinds import DocumentKind, make_kind, template_of
 from headrace.ingest.readers.columnar import ColumnarReader
 from headrace.ingest.readers.streams import BlockReader
-from headrace.ingest.records import BadRecordError, EndOfHeadError, Fields, Reader, lookup
-from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.records import (
+    BadRecordError,
+    EndOfHeadError,
+    Fields,
+    Reader,
+    lookup,
+    numbers,
+)
+from headrace.ingest.source import (
+    FIELDS,
+    NOTHING,
+    OF_TOKENIZERS,
+    PRE_TOKENIZED,
+    SourceConfig,
+    SourceFile,
+)
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
 
@@ -83,13 +107,16 @@ class Input:
         """Lists the files of a source.
 
         Raises:
-            SourceError: a path does not exist, or names no file that can be read.
+            SourceError: a path does not exist, or names no file that can be read; or a column
+                beside token ids may say what is trained on, and it is not known how.
             ConfigError: a setting does not fit the files.
         """
         left_out: Counter[str] = Counter()
         listed = [described(file) for file in source.files(left_out)]
         kind = source.kind_of(listed)
         settled = with_mask_settled(source, kind, listed)
+        if kind == "tokens":
+            _refuse_unknown_columns(settled, listed)
         template = template_of(settled, kind, tokenizer)
         own_tokenizer = loaded.reading_special(source.special_tokens_in_text)
         return cls(settled, kind, listed, left_out, own_tokenizer, template)
@@ -343,6 +370,87 @@ class _FirstLook:
                 return None
         texts = {name: value for name, value in record.items() if isinstance(value, str)}
         return max(texts, key=lambda name: len(texts[name]), default=None)
+
+
+def _refuse_unknown_columns(source: SourceConfig, listed: Sequence[SourceFile]) -> None:
+    """Raises SourceError if the first records of token ids have a number for each id in a column
+    that nothing is known of: it may say what is trained on, and without it all is.
+    """
+    file = next((one for one in listed if one.format not in PRE_TOKENIZED), None)
+    records = [] if file is None else _first_records(file, source)
+    if file is None or not records:
+        return
+    left_unused = {name for name, field in source.fields.items() if field == NOTHING}
+    for name in left_unused - FIELDS["tokens"].keys():
+        if all(name not in record for record in records):
+            raise SourceError(
+                f"has no column {name!r} in its first records, which --field {name}=none leaves"
+                " unused",
+                field=file.shown_path,
+                cure=did_you_mean(name, records[0]),
+            )
+    used = {name for column in source.columns("tokens") for name in (column, column.split(".")[0])}
+    known = {*used, *left_unused, *FIELDS["tokens"], *OF_TOKENIZERS}
+    unknown = [
+        name
+        for name in records[0]
+        if name not in known and all(_has_number_for_each_id(r, name, source) for r in records)
+    ]
+    if not unknown:
+        return
+    cures = [_cure_of_unknown(name, records) for name in unknown]
+    raise SourceError(
+        "has a number for each id, and nothing says what it means, in"
+        f" {format_count(len(unknown), 'column')}: {', '.join(unknown)}",
+        field=file.shown_path,
+        cure=f"Say it of each. {'; '.join(cures)}.",
+    )
+
+
+def _cure_of_unknown(name: str, records: Sequence[Fields]) -> str:
+    """The options that say what a column with a number for each id means."""
+    column = shlex.quote(name)
+    if all(np.isin(np.asarray(record[name]), (0, 1)).all() for record in records):
+        return (
+            f"{name}: --field loss_mask={column} if 1 marks what is trained on, --field"
+            f" prompt_mask={column} if 1 marks what is not, --field {column}=none to leave it"
+            " unused"
+        )
+    leaf = shlex.quote(f"{name}={name}:float32:token")
+    return (
+        f"{name}: --leaf {leaf} to keep it beside the ids, --field {column}=none to leave it unused"
+    )
+
+
+def _first_records(file: SourceFile, source: SourceConfig) -> list[Fields]:
+    """The first good records of a file with all their fields, as far as they can be read."""
+    columns = source.columns("tokens")
+    optional = source.optional_columns("tokens")
+    reader = open_head(file, columns, optional)
+    records = _records_of(reader)
+    if reader.unread:  # of a table, which columns there are is known once it is open
+        columns = [*columns, *reader.unread]
+        records = _records_of(open_head(file, columns, {*optional, *reader.unread}))
+    return records
+
+
+def _records_of(reader: Reader) -> list[Fields]:
+    records: list[Fields] = []
+    with suppress(EndOfHeadError, SourceError):
+        for _, record in islice(reader, TRIED_RECORDS):
+            if not isinstance(record, BadRecordError):
+                records.append(record)
+    return records
+
+
+def _has_number_for_each_id(record: Fields, name: str, source: SourceConfig) -> bool:
+    parts = ("question", "answer") if "question" in source.fields else ("tokens",)
+    try:
+        ids = [lookup(record, source.field_of("tokens", part) or "") for part in parts]
+        size = sum(map(len, ids))
+        return 0 < size == numbers(record.get(name), "float64", name).size
+    except (BadRecordError, TypeError):
+        return False
 
 
 @contextmanager

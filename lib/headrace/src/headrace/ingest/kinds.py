@@ -31,7 +31,7 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -85,6 +85,8 @@ from headrace.store.ragged import LeafValues
 LOSS_MASK = LeafSpec("loss_mask", "uint8", "ragged")
 PROMPT_LENGTH = LeafSpec("prompt_length", "int32", "fixed")
 CHOSEN = LeafSpec("chosen", "uint8", "fixed")
+Stretches: TypeAlias = Sequence[tuple[int, int]]
+"""First and last place (exclusive) of each document of a record."""
 _NO_LABEL = -100
 _OF_MESSAGES = ("messages", "question", "answer", "prompt", "chosen", "rejected")
 """What may hold messages."""
@@ -118,6 +120,7 @@ class DocumentKind(abc.ABC):
         self.kind: Kind = kind
         self.columns = config.columns(kind)
         self.optional = config.optional_columns(kind)
+        self._fields = {name: config.field_of(kind, name) for name in FIELDS[kind]}
         self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
         for name, leaf in config.leaves.items():
             if leaf.width is not None and (kind != "tokens" or config.fim is not None):
@@ -167,7 +170,7 @@ class DocumentKind(abc.ABC):
         return tuple(leaf.values(name, record) for name, leaf in self.config.leaves.items())
 
     def _field(self, record: Fields, name: str) -> Any:
-        field = self.config.field_of(self.kind, name)
+        field = self._fields[name]
         if field is None or (field in self.optional and field not in record):
             return None
         return lookup(record, field, self._cure_of(name))
@@ -180,7 +183,7 @@ class DocumentKind(abc.ABC):
         return f"Choose the field: {option}FIELD."
 
     def _field_name(self, name: str) -> str:
-        return self.config.field_of(self.kind, name) or name
+        return self._fields[name] or name
 
 
 class TextKind(DocumentKind):
@@ -208,13 +211,10 @@ class TokensKind(DocumentKind):
             self.own_leaves = (LOSS_MASK,)
 
     def documents(self, record: Fields) -> Sequence[Document]:
-        ids = numbers(
-            self._field(record, "tokens"),
-            "int64",
-            self._field_name("tokens"),
-            bools=False,
-            cure=self._cure_of("tokens"),
-        )
+        if self._fields["tokens"] is None:
+            ids = np.concatenate([self._ids(record, "question"), self._ids(record, "answer")])
+        else:
+            ids = self._ids(record, "tokens")
         stretches = list(self._stretches(record, ids.size))
         visible_columns = slice(stretches[0][0], stretches[-1][1])
         outside = (ids[visible_columns] < 0) | (ids[visible_columns] >= self.tokenizer.vocab_size)
@@ -225,7 +225,7 @@ class TokensKind(DocumentKind):
                 f" {self.tokenizer.vocab_size}",
                 "Give the tokenizer that it was made with.",
             )
-        mask = self._mask(record, ids)
+        mask = self._mask(record, ids, stretches)
         leaves = self._leaves(record)
         for spec, values in zip(self._asked, leaves, strict=True):
             if spec.width is not None and values.size != spec.width * ids.size:
@@ -246,93 +246,46 @@ class TokensKind(DocumentKind):
             documents.append(Document("", own_ids.nbytes, own_leaves, ids=own_ids, mask=own_mask))
         return documents
 
-    def _mask(self, record: Fields, ids: np.ndarray) -> np.ndarray | None:
+    def _ids(self, record: Fields, name: str) -> np.ndarray:
+        value = self._field(record, name)
+        field = self._field_name(name)
+        return numbers(value, "int64", field, bools=False, cure=self._cure_of(name))
+
+    def _mask(self, record: Fields, ids: np.ndarray, stretches: Stretches) -> np.ndarray | None:
         """Which ids are trained on: those that every mask of the record marks; None: the source has
         no masks.
         """
-        for name in TOKEN_MASKS:
-            if name not in self._masks and self._field(record, name) is not None:
-                field = self._field_name(name)
-                raise BadRecordError(
-                    f"has a {field}, and the first record of the source has none",
-                    f"Say --field {name}={field} if all have one, or --field {name}=none to train"
-                    " without it.",
-                )
-        if not self._masks:
-            return None
         mask = np.ones(ids.size, np.uint8)
-        for name in self._masks:
-            mask &= (
-                self._labelled(record, ids) if name == "labels" else self._ones(record, name, ids)
-            )
-        return mask
-
-    def _labelled(self, record: Fields, ids: np.ndarray) -> np.ndarray:
-        """1 where ``labels`` is the id itself, 0 where it is -100: transformers shifts them within
-        the model.
-        """
-        field = self._field_name("labels")
-        value = self._field(record, "labels")
-        labels = _one_for_each_id(value, field, ids.size, self._cure_of("labels"))
-        trained = labels != _NO_LABEL
-        wrong = np.flatnonzero(trained & (labels != ids))
-        if wrong.size:
-            at = int(wrong[0])
-            next_ids = np.append(ids[1:], labels[-1:])
-            is_shifted = bool((labels == next_ids)[trained].all())
-            cure = (
-                "They are shifted by one: write them unshifted, labels[i] beside input_ids[i], as"
-                " transformers does."
-                if is_shifted
-                else f"Give an id of input_ids or {_NO_LABEL} at each place, or train on every"
-                " token: --field labels=none."
-            )
-            raise BadRecordError(
-                f"has the label {int(labels[at])} at position {at} of field {field!r}, where the"
-                f" id is {int(ids[at])}",
-                cure,
-            )
-        return trained.astype(np.uint8)
-
-    def _ones(self, record: Fields, name: str, ids: np.ndarray) -> np.ndarray:
-        """A column with a 0 or 1 for each id."""
-        field = self._field_name(name)
-        value = self._field(record, name)
-        if not isinstance(value, np.ndarray | list | tuple):
-            raise BadRecordError(
-                f"holds a {type_name(value)} in field {field!r}, not a 0 or 1 for each id",
-                self._cure_of(name),
-            )
-        values = numbers(value, "float64", field, cure=self._cure_of(name))
-        if values.size != ids.size or not np.isin(values, (0, 1)).all():
-            raise BadRecordError(
-                f"has {ids.size} ids, and not a 0 or 1 for each in its {field}",
-                f"Keep weights as a leaf: --field {name}=none --leaf"
-                f" loss_weights={field}:float32:token.",
-            )
-        return values.astype(np.uint8)
+        for name, meaning in TOKEN_MASKS.items():
+            column = _Column(name, self._field_name(name), self._field(record, name))
+            if name in self._masks:
+                try:
+                    mask &= _MASKS[meaning](column, ids, stretches)
+                except BadRecordError as bad:
+                    cure = f"{bad.cure} To train on every token: --field {name}=none.".strip()
+                    raise BadRecordError(bad.problem, cure) from None
+            elif column.value is not None:
+                raise BadRecordError(
+                    f"has a {column.field}, and the first record of the source has none",
+                    f"Say --field {name}={column.field} if all have one, or --field {name}=none to"
+                    " train without it.",
+                )
+        return mask if self._masks else None
 
     def _stretches(self, record: Fields, size: int) -> Iterator[tuple[int, int]]:
         """Where the documents of the record are: without padding, and those of a packed record
         apart.
         """
         start, stop = self._unpadded(record, size)
-        read_from: dict[str, Callable[[Any, str, int, int, int], list[int]]] = {
-            "seq_lengths": _starts_by_length,
-            "cu_seqlens": _starts_by_bounds,
-            "position_ids": _restarts,
-            "segment_ids": _changes,
-            "seq_idx": _changes,
-        }
         starts: list[int] = [start]
         decided_by = ""
-        for name in BOUNDS:
+        for name, meaning in BOUNDS.items():
             value = self._field(record, name)
             if value is None:
                 continue
             field = self._field_name(name)
             try:
-                own_starts = read_from[name](value, field, start, stop, size)
+                own_starts = _STARTS[meaning](value, field, start, stop, size)
             except BadRecordError as bad:
                 cure = f"{bad.cure} To leave it unused: --field {name}=none.".strip()
                 raise BadRecordError(bad.problem, cure) from None
@@ -376,13 +329,15 @@ class TokensKind(DocumentKind):
         return start, stop
 
     def _end_of_segments(self, record: Fields, size: int) -> int:
-        """Where padding begins by ``segment_ids`` that count from 1 and end with zeros."""
-        value = self._field(record, "segment_ids")
-        if value is None or not size:
-            return size
-        cure = self._cure_of("segment_ids")
-        values = _one_for_each_id(value, self._field_name("segment_ids"), size, cure)
-        return int(np.flatnonzero(values)[-1]) + 1 if values[0] else size
+        """Where padding begins by numbers of documents that count from 1 and end with zeros."""
+        ends = [size]
+        for name, meaning in BOUNDS.items():
+            value = self._field(record, name)
+            if meaning == "numbers" and value is not None and size:
+                field = self._field_name(name)
+                values = _one_for_each_id(value, field, size, self._cure_of(name))
+                ends.append(int(np.flatnonzero(values)[-1]) + 1 if values[0] else size)
+        return min(ends)
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
         ids = [d.ids for d in documents if d.ids is not None]
@@ -456,6 +411,141 @@ def _one_for_each_id(value: Any, field: str, size: int, cure: str = "") -> np.nd
     if values.size != size:
         raise BadRecordError(f"has {size} ids and {values.size} numbers in field {field!r}", cure)
     return values
+
+
+def _refuse_starts(starts: Any, field: str, start: int, stop: int, size: int) -> list[int]:
+    raise BadRecordError(
+        f"has a {field}, as rows packed by NeMo have, whose loss_mask says of each id whether the"
+        " next one is trained on",
+        "Write seq_lengths in place of it, and a loss_mask that belongs to the id itself.",
+    )
+
+
+_STARTS: dict[str, Callable[[Any, str, int, int, int], list[int]]] = {
+    "lengths": _starts_by_length,
+    "bounds": _starts_by_bounds,
+    "positions": _restarts,
+    "numbers": _changes,
+    "packed by NeMo": _refuse_starts,
+}
+"""By what a column says: where the documents of a packed record begin."""
+
+
+class _Column(NamedTuple):
+    """A column of a record that says which ids are trained on."""
+
+    name: str
+    field: str
+    value: Any
+
+    def ids(self) -> np.ndarray:
+        return numbers(self.value, "int64", self.field, bools=False)
+
+    def part_of(self, stretches: Stretches) -> np.ndarray:
+        """Its ids, which are a part of the record's only document."""
+        if len(stretches) > 1:
+            problem = f"has {len(stretches)} documents, and field {self.field!r} belongs to one"
+            raise BadRecordError(problem)
+        return self.ids()
+
+
+def _marked(column: _Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+    name, field, value = column
+    if not isinstance(value, np.ndarray | list | tuple):
+        raise BadRecordError(
+            f"holds a {type_name(value)} in field {field!r}, not a 0 or 1 for each id"
+        )
+    values = numbers(value, "float64", field)
+    if values.size != ids.size:
+        raise BadRecordError(f"has {ids.size} ids and {values.size} numbers in field {field!r}")
+    if not np.isin(values, (0, 1)).all():
+        raise BadRecordError(
+            f"has {ids.size} ids, and not a 0 or 1 for each in its {field}",
+            f"Keep weights as a leaf: --field {name}=none --leaf"
+            f" loss_weights={field}:float32:token.",
+        )
+    return values.astype(np.uint8)
+
+
+def _not_marked(column: _Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+    return 1 - _marked(column, ids, stretches)
+
+
+def _labelled(column: _Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+    """1 where the label is the id itself, 0 where it is -100: transformers shifts labels within the
+    model.
+    """
+    field = column.field
+    labels = _one_for_each_id(column.value, field, ids.size)
+    trained = labels != _NO_LABEL
+    wrong = np.flatnonzero(trained & (labels != ids))
+    if wrong.size:
+        at = int(wrong[0])
+        next_ids = np.append(ids[1:], labels[-1:])
+        is_shifted = bool((labels == next_ids)[trained].all())
+        cure = (
+            f"They are shifted by one: write them unshifted, {field}[i] beside input_ids[i], as"
+            " transformers does."
+            if is_shifted
+            else f"Give an id of input_ids or {_NO_LABEL} at each place."
+        )
+        raise BadRecordError(
+            f"has the label {int(labels[at])} at position {at} of field {field!r}, where the"
+            f" id is {int(ids[at])}",
+            cure,
+        )
+    return trained.astype(np.uint8)
+
+
+def _after_prompts(column: _Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+    """0 at the first ids of each document, as many as a number says, or a list with one for each
+    document.
+    """
+    is_list = isinstance(column.value, np.ndarray | list | tuple)
+    value = column.value if is_list else [column.value]
+    lengths = numbers(value, "int64", column.field, bools=False).tolist()
+    if len(lengths) != len(stretches):
+        raise BadRecordError(
+            f"has {len(stretches)} documents, and {len(lengths)} numbers in field {column.field!r}"
+        )
+    mask = np.ones(ids.size, np.uint8)
+    for (start, stop), length in zip(stretches, lengths, strict=True):
+        if not 0 <= length <= stop - start:
+            raise BadRecordError(
+                f"has a document of {stop - start} ids, of which {length} are the prompt by field"
+                f" {column.field!r}"
+            )
+        mask[start : start + length] = 0
+    return mask
+
+
+def _after_prompt(column: _Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+    prompt = column.part_of(stretches)
+    start, stop = stretches[0]
+    if not np.array_equal(prompt, ids[start:stop][: prompt.size]):
+        raise BadRecordError(f"has ids that do not begin with those of field {column.field!r}")
+    return (np.arange(ids.size) >= start + prompt.size).astype(np.uint8)
+
+
+def _within_completion(column: _Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+    completion = column.part_of(stretches)
+    start, stop = stretches[0]
+    begin = stop - completion.size
+    if begin < start or not np.array_equal(completion, ids[begin:stop]):
+        raise BadRecordError(f"has ids that do not end with those of field {column.field!r}")
+    return (np.arange(ids.size) >= begin).astype(np.uint8)
+
+
+_MASKS: dict[str, Callable[[_Column, np.ndarray, Stretches], np.ndarray]] = {
+    "trained": _marked,
+    "weights": _marked,
+    "untrained": _not_marked,
+    "labels": _labelled,
+    "prompt length": _after_prompts,
+    "prompt": _after_prompt,
+    "completion": _within_completion,
+}
+"""By what a column says: a 1 for each id that is trained on by it, uint8 ``[ids]``, else a 0."""
 
 
 class MarkedKind(DocumentKind):

@@ -254,7 +254,15 @@ _OTHER_SHAPES = {
         *_KINDS,
     ),
     "prompt": tuple(((name,), f"--field prompt={name}") for name in _PROMPTS),
-    "input_ids": (*(((name,), f"--field tokens={name}") for name in _IDS), *_KINDS),
+    "input_ids": (
+        (
+            ("prompt_ids", "completion_ids"),
+            "--field question=prompt_ids --field answer=completion_ids",
+        ),
+        (("prompt_ids", "response_ids"), "--field question=prompt_ids --field answer=response_ids"),
+        *(((name,), f"--field tokens={name}") for name in _IDS),
+        *_KINDS,
+    ),
     "text": tuple(one for one in _KINDS if one[0] != ("text",)),
 }
 """By the field that is missing: fields of other usual records, and the options that read them."""

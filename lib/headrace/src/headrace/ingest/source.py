@@ -70,23 +70,49 @@ USUAL_ENDINGS = tuple(ending for name in IN_FOLDERS for ending in FORMATS[name])
 PRE_TOKENIZED = ("megatron", "nmoe")
 NOTHING = "none"
 """Selects no field: an optional value is ignored, whether records have it or not."""
+_MADE_OF_TWO = (("chat", "messages"), ("tokens", "tokens"))
 _OF_TEMPLATES = {"tools": "tools", "variables": "chat_template_kwargs", "documents": NOTHING}
+_MASKS_BY_MEANING = {
+    # 1 at an id: it is trained on.
+    "trained": (
+        *("loss_mask", "loss_masks", "completion_mask", "assistant_mask", "assistant_masks"),
+        *("response_mask", "target_mask", "label_mask", "labels_mask", "answer_mask"),
+    ),
+    "weights": ("weights", "loss_weights", "loss_weight", "token_weights"),
+    # 1 at an id: it is not trained on.
+    "untrained": ("prompt_mask", "prompt_masks"),
+    # The id itself where it is trained on.
+    "labels": ("labels", "label_ids", "targets", "target_ids", "target_tokens"),
+    # Ids that a document begins with and that are not trained on: their number, or they themselves.
+    "prompt length": ("prompt_len", "prompt_lens", "prompt_length", "prompt_lengths"),
+    "prompt": ("question", "prompt_ids", "prompt_token_ids"),
+    # The ids that a document ends with; no others are trained on.
+    "completion": ("answer", "completion_ids", "response_ids"),
+}
+_BOUNDS_BY_MEANING = {
+    "lengths": ("seq_lengths", "seq_lens", "doc_lens"),
+    "bounds": (
+        *("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"),
+        *("cu_seq_lens", "cu_seq_lens_q", "cu_seq_lens_k"),
+    ),
+    "positions": ("position_ids", "input_pos"),
+    "numbers": ("segment_ids", "seq_idx", "doc_ids", "document_ids"),
+    "packed by NeMo": ("seq_start_id",),
+}
+TOKEN_MASKS = {name: of for of, names in _MASKS_BY_MEANING.items() for name in names}
+"""What says which token ids are trained on, and how; a token is, if all that a record has agree."""
+BOUNDS = {name: of for of, names in _BOUNDS_BY_MEANING.items() for name in names}
+"""What says where the documents of a packed record begin, and how."""
+OF_TOKENIZERS = ("token_type_ids", "special_tokens_mask")
+"""What tokenizers write beside ids and what says nothing about training."""
 FIELDS: dict[str, dict[str, str]] = {
     "text": {"text": "text"},
     "tokens": {
         "tokens": "input_ids",
-        "loss_mask": "loss_mask",
-        "labels": "labels",
-        "completion_mask": "completion_mask",
-        "assistant_masks": "assistant_masks",
-        "weights": "weights",
-        "loss_weights": "loss_weights",
         "attention_mask": "attention_mask",
-        "seq_lengths": "seq_lengths",
-        "cu_seqlens": "cu_seqlens",
-        "position_ids": "position_ids",
-        "segment_ids": "segment_ids",
-        "seq_idx": "seq_idx",
+        **{name: name for name in (*TOKEN_MASKS, *BOUNDS)},
+        "question": NOTHING,
+        "answer": NOTHING,
     },
     "chat": {
         "messages": "messages",
@@ -112,11 +138,6 @@ OPTIONAL = (
     *((kind, name) for kind in ("preference", "prompts") for name in _OF_TEMPLATES),
 )
 """What is optional in a record, unless its field is named."""
-_TOKEN_WEIGHTS = ("weights", "loss_weights")
-TOKEN_MASKS = ("loss_mask", "labels", "completion_mask", "assistant_masks", *_TOKEN_WEIGHTS)
-"""What says which token ids are trained on; a token is, if all that a record has agree."""
-BOUNDS = ("seq_lengths", "cu_seqlens", "position_ids", "segment_ids", "seq_idx")
-"""What says where the documents of a packed record begin."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 HF_SCHEME = "hf://"
@@ -319,7 +340,9 @@ class SourceConfig:
                 for name in names
             }
         )
-        for name in self.fields:
+        for name, field_name in self.fields.items():
+            if self.kind == "tokens" and field_name == NOTHING:
+                continue  # any column may be left unused; the first look knows which there are
             check_choice(
                 "fields",
                 name,
@@ -357,13 +380,18 @@ class SourceConfig:
 
     def field_of(self, kind: Kind, name: str) -> str | None:
         """The field that a kind reads a value from; None if it reads none."""
-        if (kind, name) == ("chat", "messages") and "question" in self.fields:
-            return None  # the question and the answer are the conversation
+        if (kind, name) in _MADE_OF_TWO and "question" in self.fields:
+            return None  # the question and the answer are the conversation, or the ids
         usual = self.text_field if (kind, name) == ("text", "text") else FIELDS[kind][name]
         field = self.fields.get(name, usual)
-        if name in _TOKEN_WEIGHTS and any(leaf.field == field for leaf in self.leaves.values()):
+        if (kind, name) not in OPTIONAL:
+            return field
+        if TOKEN_MASKS.get(name) == "weights" and any(
+            leaf.field == field for leaf in self.leaves.values()
+        ):
             return None  # weights that are stored are no mask
-        return None if field == NOTHING and (kind, name) in OPTIONAL else field
+        is_taken = name not in self.fields and field in self.fields.values()
+        return None if field == NOTHING or is_taken else field
 
     def is_optional(self, kind: Kind, name: str) -> bool:
         """Whether a value of a kind is optional."""
