@@ -28,7 +28,7 @@ from headrace.ingest import (
     build_shuffled,
     first_look,
 )
-from headrace.ingest.first_look import HEAD_BYTES, TABLE_BYTES, TRIED_RECORDS, faults_of_sources
+from headrace.ingest.first_look import HEAD_BYTES, TABLE_BYTES, faults_of_sources
 from headrace.store import files
 
 BYTES = TokenizerConfig("bytes")

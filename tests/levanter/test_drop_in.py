@@ -406,21 +406,12 @@ def test_evaluation_on_tagged_sets_is_levanters_own_to_the_last_digit(
 
 
 @pytest.mark.slow
-def test_a_config_in_an_earlier_form_trains_and_evaluates_as_it_is(
+def test_a_config_that_includes_its_data_trains_and_evaluates_as_it_is(
     stock, config, tokenizer_folder, tmp_path
 ):
     from headrace_levanter import fed
 
-    configs = {
-        name: {**one.pop("source"), **one}
-        for name, one in json.loads(json.dumps(stock))["components"].items()
-    }
-    for one in configs.values():
-        one.pop("type")
-    earlier = {name: value for name, value in stock.items() if name != "components"} | {
-        "configs": configs
-    }
-    (tmp_path / "data.yaml").write_text(yaml.safe_dump(earlier))
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(stock))))
     run = "data: !include data.yaml\n" + yaml.safe_dump(
         stock_run(tokenizer_folder, tmp_path, steps=6)
     )

@@ -45,8 +45,6 @@ every = {
     "both": d.ConcatDatasetComponent({"x": C(cache_dir="gs://bucket/x"), "y": C(cache_dir="gs://bucket/y")}),
     "only-evaluated": C(cache_dir="gs://bucket/e"),
 }
-if hasattr(f, "SupervisedLmDatasetFormat"):  # gone in the newest release
-    every["todo"] = C(source=Url(train_urls=["s.jsonl"]), format=f.SupervisedLmDatasetFormat("q", "a"))
 configs = {
     "plain": d.LmDataConfig(components=three),
     "staged": d.LmDataConfig(
@@ -109,8 +107,7 @@ def translated(text: str, **kwargs: Any):
 
 
 def test_every_field_of_levanter_is_known(levanter):
-    assert set(levanter["data"]) - set(known.LATER) == set(known.DATA)
-    assert set(known.LATER) & set(levanter["data"]) in (set(), set(known.LATER))
+    assert set(levanter["data"]) == set(known.DATA)
     assert set(levanter["shuffle"]) == set(known.SHUFFLE)
     assert set(known.TRAINING) <= set(levanter["training"])
     for ours, theirs in (
@@ -119,12 +116,7 @@ def test_every_field_of_levanter_is_known(levanter):
         (known.FORMATS, "formats"),
     ):
         named = {kind: set(names) for kind, names in ours.items()}
-        assert set(levanter[theirs]) in (set(named), set(named) - set(known.REMOVED_FIELDS))
-        for kind, names in levanter[theirs].items():
-            unknown = set(names) - named[kind]
-            missing = named[kind] - set(names)
-            of_newest = {"slice_strategy"} if kind == "chat" else set()
-            assert (unknown, missing - of_newest) == (set(), set()), kind
+        assert {kind: set(names) for kind, names in levanter[theirs].items()} == named
 
 
 def test_what_levanter_writes_loads_here(levanter, tmp_path):
@@ -183,7 +175,7 @@ def test_nothing_is_dropped_without_a_word(levanter):
         "components.only-evaluated",
         "permutation_type",
         "max_train_batches.hf",  # rows of a batch are not said
-    } | ({"components.todo.format"} if "supervised" in levanter["formats"] else set())
+    }
     differs = {note.field for note in found.notes if note.kind == "differs"}
     assert config.components["url"].validation == 64
     assert [*config.held_out] == ["url"]
@@ -317,25 +309,19 @@ def test_what_a_row_holds(component, expected):
     assert [n for n in found.notes if n.kind == "missing"] == []
 
 
-def test_older_and_later_configs():
-    older = {
-        "configs": {
-            "web": {"train_urls": ["a.jsonl"], "cache_dir": "c/web"},
-            "books": {"id": "o/n"},
-        }
-    }
-    config = decode(
-        LmDataConfig, translate({**older, "train_weights": {"web": 2, "books": 1}}).config
-    )
-    assert [(c.cache, c.source.paths) for c in config.components.values() if c.source] == [
-        ("c/web/train", ["a.jsonl"]),
-        ("cache/books/train", ["hf://o/n?split=train&streaming=true"]),
-    ]
-    later = translate(
+def test_a_catalog_is_kept_and_phases_are_not():
+    translation = translate(
         {"components": {"a": {}}, "cache_catalog": "x", "prior_context_phases": [{"x": 1}]}
     )
-    assert [n.field for n in later.notes if n.kind == "missing"] == ["prior_context_phases"]
-    assert later.config["cache_catalog"] == "x"
+    assert [n.field for n in translation.notes if n.kind == "missing"] == ["prior_context_phases"]
+    assert translation.config["cache_catalog"] == "x"
+
+
+@pytest.mark.parametrize("raw", [{"configs": {"web": {}}}, {"id": "o/n"}, {"train_urls": ["a"]}])
+def test_a_form_of_earlier_releases_is_refused_by_its_field(raw):
+    with pytest.raises(ConfigError, match="is a field of earlier releases of Levanter") as caught:
+        translate(raw)
+    assert caught.value.field == next(iter(raw))
 
 
 @pytest.mark.parametrize(

@@ -256,10 +256,10 @@ def _listed_caches(config: LmDataConfig, name: str) -> str | list[str]:
     """Paths of a component's caches according to the catalog, which overrides the
     component itself.
     """
-    from levanter.store import cache  # only the newest release has catalogs, and this field
+    from levanter.store.cache import CacheCatalog
 
-    url = str(getattr(config, "cache_catalog"))  # noqa: B009
-    catalog = getattr(cache, "CacheCatalog").load(url)  # noqa: B009
+    url = str(config.cache_catalog)
+    catalog = CacheCatalog.load(url)
     children = getattr(config.components[name], "children", None)
     names = [name] if children is None else [f"{name}/{child}" for child in children]
     entries = {one: catalog.entry("train", one) for one in names}

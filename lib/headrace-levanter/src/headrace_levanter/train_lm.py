@@ -1,8 +1,8 @@
 """``python -m headrace_levanter.train_lm --config_path run.yaml``: Levanter's ``train_lm`` on
 headrace's data.
 
-The file is a Levanter config. Its ``data`` is Levanter's own, in the current form or an earlier
-one, or names a headrace config (:class:`~headrace_levanter.config.HeadraceDataConfig`). ``loader``
+The file is a Levanter config. Its ``data`` is Levanter's own, or names a headrace config
+(:class:`~headrace_levanter.config.HeadraceDataConfig`). ``loader``
 selects the loader that reads it. Levanter makes checkpoints, evaluates, tracks and resumes.
 
 No ``from __future__ import annotations`` here: Levanter reads the types from :func:`main`.
@@ -10,13 +10,9 @@ No ``from __future__ import annotations`` here: Levanter reads the types from :f
 
 import contextlib
 import dataclasses
-import os
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
-
-import yaml
 
 try:
     import levanter.config
@@ -33,8 +29,6 @@ from headrace.errors import ConfigError
 from headrace_levanter.config import HeadraceDataConfig
 from headrace_levanter.drop_in import fed
 from headrace_levanter.loader import headrace_schedule, own_loader
-from headrace_levanter.translation.earlier import of_today
-from headrace_levanter.translation.notes import Translation
 
 
 @dataclasses.dataclass
@@ -129,14 +123,8 @@ def _train(config: train_lm.TrainLmConfig, loader: str) -> None:
         train_lm.main(config)
 
 
-@contextlib.contextmanager
-def of_today_in(arguments: list[str]) -> Iterator[bool]:
-    """Whether the file after ``--config_path`` has Levanter's own data; if so, converts them to the
-    current form.
-
-    Args:
-        arguments: Arguments of the command line; the path is replaced by that of a temporary copy.
-    """
+def has_own_data(arguments: Sequence[str]) -> bool:
+    """Whether the file after ``--config_path`` has Levanter's own data."""
     if "--configs" in arguments:
         cure = "Write one file with `data: !include DATA.yaml`, and give it as --config_path."
         raise ConfigError(
@@ -144,14 +132,7 @@ def of_today_in(arguments: list[str]) -> Iterator[bool]:
         )
     at = next((n + 1 for n, one in enumerate(arguments) if one in ("--config_path", "--config")), 0)
     raw = read_mapping(arguments[at], foreign=True) if 0 < at < len(arguments) else {}
-    if "config" in (raw.get("data") or {"config": None}):
-        yield False
-        return
-    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-        arguments[at] = os.path.join(folder, "config.yaml")
-        with open(arguments[at], "w") as file:
-            yaml.safe_dump(of_today(Translation(), raw), file, sort_keys=False)
-        yield True
+    return "config" not in (raw.get("data") or {"config": None})
 
 
 def run() -> None:
@@ -162,8 +143,8 @@ def run() -> None:
         for one in sys.argv[1:]
         for part in (one.split("=", 1) if one.startswith(joined) else [one])
     ]
-    with of_today_in(arguments) as stock:
-        levanter.config.main(main_of_stock if stock else main, args=arguments)()
+    entry = main_of_stock if has_own_data(arguments) else main
+    levanter.config.main(entry, args=arguments)()
 
 
 if __name__ == "__main__":

@@ -146,16 +146,11 @@ def _finished(
 
 
 def _pipeline(job: Job, count: int | None, scratch: str) -> tuple[Any, Any]:
-    """Zephyr's context and its ``Dataset``; releases since October 2026 have the former in another
-    module.
-    """
+    """Zephyr's context and its ``Dataset``."""
     try:
         dataset = importlib.import_module("zephyr.dataset").Dataset
         types = importlib.import_module("fray.types")
-        try:
-            module = importlib.import_module("zephyr.context")
-        except ModuleNotFoundError:
-            module = importlib.import_module("zephyr.execution")
+        module = importlib.import_module("zephyr.context")
     except ImportError as error:
         cure = install_command("marin-zephyr")
         raise ConfigError(

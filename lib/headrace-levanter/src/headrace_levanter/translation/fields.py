@@ -31,14 +31,11 @@ DATA = (
     "max_train_batches",
     "num_validation_sequences",
     "shuffle_before_trainval_split",
+    "cache_catalog",
+    "prior_context_phases",
 )
-"""Fields of ``LmDataConfig`` in every supported release."""
-LATER = ("cache_catalog", "prior_context_phases")
-"""Fields of the newest release only."""
-EARLIER = ("configs", "id", "train_urls", "validation_urls")
-"""Fields of earlier releases: components without their own source, and one source in the data
-config itself.
-"""
+"""Fields of ``LmDataConfig``."""
+OF_EARLIER_RELEASES = ("configs", "id", "train_urls", "validation_urls")
 COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "cached": ("source", "cache_dir", "format", "pack", "tags", "split", "flat_cache"),
     "direct": ("datasets", "tags"),
@@ -58,13 +55,10 @@ _CHAT = (
 )
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "text": ("text_key",),
-    "supervised": ("input_key", "target_key"),
     "chat": ("messages_field", *_CHAT),
     "prebuilt": ("input_ids_key", "loss_weights_key", "loss_weight_transform"),
     "preference_chat": ("chosen_field", "rejected_field", *_CHAT),
 }
-REMOVED_FIELDS = ("supervised",)
-"""Formats that the newest release no longer has."""
 SHUFFLE = ("io_block_size", "window_blocks", "perm_type")
 TRAINING = ("data", "trainer", "model", "train_seq_len", "optimizer", "data_seed")
 """Fields of a training config, which distinguish it from a data config."""

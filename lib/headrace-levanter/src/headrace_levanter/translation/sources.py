@@ -157,15 +157,6 @@ def _format(
                 decides=True,
             )
         return {"kind": "tokens", "fields": fields}
-    if form == "supervised":
-        into.missing(
-            path,
-            f"records of {said.get('input_key', 'input')!r} and"
-            f" {said.get('target_key', 'target')!r}: write them as"
-            " conversations of two turns, with messages",
-            decides=True,
-        )
-        return {"kind": "chat"}
     _of_chats(into, said, path)
     template = said.get("chat_template") or chat_template
     chat: dict[str, Any] = {"mask": "generation" if said.get("mask_user_turns", True) else "all"}

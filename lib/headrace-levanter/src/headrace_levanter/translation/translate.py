@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
 from headrace.errors import ConfigError, did_you_mean
-from headrace_levanter.translation.earlier import of_today
 from headrace_levanter.translation.fields import (
     COMPONENTS,
     DATA,
-    LATER,
+    OF_EARLIER_RELEASES,
     SHUFFLE,
     TRAINING,
     check_known,
@@ -56,8 +55,15 @@ def translate(raw: Mapping[str, Any], *, sizes: Sizes | None = None) -> Translat
         ({'a': {'cache': 'gs://b/a/train', 'weight': 1.0}}, True)
     """
     into = Translation()
-    data, prefix = _run(into, of_today(into, raw))
-    check_known(data, (*DATA, *LATER), prefix.rstrip("."))
+    data, prefix = _run(into, mapping_at(raw, "config"))
+    for name in OF_EARLIER_RELEASES:
+        if name in data:
+            raise ConfigError(
+                "is a field of earlier releases of Levanter",
+                field=f"{prefix}{name}",
+                cure="Write components, each with its source, as the supported release reads them.",
+            )
+    check_known(data, DATA, prefix.rstrip("."))
     data = {name: value for name, value in data.items() if value is not None or name == "cache_dir"}
     into.differs(
         f"{prefix}components",
@@ -82,9 +88,8 @@ def translate(raw: Mapping[str, Any], *, sizes: Sizes | None = None) -> Translat
     return into
 
 
-def _run(into: Translation, raw: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _run(into: Translation, fields: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The data config; translates lengths, batches and steps of a training config."""
-    fields = dict(raw)
     if not isinstance(fields.get("data"), Mapping):
         others = [
             name for name in fields if name in (*TRAINING, "type")
@@ -157,10 +162,7 @@ def _components(into: Translation, data: Mapping[str, Any], prefix: str) -> None
             children = mapping_at(fields.get("children") or {}, f"{path}.children")
             part = concat(into, name, children, path=path, **shared)
         else:
-            own_shuffle = fields.pop("shuffle", None)  # some releases had it
             part = component(into, name, fields, path=path, **shared)
-            if part is not None and own_shuffle not in (None, data.get("shuffle")):
-                part["shuffle"] = _shuffle(into, {"shuffle": own_shuffle}, f"{path}.")
         if part is not None:
             components[name] = part
     if not raw:
