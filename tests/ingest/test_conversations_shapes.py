@@ -166,6 +166,40 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
         {"prompt": "Q ", "response_chosen": "A", "response_rejected": "B"},
         [("Q A", "A"), ("Q B", "B")],
     ),
+    "orca pairs": (
+        "preference",
+        {"system": "S", "question": "Q", "chosen": "A", "rejected": "B"},
+        [
+            (f"<system>S</s>{CHAT}", "A</s>"),
+            ("<system>S</s><user>Q</s><assistant>B</s>", "B</s>"),
+        ],
+    ),
+    "pairs with a system": (
+        "preference",
+        {"system": "S", "prompt": "Q", "chosen": "A", "rejected": "B"},
+        [
+            (f"<system>S</s>{CHAT}", "A</s>"),
+            ("<system>S</s><user>Q</s><assistant>B</s>", "B</s>"),
+        ],
+    ),
+    "pairs with two systems": (
+        "preference",
+        {
+            "system": "S",
+            "prompt": [{"role": "system", "content": "T"}, USER],
+            "chosen": [ANSWER],
+            "rejected": [ANSWER | {"content": "B"}],
+        },
+        [
+            (f"<system>T</s>{CHAT}", "A</s>"),
+            ("<system>T</s><user>Q</s><assistant>B</s>", "B</s>"),
+        ],
+    ),
+    "prompts with a system": (
+        "prompts",
+        {"system": "S", "prompt": "Q"},
+        [("<system>S</s><user>Q</s><assistant>",) * 2],
+    ),
     "question for prompt": ("prompts", {"question": "Q", "answer": "A"}, [("Q", "Q")]),
     "other ids": ("tokens", {"token_ids": [65, 66]}, [("AB", "AB")]),
 }
@@ -226,6 +260,95 @@ def test_a_prompt_that_the_answers_do_not_have_is_refused(
     assert (status, "field 'prompt'" in said) == (2, True)
     assert build(capsys, source, "--kind", "preference", *cure_of(said))[0] == 0
     assert texts(source) == ONE_PAIR
+
+
+SYSTEM_PAIR = [
+    (f"<system>S</s>{CHAT}", "A</s>"),
+    ("<system>S</s><user>Q</s><assistant>B</s>", "B</s>"),
+]
+SAID = {"role": "system", "content": "S"}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": [OTHER]},
+        {"prompt": "Q", "chosen": [ANSWER], "rejected": [OTHER]},
+        {"prompt": [USER], "chosen": "A", "rejected": "B"},
+        {"chosen": [USER, ANSWER], "rejected": [USER, OTHER]},
+        {"prompt": "Q", "chosen": [USER, ANSWER], "rejected": [USER, OTHER]},
+        {"prompt": [SAID, USER], "chosen": [ANSWER], "rejected": [OTHER]},
+        {"chosen": [SAID, USER, ANSWER], "rejected": [SAID, USER, OTHER]},
+        {"prompt": json.dumps([HUMAN]), "chosen": GPT, "rejected": OTHER},
+    ],
+)
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_pairs_of_messages_have_the_system_message_of_their_column(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    record: dict[str, Any],
+    format: str,  # noqa: A002
+):
+    source = written(tmp_path, {"system": "S", **record}, format)
+    status, said = build(capsys, source, "--kind", "preference")
+    assert status == 0, said
+    assert texts(source) == SYSTEM_PAIR
+    assert "unused" not in said
+    assert build(capsys, source, "--kind", "preference", "--field", "system=none")[0] == 0
+    is_said = "S" in json.dumps(record)
+    assert texts(source) == (SYSTEM_PAIR if is_said else ONE_PAIR)
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_a_named_system_makes_turns_of_every_record(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    format: str,  # noqa: A002
+):
+    path = written(
+        tmp_path, {"instructions": "S", "question": "Q", "chosen": "A", "rejected": "B"}, format
+    )
+    fields = ["--field", "system=instructions", "--field", "prompt=question"]
+    assert build(capsys, path, "--kind", "preference", *fields)[0] == 0
+    assert texts(path) == SYSTEM_PAIR
+    for empty in ("", " ", None):
+        record = {"instructions": empty, "question": "Q", "chosen": "A", "rejected": "B"}
+        path = written(tmp_path, record, format)
+        assert build(capsys, path, "--kind", "preference", *fields)[0] == 0
+        assert texts(path) == ONE_PAIR
+        path = written(tmp_path, {"instructions": empty, "prompt": "Q"}, format)
+        assert build(capsys, path, "--kind", "prompts", *fields[:2])[0] == 0
+        assert [text for text, _ in texts(path)] == ["<user>Q</s><assistant>"]
+
+
+@pytest.mark.parametrize("empty", ["", " ", None])
+def test_texts_with_an_empty_system_stay_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], empty: Any
+):
+    source = written(
+        tmp_path, {"system": empty, "prompt": "Q ", "chosen": "A", "rejected": "B"}, "jsonl"
+    )
+    assert build(capsys, source, "--kind", "preference")[0] == 0
+    assert texts(source) == [("Q A", "A"), ("Q B", "B")]
+
+
+def test_a_system_without_a_template_asks_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    record = {"system": "S", "prompt": "Q ", "chosen": "A", "rejected": "B"}
+    source = written(tmp_path, record, "jsonl")
+    (tmp_path / "t.jinja").write_text(TEMPLATE)
+    arguments = ["headrace", "build", str(source), "-t", "bytes", "--restart", "--kind"]
+    arguments += ["preference", "-o", str(tmp_path / "cache")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = " ".join(capsys.readouterr().err.split())
+    assert (end.value.code, "--field system=system --chat-template FILE" in said) == (2, True), said
+    assert build(capsys, source, "--kind", "preference", "--field", "system=system")[0] == 0
+    assert texts(source)[0] == ("<system>S</s><user>Q </s><assistant>A</s>", "A</s>")
+    assert build(capsys, source, "--kind", "preference", "--field", "system=none")[0] == 0
+    assert texts(source) == [("Q A", "A"), ("Q B", "B")]
 
 
 @pytest.mark.parametrize("prompt", [[USER], json.dumps([USER]), {"from": "human", "value": "Q"}])

@@ -8,7 +8,7 @@ text          ``text``                                        ``[bos] ids [eos]`
 tokens        ``input_ids`` (and :data:`TOKEN_MASKS`,         the ids as they are, checked against
               ``attention_mask``, ``position_ids``, ...)      the vocabulary, no padding; a
                                                               ``loss_mask`` if there are masks
-chat          ``messages`` (and ``tools``, ``system``)        the template's text, with a
+chat          ``messages``                                    the template's text, with a
                                                               ``loss_mask``
 preference    ``chosen``, ``rejected`` (and ``prompt``)       two documents, the chosen one first,
                                                               with ``loss_mask``, ``prompt_length``
@@ -16,6 +16,9 @@ preference    ``chosen``, ``rejected`` (and ``prompt``)       two documents, the
 prompts       ``prompt``: a text or messages                  ``[bos] ids``, or the template's text
                                                               up to the answer
 ============  ==============================================  ======================================
+
+The last three may have ``system`` and ``tools``, too, which go to the template. Texts of pairs and
+prompts need none, and become turns of it if the field of ``system`` is named.
 
 ``loss_mask`` is uint8, one value per token: 1 if the token itself is trained on, which it is if any
 of its characters is. Of messages that say ``weight: 0`` or the like, no token is. The prompt of a
@@ -632,6 +635,51 @@ class MarkedKind(DocumentKind):
         refuse_marks(messages)
         return messages
 
+    def _system(self, record: Fields) -> str:
+        """The text of a record's system message; empty if there is none, or nothing in it."""
+        system = self._field(record, "system")
+        if not system:
+            return ""
+        text = string_of(system, self._field_name("system"), self._cure_of("system"))
+        return text if text.strip() else ""
+
+    def _with_system(self, record: Fields, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages after the system message of the record, if it has one besides them."""
+        text = self._system(record)
+        system = {"role": "system", "content": text}
+        if not text or messages[0] == system:
+            return messages
+        if messages[0]["role"] == "system":
+            raise BadRecordError(
+                "holds a system message, and another text for it in field"
+                f" {self._field_name('system')!r}",
+                self._cure_of("system"),
+            )
+        refuse_marks([system])
+        return [system, *messages]
+
+    def _keeps_texts(self, record: Fields) -> bool:
+        """Whether texts of a record stay as they are. If the field of the system message is named,
+        they are turns of the template in every record.
+
+        Raises:
+            BadRecordError: it is not named, and there is a system message.
+        """
+        if self.config.requires(self.kind, "system"):
+            return False
+        if self._system(record):
+            field = self._field_name("system")
+            options = f"--field system={field}{'' if self.template else ' --chat-template FILE'}"
+            if not self._field(record, "prompt"):
+                prompt = cure_of_shape("prompt", record).removeprefix("Say ").rstrip(".")
+                options = f"{prompt} {options}".strip()
+            raise BadRecordError(
+                f"holds plain texts, and a system message for them in field {field!r}",
+                f"Say {options} to make turns of them with the chat template: of the system, the"
+                f" user and the assistant. {self._cure_of('system')}",
+            )
+        return True
+
     def _given(self, record: Fields) -> Given:
         """What the record gives to the template besides messages."""
         return Given(
@@ -737,29 +785,19 @@ class ChatKind(MarkedKind):
                 question_turns[-1]["content"] = f"{question_turns[-1]['content']}\n\n{text}"
             answer = _turns(self._field(record, "answer"), "assistant", self._field_name("answer"))
             messages = [*question_turns, *answer]
-        system = self._field(record, "system")
-        if not system:
-            return messages
-        field = self._field_name("system")
-        cure = self._cure_of("system")
-        text = string_of(system, field, cure)
-        if not text.strip():
-            return messages
-        if messages[0]["role"] != "system":
-            return [{"role": "system", "content": text}, *messages]
-        if messages[0]["content"] != text:
-            raise BadRecordError(
-                f"holds a system message, and another text for it in field {field!r}", cure
-            )
-        return messages
+        return self._with_system(record, messages)
 
 
 def _turns(value: Any, role: str, field: str) -> list[dict[str, Any]]:
     """A text as one message of a role, or messages as they are."""
     value = from_json(value)
-    if isinstance(value, list | dict):
-        return read_messages(value, field)
-    return [{"role": role, "content": string_of(value, field)}]
+    turns = (
+        read_messages(value, field)
+        if isinstance(value, list | dict)
+        else [{"role": role, "content": string_of(value, field)}]
+    )
+    refuse_marks(turns)
+    return turns
 
 
 def _wanted_turns(
@@ -806,7 +844,7 @@ class PreferenceKind(MarkedKind):
         chosen = from_json(self._field(record, "chosen"))
         rejected = from_json(self._field(record, "rejected"))
         are_texts = isinstance(chosen, str) and isinstance(rejected, str)
-        if are_texts and not isinstance(prompt, list | dict):
+        if are_texts and not isinstance(prompt, list | dict) and self._keeps_texts(record):
             return self._text_pair(record, prompt, chosen, rejected)
         if not are_texts and not (
             isinstance(chosen, list | dict) and isinstance(rejected, list | dict)
@@ -819,10 +857,8 @@ class PreferenceKind(MarkedKind):
             _turns(answer, "assistant", self._field_name(name))
             for name, answer in (("chosen", chosen), ("rejected", rejected))
         ]
-        for answer in answers:
-            refuse_marks(answer)
         given = self._given(record)
-        turns = self._asked_messages(record, prompt)
+        turns = None if prompt is None else _turns(prompt, "user", self._field_name("prompt"))
         if turns is None or all(
             a[0]["role"] != "assistant" for a in answers
         ):  # they hold their prompt themselves
@@ -839,6 +875,7 @@ class PreferenceKind(MarkedKind):
                 cure_of_shape("prompt", record)
                 or "Name the field of the prompt: --field prompt=FIELD.",
             )
+        turns = self._with_system(record, turns)
         question = self._chat().render(turns, given, ask=True)
         return tuple(
             self._answer(record, question, [*turns, *answer], label, given)
@@ -898,13 +935,6 @@ class PreferenceKind(MarkedKind):
             for label, answer in ((1, chosen), (0, rejected))
         )
 
-    def _asked_messages(self, record: Fields, prompt: Any) -> list[Any] | None:
-        if prompt is None:
-            return None
-        if isinstance(prompt, str):
-            return [{"role": "user", "content": prompt}]
-        return self._messages(record, "prompt")
-
     def _answer(
         self, record: Fields, question: str, messages: list[Any], label: int, given: Given
     ) -> Document:
@@ -939,9 +969,10 @@ class PromptsKind(MarkedKind):
 
     def _documents(self, record: Fields) -> Sequence[Document]:
         prompt = from_json(self._field(record, "prompt"))
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and self._keeps_texts(record):
             return (self._document(record, prompt, framed=(True, False)),)
-        messages = self._messages(record, "prompt")
+        turns = _turns(prompt, "user", self._field_name("prompt"))
+        messages = self._with_system(record, turns)
         given = self._given(record)
         text = self._chat().render(messages, given, ask=True)
         unused = self._unwritten(messages, text, given, "prompt", ask=True)

@@ -71,7 +71,12 @@ PRE_TOKENIZED = ("megatron", "nmoe")
 NOTHING = "none"
 """Selects no field: an optional value is ignored, whether records have it or not."""
 _MADE_OF_TWO = (("chat", "messages"), ("tokens", "tokens"))
-_OF_TEMPLATES = {"tools": "tools", "variables": "chat_template_kwargs", "documents": NOTHING}
+_OF_TEMPLATES = {
+    "system": "system",
+    "tools": "tools",
+    "variables": "chat_template_kwargs",
+    "documents": NOTHING,
+}
 _MASKS_BY_MEANING = {
     # 1 at an id: it is trained on.
     "trained": (
@@ -119,7 +124,6 @@ FIELDS: dict[str, dict[str, str]] = {
         "question": NOTHING,
         "context": NOTHING,
         "answer": NOTHING,
-        "system": "system",
         **_OF_TEMPLATES,
     },
     "preference": {
