@@ -23,12 +23,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
+import msgspec
 import numpy as np
 from jaxtyping import Float32, Integer
 
@@ -45,6 +45,31 @@ _CURES = {
     429: "Lower in_flight.",
 }
 _OPTIONS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+# An answer has, for each token of the prompt and the completion, its text, id and log probability,
+# and those of as many others as were asked for.
+_BYTES_OF_TOKEN = 1024
+_BYTES_OF_ANSWER = 1 << 20
+_Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class _LogProbs(msgspec.Struct):
+    token_logprobs: list[float]
+    tokens: list[str] = []
+
+
+class _Choice(msgspec.Struct):
+    """What is read of a choice of the answer, with its types."""
+
+    index: int
+    logprobs: _LogProbs
+    finish_reason: str
+    text: str | None = None
+    token_ids: list[_Id] | None = None
+    response_token_ids: list[_Id] | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +192,7 @@ class CompletionsSampler:
         body = json.dumps({"prompt": np.asarray(tokens).tolist(), **self._request}).encode()
         try:
             async with asyncio.timeout(self.timeout_s):
-                status, answer = await self._post(body)
+                status, answer = await self._post(body, self._most_bytes(len(tokens)))
         except TimeoutError:
             problem = f"has not answered within {self.timeout_s:g} s"
             cure = "Raise timeout_s, lower in_flight or max_tokens, or look at the server."
@@ -180,8 +205,15 @@ class CompletionsSampler:
             raise self._refusal(status, answer)
         return self._completions(answer)
 
-    async def _post(self, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer to one request, on its own connection."""
+    def _most_bytes(self, prompt_tokens: int) -> int:
+        """Bytes that an answer may have."""
+        tokens = self.group_size * (prompt_tokens + int(self._request["max_tokens"]))
+        return _BYTES_OF_ANSWER + _BYTES_OF_TOKEN * tokens * (1 + int(self._request["logprobs"]))
+
+    async def _post(self, body: bytes, most: int) -> tuple[int, bytes]:
+        """Status and body, of at most so many bytes, of the answer to one request, on its own
+        connection.
+        """
         parts = self._parts
         host = parts.hostname or ""
         is_secure = parts.scheme == "https"
@@ -197,7 +229,7 @@ class CompletionsSampler:
             if answer is None:
                 raise EOFError("the connection was closed without an answer")
             return int(answer.first_line.split(" ", 2)[1]), await read_body(
-                reader, answer, to_end=True
+                reader, answer, to_end=True, most=most
             )
         finally:
             writer.close()
@@ -217,16 +249,10 @@ class CompletionsSampler:
 
     def _completions(self, answer: bytes) -> list[Completion]:
         try:
-            choices = sorted(json.loads(answer)["choices"], key=lambda choice: choice["index"])
+            choices = msgspec.json.decode(answer, type=_Answer).choices
+            choices.sort(key=lambda choice: choice.index)
             completions = [_completion(choice) for choice in choices]
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            IndexError,
-            AttributeError,
-            OverflowError,
-        ) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             cure = (
                 "Use a vLLM or an SGLang that knows return_token_ids; see"
                 " headrace_posttrain.rollouts.completions."
@@ -239,6 +265,11 @@ class CompletionsSampler:
         if any(completion.finish_reason == "abort" for completion in completions):
             cure = "It may be taking new weights: allow retries."
             raise SamplerError("aborted the request", field="url", value=self.url, cure=cure)
+        indices = [choice.index for choice in choices]
+        if len(set(indices)) != len(indices):
+            problem = f"gave two completions of one index ({indices})"
+            cure = "Look at the server, or at what is between it and this process."
+            raise ConfigError(problem, field="url", value=self.url, cure=cure)
         if len(completions) != self.group_size:
             problem = f"gave {len(completions)} completions, not {self.group_size}"
             cure = "Leave n out of options, and use a server that supports it."
@@ -280,21 +311,25 @@ def _split(url: str) -> SplitResult:
     )
 
 
-def _completion(choice: dict[str, Any]) -> Completion:
-    """One completion of the answer; errors for missing or undocumented fields name the field."""
-    logged = choice["logprobs"]
-    tokens = choice.get("token_ids", choice.get("response_token_ids"))
-    log_probs = logged["token_logprobs"]
+def _completion(choice: _Choice) -> Completion:
+    """One completion of the answer."""
+    log_probs = choice.logprobs.token_logprobs
+    tokens = choice.response_token_ids if choice.token_ids is None else choice.token_ids
     if tokens is None:
-        tokens = [int(named.removeprefix("token_id:")) for named in logged["tokens"]]
+        tokens = [_id_in(text) for text in choice.logprobs.tokens]
     if len(tokens) != len(log_probs):
         raise ValueError(f"{len(tokens)} ids, {len(log_probs)} log probabilities")
-    if not all(math.isfinite(value) for value in log_probs):
-        raise ValueError("log probabilities that are not finite")
     ids = np.array(tokens, np.int64).reshape(-1)
-    return Completion(
-        ids,
-        np.array(log_probs, np.float32),
-        str(choice.get("text", "")),
-        str(choice["finish_reason"]),
-    )
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        values = np.array(log_probs, np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError("log probabilities that are not finite")
+    return Completion(ids, values, choice.text or "", choice.finish_reason)
+
+
+def _id_in(text: str) -> int:
+    """17 of "token_id:17"."""
+    digits = text.removeprefix("token_id:")
+    if not digits.isascii() or not digits.isdigit():
+        raise ValueError(f"a token {text[:40]!r} without its id")
+    return msgspec.convert(int(digits), _Id)

@@ -36,7 +36,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice, takewhile
 from typing import Any, NoReturn, cast
 
@@ -46,7 +46,7 @@ from jaxtyping import Int64
 
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.async_dataset import AsyncDataset
-from headrace.errors import ConfigError, check_at_least, check_not_negative
+from headrace.errors import CacheCorruptError, ConfigError, check_at_least, check_not_negative
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.order import Order
 from headrace_posttrain.rollouts.advantages import AdvantageSpec, resolve
@@ -119,6 +119,8 @@ class RLDataset(AsyncDataset[PackedBatch]):
             raise ConfigError("nobody could sample", field="sampler", value=None, cure=cure)
         self.prompts = prompts
         self.sampler = sampler
+        if settings.vocab_size is None:
+            settings = replace(settings, vocab_size=getattr(prompts, "vocab_size", None))
         self.settings = settings
         self.order = PROMPT_ORDERS[settings.prompt_order](len(prompts), seed=settings.seed)
         self.advantages = resolve(settings.advantages)
@@ -128,6 +130,8 @@ class RLDataset(AsyncDataset[PackedBatch]):
         )
         self._claimed = self._identity()
         self.store.claim(self._claimed)
+        # Of a run whose log of steps is lost: which of its prompts were trained on, nobody knows.
+        self._has_groups_of_no_step = self.store.next_step == 0 and bool(self.store.pending)
         self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self.totals: Counter[str] = Counter()
         self._counts_of: dict[int, dict[str, int]] = {}  # of the steps that this process made
@@ -381,6 +385,15 @@ class RLDataset(AsyncDataset[PackedBatch]):
             )
             raise ConfigError(
                 problem, field="step", value=step, cure=f"The next step is {self.store.next_step}."
+            )
+        if step > 0 and self.store.next_step == 0 and self._has_groups_of_no_step:
+            problem = "has groups and no step, though steps were made: their log is lost"
+            raise CacheCorruptError(
+                problem,
+                field="rollouts",
+                value=self.store.folder,
+                cure="Bring its steps/ back from a copy. If no step was made with these groups,"
+                " move its producers/ away: their prompts are sampled again.",
             )
 
     def _follow(self, step: int, patience: Patience) -> Iterator[None]:

@@ -23,6 +23,8 @@ from headrace.batch.examples import Example
 from headrace.errors import CacheCorruptError, ConfigError, HeadraceError, check_not_negative
 from headrace.store.cache import TokenCache
 
+_END_OF_IDS = 1 << 31
+"""Ids, and versions of policies, are stored and trained on as int32."""
 # A log-softmax in low precision may give this much more than 0.
 _ROUNDING = 1e-4
 
@@ -58,6 +60,7 @@ class CachePrompts:
     Attributes:
         fingerprint: Fingerprint of the cache, which identifies the prompts.
         tokenizer: Fingerprint of the cache's tokenizer; None if the cache does not record it.
+        vocab_size: Number of its ids; None likewise.
 
     Example:
         >>> import headrace.testing
@@ -69,6 +72,7 @@ class CachePrompts:
         self.cache = cache
         self.fingerprint = cache.fingerprint
         self.tokenizer: str | None = cache.ledger.tokenizer.get("fingerprint")
+        self.vocab_size: int | None = cache.ledger.tokenizer.get("vocab_size")
 
     def __len__(self) -> int:
         return self.cache.num_documents
@@ -108,8 +112,8 @@ class ScoredGroup:
             unknown.
 
     Raises:
-        ConfigError: lists differ in length; no completion; ids or versions are not whole numbers;
-            an array does not match the tokens of its completion; a log probability that is above 0
+        ConfigError: lists differ in length; no completion; ids or versions are not whole numbers
+            from 0 to 2**31 - 1; an array does not match the tokens of its completion; a log probability that is above 0
             or not finite.
 
     Example:
@@ -156,6 +160,7 @@ class ScoredGroup:
             field_value = getattr(self, name)
             if name == "policy_version" and not np.iterable(field_value):
                 values[name] = _integer(name, field_value)
+                _check_range(name, np.array([values[name]]))
             elif field_value is not None:
                 values[name] = _each(name, field_value, tokens, check)
         values["extras"] = {
@@ -357,7 +362,8 @@ def _integer(field: str, value: Any) -> int:
 
 def _row(field: str, values: Any, dtype: type[np.generic] | None = None) -> np.ndarray:
     try:
-        row = np.asarray(values, dtype)
+        with np.errstate(over="ignore"):  # what the type cannot hold becomes infinite
+            row = np.asarray(values, dtype)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"must be a row of numbers ({error})", field=field) from error
     if row.ndim != 1:
@@ -365,7 +371,7 @@ def _row(field: str, values: Any, dtype: type[np.generic] | None = None) -> np.n
     return row
 
 
-def _as_integers(field: str, row: np.ndarray) -> np.ndarray:
+def _as_integers(field: str, row: np.ndarray, first: int = 0) -> np.ndarray:
     if row.dtype.kind not in "iu":
         raise ConfigError(
             "must be whole numbers",
@@ -373,9 +379,22 @@ def _as_integers(field: str, row: np.ndarray) -> np.ndarray:
             value=row.dtype.name,
             cure="Give an array of integers.",
         )
-    return (
-        row.astype(np.int64) if row.dtype == np.uint64 else row
-    )  # with other integers, numpy converts it to floats
+    _check_range(field, row, first)
+    # With other integers, numpy converts uint64 to floats.
+    return row.astype(np.int64) if row.dtype == np.uint64 else row
+
+
+def _check_range(field: str, row: np.ndarray, first: int = 0) -> None:
+    """Raises ConfigError for a number that int32 cannot hold, or below the first."""
+    wrong = np.flatnonzero((row < first) | (row >= _END_OF_IDS))
+    if wrong.size:
+        at = int(wrong[0])
+        raise ConfigError(
+            f"must be from {first} to 2**31 - 1",
+            field=f"{field}[{at}]",
+            value=int(row[at]),
+            cure="Look at what the sampler returns.",
+        )
 
 
 def _ids(field: str, values: Any) -> np.ndarray:
@@ -442,7 +461,7 @@ def _mask(field: str, values: Any, size: int) -> np.ndarray:
     row = _sized(field, _row(field, values), size)
     other = row[(row != 0) & (row != 1)]
     if other.size:
-        raise ConfigError("must be 0 or 1 for each token", field=field, value=other[0].item())
+        raise ConfigError("must be 0 or 1 for each token", field=field, value=other.tolist()[0])
     return row.astype(np.uint8)
 
 
@@ -457,4 +476,5 @@ def _column(field: str, values: Any, size: int) -> np.ndarray:
 
 
 def _versions(field: str, values: Any, size: int) -> np.ndarray:
-    return _sized(field, _as_integers(field, _row(field, values)), size)
+    # -1: was not sampled
+    return _sized(field, _as_integers(field, _row(field, values), -1), size)

@@ -170,11 +170,24 @@ class SamplerCalls:
                 ).start()
             return self._loop
 
+    def _check_ids(self, group: ScoredGroup, prompt: Prompt) -> None:
+        vocab_size = self._settings.vocab_size
+        highest = max(int(ids.max()) for ids in group.tokens)
+        if vocab_size is not None and highest >= vocab_size:
+            raise ConfigError(
+                f"is not below the {vocab_size:,} ids of the vocabulary ({describe_prompt(prompt)})",
+                field="tokens",
+                value=highest,
+                cure="Look at the sampler's tokenizer; if the model has more ids than the prompts'"
+                " tokenizer, say so: RLSettings(vocab_size=...).",
+            )
+
     def _checked(self, group: Any, prompt: Prompt) -> ScoredGroup | PartialGroup:
         scored: Any = group.group if isinstance(group, PartialGroup) else group
         if not isinstance(scored, ScoredGroup):
             problem = f"is no ScoredGroup ({describe_prompt(prompt)})"
             raise ConfigError(problem, field="sample_and_score()", value=type(scored).__name__)
+        self._check_ids(scored, prompt)
         if isinstance(group, PartialGroup):
             started_tokens = (
                 prompt.partial.tokens

@@ -39,6 +39,7 @@ _COUNTS = (
     "rows",
     "max_segments",
     "group_size",
+    "vocab_size",
     "in_flight",
     "max_renewals",
     "ranks",
@@ -55,7 +56,8 @@ class RLSettings:
         seed: Chooses the order of prompts.
         advantages: A preset (see :mod:`headrace_posttrain.rollouts.advantages`), or a spec.
         keep: Decides from a group's rewards whether it is trained on; None: every group is.
-        max_attempts: This many groups left out in a row are an error.
+        max_attempts: This many groups left out in a row are an error; a tenth of them are named in
+            the log.
         prompts_at_a_time: Prompts that are sampled at once if any is missing; surplus groups are
             kept for the next step (oversampling).
         threads: Threads that call the sampler, unless it runs in the background.
@@ -70,6 +72,8 @@ class RLSettings:
         tokenizer: Names the tokenizer of prompts and completions, so that a store is not continued
             with another one; None: that of the prompts (``tokenizer`` of
             :class:`~headrace_posttrain.rollouts.groups.CachePrompts`), if they have one.
+        vocab_size: A group with this id, or a higher one, is invalid; None: the size of the
+            prompts' tokenizer, if they have one, else any id is valid.
         prompt_order: ``shuffled``: each pass in its own order; ``slime``: slime's order, with
             ``seed``; or ``listed``: the order of the list.
         group_size: Completions per group; another number is an error. None: any number.
@@ -102,7 +106,7 @@ class RLSettings:
     seed: int
     advantages: Preset | AdvantageSpec = "slime"
     keep: RewardFilter | None = nonzero_std
-    max_attempts: int = 10_000
+    max_attempts: int = 500
     prompts_at_a_time: int = 1
     threads: int = 1
     max_staleness: int | None = None
@@ -111,6 +115,7 @@ class RLSettings:
     multiple: int = 1
     max_segments: int | None = None
     tokenizer: str | None = None
+    vocab_size: int | None = None
     prompt_order: str = "shuffled"
     group_size: int | None = None
     in_flight: int | None = None

@@ -5,7 +5,10 @@ asyncio streams.
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass, replace
+
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,15 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
 
 
 async def read_body(
-    reader: asyncio.StreamReader, head: Head, *, to_end: bool, answer_to: str = ""
+    reader: asyncio.StreamReader,
+    head: Head,
+    *,
+    to_end: bool,
+    answer_to: str = "",
+    most: int | None = None,
 ) -> bytes:
-    """The body that belongs to a head.
+    """The body that belongs to a head. Raises ValueError if it has more than ``most`` bytes; no
+    more are read.
 
     Args:
         reader: Where it comes from.
@@ -69,24 +78,45 @@ async def read_body(
         to_end: With no length given, the body runs to the end of the connection (answers), or there
             is none (requests).
         answer_to: Method of the request, if this is an answer.
+        most: Bytes that it may have; None: any number.
     """
+    most = sys.maxsize if most is None else most
     status = head.first_line.split(" ", 2)[1] if head.first_line.startswith("HTTP/") else ""
     if answer_to == "HEAD" or status in ("204", "304"):
         return b""
     if "chunked" in head.headers.get("transfer-encoding", "").lower():
-        return await _read_chunked(reader)
+        return await _read_chunked(reader, most)
     if "content-length" in head.headers:
-        return await reader.readexactly(int(head.headers["content-length"]))
-    return await reader.read() if to_end else b""
+        size = int(head.headers["content-length"])
+        _check_size(size, most)
+        return await reader.readexactly(size)
+    return await _read_to_end(reader, most) if to_end else b""
 
 
-async def _read_chunked(reader: asyncio.StreamReader) -> bytes:
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise ValueError(f"a body of more than {most:,} bytes")
+
+
+async def _read_to_end(reader: asyncio.StreamReader, most: int) -> bytes:
+    body = bytearray()
+    while piece := await reader.read(_PIECE_BYTES):
+        body += piece
+        _check_size(len(body), most)
+    return bytes(body)
+
+
+async def _read_chunked(reader: asyncio.StreamReader, most: int) -> bytes:
     pieces: list[bytes] = []
+    left = most
     while True:
         size = int((await reader.readline()).split(b";")[0], 16)
         if size == 0:
             while (await reader.readline()).strip():
                 pass  # trailers
             return b"".join(pieces)
+        if size > left:
+            _check_size(most + 1, most)
+        left -= size
         pieces.append(await reader.readexactly(size))
         await reader.readexactly(2)
