@@ -105,7 +105,7 @@ def test_a_chunk_that_the_index_places_outside_the_file_is_not_mapped(tmp_path):
     broken = index.tobytes()
     native = mapped.native()
     assert native is not None
-    crc = native.crc32c(0, np.frombuffer(broken, np.uint8).ctypes.data, len(broken))
+    crc = native.calls.crc32c(0, np.frombuffer(broken, np.uint8).ctypes.data, len(broken))
     shard_file(array, 0).write_bytes(held[:-52] + broken + crc.to_bytes(4, "little"))
     found = array.mapped()
     assert found is not None
@@ -239,3 +239,35 @@ def test_a_chunk_whose_checksum_the_file_has_lost_is_not_sound(tmp_path):
     os.truncate(shard_file(array, 0), mmap.PAGESIZE)
     assert not chunks.check(0)
     assert not content(array, chunks, 0)[1]
+
+
+@pytest.mark.parametrize("how", ["copy", "check"])
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_a_file_that_loses_its_pages_while_a_chunk_is_read_ends_no_process(
+    tmp_path, monkeypatch, how, kept
+):
+    chunk = 2 * mmap.PAGESIZE
+    array, values = stored(tmp_path / "a", 3 * chunk, "uint8", chunk, 3)
+    found = array.mapped()
+    assert found is not None
+    assert content(array, found, 2)[1]
+    system = mapped.native()
+    assert system is not None
+    bring = found._bring
+
+    def bring_and_lose(number, at):
+        present = bring(number, at)
+        os.truncate(shard_file(array, 0), kept * mmap.PAGESIZE)
+        return present
+
+    # As if another process cut the file off between the two: pages come, and are gone when read.
+    monkeypatch.setattr(found, "_bring", bring_and_lose)
+    monkeypatch.setattr(system, "bring", mmap.MADV_WILLNEED)
+    if how == "copy":
+        into, sound = content(array, found, 0)
+        assert not sound
+        assert not into[kept * mmap.PAGESIZE :].any()
+        assert np.array_equal(into[: kept * mmap.PAGESIZE], values[: kept * mmap.PAGESIZE])
+    else:
+        os.truncate(shard_file(array, 0), kept * mmap.PAGESIZE)
+        assert not found.check(0)

@@ -59,6 +59,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "handle_bus_errors": (_NUMBER, []),
     "lost_pages": (_INTEGER, []),
     "process": (None, [_ADDRESS]),
+    # to, from, bytes
+    "copy_mapped": (None, [_ADDRESS, _ADDRESS, _INTEGER]),
+    # chunk, first page, bytes of the pages; bytes of the chunk, checksum or -1, advice
+    "is_right": (_NUMBER, [_ADDRESS, _ADDRESS, *[_INTEGER] * 4]),
     # the table before the first; where an error number goes
     "worker_start": (_ADDRESS, [_ADDRESS, _ADDRESS]),
     "worker_wait": (_INTEGER, [_ADDRESS, _INTEGER]),

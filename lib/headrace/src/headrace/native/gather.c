@@ -229,6 +229,22 @@ EXPORT void headrace_process(Table *t) {
     pthread_setspecific(key, 0); // a fault of this thread in other code is not ours
 }
 
+// Copies bytes of a mapped file in this thread; those of pages that it has lost are zeros.
+EXPORT void headrace_copy_mapped(u8 *to, u8 *from, i64 bytes) {
+    Table t = {.addresses = &from, .places = &to, .bytes = &bytes, .count = 1};
+    headrace_process(&t);
+}
+
+// Whether a chunk of a mapped file, in place, is what was written, in this thread; the fields are
+// those of a table of checks.
+EXPORT int headrace_is_right(u8 *at, u8 *low, i64 bytes, i64 size, i64 named, i64 advice) {
+    u8 result = 0;
+    Table t = {.addresses = &at, .places = &low, .bytes = &bytes, .count = 1, .is_checks = 1,
+               .sizes = &size, .named = &named, .results = &result, .advice = advice};
+    headrace_process(&t);
+    return result;
+}
+
 // ---- A thread that processes tables one after the other
 
 typedef struct {

@@ -9,8 +9,8 @@ Invariant: a chunk is used only from a shard file whose size and index are intac
 copy), and that with the one that ``zarr.json`` lists for its position, if it does. Everything else
 (a lost or truncated file, a wrong checksum, another layout, a system other than Linux) is left to
 TensorStore, which reads it or reports the problem. Touching a page that a file has lost since it
-was mapped raises SIGBUS, as with any memory map; finished caches are never written to, and the
-machine code that gathers rows survives it (feed/gather_kernel.py). On a network filesystem, a
+was mapped raises SIGBUS, as with any memory map; finished caches are never written to, and only
+compiled code touches them, which survives it (``native/gather.c``). On a network filesystem, a
 server's hiccup would do the same, so files there are read and not mapped.
 
 Price: about 30 us to map a shard; one pass over the bytes of a chunk, two if it is copied, without
@@ -65,7 +65,7 @@ _maps = 0
 
 
 class _Native:
-    """The three system calls, without the interpreter's lock, and a crc32c on addresses."""
+    """The three system calls, without the interpreter's lock, and the compiled functions."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -79,7 +79,9 @@ class _Native:
         self.munmap.argtypes = (address, size)
         self.madvise = libc.madvise
         self.madvise.argtypes = (address, size, number)
-        self.crc32c = native_library().calls.crc32c
+        self.calls = native_library().calls
+        if failed := self.calls.handle_bus_errors():
+            raise OSError(failed, f"SIGBUS cannot be handled: {os.strerror(failed)}")
         page = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
         self.bring = (
             mmap.MADV_WILLNEED
@@ -202,30 +204,29 @@ class MappedArray:
             into: Contiguous bytes, as many as a chunk has.
         """
         at = self.address(chunk)
-        target = into.ctypes.data
         if not at or not self._bring(chunk, at):
             return False
-        ctypes.memmove(target, at, self.chunk_bytes)
-        sound = self._matches(chunk, at, target)
-        self._advise(
-            chunk, at, mmap.MADV_DONTNEED, _AROUND
-        )  # out of this process; the system keeps them as it likes
-        return sound
-
-    def _matches(self, chunk: int, at: int, copied: int) -> bool:
-        """Whether bytes are those that were written as the chunk whose address is ``at``."""
         assert self._native is not None
-        stored = int.from_bytes(ctypes.string_at(at + self.chunk_bytes, CRC_BYTES), "little")
-        if self._checksums is not None and stored != self._checksums[chunk]:
+        calls = self._native.calls
+        stored = np.zeros(1, "<u4")
+        # The file may lose these pages at any time, so no other code looks at them.
+        calls.copy_mapped(into.ctypes.data, at, self.chunk_bytes)
+        calls.copy_mapped(stored.ctypes.data, at + self.chunk_bytes, CRC_BYTES)
+        # Out of this process; the system keeps them as it likes.
+        self._advise(chunk, at, mmap.MADV_DONTNEED, _AROUND)
+        if self._checksums is not None and stored[0] != self._checksums[chunk]:
             return False  # a sound chunk, but of another place
-        return self._native.crc32c(0, copied, self.chunk_bytes) == stored
+        return calls.crc32c(0, into.ctypes.data, self.chunk_bytes) == stored[0]
 
     def check(self, chunk: int) -> bool:
         """Returns whether the bytes of a mapped chunk, in place, are what was written. If not, it
         has to be read.
         """
-        at = self.address(chunk)
-        sound = at != 0 and self._bring(chunk, at) and self._matches(chunk, at, at)
+        assert self._native is not None
+        sound = False
+        if self.address(chunk):
+            columns = self.check_columns(np.array([chunk]))[:, 0].tolist()
+            sound = self._native.calls.is_right(*columns, self._native.bring) == 1
         self.record(chunk, sound)
         return sound
 
