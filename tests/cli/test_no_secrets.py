@@ -195,7 +195,7 @@ def test_what_the_environment_has_is_not_shown(
         value = "typed-netrc"
     monkeypatch.setenv(variable, value)
     for line in (
-        f"inspect {address}",
+        f"cache inspect {address}",
         f"build {address} --output out --tokenizer bytes",
         f"build . --output out --tokenizer {address}",
     ):
@@ -221,26 +221,26 @@ def test_a_signature_can_be_used_and_is_not_shown(headrace, stored, leaks, query
     for line in (
         f"{build} out",
         f"{build} shuffled --shuffle 1 --json",
-        "inspect out",
-        "inspect out --json",
-        "verify out --json",
+        "cache inspect out",
+        "cache inspect out --json",
+        "cache verify out --json",
         "config check typed-run.yaml --steps 4",
         "config show typed-run.yaml",
         "config show typed-run.yaml --json",
-        "report typed-run.yaml --steps 4 --output page.html",
-        "cat typed-run.yaml --step 0 --row 0 --json",
+        "run report typed-run.yaml --steps 4 --output page.html",
+        "run cat typed-run.yaml --step 0 --row 0 --json",
     ):
         done = headrace(*line.split())
         assert done.code == 0, (line, done)
         assert leaks(done) == []
     for line in (
-        f"inspect {stored}/cache?{query}",
-        f"verify {stored}/cache?{query}",
-        f"diff {stored}/cache?{query} out",
+        f"cache inspect {stored}/cache?{query}",
+        f"cache verify {stored}/cache?{query}",
+        f"cache diff {stored}/cache?{query} out",
         f"{build} {stored}/x?{query}",
         f"build {source} --output out --append --json",
         f"build {source} --tokenizer {source} --output x",
-        f"report {stored}/cache?{query}",
+        f"run report {stored}/cache?{query}",
         f"config check typed-run.yaml components.b.cache={stored}/cache?{query}",
     ):
         done = headrace(*line.split())
@@ -263,17 +263,17 @@ def test_a_login_of_netrc_is_used_and_not_shown(headrace, stored, tmp_path, leak
             log(0)
         assert np.asarray(loader.batch_at(0).tokens).any()
     for line in (
-        f"inspect {stored}/cache",
-        f"verify {stored}/cache --deep",
-        f"reshuffle {stored}/cache shuffled",
-        f"consolidate {stored}/cache one",
-        f"diff {stored}/cache {stored}/copy",
+        f"cache inspect {stored}/cache",
+        f"cache verify {stored}/cache --deep",
+        f"cache reshuffle {stored}/cache shuffled",
+        f"cache consolidate {stored}/cache one",
+        f"cache diff {stored}/cache {stored}/copy",
         f"build {stored}/a.jsonl --output built --tokenizer bytes",
         "config check typed-run.yaml --steps 4",
-        "simulate typed-run.yaml --steps 4",
-        "cat typed-run.yaml --step 1",
-        "where typed-run.yaml --step 1",
-        "report run",
+        "config simulate typed-run.yaml --steps 4",
+        "run cat typed-run.yaml --step 1",
+        "run where typed-run.yaml --step 1",
+        "run report run",
     ):
         done = headrace(*line.split())
         assert done.code == 0, (line, done)
