@@ -55,7 +55,7 @@ class Layout:
             Example(
                 np.arange(1, end + 2),
                 loss_mask=[0, *self.mask[i, :end]],
-                log_probs=[0, *number[i, :end]],
+                log_probs=[0, *-number[i, :end]],
                 weights=None
                 if advantages is None
                 else [0, *np.broadcast_to(np.asarray(advantages)[i], t)[:end]],
@@ -68,7 +68,7 @@ class Layout:
         batch = pack_examples(
             [examples[i] for i in (order or range(n))], seq_len, rows=rows, unit=2 if pairs else 1
         )
-        self.number = batch.log_probs.astype(int)
+        self.number = -batch.log_probs.astype(int)
         fields = {"log_probs": None if log_probs is None else self.lay(log_probs), "pairs": pairs}
         if pairs:
             fields["weights"] = None

@@ -172,6 +172,7 @@ def test_leaves_that_nobody_has_are_not_sent():
         ("loss_mask[1]", lambda: Example([1, 2], loss_mask=[1, 256])),  # 0, as uint8
         ("loss_mask[0]", lambda: Example([1, 2], loss_mask=[0.5, 1])),
         ("log_probs", lambda: Example([1, 2], log_probs=[None, -1.0])),
+        ("log_probs[1]", lambda: Example([1, 2], log_probs=[0.0, 0.5])),  # of a probability
         ("policy_version[1]", lambda: Example([1, 2], policy_version=[0, 2**40])),
         ("reward", lambda: Example([1, 2], reward=float("nan"))),
         ("group", lambda: Example([1, 2], group=2**40)),
@@ -248,3 +249,7 @@ def test_extras_stay_what_they_are():
     ).extras
     assert extras["x"].dtype == np.float32  # they were cut to whole numbers
     assert extras["x"].tolist() == [[0.25, 1.5, 0, 0]]
+
+
+def test_log_probabilities_of_low_precision_may_round_above_0():
+    assert Example([1, 2], log_probs=np.array([0, 5e-5], np.float32)).log_probs is not None

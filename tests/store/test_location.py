@@ -3,9 +3,12 @@ refused.
 """
 
 import re
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import tensorstore
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -153,6 +156,35 @@ def test_s3_servers_that_know_buckets_by_their_host_names_only(tmp_path, monkeyp
     assert kvstore_spec("s3://bucket/a")["endpoint"] == "https://store.example:99"
     monkeypatch.setenv("AWS_PROFILE", "amazon")  # where TensorStore does so by itself
     assert "endpoint" not in kvstore_spec("s3://bucket/a")
+
+
+def test_tensorstore_puts_the_bucket_in_the_path_whatever_the_host(monkeypatch):
+    """If this fails, ``addressing_style = virtual`` can be allowed for caches."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    asked: list[tuple[str | None, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.headers["Host"], self.path))
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        host = f"bucket.localhost:{server.server_port}"
+        at = f"http://127.0.0.1:{server.server_port}"
+        spec = {"driver": "s3", "bucket": "bucket", "aws_region": "x", "path": "a/"}
+        for more in ({"endpoint": at}, {"endpoint": at, "host_header": host}):
+            tensorstore.KvStore.open({**spec, **more}).result().read("key").result()
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert [path for _, path in asked] == ["/bucket/a/key"] * 2
+    assert asked[1][0] == host
 
 
 PIECES = ["a", " ", "#", "?", "%", "/", ".", "..", "?versionId=", "\n", "\t", "\\", "\udcff", "é"]

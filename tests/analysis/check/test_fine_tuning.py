@@ -18,6 +18,7 @@ import headrace
 from headrace import load_config
 from headrace.analysis.check.findings import Finding, findings
 from headrace.analysis.check.plan import ComponentPlan, plan_run
+from headrace.errors import ConfigError
 from headrace.ingest import ChatConfig
 from headrace.testing import write_cache
 
@@ -195,6 +196,34 @@ def test_rows_that_are_seen_or_not_asked_for_are_not_said(folder, settings):
         [[np.arange(2) for _ in range(16 * 590)]],
     ).path
     assert "unseen_rows" not in check(str(cache), "batch_size=59", *settings)[0]
+
+
+def test_batches_of_more_rows_than_the_data_have_are_said(folder):
+    cache = chats_of(folder, [64] * 30, 4, "few")
+    settings = ["num_steps=null", "max_epochs=1"]
+    size = "batch_size={0: 16, 1: 100}"
+    found, plan = check(cache, *settings, size)
+    said = found["mostly_padding"]
+    assert said.field == "batch_size"
+    assert f"the data have {plan.rows} rows: {100 - (plan.rows - 16)} rows" in said.problem
+    again, _ = check(cache, *settings, typed(said, "batch_size"))
+    assert "mostly_padding" not in again
+    assert "leave max_epochs out" in said.cure
+    assert "mostly_padding" not in check(cache, size)[0]
+    assert "mostly_padding" not in check(cache, *settings, size, "last_batch=fill")[0]
+
+
+def test_a_run_of_one_batch_that_is_not_full_is_refused(folder):
+    cache = chats_of(folder, [64] * 30, 4, "few")
+    settings = ["num_steps=null", "max_epochs=1"]
+    with pytest.raises(ConfigError, match="more than the 60 rows that the data have") as caught:
+        check(cache, *settings, "batch_size=100")
+    assert (caught.value.field, caught.value.value) == ("batch_size", 100)
+    size = re.search(r"Write batch_size: (\d+)", caught.value.cure or "")
+    assert size is not None
+    assert check(cache, *settings, f"batch_size={size[1]}")[1].unseen_rows == 0
+    assert "leave max_epochs out" in (caught.value.cure or "")
+    check(cache, "batch_size=100")
 
 
 def test_tokens_that_a_change_of_length_leaves_out_are_said(folder):

@@ -19,14 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32, Integer, Shaped
 
-from headrace.batch.examples import Example
+from headrace.batch.examples import Example, check_log_probs
 from headrace.errors import CacheCorruptError, ConfigError, HeadraceError, check_not_negative
 from headrace.store.cache import TokenCache
 
 _END_OF_IDS = 1 << 31
 """Ids, and versions of policies, are stored and trained on as int32."""
-# A log-softmax in low precision may give this much more than 0.
-_ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -423,19 +421,7 @@ def _last(field: str, values: Any, size: int) -> np.ndarray:
     row = _row(field, values, np.float32)
     if row.size > size:
         raise ConfigError(f"are more than the {size} tokens", field=field, value=row.size)
-    wrong = np.flatnonzero(~np.isfinite(row) | (row > _ROUNDING))
-    if wrong.size:
-        at = int(wrong[0])
-        cure = (
-            "Give natural logarithms of probabilities, e.g. np.log(0.5), as the policy that"
-            " sampled has them; 0 for tokens that were not sampled."
-        )
-        raise ConfigError(
-            "is no log probability: these are finite and at most 0",
-            field=f"{field}[{at}]",
-            value=float(row[at]),
-            cure=cure,
-        )
+    check_log_probs(field, row)
     return row
 
 

@@ -25,6 +25,9 @@ from headrace.batch.sample_numbers import checked_count
 from headrace.errors import ConfigError
 from headrace.pack.plan import plan_packs
 
+ROUNDING = 1e-4
+"""A log-softmax in low precision may give this much more than 0."""
+
 
 @dataclass(frozen=True, eq=False)
 class Example:
@@ -46,7 +49,8 @@ class Example:
 
     Raises:
         ConfigError: a value has more or fewer entries than tokens; no tokens; ids, a mask or
-            versions that are not integers; a weight, log probability or reward that is not finite.
+            versions that are not integers; a weight, log probability or reward that is not finite;
+            a log probability above 0.
 
     Example:
         >>> Example(np.array([5, 6, 7]), loss_mask=[0, 1, 1]).length
@@ -81,6 +85,8 @@ class Example:
             if not one_for_all:
                 _check_length(name, values, tokens.size, ndim=1)
             _check_values(name, values, dtype, f"Give {empty} where there is none.")
+            if name == "log_probs":
+                check_log_probs(name, values)
             object.__setattr__(self, name, values.item() if one_for_all else values)
         extras = {name: _array(name, values) for name, values in self.extras.items()}
         for name, values in extras.items():
@@ -143,6 +149,29 @@ def _check_values(name: str, values: np.ndarray, dtype: np.dtype[Any], cure: str
             field=f"{name}[{at}]" if values.ndim else name,
             value=values.reshape(-1)[at].item(),
             cure=cure,
+        )
+
+
+def check_log_probs(field: str, values: np.ndarray) -> None:
+    """Raises ConfigError unless the values are log probabilities: finite, and at most 0 but for
+    :data:`ROUNDING`.
+
+    Example:
+        >>> check_log_probs("log_probs", np.array([-0.5, 0.2]))
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: log_probs[1] = 0.2: is no log probability: these are finite and
+            at most 0. Give natural logarithms of probabilities, e.g. np.log(0.5), as the policy that
+            sampled has them; 0 for tokens that were not sampled.
+    """
+    wrong = np.flatnonzero(~np.isfinite(values) | (values > ROUNDING))
+    if wrong.size:
+        at = int(wrong[0])
+        raise ConfigError(
+            "is no log probability: these are finite and at most 0",
+            field=f"{field}[{at}]",
+            value=float(values[at]),
+            cure="Give natural logarithms of probabilities, e.g. np.log(0.5), as the policy that"
+            " sampled has them; 0 for tokens that were not sampled.",
         )
 
 

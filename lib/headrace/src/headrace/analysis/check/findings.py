@@ -228,6 +228,18 @@ def _unseen_rows(plan: RunPlan) -> Iterator[_Advice]:
         )
 
 
+@_rule("warning", "mostly_padding")
+def _mostly_padding(plan: RunPlan) -> Iterator[_Advice]:
+    end = plan.data_end
+    if end is not None and end.padded_rows and end.rows < plan.largest_batch:
+        yield (
+            "batch_size",
+            f"is {plan.largest_batch:,}, and the data have {format_count(end.rows, 'row')}:"
+            f" {end.padded_rows:,} rows of the last batch are empty (last_batch: pad)",
+            f"Write batch_size: {end.rows}, or leave max_epochs out, so that the data repeat.",
+        )
+
+
 @_rule("warning", "skipped_tokens")
 def _skipped_tokens(plan: RunPlan) -> Iterator[_Advice]:
     longest = max(length for _, length in plan.phases)

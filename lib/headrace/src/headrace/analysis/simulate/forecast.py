@@ -30,7 +30,7 @@ from headrace.analysis.simulate.replay import VARIANCE_WINDOWS, Windows
 from headrace.data.budgets import OpenBytes, require_steps
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import mixture_of
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, format_count
 from headrace.mix.data_end import DataEnd, check_some_batch, data_end
 from headrace.mix.policy import Watch
 from headrace.mix.schedule import MAX_STEP, BatchSchedule, RowOrder
@@ -193,6 +193,15 @@ def simulate(
             Seen.of(look, Windows(dataset, schedule, look.first_step, ends, row_order), run)
         )
     if not any(one.parts for one in looked_at):
+        if end is not None and 0 < end.rows < run[0].batch_size:
+            raise ConfigError(
+                f"is more than the {format_count(end.rows, 'row')} that the data have: the only"
+                " batch is not full",
+                field="batch_size",
+                value=run[0].batch_size,
+                cure=f"Write batch_size: {end.rows}, or leave max_epochs out, so that the data"
+                " repeat.",
+            )
         raise ConfigError("leaves no whole step to look at", field="first_step", value=first_step)
     block_bytes = looked_at[0].windows.space.slot_bytes
     used = looked_at[0].windows.distinct(stop) if replays_all and total is not None else None
