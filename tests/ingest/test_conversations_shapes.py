@@ -425,3 +425,71 @@ def test_a_call_that_is_none_is_refused_with_its_place(
         capsys, written(tmp_path, record, "jsonl"), "--kind", "chat", *CHAT_OPTIONS
     )
     assert (status, "messages[1]" in said) == (2, True)
+
+
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {"type": "function", "id": "123456789", "function": {"name": "f", "arguments": {"x": 1}}}
+    ],
+}
+NEXT = {"role": "user", "content": "And"}
+TOLD = {"role": "tool", "content": "5", "tool_call_id": "123456789"}
+TURNS = {
+    "qwen": (
+        [USER, OTHER, USER, ANSWER],
+        "last_assistant_turn",
+        "<think>\n\n</think>\n\nA<|end|>\n",
+    ),
+    "qwen with calls": (
+        [USER, CALLED, TOLD, ANSWER],
+        "last_assistant_message",
+        "<think>\n\n</think>\n\nA<|end|>\n",
+    ),
+    "mistral": ([USER, OTHER, NEXT, ANSWER], "last_assistant_turn", " A</s>"),
+    "mistral with calls": (
+        [USER, OTHER, NEXT, CALLED, TOLD, ANSWER],
+        "last_assistant_turn",
+        '[CALLS] [{"name": "f", "arguments": {"x": 1}, "id": "123456789"}]</s> A</s>',
+    ),
+}
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("mask", [CHAT_OPTIONS, ("--mask", "all_assistant_messages")])
+def test_a_template_that_rewrites_earlier_turns_is_refused_with_a_mask_that_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, mask: tuple[str, ...]
+):
+    messages, advised, trained = TURNS[name]
+    source = written(tmp_path, {"messages": messages, "tools": [TOOL]}, "jsonl")
+    template = str(TEMPLATES / f"{name.split()[0]}.jinja")
+    options = ["--kind", "chat", "--chat-template", template]
+    status, said = build(capsys, source, *options, *mask)
+    cure = re.findall(r"--mask \w+", " ".join(said.split()))
+    assert (status, cure) == (2, [f"--mask {advised}"]), said
+    assert build(capsys, source, *options, *shlex.split(cure[0]))[0] == 0
+    assert [one for _, one in texts(source)] == [trained]
+
+
+@pytest.mark.parametrize(
+    ("messages", "options"),
+    [
+        # Where the last answer is followed by a question, it is rendered otherwise, too.
+        ([USER, OTHER, USER, ANSWER, USER], CHAT_OPTIONS),
+        ([USER, OTHER, USER, {**ANSWER, "weight": 0}], CHAT_OPTIONS),
+        ([USER, OTHER, USER, ANSWER], (*CHAT_OPTIONS, "--mask-role", "user")),
+    ],
+)
+def test_a_mask_that_would_not_work_is_not_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    messages: list[dict[str, Any]],
+    options: tuple[str, ...],
+):
+    source = written(tmp_path, {"messages": messages}, "jsonl")
+    template = str(TEMPLATES / "qwen.jinja")
+    options = ("--kind", "chat", "--chat-template", template, *options)
+    status, said = build(capsys, source, *options)
+    assert (status, "--mask last" in " ".join(said.split())) == (2, False), said

@@ -162,6 +162,10 @@ def _declared(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+class TurnsError(BadRecordError):
+    """A turn is rendered otherwise alone than with what follows."""
+
+
 class ChatTemplate:
     """A compiled template.
 
@@ -342,7 +346,8 @@ class ChatTemplate:
         """The text of a conversation, and the characters that the selected turns add to it.
 
         Raises:
-            BadRecordError: the template refuses it, or does not render turns one after the other.
+            TurnsError: the template does not render turns one after the other.
+            BadRecordError: it refuses the conversation.
         """
         text = self.render(messages, given)
         spans: list[tuple[int, int]] = []
@@ -354,7 +359,7 @@ class ChatTemplate:
             )
             upto = text if i == len(messages) - 1 else self.render(messages[: i + 1], given)
             if not (text.startswith(upto) and upto.startswith(earlier_turns)):
-                raise BadRecordError(
+                raise TurnsError(
                     f"its turn {i + 1} ({message['role']}) is rendered otherwise alone than with"
                     " what follows, so which text is whose cannot be told",
                     "Mark the model's text in the template: {% generation %} ... {% endgeneration"

@@ -34,6 +34,7 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -45,10 +46,11 @@ from headrace.ingest.chat_template import (
     ChatTemplate,
     Given,
     Spans,
+    TurnsError,
     find_template,
     refuse_marks,
 )
-from headrace.ingest.choices import Kind
+from headrace.ingest.choices import Kind, Mask
 from headrace.ingest.conversations import (
     Message,
     fields_of_parts,
@@ -91,6 +93,8 @@ CHOSEN = LeafSpec("chosen", "uint8", "fixed")
 Stretches: TypeAlias = Sequence[tuple[int, int]]
 """First and last place (exclusive) of each document of a record."""
 _NO_LABEL = -100
+_LAST_ANSWERS: tuple[Mask, ...] = ("last_assistant_turn", "last_assistant_message")
+"""Masks for templates that render earlier answers otherwise than the last."""
 _OF_MESSAGES = ("messages", "question", "answer", "prompt", "chosen", "rejected")
 """What may hold messages."""
 
@@ -676,7 +680,7 @@ class MarkedKind(DocumentKind):
             raise BadRecordError(
                 f"holds plain texts, and a system message for them in field {field!r}",
                 f"Say {options} to make turns of them with the chat template: of the system, the"
-                f" user and the assistant. {self._cure_of('system')}",
+                " user and the assistant. Or leave it unused: --field system=none.",
             )
         return True
 
@@ -767,9 +771,32 @@ class ChatKind(MarkedKind):
                 spans = ((0, len(text)),)
             spans = self._without_masked(spans, messages, marks, given)
         else:
-            text, spans = chat.spans_of_turns(messages, _wanted_turns(messages, marks, how), given)
+            wanted = _wanted_turns(messages, marks, how)
+            try:
+                text, spans = chat.spans_of_turns(messages, wanted, given)
+            except TurnsError as bad:
+                cure = f"{bad.cure} {self._cure_by_mask(messages, marks, given)}".strip()
+                raise BadRecordError(bad.problem, cure) from None
         unused = self._unwritten(messages, text, given, "messages")
         return (self._document(record, text, spans, unused=unused),)
+
+    def _cure_by_mask(
+        self, messages: Sequence[Message], marks: Sequence[bool | None], given: Given
+    ) -> str:
+        """The mask of fewer answers that the template renders one after the other; empty if there
+        is none.
+        """
+        if self.config.chat.roles != ["assistant"]:
+            return ""
+        for mask in _LAST_ANSWERS:
+            wanted = _wanted_turns(messages, marks, replace(self.config.chat, mask=mask))
+            try:
+                _, spans = self._chat().spans_of_turns(messages, wanted, given)
+            except BadRecordError:
+                continue
+            if spans:
+                return f"Or train on the last answer alone: --mask {mask}."
+        return ""
 
     def _conversation(self, record: Fields) -> list[dict[str, Any]]:
         """The messages of a record: its list of them, or its question and its answer."""
