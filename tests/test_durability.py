@@ -276,7 +276,7 @@ def test_rollouts(root):
     program = f"""{IMPORTS}
 sys.path.insert(0, given[0])
 import test_durability as t
-from headrace.store import append_log
+from headrace_posttrain.rollouts import append_log
 append_log.SEGMENT_BYTES = 3000
 for steps in (range(3), range(3, 6)):
     with t.RolloutStore(root + "/rollouts") as store:

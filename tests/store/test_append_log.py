@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError, CacheError
-from headrace.store import append_log, durable, files
-from headrace.store.append_log import AppendLog
-from headrace.store.log_segments import scan
+from headrace.store import durable, files
 from headrace_posttrain import RolloutStore, ScoredGroup
+from headrace_posttrain.rollouts import append_log
+from headrace_posttrain.rollouts.append_log import AppendLog
+from headrace_posttrain.rollouts.log_segments import scan
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 KIND = 16

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from headrace import HeadraceError
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
-from headrace.store import append_log
 from headrace.testing import tiny_cache
 from headrace_posttrain import CachePrompts, NoGroupError, RLDataset, RolloutStore, ScoredGroup
+from headrace_posttrain.rollouts import append_log
 from headrace_posttrain.rollouts.dataset import RLSettings
 from headrace_posttrain.rollouts.rollout_records import BatchRecord
 

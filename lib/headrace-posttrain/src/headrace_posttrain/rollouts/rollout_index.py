@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from headrace.errors import CacheCorruptError
-from headrace.store.log_segments import Record
 from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_posttrain.rollouts.log_segments import Record
 from headrace_posttrain.rollouts.rollout_records import BatchRecord, Source
 
 

@@ -5,7 +5,7 @@ on none twice.
 each step. A step that waits for producers also says there what it has considered and how many
 groups it lacks, so that they sample as many. ``<folder>/producers/<name>/`` has the groups that a
 producer sampled, and its share of the positions; the consumer's own are in ``consumer``. Each is an
-:class:`~headrace.store.append_log.AppendLog`: records with checksums, one writer at a time under a
+:class:`~headrace_posttrain.rollouts.append_log.AppendLog`: records with checksums, one writer at a time under a
 lease, a defined state after a crash. A group is on disk before it is used, and a step before its
 batch is returned. The logs are the complete state of a run:
 
@@ -38,10 +38,10 @@ import msgspec
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HostError
 from headrace.store import files
-from headrace.store.append_log import AppendLog
 from headrace.store.lease import LeaseWatch, owning
-from headrace.store.log_segments import Record, list_names, segment_names
+from headrace_posttrain.rollouts.append_log import AppendLog
 from headrace_posttrain.rollouts.groups import ScoredGroup
+from headrace_posttrain.rollouts.log_segments import Record, list_names, segment_names
 from headrace_posttrain.rollouts.rollout_index import RolloutIndex
 from headrace_posttrain.rollouts.rollout_records import (
     FORMAT_VERSION,

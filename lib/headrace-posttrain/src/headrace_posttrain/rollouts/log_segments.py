@@ -1,4 +1,4 @@
-"""Segments of an :class:`~headrace.store.append_log.AppendLog`: the format of records, and how they
+"""Segments of an :class:`~headrace_posttrain.rollouts.append_log.AppendLog`: the format of records, and how they
 are found.
 
 A record is 48 bytes of header, then its payload. The header begins with four fixed bytes and ends

@@ -40,7 +40,7 @@ from dataclasses import replace
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError
 from headrace.store import durable, files, owned
 from headrace.store.lease import Lease, lease
-from headrace.store.log_segments import (
+from headrace_posttrain.rollouts.log_segments import (
     Record,
     decode,
     encode,
