@@ -111,8 +111,8 @@ class ScoredGroup:
 
     Raises:
         ConfigError: lists differ in length; no completion; ids or versions are not whole numbers
-            from 0 to 2**31 - 1; an array does not match the tokens of its completion; a log probability that is above 0
-            or not finite.
+            from 0 to 2**31 - 1; an array does not match the tokens of its completion; a log
+            probability that is above 0 or not finite.
 
     Example:
         >>> group = ScoredGroup(

@@ -1,5 +1,5 @@
-"""Segments of an :class:`~headrace_posttrain.rollouts.append_log.AppendLog`: the format of records, and how they
-are found.
+"""Segments of an :class:`~headrace_posttrain.rollouts.append_log.AppendLog`: the format of records,
+and how they are found.
 
 A record is 48 bytes of header, then its payload. The header begins with four fixed bytes and ends
 with a checksum of itself, by which the next complete record is found after damaged bytes.

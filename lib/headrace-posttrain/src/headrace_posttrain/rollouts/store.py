@@ -5,9 +5,9 @@ on none twice.
 each step. A step that waits for producers also says there what it has considered and how many
 groups it lacks, so that they sample as many. ``<folder>/producers/<name>/`` has the groups that a
 producer sampled, and its share of the positions; the consumer's own are in ``consumer``. Each is an
-:class:`~headrace_posttrain.rollouts.append_log.AppendLog`: records with checksums, one writer at a time under a
-lease, a defined state after a crash. A group is on disk before it is used, and a step before its
-batch is returned. The logs are the complete state of a run:
+:class:`~headrace_posttrain.rollouts.append_log.AppendLog`: records with checksums, one writer at a
+time under a lease, a defined state after a crash. A group is on disk before it is used, and a step
+before its batch is returned. The logs are the complete state of a run:
 
 - a group that no step has is pending: a later step uses it, and its prompt is not sampled again;
 - a step has a record once its batch is packed: if it did not fit, its groups are pending;

@@ -7,8 +7,8 @@ build would stop at the first such file, after hours, and after its cure at the 
 
 Of a file, only its head is read, :data:`HEAD_BYTES`, and :data:`TRIED_RECORDS` records of it become
 documents, or more until one is good; nothing is tokenized. A file that becomes bad further on is
-not noticed here: ``on_bad_line`` decides what happens then. With ``on_bad_line="skip"``, bad records
-pass here, too. But a file whose first records all fail alike does not: no line is to blame then,
+not noticed here: ``on_bad_line`` decides what happens then. With ``on_bad_line="skip"``, bad
+records pass here, too. But a file whose first records all fail alike does not: no line is to blame then,
 but the choice of field, encoding or template, and the whole file would be skipped. Nor does a
 source without a single good record, of which nothing would be left, nor a column beside token ids
 that may say what is trained on, and of which nothing is known: of one file, all columns are read.

@@ -1,8 +1,8 @@
 """Settings that a run was started with and its config may omit: removed and appended documents.
 
-``headrace cache remove`` and ``headrace build --append`` change them. A new run uses the latest of each,
-and its manifest records which; a resumed run keeps them. Later removals and additions take effect
-at the step of an amendment.
+``headrace cache remove`` and ``headrace build --append`` change them. A new run uses the latest of
+each, and its manifest records which; a resumed run keeps them. Later removals and additions take
+effect at the step of an amendment.
 """
 
 from __future__ import annotations
