@@ -104,6 +104,10 @@ THOUGHT = "<think>\nHm.\n</think>\n\nA"
         ([{"content": "<think>\nA\n</think>\nA"}, {"content": "A"}], ["content (in part)"]),
         ([{"content": "<think>\n\n</think>\n\nA"}, {"content": "A"}], []),
         ([{"content": " A\n"}, {"content": "\nB"}], []),
+        (
+            [{"content": "<think>\nSee [1] <b>\n</think>\n[2] A"}, {"content": "A"}],
+            ["content (in part)"],
+        ),
         ([{"content": "A", "reasoning_content": "H"}, {"content": "B"}], ["reasoning_content"]),
         ([{"content": "A", "reasoning_content": "H"}], []),
         ([{"content": "A", "thinking": "Hm"}], ["thinking"]),
@@ -210,7 +214,7 @@ def test_what_the_template_writes_is_not_counted(tmp_path: Path):
     [
         ({"role": "tool", "content": "u"}, "turn 2 (tool)"),
         ({"role": "tool", "content": "[1]"}, "turn 2 (tool)"),
-        ({"role": "tool", "content": "<b>\n... one</b>"}, "turn 2 (tool)"),
+        ({"role": "tool", "content": "<t>\n... </t>"}, "turn 2 (tool)"),
         ({"role": "system", "content": "Be brief", "name": "f"}, "turn 2 (system)"),
         ({"role": "assistant", "refusal": "I cannot"}, "turn 2 (assistant)"),
     ],

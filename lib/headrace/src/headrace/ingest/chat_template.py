@@ -39,9 +39,9 @@ from headrace.ingest.records import MAX_RECORD_BYTES, BadRecordError, one_line
 from headrace.ingest.source import ChatConfig
 from headrace.ingest.template_reading import (
     LeftOut,
-    brackets_of,
     contents_cut,
     left_out,
+    markers_of,
     own_texts_of,
     probe_of,
     shape_of,
@@ -229,6 +229,7 @@ class ChatTemplate:
                 f"is no Jinja template ({one_line(error)})", field="chat.template"
             ) from error
         self._fields, self.variables_read = bounded.names_in(environment.parse(record["text"]))
+        self._markers = markers_of(self._fields)
         self._left_out: dict[Hashable, LeftOut | None] = {}
         self._takes_parts = not self._shows(_PROBE) and self._shows(with_text_parts(_PROBE))
 
@@ -281,12 +282,14 @@ class ChatTemplate:
             LeftOut(fields=[['name']], lost=[])
         """
         cut = contents_cut(messages, text)
-        brackets = tuple([(i, brackets_of(messages[i]["content"])) for i in cut])
-        shape = given.tools is None, repr(given.variables), ask, shape_of(messages), brackets
+        markers = tuple(
+            [(i, *[one for one in self._markers if one in messages[i]["content"]]) for i in cut]
+        )
+        shape = given.tools is None, repr(given.variables), ask, shape_of(messages), markers
         if shape not in self._left_out:
             if len(self._left_out) >= _MOST_SHAPES:
                 self._left_out.clear()
-            probe = probe_of(messages, cut)
+            probe = probe_of(messages, cut, self._markers)
             try:
                 probe_text = self.render(probe.messages, given, ask=ask)
                 self._left_out[shape] = left_out(probe, probe_text, self._fields)

@@ -4,11 +4,12 @@ Templates know the roles and fields of their own model, and write nothing for ot
 message, the field ``reasoning_content`` or the arguments of calls are gone without an error. To
 find that out, a conversation is rendered once more with another word in place of each text, all of
 them different: fields whose words do not arrive were left out. In a content that does not arrive as
-it is, each word is replaced alone, and what is in brackets stays: templates cut by ``</think>``.
+it is, each word is replaced alone, but for the template's own texts, by which it may cut, such as
+``</think>``.
 Fields without text, such as numbers, count as read if the template names or quotes them.
 
-Price: one more rendering for each shape of conversation (roles, fields, and brackets in contents
-that are cut), not for each conversation.
+Price: one more rendering for each shape of conversation (roles, fields, and the template's texts in
+contents that are cut), not for each conversation.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ _LABELS = ("role", "name", "id", "tool_call_id")
 """Fields that say whose or which a message is: a message of which only these arrive is lost."""
 _IN_CALLS = "tool_calls[]."
 _WORD_OF_PROBE = re.compile(r"headrace\d+z")
-_BRACKETS_OR_WORD = re.compile(r"(<[^<>\s]{1,32}>|\[[^\[\]\s]{1,32}\])|\w+")
 
 
 class Probe(NamedTuple):
@@ -87,29 +87,33 @@ def contents_cut(messages: Sequence[Message], text: str) -> list[int]:
     return cut
 
 
-def brackets_of(text: str) -> tuple[str, ...]:
-    """The short brackets in a text.
+def markers_of(names: Collection[str]) -> list[str]:
+    """Those of a template's own texts by which it may cut a content, the longest first.
 
     Example:
-        >>> brackets_of("<think>So.</think> Yes [1]")
-        ('<think>', '</think>', '[1]')
+        >>> markers_of({"content", "</think>", ": "})
+        ['</think>']
     """
-    return tuple([one[1] for one in _BRACKETS_OR_WORD.finditer(text) if one[1]])
+    markers = [name for name in names if re.search(r"\w", name) and re.search(r"[^\w\s]", name)]
+    return sorted(markers, key=lambda marker: (-len(marker), marker))
 
 
-def probe_of(messages: Sequence[Message], cut: Collection[int] = ()) -> Probe:
-    """The conversation with another word in place of each text, or of each word of a content that
-    is cut.
+def probe_of(
+    messages: Sequence[Message], cut: Collection[int] = (), markers: Sequence[str] = ()
+) -> Probe:
+    """The conversation with another word in place of each text, or of each word between the markers
+    of a content that is cut.
 
     Example:
         >>> probe_of([{"role": "user", "content": "Hi you"}])
         Probe(messages=[{'role': 'user', 'content': 'headrace0z'}],
             words=[{'content': ['headrace0z']}], are_own=False)
-        >>> probe_of([{"role": "user", "content": "<b>Hi</b> you"}], [0]).messages
+        >>> message = {"role": "user", "content": "<b>Hi</b> you"}
+        >>> probe_of([message], [0], ["<b>", "</b>"]).messages
         [{'role': 'user', 'content': '<b>headrace0z</b> headrace1z'}]
     """
     numbers = count()
-    prober = _Prober(lambda _: f"headrace{next(numbers)}z")
+    prober = _Prober(lambda _: f"headrace{next(numbers)}z", markers)
     probes = [prober.message(message, i in cut) for i, message in enumerate(messages)]
     return Probe(probes, prober.words)
 
@@ -127,8 +131,9 @@ def own_texts_of(messages: Sequence[Message]) -> Probe:
 class _Prober:
     """Puts words in place of the texts of messages, and notes them by their fields."""
 
-    def __init__(self, word_for: Callable[[str], str]) -> None:
+    def __init__(self, word_for: Callable[[str], str], markers: Sequence[str] = ()) -> None:
         self._word_for = word_for
+        self._marker_or_word = re.compile("|".join([*map(re.escape, markers), r"(\w+)"]))
         self.words: list[dict[str, list[str]]] = []
 
     def message(self, message: Message, is_cut: bool) -> dict[str, Any]:
@@ -137,10 +142,10 @@ class _Prober:
         if not is_cut:
             return self._fields(message, "")
         probe = self._fields({**message, "content": None}, "")
-        probe["content"] = _BRACKETS_OR_WORD.sub(
-            lambda one: one[1] or self._word("content", one[0]), message["content"]
+        probe["content"] = self._marker_or_word.sub(
+            lambda one: self._word("content", one[1]) if one[1] else one[0], message["content"]
         )
-        if "content" not in self.words[-1]:  # all of it is in brackets
+        if "content" not in self.words[-1]:  # there is no word in it
             probe["content"] = self._word("content", message["content"])
         return probe
 
