@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -116,3 +116,17 @@ def _shared(name: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def tree() -> Callable[[str | Path], dict[str, bytes]]:
+    """All files of a folder: relative path to content."""
+
+    def read(root: str | Path) -> dict[str, bytes]:
+        return {
+            os.path.relpath(os.path.join(parent, name), root): (Path(parent) / name).read_bytes()
+            for parent, _, names in os.walk(root)
+            for name in names
+        }
+
+    return read

@@ -21,14 +21,13 @@ from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.ingest.tokenize import recorded_tokenizer
-from headrace.order.intervals import Intervals
 from headrace.pack.plan_file import PlanRequest, read_plan, write_plan
 from headrace.pack.spec import PackSpec
 from headrace.run import RunManifest, open_run
 from headrace.store import CacheLayout, TokenCache, verify
 from headrace.store.ledger import read_ledger
-from headrace.store.tombstones import remove_documents, tombstones_of
-from headrace.testing import random_documents, write_cache
+from headrace.store.snapshots import history_of
+from headrace.testing import random_documents, remove, write_cache
 from headrace_posttrain import RolloutStore, ScoredGroup
 from headrace_posttrain.rollouts.rollout_records import BatchRecord
 
@@ -160,7 +159,7 @@ def root(tmp_path_factory):
         [random_documents(30, seed=k) for k in range(2)],
         layout=CacheLayout("uint8", 32, 2),
     )
-    remove_documents(TokenCache.open(root / "columns"), Intervals.of_numbers(np.array([3, 4, 50])))
+    remove(root / "columns", 3, 4, 50)
     (root / "config.yaml").write_text(CONFIG)
     np.save(root / "removed.npy", np.arange(3))
     (root / "removed.json").write_text("[0, 1, 5]")
@@ -250,10 +249,7 @@ READERS = {
         read_cache,
         lambda root: verify(str(root), deep=True),
     ),
-    "tombstones": (
-        "columns/tombstones.json",
-        lambda root: tombstones_of(TokenCache.open(root / "columns")),
-    ),
+    "snapshots": ("columns/snapshots.json", lambda root: history_of(f"{root}/columns")),
     "plan": ("plans/*/plan.json", read_packs),
     "vector": ("plans/*/*.bin", read_packs),
     "manifest": ("run/*manifest*.json", lambda root: RunManifest.load(str(root / "run"))),

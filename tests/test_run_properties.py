@@ -231,7 +231,7 @@ def opened(
     """
     try:
         dataset = run.dataset({name: caches[name] for name in run.components})
-        assert not isinstance(dataset, ErasedDataset)  # these caches have no tombstones
+        assert not isinstance(dataset, ErasedDataset)  # nothing is removed from these caches
         return dataset
     except ConfigError as error:
         assert error.cure  # noqa: PT017

@@ -1,4 +1,4 @@
-"""``headrace build --append``, as typed, and what the other commands say of generations."""
+"""``headrace build --append``, as typed, and what the other commands say of snapshots."""
 
 from __future__ import annotations
 
@@ -52,35 +52,35 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_cache_grows(folder: Path):
     text = run("build", "new", "-o", "web", "--append", "--engine", "inline")
-    assert "Built web/generations/2: 8 documents" in text
+    assert "Built web/appended/1: 8 documents" in text
+    assert text.endswith("amendments: [{step: STEP, caches: {COMPONENT: 2}}]\n")
     assert "is already finished" in run(
         "build", "new", "-o", "web", "--append", "--engine", "inline"
     )
     facts = json.loads(run("cache", "inspect", "web", "--samples", 0, "--json"))
-    assert [one["documents"] for one in facts["generations"]] == [8, 8]
-    assert "1: 8 documents, 2: 8 documents" in run("cache", "inspect", "web", "--samples", 0)
+    assert [one["appended_documents"] for one in facts["snapshots"]] == [8, 8]
+    assert facts["members"] == ["web", "web/appended/1"]
+    assert "Snapshots" in run("cache", "inspect", "web", "--samples", 0)
     assert "new 3 new 3" in run("cache", "inspect", "web", "--document", 11)
-    assert len(json.loads(run("cache", "verify", "web", "--deep", "--json"))["generations"]) == 1
+    assert len(json.loads(run("cache", "verify", "web", "--deep", "--json"))["appended"]) == 1
     assert run("cache", "verify", "web").count("sound") == 2
-    assert json.loads(run("cache", "remove", "web", 11, 2, "--json"))["generation"] == [1, 1]
-    assert "{COMPONENT: [1, 1]}" in run("cache", "remove", "web", 11)
+    assert json.loads(run("cache", "remove", "web", 11, 2, "--json"))["snapshot"] == 3
+    assert "{COMPONENT: 3}" in run("cache", "remove", "web", 11)
     assert "removed" in run("cache", "inspect", "web", "--samples", 0)
-    difference = run("cache", "diff", "web", "web/generations/2", ok=False)
-    assert "generations" in difference
+    difference = run("cache", "diff", "web", "web/appended/1", ok=False)
+    assert "snapshots" in difference
     run("cache", "consolidate", "web", "one")
     assert (
-        json.loads(run("cache", "inspect", "one", "--samples", 0, "--json"))["tombstones"][
-            "removed_documents"
-        ]
+        json.loads(run("cache", "inspect", "one", "--samples", 0, "--json"))["removed_documents"]
         == 2
     )
-    for path in sorted(Path("web/generations/2/parts").rglob("c/0"))[:1]:
+    for path in sorted(Path("web/appended/1/parts").rglob("c/0"))[:1]:
         path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert "damaged" in run("cache", "verify", "web", "--deep", ok=False)
     assert "repaired" in run("cache", "verify", "web", "--repair")
     assert run("cache", "verify", "web", "--deep").count("sound") == 2
-    Path("web/generations.json").write_text("{}")
-    assert "is damaged, so that it is not known" in run("cache", "verify", "web", ok=False)
+    Path("web/snapshots.json").write_text("{}")
+    assert "is damaged: it has no seal" in run("cache", "verify", "web", ok=False)
 
 
 def test_runs_go_on_and_are_extended(folder: Path):
@@ -94,9 +94,9 @@ def test_runs_go_on_and_are_extended(folder: Path):
     assert "is not a document" in error_of(*args, "--run", "run")
     text = run("run", "diff", "run", config, "--step", 20)
     assert "the same run" in text
-    assert text.endswith("amendments:\n- step: 20\n  extend: {docs: 2}\n")
+    assert text.endswith("amendments:\n- step: 20\n  caches: {docs: 2}\n")
     assert json.loads(run("run", "diff", "run", config, "--step", 20, "--json"))[
-        "newer_generations"
+        "newer_snapshots"
     ] == {"docs": 2}
     config.write_text(
         config.read_text() + text.partition("amendments:")[1] + text.partition("amendments:")[2]
@@ -108,7 +108,6 @@ def test_runs_go_on_and_are_extended(folder: Path):
     assert "docs@2" in run("run", "cat", config, "--step", 39)
     assert run("run", "cat", config, "--run", "run", "--step", 19)
     assert "docs@2" in run("config", "check", config, "--hosts", 1)
-    assert "docs@2" in run("config", "show", config)
     assert "newer" not in run("run", "diff", "run", config, "--step", 20, ok=False)
 
 
@@ -127,14 +126,13 @@ def test_removed_and_appended_documents_are_pasted_in_one_block(folder: Path, de
     config.write_text(changed)
     said = run("run", "diff", "run", config, "--step", 20, ok=declared)
     block = said[said.index("amendments:") :]
-    assert "remove: {docs: 1, more: 1}" in block
-    assert "extend: {docs: 2, more: 2}" in block
+    assert "caches: {docs: 3, more: 3}" in block
     config.write_text(text.partition("amendments:")[0] + block)
     with load_config(str(config)).loader() as loader:
         manifest = open_run("run", loader, 20)
     assert manifest.history[-1]["until_step"] == 20
     args = ("run", "where", config, "--run", "run", "--step", 60, "--json", "--component")
-    for source, document in (("docs", 1), ("more", 1), ("docs@2", 3), ("more@2", 3)):
+    for source, document in (("docs", 1), ("more", 1), ("docs@3", 3), ("more@3", 3)):
         seen = json.loads(run(*args, source, "--document", document))["seen"]
         assert seen
         assert all(one["removed"] == (one["step"] >= 20) for one in seen)
@@ -152,9 +150,7 @@ def test_bad_input_is_named(folder: Path):
     assert "tokenizer = 'ids:9': is not that of web" in error_of(
         "build", "new", "-o", "web", "--append", "-t", "ids:9"
     )
-    assert "in generation 1 of web already" in error_of(
-        "build", "old/1.txt", "-o", "web", "--append"
-    )
+    assert "is in web already" in error_of("build", "old/1.txt", "-o", "web", "--append")
     assert "there is nothing new to append" in error_of("build", "old", "-o", "web", "--append")
     run(
         "build", "new/*.txt", "-o", "web", "--append", "--engine", "inline", "--chunk-tokens", 64

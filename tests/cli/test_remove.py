@@ -11,7 +11,7 @@ from headrace.cli.application import application
 from headrace.config import load_config
 from headrace.run import open_run
 from headrace.store import TokenCache
-from headrace.store.tombstones import TOMBSTONES_NAME, tombstones_of
+from headrace.store.snapshots import SNAPSHOTS_NAME, history_of
 from headrace.testing import tiny_cache
 
 
@@ -32,18 +32,18 @@ def cache(tmp_path):
     return tiny_cache(tmp_path / "web", documents=120)
 
 
-def test_generations_are_counted_and_the_amendment_is_printed(cache, tmp_path):
+def test_snapshots_are_counted_and_the_amendment_is_printed(cache, tmp_path):
     text = run("cache", "remove", cache.path, 17, 40)
-    assert text.splitlines()[0] == f"{cache.path}: 2 documents removed; generation 1 of its"
-    assert "amendments: [{step: STEP, remove: {COMPONENT: 1}}]" in text
+    assert text.splitlines()[0] == f"{cache.path}: 2 documents removed; in snapshot 2,"
+    assert "amendments: [{step: STEP, caches: {COMPONENT: 2}}]" in text
     (tmp_path / "ids.txt").write_text("40\n41\n41\n")
     facts = json.loads(run("cache", "remove", cache.path, "--file", tmp_path / "ids.txt", "--json"))
-    assert (facts["new_documents"], facts["listed_documents"], facts["generation"]) == (1, 3, 2)
+    assert (facts["new_documents"], facts["listed_documents"], facts["snapshot"]) == (1, 3, 3)
     assert facts["removed_documents"] == 3
     assert facts["removed_tokens"] == sum(cache.document(n).size for n in (17, 40, 41))
-    assert json.loads(run("cache", "inspect", cache.path, "--samples", 0, "--json"))["tombstones"][
-        "generations"
-    ] == [2, 1]
+    facts = json.loads(run("cache", "inspect", cache.path, "--samples", 0, "--json"))
+    assert [one["removed_documents"] for one in facts["snapshots"]] == [0, 2, 1]
+    assert [one["documents"] for one in facts["snapshots"]] == [120, 118, 117]
     assert "3 documents with" in run("cache", "inspect", cache.path, "--samples", 0)
     assert run("cache", "verify", cache.path)
     other = tiny_cache(tmp_path / "other", documents=120)
@@ -53,7 +53,7 @@ def test_generations_are_counted_and_the_amendment_is_printed(cache, tmp_path):
 def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
     (tmp_path / "ids.txt").write_text("# none today\n")
     text = run("cache", "remove", cache.path, "--file", tmp_path / "ids.txt")
-    assert "0 documents removed; generation 0" in text
+    assert "0 documents removed; in snapshot 1," in text
     assert "amendments" not in text
 
 
@@ -76,7 +76,7 @@ def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
 )
 def test_wrong_input_is_named(cache, arguments, expected):
     assert expected in error_of("cache", "remove", cache.path, *arguments)
-    assert not len(tombstones_of(cache))
+    assert history_of(cache.path).newest == 1
 
 
 def test_lists_that_do_not_fit_are_refused(cache, tmp_path):
@@ -89,7 +89,7 @@ def test_lists_that_do_not_fit_are_refused(cache, tmp_path):
         "cache", "remove", cache.path, "--file", tmp_path / "ids.txt"
     )
     assert "is not a token cache" in error_of("cache", "remove", tmp_path / "nothing", 1)
-    (tmp_path / "web" / TOMBSTONES_NAME).write_bytes(b"{}")
+    (tmp_path / "web" / SNAPSHOTS_NAME).write_bytes(b"{}")
     assert "is damaged" in error_of("cache", "remove", cache.path, 1)
     assert "is damaged" in run("cache", "verify", cache.path, ok=False)
 
@@ -109,12 +109,12 @@ def test_where_and_cat_know_what_was_removed(cache, tmp_path):
     )  # one that began before
     text = run("run", "diff", tmp_path / "run", config, "--step", 20)
     assert "the same run" in text
-    assert text.endswith("amendments:\n- step: 20\n  remove: {web: 1}\n")
+    assert text.endswith("amendments:\n- step: 20\n  caches: {web: 2}\n")
     last = seen[-1]["step"]
-    config.write_text(config.read_text() + f"amendments: [{{step: {last}, remove: {{web: 1}}}}]\n")
-    amended = json.loads(run(*args, "components.web.tombstones=0"))["seen"]
+    config.write_text(config.read_text() + f"amendments: [{{step: {last}, caches: {{web: 2}}}}]\n")
+    amended = json.loads(run(*args, "components.web.snapshot=1"))["seen"]
     assert [one["removed"] for one in amended] == [one["step"] >= last for one in seen]
-    began = ("components.web.tombstones=0", "--step")
+    began = ("components.web.snapshot=1", "--step")
     assert ", removed" in run("run", "cat", config, *began, last)
     assert ", removed" not in run("run", "cat", config, *began, seen[0]["step"])
     assert run("run", "cat", config, "--run", tmp_path / "run", "--step", seen[0]["step"])
@@ -128,24 +128,24 @@ def test_config_errors_name_field_value_and_cure(cache, tmp_path):
     base = ["seq_len=32", "batch_size=8", f"components.web={cache.path}"]
     for overrides, expected in (
         (
-            ["components.web.tombstones=2"],
-            "components.web.tombstones = 2: is not a generation of tombstones",
+            ["components.web.snapshot=3"],
+            "components.web.snapshot = 3: is not a snapshot of",
         ),
         (
-            ["amendments=[{step: 5, remove: {web: 3}}]"],
-            "amendments[0].remove.web = 3: is not a generation",
+            ["amendments=[{step: 5, caches: {web: 3}}]"],
+            "amendments[0].caches.web = 3: is not a snapshot of",
         ),
         (
-            ["amendments=[{step: 5, remove: {wbe: 1}}]"],
-            "amendments[0].remove.wbe = 1: is not a component",
+            ["amendments=[{step: 5, caches: {wbe: 1}}]"],
+            "amendments[0].caches.wbe = 1: is not a component",
         ),
         (
-            ["amendments=[{step: 5, remove: {web: 0}}]"],
-            "amendments[0].remove.web = 0: is older than generation 1",
+            ["amendments=[{step: 5, caches: {web: 1}}]"],
+            "amendments[0].caches.web = 1: is not later than snapshot 1",
         ),
         (
-            ["amendments=[{step: 5, remove: {web: [1, 1]}}]"],
-            "gives 2 generations, and the component has 1 caches",
+            ["amendments=[{step: 5, caches: {web: [1, 1]}}]"],
+            "does not say it of its 1 cache",
         ),
     ):
         with pytest.raises(Exception) as error:

@@ -22,9 +22,7 @@ from headrace.mix import AmendmentConfig, BatchSchedule
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
 from headrace.order.intervals import Intervals
 from headrace.pack import PackingConfig
-from headrace.store import TokenCache
-from headrace.store.tombstones import remove_documents
-from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace.testing import random_documents, remove, tiny_cache, write_cache
 
 STEPS = 7
 ONE = Mesh(np.array(jax.devices()[:1]), "data")
@@ -134,15 +132,15 @@ def test_only_what_is_removed_changes_and_only_from_its_step_on(data, folder):
         moved = dataclasses.replace(plain, components=components)
         with moved.loader(ONE).iter_from_step(0) as batches:
             wanted = [next(batches) for _ in range(STEPS)]
-        generation = 0
+        newest = 0
         for one in components.values():
-            opened = TokenCache.open(str(one.cache))
-            remove_documents(opened, numbers(*first))
-            generation = len(remove_documents(opened, numbers(*later))[0])
-        began = {n: dataclasses.replace(c, tombstones=1) for n, c in components.items()}
-        amendments = [AmendmentConfig(step, remove=dict.fromkeys(components, generation))]
+            assert remove(str(one.cache), *first) == 2
+            newest = remove(str(one.cache), *later)
+        began = {n: dataclasses.replace(c, snapshot=2) for n, c in components.items()}
+        amendments = [AmendmentConfig(step, caches=dict.fromkeys(components, newest))]
+        amendments = amendments if newest > 2 else []
         amended = dataclasses.replace(moved, components=began, amendments=amendments)
-        none = {n: dataclasses.replace(c, tombstones=0) for n, c in components.items()}
+        none = {n: dataclasses.replace(c, snapshot=1) for n, c in components.items()}
         unerased = dataclasses.replace(moved, components=none)
         dataset = amended.dataset()
         loader = amended.loader(ONE)

@@ -14,11 +14,17 @@ from headrace.data import filter_files
 from headrace.data.documents import DocumentFilter
 from headrace.errors import CacheCorruptError, CacheMissingError
 from headrace.feed.host_ledgers import SharedLedgers, ledger_reader
-from headrace.order.intervals import Intervals
 from headrace.store import CacheLayout, TokenCache, open_cache
 from headrace.store.ledger import open_ledger
-from headrace.store.tombstones import TOMBSTONES_NAME, remove_documents
-from headrace.testing import FaultProxy, random_documents, tiny_cache, web_server, write_cache
+from headrace.store.snapshots import SNAPSHOTS_NAME
+from headrace.testing import (
+    FaultProxy,
+    random_documents,
+    remove,
+    tiny_cache,
+    web_server,
+    write_cache,
+)
 
 PARTS = 30
 PROCESSES = 4
@@ -116,30 +122,30 @@ def test_one_works_out_a_filter_for_all(served, root, monkeypatch):
     assert [(one.num_documents, one.folder) for one in others] == [(numbers.size - 1, "")] * 3
 
 
-def test_all_have_the_tombstones_that_the_first_has_read(served, root):
+def test_all_have_the_snapshots_that_the_first_has_read(served, root):
     url, proxy = served
     store = KeyValueStore()
-    cache = TokenCache.open(root / "b")
-    assert [SharedLedgers(store).tombstones(f"{url}/b") for _ in range(3)] == [b""] * 3
+    assert [SharedLedgers(store).history(f"{url}/b") for _ in range(3)] == [b""] * 3
     try:
-        stones, _ = remove_documents(cache, Intervals.of_numbers(np.array([3])))
-        assert SharedLedgers(store).tombstones(f"{url}/b") == b""  # for the whole job
+        remove(root / "b", 3)
+        assert SharedLedgers(store).history(f"{url}/b") == b""  # for the whole job
         assert len(opened(proxy)) == 1
         later = KeyValueStore()
-        assert [SharedLedgers(later).tombstones(f"{url}/b") for _ in range(3)] == [
-            stones.to_bytes()
+        assert [SharedLedgers(later).history(f"{url}/b") for _ in range(3)] == [
+            (root / "b" / SNAPSHOTS_NAME).read_bytes()
         ] * 3
         assert len(opened(proxy)) == 2
     finally:
-        (root / "b" / TOMBSTONES_NAME).unlink(missing_ok=True)
+        (root / "b" / SNAPSHOTS_NAME).unlink(missing_ok=True)
 
 
-def test_all_have_the_generations_that_the_first_has_read(served):
+def test_caches_are_opened_with_the_snapshots_that_the_first_has_read(served):
     url, proxy = served
     store = KeyValueStore()
     for _ in range(3):
         shared = SharedLedgers(store)
-        assert open_cache(f"{url}/b", read=shared, read_list=shared.generations).generations == (1,)
+        cache = open_cache(f"{url}/b", read=shared, read_list=shared.history)
+        assert cache.snapshots[0].number == 1
     assert len(opened(proxy)) == 3 + 1
 
 
@@ -214,7 +220,7 @@ def test_four_processes_open_a_run_once(root, served, tmp_path):
             host.kill()
     assert [host.returncode for host in hosts] == [0] * PROCESSES, said
     assert len(opened(proxy)) <= 2 * 8, opened(proxy)
-    assert len(opened(proxy)) == 2 * 5, opened(proxy)  # one of them is the list of generations
+    assert len(opened(proxy)) == 2 * 5, opened(proxy)  # one of them is the list of snapshots
     chunks = [entry.path for entry in proxy.log if "/c/" in entry.path]
     assert chunks
     assert len({json.loads(out.splitlines()[-1])["fingerprint"] for out, _ in said}) == 1

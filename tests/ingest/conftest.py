@@ -101,20 +101,6 @@ def write_jsonl() -> Callable[..., str]:
     return write
 
 
-@pytest.fixture(scope="session")
-def tree() -> Callable[[str | Path], dict[str, bytes]]:
-    """All files of a folder: relative path to content."""
-
-    def read(root: str | Path) -> dict[str, bytes]:
-        return {
-            os.path.relpath(os.path.join(parent, name), root): (Path(parent) / name).read_bytes()
-            for parent, _, names in os.walk(root)
-            for name in names
-        }
-
-    return read
-
-
 class RayNodes:
     """A cluster of a head and some other nodes, each of one core; in temporary folders of their own
     below ``folder``, if that is given.

@@ -36,8 +36,8 @@ from headrace.ingest import (
     reshuffle,
 )
 from headrace.store import TokenCache, consolidate, open_cache
-from headrace.store.generations import GENERATIONS_NAME, generation_path
 from headrace.store.ledger import read_ledger, write_ledger
+from headrace.store.snapshots import SNAPSHOTS_NAME, member_path
 from headrace.testing import tiny_cache
 from headrace_levanter.export import write_levanter
 
@@ -65,28 +65,23 @@ def cache(tmp_path: Path) -> str:
     return str(tmp_path / "cache")
 
 
-def test_generations_follow_each_other_and_the_old_ones_stay(
-    cache: str, tmp_path: Path, tree: Tree
-):
+def test_snapshots_follow_each_other_and_the_old_ones_stay(cache: str, tmp_path: Path, tree: Tree):
     documents = [TokenCache.open(cache).document(n) for n in range(24)]
     for number, files in ((2, 2), (3, 1)):
         before = tree(cache)
         report = append_cache([texts_of(tmp_path / f"new{number}", files, number)], cache, **QUIET)
-        assert (report.path, report.documents) == (f"{cache}/generations/{number}", 8 * files)
+        assert (report.path, report.documents) == (f"{cache}/appended/{number - 1}", 8 * files)
         after = tree(cache)
         assert {**after, **before} == {
             **after,
-            GENERATIONS_NAME: before.get(GENERATIONS_NAME, after[GENERATIONS_NAME]),
+            SNAPSHOTS_NAME: before.get(SNAPSHOTS_NAME, after[SNAPSHOTS_NAME]),
         }
         again = append_cache([str(tmp_path / f"new{number}")], cache, **QUIET)
         assert again.parts_built == 0
         assert tree(cache) == after
     whole = open_cache(cache)
-    assert (whole.num_documents, whole.generations, open_cache(cache, 2).num_documents) == (
-        48,
-        (3,),
-        40,
-    )
+    assert (whole.num_documents, whole.snapshots[0].number) == (48, 3)
+    assert open_cache(cache, 2).num_documents == 40
     assert all(np.array_equal(whole.document(n), one) for n, one in enumerate(documents))
     plain = build_cache(
         SourceConfig([str(tmp_path / "new3")]),
@@ -161,7 +156,7 @@ def test_new_documents_may_be_shuffled_among_themselves(tmp_path: Path):
     whole = open_cache(output)
     assert whole.is_shuffled
     assert sorted(whole.stored_at(np.arange(32)).tolist()) == list(range(32))
-    with pytest.raises(ConfigError, match="some of which were shuffled already"):
+    with pytest.raises(ConfigError, match="was shuffled already in part"):
         reshuffle(output, str(tmp_path / "twice"), ReshuffleConfig(7), progress=False)
 
 
@@ -192,7 +187,7 @@ def test_bad_input_is_named(cache: str, tmp_path: Path, tree: Tree):
     refused(ConfigError, "dtype = 'uint32': is not that of", [new], dtype="uint32")
     refused(SourceError, "does not exist", [str(tmp_path / "missing")])
     old = f"{tmp_path}/old/1-0.jsonl"
-    refused(SourceError, f"is in generation 1 of {cache} already, and no file", [old])
+    refused(SourceError, f"is in {cache} already, and no file", [old])
     refused(
         SourceError,
         "already, as 2 others are, and no file is stored twice. Name only",
@@ -201,7 +196,7 @@ def test_bad_input_is_named(cache: str, tmp_path: Path, tree: Tree):
     write_levanter(tiny_cache(), str(tmp_path / "levanter"))
     refused(
         ConfigError,
-        "is a cache of Levanter, which has no generations",
+        "is a cache of Levanter, to which nothing can be appended",
         [new],
         str(tmp_path / "levanter"),
     )
@@ -209,11 +204,11 @@ def test_bad_input_is_named(cache: str, tmp_path: Path, tree: Tree):
     before = tree(cache)
     refused(
         ConfigError,
-        f"is a generation of a cache. Name the cache: --output {cache}",
+        f"was appended to a cache. Name the cache: --output {cache}",
         [old],
-        f"{cache}/generations/2",
+        f"{cache}/appended/1",
     )
-    refused(SourceError, "is in generation 2", [f"{new}/2-0.jsonl"])
+    refused(SourceError, f"is in {cache}/appended/1 already", [f"{new}/2-0.jsonl"])
     ledger = read_ledger(cache)
     assert ledger is not None
     write_ledger(
@@ -235,7 +230,7 @@ def test_a_file_is_known_however_it_is_spelled_and_from_any_folder(
     build_cache(SourceConfig(["old"]), TokenizerConfig("bytes"), "work/../cache", **QUIET)
     Path("link").symlink_to("old")
     for spelled in ("work/../old", str(tmp_path / "old"), "link"):
-        with pytest.raises(SourceError, match="in generation 1 of cache already"):
+        with pytest.raises(SourceError, match="is in cache already"):
             append_cache([spelled], "cache", **QUIET)
     monkeypatch.chdir("work")
     with pytest.raises(SourceError, match=r"already, as 1 others are.*touch FILE"):
@@ -243,18 +238,18 @@ def test_a_file_is_known_however_it_is_spelled_and_from_any_folder(
     for file in Path("../old").iterdir():
         file.touch()
     append_cache(["../old"], "../cache", **QUIET)
-    assert open_cache("../cache").generations == (2,)
+    assert open_cache("../cache").snapshots[0].number == 2
     assert open_cache("../cache").document(0).size
 
 
 def test_lists_that_do_not_fit_are_named(cache: str, tmp_path: Path):
     append_cache([texts_of(tmp_path / "new", 1, 2)], cache, **QUIET)
-    list_of = Path(cache, GENERATIONS_NAME)
+    list_of = Path(cache, SNAPSHOTS_NAME)
     whole = list_of.read_bytes()
     for raw, expected in (
-        (b"{}", "is damaged, so that it is not known what was appended"),
+        (b"{}", "is damaged: it has no seal"),
         (
-            whole.replace(b'"format_version":1', b'"format_version":2'),
+            whole.replace(b'"version":1', b'"version":2'),
             "another version of headrace: its format is 2, and this one reads 1",
         ),
         (whole.replace(b"sha256:", b"sha257:", 1), "its digest is not that of what it holds"),
@@ -263,8 +258,8 @@ def test_lists_that_do_not_fit_are_named(cache: str, tmp_path: Path):
         with pytest.raises(CacheError, match=expected):
             open_cache(cache)
     list_of.write_bytes(whole)
-    tiny_cache(Path(cache, "generations", "2"), documents=5)
-    with pytest.raises(CacheError, match="is not the generation that was appended"):
+    tiny_cache(Path(cache, "appended", "1"), documents=5)
+    with pytest.raises(CacheError, match="is not what was appended"):
         open_cache(cache)
 
 
@@ -281,14 +276,14 @@ def test_what_was_appended_goes_with_a_cache_that_is_begun_anew(cache: str, tmp_
         **QUIET,
     )
     assert open_cache(cache).num_documents == 24
-    assert not Path(generation_path(cache, 2)).exists()
+    assert not Path(member_path(cache, 1)).exists()
 
 
 def test_another_append_than_the_one_that_was_begun_is_refused(cache: str, tmp_path: Path):
     new = texts_of(tmp_path / "new", 2, 2)
     other = texts_of(tmp_path / "other", 1, 3)
     append_cache([new], cache, **QUIET)
-    Path(cache, GENERATIONS_NAME).unlink()  # as if it had been killed just before the end
+    Path(cache, SNAPSHOTS_NAME).unlink()  # as if it had been killed just before the end
     with pytest.raises(
         PlanMismatchError, match=r"2 source files missing.*begun with, or pass --restart"
     ):
@@ -300,7 +295,7 @@ def test_another_append_than_the_one_that_was_begun_is_refused(cache: str, tmp_p
 
 def started(command: list[str], cache: str) -> subprocess.Popen[bytes]:
     """An append that has begun to write, or is over."""
-    lease = Path(cache, "generations/2/lease.json")
+    lease = Path(cache, "appended/1/lease.json")
     left = lease.read_bytes() if lease.exists() else b""  # by one that was killed
     running = subprocess.Popen(
         [*command, cache], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -349,13 +344,13 @@ def test_killed_at_any_moment(cache: str, tmp_path: Path, tree: Tree):
         held = tree(cache)
         assert all(held[name] == content for name, content in before.items())
         assert np.array_equal(first.document(3), open_cache(cache).document(3))
-        assert open_cache(cache).num_documents == (24 + 2400 if GENERATIONS_NAME in held else 24)
-        if GENERATIONS_NAME in held:  # it was over: the next one begins
+        assert open_cache(cache).num_documents == (24 + 2400 if SNAPSHOTS_NAME in held else 24)
+        if SNAPSHOTS_NAME in held:  # it was over: the next one begins
             assert {n: c for n, c in held.items() if not n.endswith("lease.json")} == tree(
                 reference
             )
             subprocess.run(
-                ["rm", "-r", f"{cache}/generations", f"{cache}/{GENERATIONS_NAME}"], check=True
+                ["rm", "-r", f"{cache}/appended", f"{cache}/{SNAPSHOTS_NAME}"], check=True
             )
             finished += 1
     assert kills == 30

@@ -397,7 +397,7 @@ def test_restart_takes_the_records_of_the_parts_first(
     build(tmp_path / "corpus", tmp_path / "cache", restart=True)
     names = [r.removeprefix(f"{tmp_path}/cache/") for r in removed if not r.endswith(".tmp")]
     assert {n.split("/")[-1] for n in names[:parts]} == {"part.json"}
-    appended = ["generations.json", "generations"]
+    appended = ["snapshots.json", "appended"]
     assert names[parts : parts + 7] == [
         "parts",
         *appended,

@@ -24,9 +24,7 @@ from headrace.data import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed import DataLoader
 from headrace.mix import AmendmentConfig
-from headrace.order.intervals import Intervals
 from headrace.store import TokenCache
-from headrace.store.tombstones import remove_documents
 from headrace.testing import write_cache
 from headrace_levanter import from_levanter_example
 
@@ -138,10 +136,10 @@ def test_documents_leave_the_rows_of_a_request_from_their_step_on(config, tmp_pa
     name, one = next(iter(config.components.items()))
     shutil.copytree(one.cache, tmp_path / "c")
     cache = TokenCache.open(tmp_path / "c")
-    remove_documents(cache, Intervals(np.array([0]), np.array([cache.num_documents // 2])))
-    components = {**config.components, name: replace(one, cache=str(tmp_path / "c"), tombstones=0)}
+    remove(cache.path, *range(cache.num_documents // 2))
+    components = {**config.components, name: replace(one, cache=str(tmp_path / "c"), snapshot=1)}
     amended = replace(
-        config, components=components, amendments=[AmendmentConfig(3, remove={name: 1})]
+        config, components=components, amendments=[AmendmentConfig(3, caches={name: 2})]
     )
     dataset = HeadraceDataset(amended.dataset(), named=False)
     loader = DataLoader(amended.dataset(), mesh=mesh_of(1))
@@ -322,7 +320,7 @@ from headrace_levanter import HeadraceDataset
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
-from headrace.store.tombstones import remove_documents
+from headrace.testing import remove
 from headrace.testing import write_cache
 dataset = HeadraceDataset(TokenSeqDataset(TokenCache.open(sys.argv[1]), 16).shuffle(0).repeat(), 8)
 mesh = Mesh(np.asarray(jax.devices()), ("data",))

@@ -11,12 +11,9 @@ from headrace.config import ComponentConfig, LmDataConfig
 from headrace.errors import PlanMismatchError
 from headrace.mix import AmendmentConfig
 from headrace.order import BraidShuffleConfig
-from headrace.order.intervals import Intervals
 from headrace.run import open_run
 from headrace.run.manifest import began_with
-from headrace.store import TokenCache
-from headrace.store.tombstones import remove_documents
-from headrace.testing import tiny_cache
+from headrace.testing import remove, tiny_cache
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +28,13 @@ def config() -> LmDataConfig:
 
 def test_a_run_without_removals_begins_with_none(config, tmp_path):
     open_run(str(tmp_path), config.loader())
-    assert began_with(str(tmp_path))[:2] == ({"a": [], "b": []}, {"a": [], "b": []})
+    assert began_with(str(tmp_path))[0] == {"a": [], "b": []}
 
 
 def test_functions_and_phases_go_along(living, tmp_path):
     phased = dataclasses.replace(living, seq_len={0: 16, 4: 32})
     manifest = open_run(str(tmp_path / "run"), phased.loader(fn=np.asarray))
-    remove(living, "a", 3, 4)
+    remove(tmp_path / "a", 3, 4)
     loader = phased.loader(fn=np.asarray)
     assert open_run(str(tmp_path / "run"), loader, 2).fingerprint == manifest.fingerprint
     assert loader.functions == (np.asarray,)
@@ -52,30 +49,25 @@ def living(tmp_path) -> LmDataConfig:
     return LmDataConfig(components, seq_len=16, batch_size=8)
 
 
-def remove(config: LmDataConfig, name: str, *documents: int) -> None:
-    cache = TokenCache.open(str(config.components[name].cache))
-    remove_documents(cache, Intervals.of_numbers(np.array(documents)))
-
-
 def tokens(loader, step: int) -> np.ndarray:
     return np.asarray(loader.batch_at(step).tokens)
 
 
 def test_a_run_keeps_its_removals_until_an_amendment_takes_newer_ones_in(living, tmp_path):
     run = str(tmp_path / "run")
-    remove(living, "a", 3, 4)
+    remove(tmp_path / "a", 3, 4)
     loader = living.loader()
     began = open_run(run, loader)
     before = [tokens(loader, step) for step in range(8)]
-    remove(living, "a", *range(20, 90))
-    remove(living, "b", 1)
+    remove(tmp_path / "a", *range(20, 90))
+    remove(tmp_path / "b", 1)
     resumed = living.loader()
     assert not np.array_equal(
         tokens(resumed, 4), before[4]
     )  # a fresh run, until it is opened as this one
     assert open_run(run, resumed, 4).fingerprint == began.fingerprint
     assert np.array_equal(tokens(resumed, 4), before[4])
-    amended = dataclasses.replace(living, amendments=[AmendmentConfig(5, remove={"a": 2})])
+    amended = dataclasses.replace(living, amendments=[AmendmentConfig(5, caches={"a": 3})])
     with pytest.raises(PlanMismatchError, match="may touch the past"):
         open_run(run, amended.loader(), 6)
     loader = amended.loader()
@@ -98,12 +90,12 @@ def test_a_run_keeps_its_removals_until_an_amendment_takes_newer_ones_in(living,
 def test_runs_without_removals_never_hear_of_later_ones(living, tmp_path):
     run = str(tmp_path / "run")
     began = open_run(run, living.loader())
-    assert "tombstones" not in str(began.resolved)
-    remove(living, "b", 7)
+    assert "snapshots" not in str(began.resolved)
+    remove(tmp_path / "b", 7)
     loader = living.loader()
-    assert "tombstones" in loader.describe()["dataset"]
+    assert "removed" in loader.describe()["dataset"]
     assert open_run(run, loader, 3).fingerprint == began.fingerprint
-    assert "tombstones" not in loader.describe()["dataset"]
+    assert "removed" not in loader.describe()["dataset"]
 
 
 @pytest.mark.parametrize("change", ["phases", "weights", "join"])
@@ -115,9 +107,9 @@ def test_removals_and_other_amendments_go_together(living, tmp_path, change):
         living = dataclasses.replace(living, components={"a": living.components["a"]})
     began = open_run(run, living.loader())
     other = tiny_cache(tmp_path / "c", documents=90, seed=5)
-    remove_documents(other, Intervals.of_numbers(np.array([2])))
-    remove(living, "a", *range(10, 60))
-    amendment = AmendmentConfig(6, remove={"a": 1})
+    remove(other.path, 2)
+    remove(tmp_path / "a", *range(10, 60))
+    amendment = AmendmentConfig(6, caches={"a": 2})
     if change == "weights":
         amendment = dataclasses.replace(amendment, weights={"b": 2})
     if change == "join":
@@ -127,7 +119,7 @@ def test_removals_and_other_amendments_go_together(living, tmp_path, change):
     loader = dataclasses.replace(living, amendments=[amendment]).loader()
     manifest = open_run(run, loader, 6)
     assert manifest.history == ({"fingerprint": began.fingerprint, "until_step": 6},)
-    recorded = manifest.resolved["dataset"]["tombstones"]
+    recorded = manifest.resolved["dataset"]["removed"]
     assert [*recorded["a"]] == ["6"]
     assert ("c" in recorded) == (
         change == "join"

@@ -20,6 +20,7 @@ from headrace.store import CacheLayout, TokenCache
 from headrace.store.cache import OriginalDocument
 from headrace.store.joined import JoinedCache, open_components
 from headrace.store.ledger import write_ledger
+from headrace.store.snapshots import Snapshot
 from headrace.testing import random_documents, write_cache
 from headrace_levanter.export import write_levanter
 
@@ -103,7 +104,7 @@ def test_levanters_caches_are_joined_too_and_empty_ones_pass(caches, tmp_path):
         write_levanter(cache, str(tmp_path / f"{number}"))
     write_levanter(write_cache(tmp_path / "none", [[]], vocab_size=VOCAB), str(tmp_path / "empty"))
     paths = [str(tmp_path / name) for name in ("empty", "0", "1", "2")]
-    (joined,) = open_components({"a": paths}).values()
+    (joined,) = open_components({"a": [Snapshot(path) for path in paths]}).values()
     assert np.array_equal(
         joined.tokens(0, joined.num_tokens), JoinedCache(caches).tokens(0, joined.num_tokens)
     )

@@ -79,13 +79,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "takedowns.txt").write_text("4\n5\n")
     (tmp_path / "ids-kept.yaml").write_text(
         "seq_len: 64\nbatch_size: 4\ncomponents: {docs: caches/ids-kept}\namendments: [{step: 2,"
-        " remove: {docs: 2}}]\n"
+        " caches: {docs: 3}}]\n"
     )
     appended = [{"text": f"the new fox {i} " * 9, "id": f"new-{i}"} for i in range(20)]
     write_lines(tmp_path / "corpus-new" / "c.jsonl", appended)
     (tmp_path / "growing.yaml").write_text(
-        "seq_len: 64\nbatch_size: 4\ncomponents: {docs: caches/growing}\namendments: [{step: 20,"
-        " extend: {docs: 2}}]\n"
+        "seq_len: 64\nbatch_size: 4\ncomponents: {docs: {cache: caches/growing,"
+        " snapshot: 1}}\namendments: [{step: 20, caches: {docs: 3}}]\n"
     )
     write_lines(tmp_path / "ids.jsonl", [{"ids": [1, 2, 50303]}] * 5)
     write_broken(tmp_path / "broken")

@@ -34,8 +34,8 @@ content_tokens               count    tokens of these rows without padding; over
 micro_batch_places           count    places of the micro-batches of this host, padding included
                                       (``micro_batches``); content_tokens over it: how full they
                                       are; 0: there are none
-removed_tokens               count    tokens of these whose documents have tombstones (``headrace
-                                      cache remove``): they are neither read nor trained on
+removed_tokens               count    tokens of these whose documents are removed (``headrace cache
+                                      remove``): they are neither read nor trained on
 exchanged_examples           count    rows that this host read for others, which got them through
                                       the devices (docs/multi_host.md); over examples_requested:
                                       near 0 while shares do not change

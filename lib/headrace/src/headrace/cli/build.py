@@ -15,6 +15,7 @@ from headrace.cli.append import Encoder, append_as_typed
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson, refuse_typed
 from headrace.cli.panels import HelpAll
+from headrace.cli.remove import to_use_it
 from headrace.cli.shown import in_bytes
 from headrace.errors import format_count
 
@@ -127,6 +128,10 @@ def command(
         source, encoder, output, repair, how, options
     )
     typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
+    if append and not as_json:
+        from headrace.store.snapshots import history_of
+
+        typer.echo(to_use_it(history_of(output).newest))
 
 
 def _refuse_without_effect(context: typer.Context) -> None:

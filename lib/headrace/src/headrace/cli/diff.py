@@ -75,8 +75,6 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
         >>> [d.what for d in differences(one, two)][:2]
         ['documents', 'tokens']
     """
-    from headrace.store.tombstones import removed_documents, tombstones_of
-
     all_differences: list[Difference] = []
 
     def compare(what: str, get: Callable[[TokenCache], Any]) -> None:
@@ -96,12 +94,9 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
     all_differences += _fields(
         "source", *({_name(s): _version(s) for s in c.ledger.sources} for c in (a, b))
     )
-    compare("generations", lambda c: len(c.members))
-    compare("removed documents", lambda c: removed_documents(c).total)
-    compare(
-        "tombstones",
-        lambda c: [(stones := tombstones_of(one)).digest(len(stones)) for one in c.members],
-    )
+    compare("snapshots", lambda c: c.snapshots[0].number)
+    compare("removed documents", lambda c: c.removed().total)
+    compare("digest of removed documents", lambda c: c.removed().digest())
     compare("parts", lambda c: len(c.parts))
     all_differences += _fields(
         "part",

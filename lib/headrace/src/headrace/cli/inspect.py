@@ -140,7 +140,6 @@ def command(
     from headrace.data.documents import stored_documents
     from headrace.ingest.tokenize import cache_tokenizer
     from headrace.store.joined import open_cache
-    from headrace.store.tombstones import removed_documents
 
     console = Console(highlight=False, soft_wrap=False)
     if (state := unfinished(cache)) is not None:
@@ -150,7 +149,7 @@ def command(
     decoder = cache_tokenizer(opened, tokenizer)
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     every = chosen is None
-    there = stored_documents(opened, removed_documents(opened)).complement(opened.num_documents)
+    there = stored_documents(opened, opened.removed()).complement(opened.num_documents)
     numbers = drawn(there, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
     all_samples = [sample(opened, decoder, i, whole=not every) for i in numbers]
     removed = None if remove is None else removal(opened, remove)
@@ -255,7 +254,6 @@ def removal(cache: TokenCache, url: str) -> dict[str, int]:
 
 def overview(cache: TokenCache) -> dict[str, Any]:
     """Sizes, layout, tokenizer and counters of a finished cache, as JSON values."""
-    from headrace.cli.remove import removal_facts
     from headrace.ingest.build import unused_fields_of
     from headrace.store import files
     from headrace.store.document_ends import block_tokens_of
@@ -289,16 +287,44 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "fingerprint": cache.fingerprint,
         "block_tokens": block_tokens_of(cache),
         "shuffled": shuffled and {key: shuffled[key] for key in ("seed", "unit", "fingerprint")},
-        "tombstones": removal_facts(cache),
-        **({"generations": _generations(cache)} if cache.members[1:] else {}),
+        **snapshot_facts(cache),
     }
 
 
-def _generations(cache: TokenCache) -> list[dict[str, Any]]:
-    return [
-        {"path": one.path, "documents": one.num_documents, "tokens": one.num_tokens}
-        for one in cache.members
-    ]
+def snapshot_facts(cache: TokenCache) -> dict[str, Any]:
+    """The snapshots of a cache, and what is removed as of the newest, as JSON values.
+
+    Each snapshot has its number, the documents and tokens that were appended for it, the documents
+    that were removed for it, and the documents that are there as of it.
+    """
+    from headrace.data.documents import stored_documents, token_ranges
+    from headrace.store.snapshots import Change, Member
+
+    opened = cache.snapshots[0]
+    removed = cache.removed()
+    first = Change(cache.members[0].as_member)
+    snapshots: list[dict[str, Any]] = []
+    there = 0
+    for number, change in enumerate((first, *opened.changes), start=1):
+        appended = change.appended or Member()
+        gone = sum(stop - start for start, stop in change.removed)
+        there += appended.documents - gone
+        snapshots.append(
+            {
+                "snapshot": number,
+                "appended_documents": appended.documents,
+                "appended_tokens": appended.tokens,
+                "removed_documents": gone,
+                "documents": there,
+            }
+        )
+    return {
+        "snapshot": opened.number,
+        "snapshots": snapshots,
+        "members": opened.paths,
+        "removed_documents": removed.total,
+        "removed_tokens": token_ranges(cache, stored_documents(cache, removed)).total,
+    }
 
 
 def unfinished(cache: str) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ the cache is: a second on a local disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from headrace.cli.shown import (
     bar,
     coloured,
     facts_table,
+    figures_table,
     in_bytes,
     legend,
     marked,
@@ -113,23 +114,24 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
             f"documents, with seed {facts['shuffled']['seed']}, from"
             f" {facts['shuffled']['fingerprint']}"
         )
-    if appended := facts.get("generations"):
-        sizes = (
-            f"{n}: {format_count(one['documents'], 'document')}"
-            for n, one in enumerate(appended, start=1)
+    if facts["removed_documents"]:
+        rows["removed"] = (
+            f"{format_count(facts['removed_documents'], 'document')} with"
+            f" {format_count(facts['removed_tokens'], 'token')}"
         )
-        rows["generations"] = ", ".join(sizes)
-    if (tombstones := facts["tombstones"])["removed_documents"]:
-        counts = tombstones["generations"] if appended else [tombstones["generations"]]
-        by_cache = (
-            ", ".join(f"{n}: {count:,}" for n, count in enumerate(of, start=1)) or "none"
-            for of in counts
-        )
-        what = format_count(tombstones["removed_documents"], "document")
-        what += f" with {format_count(tombstones['removed_tokens'], 'token')}"
-        rows["removed"] = f"{what} (by generation of tombstones: {'; '.join(by_cache)})"
     console.print(Text(facts["path"], "bold"), soft_wrap=True)
     console.print(facts_table(rows))
+    if facts["snapshot"] > 1:
+        _show_snapshots(console, facts["snapshots"])
+
+
+def _show_snapshots(console: Console, snapshots: Sequence[Mapping[str, Any]]) -> None:
+    heads = ("appended", "tokens", "removed", "documents")
+    table = figures_table("snapshot", *heads, title="Snapshots", left=1)
+    for one in snapshots:
+        figures = ("appended_documents", "appended_tokens", "removed_documents", "documents")
+        table.add_row(str(one["snapshot"]), *(f"{one[name]:,}" for name in figures))
+    console.print(table)
 
 
 def show_lengths(console: Console, lengths: LengthStatistics) -> None:

@@ -31,13 +31,13 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove documents from a finished cache by writing tombstones beside its ledger. The data does
-    not change.
+    """Remove documents from a finished cache. This makes its next snapshot; the data does not
+    change.
 
     New runs neither read these documents nor train on them; their other rows stay the same, bit for
-    bit. To apply the removal to a run in progress, add the amendment that this command prints.
-    Documents are numbered from 0, as in `headrace cache inspect CACHE --document`; `headrace cache
-    inspect CACHE --id` finds the number of a document by its id.
+    bit. To move a run in progress to the new snapshot, add the amendment that this command prints.
+    Documents are numbered from 0, as in `headrace cache inspect CACHE --document`; `headrace cache inspect
+    CACHE --id` finds the number of a document by its id.
 
     For example:
 
@@ -45,40 +45,46 @@ def command(
 
         headrace cache remove gs://bucket/web --file takedowns.txt
     """
+    from headrace.cli.inspect import snapshot_facts
     from headrace.store.joined import open_cache
-    from headrace.store.tombstones import remove_documents
+    from headrace.store.snapshots import remove_documents
 
     opened = open_cache(cache)
     removal = _listed(opened, documents or [], file)
     numbers = removal.of_numbers_in(opened)
-    fresh = 0
-    first = 0
     with working("removing"):
-        for member in opened.members:
-            of_member = numbers.within(first, first + member.num_documents)
-            fresh += remove_documents(member, of_member)[1].total if of_member.total else 0
-            first += member.num_documents
+        fresh = remove_documents(cache, opened.members[0].as_member, numbers)[1].total
     counts = {"listed_documents": removal.listed, "new_documents": fresh}
-    facts = {"path": cache, **counts, **removal_facts(opened)}
+    facts: dict[str, Any] = {"path": cache, **counts, **snapshot_facts(open_cache(cache))}
     if as_json:
         typer.echo(json.dumps(facts))
         return
     again = removal.listed - fresh
-    newest = facts["generation"]
+    newest = facts["snapshot"]
     already = f" ({again:,} were already removed, or named twice)" if again else ""
     typer.echo(
-        f"{cache}: {format_count(fresh, 'document')} removed{already}; generation {newest} of its"
+        f"{cache}: {format_count(fresh, 'document')} removed{already}; in snapshot {newest},"
     )
-    count, tokens = (int(facts[name]) for name in ("removed_documents", "removed_tokens"))
-    typer.echo(
-        f"tombstones has {format_count(count, 'document')} with {format_count(tokens, 'token')}."
+    count = format_count(facts["removed_documents"], "document")
+    tokens = format_count(facts["removed_tokens"], "token")
+    typer.echo(f"{count} with {tokens} are removed.")
+    if newest > 1:
+        typer.echo(to_use_it(newest))
+
+
+def to_use_it(snapshot: int) -> str:
+    """How a run comes to use a new snapshot.
+
+    Example:
+        >>> print(to_use_it(3))
+        New runs use snapshot 3. For a run in progress, add for each component with this cache:
+        amendments: [{step: STEP, caches: {COMPONENT: 3}}]
+    """
+    return (
+        f"New runs use snapshot {snapshot}. For a run in progress, add for each component with this"
+        " cache:\n"
+        f"amendments: [{{step: STEP, caches: {{COMPONENT: {snapshot}}}}}]"
     )
-    if newest not in (0, [0] * len(opened.members)):
-        typer.echo(
-            "New runs leave them out. For a run in progress, add for each component with this"
-            " cache:"
-        )
-        typer.echo(f"amendments: [{{step: STEP, remove: {{COMPONENT: {newest}}}}}]")
 
 
 def _listed(cache: TokenCache, documents: list[str], file: str | None) -> DocumentFilter:
@@ -110,24 +116,6 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
                 f" {cache.path} --id ID --json finds one by its id.",
             )
     return DocumentFilter([int(text) for text in documents], name="ID")
-
-
-def removal_facts(cache: TokenCache) -> dict[str, Any]:
-    """What has been removed from a cache, as JSON values; for a cache with generations, lists with
-    a value for each.
-    """
-    from headrace.data.documents import stored_documents, token_ranges
-    from headrace.store.tombstones import removed_documents, tombstones_of
-
-    stones = [tombstones_of(member) for member in cache.members]
-    counts = [[one.total for one in of_member.generations] for of_member in stones]
-    documents = stored_documents(cache, removed_documents(cache))
-    return {
-        "generation": [len(one) for one in stones] if stones[1:] else len(stones[0]),
-        "generations": counts if stones[1:] else counts[0],
-        "removed_documents": documents.total,
-        "removed_tokens": token_ranges(cache, documents).total,
-    }
 
 
 def removal_line(counts: dict[str, int]) -> str:

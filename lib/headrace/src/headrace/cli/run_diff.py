@@ -50,7 +50,7 @@ def command(
     from rich.console import Console
 
     from headrace.errors import ConfigError, check_at_least
-    from headrace.run.changes import newer_generations, newer_tombstones, run_changes
+    from headrace.run.changes import newer_snapshots, run_changes
     from headrace.run.manifest import RunManifest, last_checkpoint
 
     manifest = RunManifest.load(run)
@@ -66,8 +66,7 @@ def command(
     with working("comparing"):
         edited = load_as_begun(config, settings, run)
         changes = run_changes(manifest, edited, steps_done)
-        newer = newer_tombstones(manifest, edited)
-        appended = newer_generations(edited)
+        newer = newer_snapshots(edited)
     if as_json:
         amendment = None if changes.amendment is None else _fields_of(changes.amendment)
         facts = {
@@ -77,7 +76,7 @@ def command(
             **asdict(changes),
             "amendment": amendment,
         }
-        facts |= {"newer_tombstones": newer, "newer_generations": appended}
+        facts |= {"newer_snapshots": newer}
         typer.echo(
             json.dumps(facts if resolved else facts | {"resolved": None}, ensure_ascii=False)
         )
@@ -85,10 +84,10 @@ def command(
         console = Console(highlight=False, soft_wrap=True)
         _show_changes(console, changes, run, resolved)
         if newer:
-            typer.echo("Documents that this run still trains on have been removed since.")
-        if appended:
-            typer.echo("Documents that this run does not train on have been appended since.")
-        _show_amendments(console, changes, edited, steps_done, newer, appended)
+            typer.echo(
+                "Caches of this run have later snapshots: headrace cache inspect shows them."
+            )
+        _show_amendments(console, changes, edited, steps_done, newer)
     if not changes.same:
         raise typer.Exit(1)
 
@@ -98,8 +97,7 @@ def _show_amendments(
     changes: RunChanges,
     edited: LmDataConfig,
     steps_done: int,
-    removed: dict[str, int | list[int]],
-    appended: dict[str, int | list[int]],
+    newer: dict[str, int | list[int]],
 ) -> None:
     """Shows the amendments of the config that would make all changes that a run can make, to be
     pasted as they are.
@@ -111,13 +109,13 @@ def _show_amendments(
     from headrace.mix.stage_config import AmendmentConfig
 
     amendment = changes.amendment
-    if amendment is None and not removed and not appended:
+    if amendment is None and not newer:
         return
     declared = list(edited.amendments)
     if amendment is None:
         last = max((one.step for one in declared), default=0)
         amendment = AmendmentConfig(max(steps_done, last + 1))
-    amendment = replace(amendment, remove=removed, extend=appended)
+    amendment = replace(amendment, caches=newer)
     # What has no place for the old mixture beside the new one has to be put back.
     restore = amendment.weights or amendment.drop or (amendment.add and edited.weights is not None)
     add = "write all amendments so" if declared else "add"

@@ -137,7 +137,7 @@ def command(
         typer.echo(json.dumps(forecast.to_json() | more))
         return
     mixture = cast("MixtureDataset", dataset.at_step(first_step)[0])
-    show(forecast, len(resolved.components), mixture.seq_len, resolved.exchange_setting)
+    show(forecast, len(mixture.names), mixture.seq_len, resolved.exchange_setting)
     if micro is not None:
         typer.echo(str(micro))
     for name, one in noise.items():

@@ -56,31 +56,30 @@ def command(
 
         headrace cache verify cache --repair
     """
-    from headrace.store.generations import GENERATIONS_NAME, generation_path, generations_problem
+    from headrace.store import files
+    from headrace.store.joined import history_problem
+    from headrace.store.snapshots import SNAPSHOTS_NAME, member_path
 
-    number, problem = generations_problem(cache)
+    members, problem = history_problem(cache)
     checked = [
-        _checked(generation_path(cache, n), deep, repair, as_json) for n in range(1, number + 1)
+        _checked(member_path(cache, number), deep, repair, as_json) for number in range(members)
     ]
     facts, _ = checked[0]
     if problem:
-        from headrace.store import files
-
-        facts["damages"].append(
-            {"part": "", "problem": problem, "file": files.join(cache, GENERATIONS_NAME)}
-        )
+        file = files.join(cache, SNAPSHOTS_NAME)
+        facts["damages"].append({"part": "", "problem": problem, "file": file})
         if not as_json:
-            typer.echo(f"damaged {files.join(cache, GENERATIONS_NAME)}: {problem}")
+            typer.echo(f"damaged {file}: {problem}")
     if as_json:
         later = [one for one, _ in checked[1:]]
-        typer.echo(json.dumps({**facts, "generations": later} if later else facts))
+        typer.echo(json.dumps({**facts, "appended": later} if later else facts))
     if problem or not all(fine for _, fine in checked):
         raise typer.Exit(1)
 
 
 def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[str, Any], bool]:
-    """Checks one generation of a cache, repairs it if requested, and returns the findings and
-    whether it is sound.
+    """Checks one member of a cache, repairs it if requested, and returns the findings and whether
+    it is sound.
     """
     from rich.console import Console
 

@@ -83,6 +83,7 @@ def _find(
     from headrace.order.intervals import Intervals
     from headrace.run.sightings import sightings
 
+    config = config.at_snapshots()
     names = ", ".join(config.components)
     if not documents or min(documents) < 0:
         cure = (

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cast
 
 from headrace.data.buckets import BucketsConfig, without_others
 from headrace.data.documents import DocumentFilter
 from headrace.data.pairs import is_of_pairs
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean, format_count
-from headrace.feed.host_ledgers import filter_reader, generation_reader, ledger_reader
+from headrace.feed.host_ledgers import filter_reader, ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import load_tokenizer
@@ -24,15 +22,14 @@ from headrace.mix.blend import is_size_rule
 from headrace.mix.limits import check_component_budgets
 from headrace.mix.repeats import check_weight
 from headrace.mix.schedule import CountedTokens, weight_from_config
-from headrace.mix.stage_config import AmendmentConfig
 from headrace.order import shuffle_config
 from headrace.order.holdout import ValidationConfig
 from headrace.order.subset import SubsetConfig
 from headrace.pack.spec import PackingConfig
 from headrace.store.cache import TokenCache
-from headrace.store.generations import cache_of_generation, check_generation, generations_of
 from headrace.store.joined import open_components
 from headrace.store.location import Location
+from headrace.store.snapshots import Snapshot
 
 if TYPE_CHECKING:  # imports jax
     from headrace.config.lm_data import LmDataConfig
@@ -85,14 +82,11 @@ class ComponentConfig:
             Training ignores it.
         remove: File of documents to leave out; see
             :class:`~headrace.data.documents.DocumentFilter`.
-        tombstones: Generation of its cache's tombstones (``headrace cache remove``) that a run
-            starts with, 0 for none; a list for several caches, one number each. None: the newest at
-            the start of the run, as recorded in its manifest. Later removals reach a running run by
-            an amendment.
-        generations: How many generations of its cache (``headrace build --append``) a run starts
-            with; a list for several caches, one number each. None: all that exist at the start of
-            the run, as recorded in its manifest; if an amendment extends it, all before those that
-            the first one adds.
+        snapshot: The snapshot of its cache (:mod:`headrace.store.snapshots`) that a run starts with;
+            a list for several caches, one number each. None: the newest at the start of the run, as
+            recorded in its manifest; if an amendment moves it to a later one, the one before that.
+        after: Use only what was appended to its cache after this snapshot; a list for several
+            caches. None: all.
         remove_not_found: What to do with numbers in that file that match no document: ``refuse``
             them, or ``count`` them and continue.
         loss_mask: Leaf of the cache that marks the tokens to train on; ``auto``: the one of chats,
@@ -132,8 +126,8 @@ class ComponentConfig:
     expected_tokens: float | None = None
     remove: str | None = None
     remove_not_found: Literal["refuse", "count"] = "refuse"
-    tombstones: int | list[int] | None = None
-    generations: int | list[int] | None = None
+    snapshot: int | list[int] | None = None
+    after: int | list[int] | None = None
     loss_mask: str = "auto"
     replicas: list[str] | None = None
     loss_weight: float | dict[str, Any] | None = None
@@ -146,38 +140,25 @@ class ComponentConfig:
         """The paths of its caches."""
         return [self.cache] if isinstance(self.cache, str) else self.cache
 
-    def generation_counts(self, path: str) -> list[int | None]:
-        """How many generations of each of its caches a run starts with, None for all; ConfigError
-        if the list has the wrong length. ``path`` is the component's, for the error.
-        """
-        if self.generations is None:
-            return [None for _ in self.caches]
-        counts = number_of_each(self.generations)
-        if len(counts) != len(self.caches) or min(counts, default=0) < 1:
-            cure = f"Give one number, from 1, for each: {[1] * len(self.caches)}, or leave it out."
-            problem = (
-                f"is not how many generations its {format_count(len(self.caches), 'cache')} can"
-                " have"
-            )
-            raise ConfigError(
-                problem, field=f"{path}.generations", value=self.generations, cure=cure
-            )
-        return [*counts]
+    def of_each(self, field: Literal["snapshot", "after"], name: str) -> Sequence[int | None]:
+        """The value of a field for each of its caches; None where it is not set.
 
-    def begins_with(self, name: str, amendments: Sequence[AmendmentConfig]) -> list[int] | None:
-        """How many generations of each of its caches a run starts with, as far as the config tells:
-        if it is extended, all before those that the first amendment adds; None: all that exist.
+        Raises:
+            ConfigError: there are not as many values as caches.
         """
-        if self.generations is not None:
-            return number_of_each(self.generations)
-        extension = next(
-            (amendment.extend[name] for amendment in amendments if name in amendment.extend), None
-        )
-        return (
-            None
-            if extension is None
-            else [max(number - 1, 1) for number in number_of_each(extension)]
-        )
+        given = self.snapshot if field == "snapshot" else self.after
+        if given is None:
+            return [None for _ in self.caches]
+        numbers = number_of_each(given)
+        if len(numbers) != len(self.caches) or min(numbers) < 1:
+            cure = f"Give {[1] * len(self.caches)}, or leave it out."
+            raise ConfigError(
+                f"is not a number, from 1, for each of its {format_count(len(self.caches), 'cache')}",
+                field=f"components.{name}.{field}",
+                value=given,
+                cure=cure,
+            )
+        return numbers
 
     @property
     def shown_cache(self) -> str:
@@ -253,7 +234,8 @@ class ComponentConfig:
                 "go with one cache, and there are several", field=f"{path}.replicas", cure=cure
             )
         self.validation_in(path.removeprefix("components."), None)
-        self.generation_counts(path)
+        for field in ("snapshot", "after"):
+            self.of_each(field, path.removeprefix("components."))
         paths = [self.caches[0], *(self.replicas or [])]
         if twice := [one for n, one in enumerate(paths) if one in paths[:n]]:
             cure = "Name each place once."
@@ -395,58 +377,15 @@ def check_any(components: Mapping[str, ComponentConfig]) -> None:
         )
 
 
-def open_caches(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> dict[str, TokenCache]:
-    """Opens the caches of a config's components, by name; one tokenizer must have made all of them.
-    Extended components are opened as they start. ``instead`` has open caches, by name, to use in
-    place of those at the components' paths.
-
-    Raises what ``LmDataConfig.open_caches`` does.
-    """
-    components = config.components
-    check_any(components)
+def check_instead(instead: object, components: Collection[str]) -> None:
+    """Raises ConfigError unless these are open caches of components, by name."""
     if not isinstance(instead, Mapping):
         raise ConfigError(
             "is not a mapping", field="instead", value=instead, cure="Give {NAME: CACHE}."
         )
-    for name in instead:
+    for name in cast("Mapping[str, object]", instead):
         if name not in components:
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
-    as_begun = {
-        n: replace(c, generations=c.begins_with(n, config.amendments))
-        for n, c in components.items()
-    }
-    newcomers = {name for amendment in config.amendments for name in amendment.newcomers.values()}
-    try:
-        caches = _opened(
-            {n: c for n, c in as_begun.items() if n not in instead and n not in newcomers}, config
-        )
-    except ConfigError as error:
-        raise _of_amendment(error, config) from error
-    if newcomers:
-        lists = _generations(caches)
-        _check_known(config, lists)
-        caches |= _opened(
-            {n: c for n, c in as_begun.items() if n in newcomers and n not in instead}, config
-        )
-        for member in (one for name in newcomers if name in caches for one in caches[name].members):
-            if contents := lists.get(cache_of_generation(member.path)):
-                check_generation(member, contents[int(member.path.rpartition("/")[2]) - 1])
-    return ByComponent({name: instead.get(name) or caches[name] for name in components})
-
-
-def _of_amendment(error: ConfigError, config: LmDataConfig) -> ConfigError:
-    """An error about generations that only an amendment names, in its words; any other as it is."""
-    for at, amendment in enumerate(config.amendments):
-        for name, generations in amendment.extend.items():
-            if (
-                error.field == f"components.{name}.generations"
-                and config.components[name].generations is None
-            ):
-                field = f"amendments[{at}].extend.{name}"
-                cure = (error.cure or "").partition("; ")[2]
-                cure = f"To make another: {cure.removesuffix(' makes another.')}"
-                return ConfigError(error.problem, field=field, value=generations, cure=cure)
-    return error
 
 
 @contextmanager
@@ -462,18 +401,26 @@ def named_in_config() -> Iterator[None]:
         raise ConfigError(error.problem, field=field, value=error.value, cure=cure) from error
 
 
-def _opened(
-    components: Mapping[str, ComponentConfig], config: LmDataConfig
+def open_caches(
+    config: LmDataConfig, snapshots: Mapping[str, Sequence[Snapshot]]
 ) -> dict[str, TokenCache]:
+    """Opens these snapshots of the caches of a config's components, by name; one tokenizer must
+    have made all of them. Raises what ``LmDataConfig.open_caches`` does.
+    """
+    components = {name: config.components[name] for name in snapshots}
     replicas = {c.caches[0]: c.replicas for c in components.values() if c.replicas}
-    counts = {n: c.generation_counts(f"components.{n}") for n, c in components.items()}
-    copies = {n: (*c.caches, *(c.replicas or ()), *counts[n]) for n, c in components.items()}
-    first = {paths: n for n, paths in reversed(copies.items())}  # components may share a cache
-    paths = {n: components[n].caches for n in components if n in first.values()}
-    shared = open_components(
-        paths, config.cache_catalog, replicas, ledger_reader(), counts, generation_reader()
-    )
-    caches = {n: shared[first[copies[n]]] for n in components}
+    # Components may share a cache, which is opened once.
+    contents = {
+        name: (
+            *((one.path, one.number, one.after) for one in several),
+            *(components[name].replicas or ()),
+        )
+        for name, several in snapshots.items()
+    }
+    first = {content: name for name, content in reversed(contents.items())}
+    chosen = {name: several for name, several in snapshots.items() if name in first.values()}
+    shared = open_components(chosen, config.cache_catalog, replicas, ledger_reader())
+    caches = {name: shared[first[content]] for name, content in contents.items()}
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
     if opened and config.tokenizer is None:
         check_one_tokenizer([(name, c.path, c.ledger.tokenizer) for name, c in opened])
@@ -484,31 +431,3 @@ def _opened(
             loaded.check_same(cache.ledger.tokenizer, cache.path)
             name_tokenizer(cache, loaded)
     return caches
-
-
-def _generations(caches: Mapping[str, TokenCache]) -> dict[str, Sequence[str]]:
-    """The content of all existing generations of each cache that components name, by path."""
-    lists = dict[str, Sequence[str]]()
-    read = generation_reader()
-    for cache in caches.values():
-        firsts = np.cumsum([0, *cache.generations[:-1]]).tolist()
-        lists |= {cache.members[at].path: generations_of(cache.members[at], read) for at in firsts}
-    return lists
-
-
-def _check_known(config: LmDataConfig, known: Mapping[str, Sequence[str]]) -> None:
-    """Raises ConfigError for a generation that does not exist."""
-    for at, amendment in enumerate(config.amendments):
-        for name, generations in amendment.extend.items():
-            for number, path in zip(
-                number_of_each(generations), config.components[name].caches, strict=True
-            ):
-                if path in known and number > len(known[path]):
-                    cure = f"To make another: headrace build SOURCE --output {path} --append"
-                    problem = f"is not a generation of {path}, which has {len(known[path])}"
-                    raise ConfigError(
-                        problem,
-                        field=f"amendments[{at}].extend.{name}",
-                        value=generations,
-                        cure=cure,
-                    )

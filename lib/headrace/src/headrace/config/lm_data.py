@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast, get_args
 
 from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.config.bucketed import written_out
@@ -27,6 +27,8 @@ from headrace.config.component import (
     NOT_WITH_PHASES,
     ByComponent,
     ComponentConfig,
+    check_any,
+    check_instead,
     check_strategy,
     counted_tokens,
     held_out_of,
@@ -36,9 +38,8 @@ from headrace.config.component import (
     sizes_of,
     subsets_of,
 )
-from headrace.config.extended import extended
 from headrace.config.parsing import decode, read_mapping, with_overrides
-from headrace.config.removal import components_as_begun, dataset_as_begun, erase_removed
+from headrace.config.snapshots import Settled, dataset_as_begun, settle, without_removed
 from headrace.config.source_order import in_order_of_run
 from headrace.config.sources import build_caches
 from headrace.config.typed import check_fields
@@ -161,6 +162,8 @@ class LmDataConfig:
     row_exchange: str | bool | None = None
     micro_batches: MicroBatchConfig | None = None
     compat: CompatConfig | None = None
+    _settled: ClassVar[Settled | None] = None
+    """What its snapshots are, of a config of :meth:`at_snapshots`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -196,7 +199,6 @@ class LmDataConfig:
             )
         check_epochs("max_epochs", self.max_epochs)
         vars(self).update(written_out(self))  # it is frozen
-        vars(self).update(extended(self))
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
@@ -224,19 +226,27 @@ class LmDataConfig:
         :meth:`open_caches`. Caches are opened only if weights follow from sizes. ConfigError:
         weights given in two places, an unknown source, an amendment out of order.
         """
-        return list(self._mixture_plan(instead).stages)
+        moves = any(amendment.caches for amendment in self.amendments)
+        config = self.at_snapshots(instead) if moves else self
+        return list(config._mixture_plan(instead).stages)
 
     def _mixture_plan(self, instead: Mapping[str, TokenCache] | None) -> MixturePlan:
         return policy_kind(self.policy).plan(self._mixture_config(instead))
 
     def _mixture_config(self, instead: Mapping[str, TokenCache] | None = None) -> MixtureConfig:
+        weights = {name: component.weight for name, component in self.components.items()}
+        amendments = self.amendments
+        if self._settled is None:  # as if each amendment brought documents in
+            weights |= {name: None for one in amendments for name in one.newcomers.values()}
+        else:
+            amendments = [one.bringing_in(self.components) for one in amendments]
         return MixtureConfig(
-            {name: component.weight for name, component in self.components.items()},
+            weights,
             BatchSchedule(self.batch_size),
             self.phases,
             weights=self.weights,
             stages=self.stages,
-            amendments=self.amendments,
+            amendments=amendments,
             max_share={
                 n: c.max_share for n, c in self.components.items() if c.max_share is not None
             },
@@ -275,7 +285,38 @@ class LmDataConfig:
             ConfigError: they were built with different tokenizers, or with another than the
                 config's.
         """
-        return open_caches(self, instead or {})
+        config = self.at_snapshots(instead)
+        assert config._settled is not None
+        snapshots = config._settled.snapshots
+        missing = {n: of_each for n, of_each in snapshots.items() if n not in (instead or {})}
+        caches = {**open_caches(config, missing), **(instead or {})}
+        return ByComponent({name: caches[name] for name in config.components})
+
+    def at_snapshots(self, instead: Mapping[str, TokenCache] | None = None) -> LmDataConfig:
+        """This config with the snapshot of each cache written out, and with a component for the
+        documents that each amendment brings in: ``web@3`` for ``caches: {web: 3}``.
+
+        Reads the lists of snapshots; ``instead`` as in :meth:`open_caches`.
+
+        Raises:
+            ConfigError: there is no such snapshot, or an amendment cannot be carried out.
+            CacheError: a list cannot be read, or is damaged.
+
+        Example:
+            >>> import headrace.testing
+            >>> config = LmDataConfig({"web": ComponentConfig(headrace.testing.tiny_cache().path)})
+            >>> config.at_snapshots().components["web"].snapshot
+            [1]
+        """
+        if self._settled is not None:
+            return self
+        check_any(self.components)
+        newcomers = (name for one in self.amendments for name in one.newcomers.values())
+        check_instead(instead or {}, {*self.components, *newcomers})
+        settled = settle(self, instead or {})
+        config = replace(self, components=settled.components)
+        vars(config)["_settled"] = settled
+        return config
 
     @property
     def vocab_size(self) -> int:
@@ -292,10 +333,11 @@ class LmDataConfig:
         """
         from headrace.data.component import stored_rows
 
-        caches = self.open_caches(instead)
-        components = self.components
+        config = self.at_snapshots(instead)
+        caches = config.open_caches(instead)
+        components = config.components
         if self.compat:
-            return ByComponent(self.compat.load().datasets(self, caches, "train"))
+            return ByComponent(self.compat.load().datasets(config, caches, "train"))
         own_columns = {name: one.columns or {} for name, one in components.items()}
         columns = columns_by_component(caches, self.columns or {}, own_columns)
         removed = left_out(components, caches)
@@ -317,19 +359,24 @@ class LmDataConfig:
         self, instead: Mapping[str, TokenCache] | None = None
     ) -> dict[str, PlannedDataset]:
         """The training part of :meth:`datasets`: what is not held out, or a subset of it."""
-        sides = {n: self._sides(n, dataset, None) for n, dataset in self.datasets(instead).items()}
-        return ByComponent({name: self._trained(name, train) for name, (train, _) in sides.items()})
+        config = self.at_snapshots(instead)
+        datasets = config.datasets(instead)
+        sides = {name: config._sides(name, dataset, None) for name, dataset in datasets.items()}
+        return ByComponent(
+            {name: config._trained(name, train) for name, (train, _) in sides.items()}
+        )
 
     def accounts(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, Account]:
         """Where the tokens of each component go; ``instead`` as in :meth:`open_caches`."""
         from headrace.data.component import account
 
-        datasets = self.datasets(instead)
-        sides = {name: self._sides(name, dataset, None) for name, dataset in datasets.items()}
-        held_out = self.held_out
+        config = self.at_snapshots(instead)
+        datasets = config.datasets(instead)
+        sides = {name: config._sides(name, dataset, None) for name, dataset in datasets.items()}
+        held_out = config.held_out
         return {
             n: account(
-                datasets[n], train, validation if n in held_out else None, self._trained(n, train)
+                datasets[n], train, validation if n in held_out else None, config._trained(n, train)
             )
             for n, (train, validation) in sides.items()
         }
@@ -347,17 +394,17 @@ class LmDataConfig:
         Raises:
             ConfigError: the config has no hold-out, or rows are longer than a block.
         """
+        config = self.at_snapshots(instead)
         if self.compat:
-            return ByComponent(
-                self.compat.load().datasets(self, self.open_caches(instead), "validation")
-            )
-        held_out = self.held_out
+            caches = config.open_caches(instead)
+            return ByComponent(self.compat.load().datasets(config, caches, "validation"))
+        held_out = config.held_out
         if not held_out:
             raise ConfigError(
                 "is not set", field="validation", cure="Write validation: {one_in: 100}."
             )
-        datasets = {n: ds for n, ds in self.datasets(instead).items() if n in held_out}
-        return ByComponent({n: self._sides(n, ds, seq_len)[1] for n, ds in datasets.items()})
+        datasets = {n: ds for n, ds in config.datasets(instead).items() if n in held_out}
+        return ByComponent({n: config._sides(n, ds, seq_len)[1] for n, ds in datasets.items()})
 
     @property
     def held_out(self) -> dict[str, tuple[ValidationConfig, str]]:
@@ -399,8 +446,9 @@ class LmDataConfig:
         from headrace.data.mixture import mixture_of
         from headrace.data.phased_mixture import RunRecipe, run_dataset
 
-        opened = self.open_caches(instead)
-        components = self.components
+        config = self.at_snapshots(instead)
+        opened = config.open_caches(instead)
+        components = config.components
         epochs = {
             n: self.max_epochs if c.max_epochs is None else c.max_epochs
             for n, c in components.items()
@@ -408,22 +456,22 @@ class LmDataConfig:
         bounded = {n: most for n, most in epochs.items() if most is not None}
         tokens = {n: c.max_tokens for n, c in components.items() if c.max_tokens is not None}
         recipe = RunRecipe(
-            self._mixture_plan(opened),
+            config._mixture_plan(opened),
             BatchSchedule(self.batch_size, last_batch=cast(LastBatch, self.last_batch)),
             self.phases,
             self.seed,
-            {name: self._shuffle(name) for name in components},
+            {name: config._shuffle(name) for name in components},
             own_shuffles={name for name, c in components.items() if c.shuffle is not None},
-            validation=self.held_out,
-            subsets=subsets_of(self.components, self.subset),
+            validation=config.held_out,
+            subsets=subsets_of(components, self.subset),
             max_epochs=bounded
             if any(c.max_epochs is not None for c in components.values())
             else self.max_epochs,
             max_tokens=tokens,
             stop_strategy=self.stop_strategy,
-            num_steps=self.run_steps,
+            num_steps=config.run_steps,
         )
-        dataset = run_dataset(self.datasets(opened), recipe)
+        dataset = run_dataset(config.datasets(opened), recipe)
         if recipe.num_steps is not None and self.stop_strategy == "restart":
             # of the rows that are trained on: what is held out or removed limits nothing
             first = mixture_of(dataset.at_step(0)[0])
@@ -436,24 +484,26 @@ class LmDataConfig:
         weighed = {
             name: c.loss_weight for name, c in components.items() if c.loss_weight is not None
         }
-        run = erase_removed(
-            dataset.with_loss_weights(weighed), self.components, self.amendments, opened
-        )
+        assert config._settled is not None
+        run = without_removed(dataset.with_loss_weights(weighed), config._settled, opened)
         run.as_begun = partial(dataset_as_begun, run, instead)
         run.config = self
         return run
 
     def as_begun(
         self,
-        tombstones: Mapping[str, Sequence[int]],
-        generations: Mapping[str, Sequence[int]] | None = None,
+        snapshots: Mapping[str, Sequence[int]],
         begun: Mapping[str, Any] | None = None,
     ) -> LmDataConfig:
         """This config, with settings it leaves open taken from the start of a run
         (:mod:`headrace.run.beginning`), and its sources in the order of that.
         """
         config = in_order_of_run(self, begun or {})
-        components = components_as_begun(config.components, tombstones, generations)
+        components = dict(config.components)
+        for name, one in config.components.items():
+            if name in snapshots and one.snapshot is None:
+                first = [*snapshots[name]] or [1] * len(one.caches)
+                components[name] = replace(one, snapshot=first)
         return replace(config, components=components)
 
     def loader(

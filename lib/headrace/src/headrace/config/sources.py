@@ -13,7 +13,6 @@ from headrace.ingest.build import build_cache
 from headrace.ingest.first_look import faults_of_sources, refuse_faults
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store.generations import cache_of_generation
 from headrace.store.ledger import is_finished, ledger_state
 from headrace.store.levanter_layout import is_levanter
 
@@ -110,11 +109,8 @@ def _faults(
 
 
 def _unbuilt(component: ComponentConfig) -> list[str]:
-    """The caches of a component that are not there, or not finished. Generations are not among
-    them: appending builds those.
-    """
-    paths = [path for path in component.caches if not cache_of_generation(path)]
-    return [path for path in paths if not is_finished(path) and not is_levanter(path)]
+    """The caches of a component that are not there, or not finished."""
+    return [path for path in component.caches if not is_finished(path) and not is_levanter(path)]
 
 
 def _check_there(name: str, paths: list[str]) -> None:

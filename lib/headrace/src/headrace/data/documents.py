@@ -245,19 +245,16 @@ class DocumentFilter:
             "",
             content,
             _numbered_in(cache.members[0]),
-        ):  # numbers continue through generations
+        ):  # numbers continue through what was appended
             raise ConfigError(
                 f"is of another cache: it names {named}, and {cache.path} is {content}",
                 field=self.name,
                 cure="Make the list from this cache: numbers and bitmaps belong to one build.",
             )
-        generations = np.cumsum(
-            [member.num_documents for member in cache.members[: cache.generations[0]]]
-        )
+        members = len(cache.snapshots[0].members)
+        ends = np.cumsum([member.num_documents for member in cache.members[:members]])
         length = self._listing.bitmap_length
-        if (
-            length is not None and length in generations.tolist()
-        ):  # it was made before the others were appended
+        if length is not None and length in ends.tolist():  # made before the others were appended
             return length
         return cache.num_documents
 

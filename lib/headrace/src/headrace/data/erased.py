@@ -50,7 +50,7 @@ class Erasure:
         tokens: Positions of the documents in the token stream of the whole cache, all parts end to
             end.
         documents: Number of documents.
-        record: Its entry in manifests, as JSON values: ``generation``, ``documents`` and
+        record: Its entry in manifests, as JSON values: ``snapshot``, ``documents`` and
             ``digest``.
         field: The field of the config that selects it.
     """
@@ -58,7 +58,7 @@ class Erasure:
     tokens: Intervals
     documents: int
     record: Mapping[str, Any]
-    field: str = "tombstones"
+    field: str = "snapshot"
 
 
 class ErasedRows:
@@ -194,11 +194,11 @@ def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int)
             if not erasure.field.startswith("amendments"):
                 cure = (
                     "Leave the source out, or train on what was removed:"
-                    f" components.{name}.tombstones: 0."
+                    f" components.{name}.snapshot: 1."
                 )
             problem = f"leaves nothing of {cache.path}: all documents of {name!r} are removed"
             raise ConfigError(
-                problem, field=erasure.field, value=erasure.record["generation"], cure=cure
+                problem, field=erasure.field, value=erasure.record["snapshot"], cure=cure
             )
 
 
@@ -221,7 +221,7 @@ class ErasedDataset(WrappingDataset):
         >>> from headrace import TokenSeqDataset
         >>> tokens = TokenSeqDataset(headrace.testing.tiny_cache(documents=40), seq_len=8)
         >>> mixture = MixtureDataset({"web": tokens}, {"web": 1}, batch_size=2)
-        >>> gone = Erasure(Intervals(np.array([18]), np.array([20])), 1, {"generation": [1]})
+        >>> gone = Erasure(Intervals(np.array([18]), np.array([20])), 1, {"snapshot": [2]})
         >>> erased = ErasedDataset(mixture, {"web": [(1, gone)]})
         >>> (
         ...     erased.at_step(0)[0].read([0]).token_mask,
@@ -324,7 +324,7 @@ class ErasedDataset(WrappingDataset):
         recorded = {
             n: {str(step): one.record for step, one in ones} for n, ones in self._erasures.items()
         }
-        return {**self.base.describe(), "tombstones": recorded}
+        return {**self.base.describe(), "removed": recorded}
 
     def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:
         return self.base.explain(example)

@@ -42,7 +42,6 @@ from headrace.mix.stages import Stage, check_components
 from headrace.order.order import MAX_LENGTH, Identity, OpenWindow, Order, Repeat
 from headrace.order.shuffle_config import BATCHED, BatchedOrders
 from headrace.store.cache import TokenCache
-from headrace.store.generations import appended_to
 
 
 class MixtureDataset(WrappingDataset):
@@ -306,12 +305,16 @@ class MixtureDataset(WrappingDataset):
 
     def describe(self) -> dict[str, Any]:
         weights = {name: weight.to_config() for name, weight in self._loss_weights.items()}
-        appended = appended_to(
-            dict(zip(self.names, [c.caches() for c in self.components], strict=True))
-        )
+        snapshots = {
+            name: [snapshot.number for cache in c.caches() for snapshot in cache.snapshots]
+            for name, c in zip(self.names, self.components, strict=True)
+        }
+        later = {
+            name: numbers for name, numbers in snapshots.items() if max(numbers, default=1) > 1
+        }
         return {
             **({"loss_weights": weights} if weights else {}),
-            **({"generations": appended} if appended else {}),
+            **({"snapshots": later} if later else {}),
             "names": list(self.names),  # sources are numbered in this order
             "components": {
                 n: c.describe() for n, c in zip(self.names, self.components, strict=True)

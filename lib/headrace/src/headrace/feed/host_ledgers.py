@@ -1,5 +1,5 @@
-"""One host reads a cache's ledger, tombstones, generations and filter results, and shares them with
-all others.
+"""One host reads a cache's ledger, list of snapshots and filter results, and shares them with all
+others.
 
 The first process that opens a cache in a store over HTTP claims it in the key-value store of JAX's
 coordination service, reads the ledger, and leaves there what it read; the others take that. So
@@ -27,10 +27,9 @@ from headrace.data.saved_filters import ReadOnce
 from headrace.feed.host_board import coordination_client
 from headrace.store import files, retry
 from headrace.store.cache import ReadLedger
-from headrace.store.generations import read_generations
 from headrace.store.ledger import Ledger, ledger_of_table, open_ledger
 from headrace.store.ledger_table import TABLE_NAME, ColumnTable, parse_table
-from headrace.store.tombstones import read_tombstones
+from headrace.store.snapshots import read_history
 
 T = TypeVar("T")
 _FOLDER = "headrace/ledgers"
@@ -51,21 +50,15 @@ def ledger_reader() -> ReadLedger:
     return open_ledger if client is None else SharedLedgers(client)
 
 
-def tombstone_reader() -> Callable[[str], bytes]:
-    """The function that reads tombstones for a run, shared in the same way.
+def history_reader() -> Callable[[str], bytes]:
+    """The function that reads the snapshots of caches for a run, shared in the same way.
 
     Example:
-        >>> tombstone_reader() is read_tombstones
+        >>> history_reader() is read_history
         True
     """
     client = coordination_client() if "jax" in sys.modules else None
-    return read_tombstones if client is None else SharedLedgers(client).tombstones
-
-
-def generation_reader() -> Callable[[str], bytes]:
-    """The function that reads the generations of caches for a run, shared in the same way."""
-    client = coordination_client() if "jax" in sys.modules else None
-    return read_generations if client is None else SharedLedgers(client).generations
+    return read_history if client is None else SharedLedgers(client).history
 
 
 def filter_reader(filter_file: str) -> ReadOnce | None:
@@ -97,17 +90,11 @@ class SharedLedgers:
 
         return self._read_once(root, "", open_ledger, _packed_table, unpack)
 
-    def tombstones(self, root: str) -> bytes:
-        """The result of :func:`~headrace.store.tombstones.read_tombstones`, the same for all
+    def history(self, root: str) -> bytes:
+        """The result of :func:`~headrace.store.snapshots.read_history`, the same for all
         processes.
         """
-        return self._read_once(root, "/tombstones", read_tombstones, zlib.compress, bytes)
-
-    def generations(self, root: str) -> bytes:
-        """The result of :func:`~headrace.store.generations.read_generations`, the same for all
-        processes.
-        """
-        return self._read_once(root, "/generations", read_generations, zlib.compress, bytes)
+        return self._read_once(root, "/snapshots", read_history, zlib.compress, bytes)
 
     def filter(self, filter_file: str, root: str, read: Callable[[str], bytes]) -> bytes:
         """The result of ``read`` for a cache's folder and a filter, the same for all processes; it

@@ -1,11 +1,11 @@
-"""``append_cache``: adds new sources to a finished cache as its next generation.
+"""``append_cache``: adds new sources to a finished cache, which makes its next snapshot.
 
-The generation is built in ``generations/N`` in the cache's folder like any cache, with the cache's
-tokenizer, layout, leaves and settings for records, and is listed in ``generations.json`` when it is
-finished; see :mod:`headrace.store.generations`.
+They are built in ``appended/N`` in the cache's folder like any cache, with the cache's tokenizer,
+layout, leaves and settings for records, and are listed in ``snapshots.json`` when they are finished;
+see :mod:`headrace.store.snapshots`.
 
 Invariants: existing data stays bit-identical; after a kill, the same call continues and gives the
-result of an uninterrupted one; no source file is in two generations. Price: that of building the
+result of an uninterrupted one; no source file is in a cache twice. Price: that of building the
 new sources, whose files are listed twice.
 """
 
@@ -31,15 +31,10 @@ from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
 from headrace.store.cache import TokenCache
-from headrace.store.generations import (
-    add_generation,
-    cache_of_generation,
-    generation_path,
-    generations_of,
-)
 from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
 from headrace.store.levanter_layout import is_levanter
 from headrace.store.missing import what_is_there
+from headrace.store.snapshots import add_appended, cache_of_member, history_of, member_path
 
 _FLAGS = {"chunk_elements": "chunk_tokens"}  # the names of layout settings as options
 
@@ -53,7 +48,7 @@ def append_cache(
     how: ReshuffleConfig | None = None,
     **options: Unpack[ShuffledBuildOptions],
 ) -> BuildReport:
-    """Adds sources to a finished cache as its next generation, or finishes an interrupted call.
+    """Adds sources to a finished cache, or finishes an interrupted call.
 
     Args:
         paths: Sources, as for :class:`~headrace.ingest.source.SourceConfig`. None of their files
@@ -68,13 +63,13 @@ def append_cache(
             the cache.
 
     Returns:
-        A report with the generation's ``path``. If these sources are already the newest generation,
+        A report with the ``path`` of what was appended. If these sources were appended last,
         nothing is done.
 
     Raises:
         SourceError: a source file is already in the cache; else as for
             :func:`~headrace.ingest.build.build_cache`.
-        ConfigError: there is no cache; it is Levanter's, or itself a generation; the sources would
+        ConfigError: there is no cache; it is Levanter's, or was itself appended; the sources would
             result in other columns, another layout or other tokens.
         CacheUnfinishedError: the build of the cache was interrupted.
         CacheError: it cannot be written, or is being written.
@@ -93,7 +88,8 @@ def append_cache(
     """
     output = str(output)
     cache, ledger = _finished(output)
-    generations = len(generations_of(cache))
+    built = cache.as_member
+    members = len(history_of(output, built.fingerprint).members)
     own_source = {**ledger.metadata.get("source", {}), **(source or {}), "paths": [*paths]}
     reading = msgspec.convert(own_source, SourceConfig)
     encoder = _tokenizer(output, ledger, tokenizer or {})
@@ -107,29 +103,29 @@ def append_cache(
     planned = plan_build(reading, encoder, output, part_bytes, settings)[1]
     settings["first_look"] = False  # that was it
     _check_like(output, ledger, planned)
-    number = _number_of(output, generations, planned)
-    folder = generation_path(output, number)
-    if number == generations:  # these sources are already in it: nothing to delete
+    number = _number_of(output, members, planned)
+    folder = member_path(output, number)
+    if number < members:  # these sources are already in it: nothing to delete
         settings["restart"] = False
     if how is None:
         report = build_cache(reading, encoder, folder, **settings)
     else:
         report = build_shuffled(reading, encoder, folder, how, **settings)
-    add_generation(cache, number, TokenCache.open(folder))
+    add_appended(output, built, number, TokenCache.open(folder).as_member)
     return report
 
 
 def _finished(output: str) -> tuple[TokenCache, Ledger]:
     """The finished cache, and its ledger."""
-    if root := cache_of_generation(output):
+    if root := cache_of_member(output):
         cure = f"Name the cache: --output {root} --append."
-        raise ConfigError("is a generation of a cache", field="output", value=output, cure=cure)
+        raise ConfigError("was appended to a cache", field="output", value=output, cure=cure)
     ledger = read_ledger(output)
     if ledger is None:
         problem = "there is no cache to append to"
         cure = f"Leave out --append. {what_is_there(output)[1]}"
         if is_levanter(output):
-            problem = "is a cache of Levanter, which has no generations"
+            problem = "is a cache of Levanter, to which nothing can be appended"
             cure = f"Make one of headrace's of it first: headrace cache consolidate {output} NEW."
         raise ConfigError(problem, field="output", value=output, cure=cure)
     if not ledger.finished:
@@ -215,17 +211,17 @@ def _trace(record: Mapping[str, Any]) -> tuple[object, ...]:
     return str(record["path"]).rpartition("/")[2], record["size"], record["version"]
 
 
-def _number_of(output: str, known: int, wanted: Ledger) -> int:
-    """The number of the generation for these sources: the newest if it has exactly these, else the
-    next.
+def _number_of(output: str, members: int, wanted: Ledger) -> int:
+    """The number of the member for these sources: the last if it has exactly these, else the next.
 
     Raises:
-        SourceError: a file is already in a generation.
+        SourceError: a file is already in the cache.
     """
     now = {_canonical_path(str(record["path"])): record for record in wanted.sources}
-    numbers: dict[str, int] = {}
-    for number in range(known, 0, -1):
-        ledger = read_ledger(generation_path(output, number))
+    folders: dict[str, str] = {}
+    for number in reversed(range(members)):
+        folder = member_path(output, number)
+        ledger = read_ledger(folder)
         records = (
             []
             if ledger is None
@@ -235,36 +231,35 @@ def _number_of(output: str, known: int, wanted: Ledger) -> int:
         same = now.keys() == earlier.keys() and not any(
             is_changed(earlier[path], now[path]) for path in now
         )
-        if number == known > 1 and same:
+        if 0 < number == members - 1 and same:
             return number
         traces = {
             _trace(record)
             for record in records
             if files.absolute(path := str(record["path"])) != path
         }
-        numbers |= {
-            path: number for path, one in now.items() if path in earlier or _trace(one) in traces
+        folders |= {
+            path: folder for path, one in now.items() if path in earlier or _trace(one) in traces
         }
-    if numbers:
-        path = next(path for path in now if path in numbers)
-        fresh = [str(record["path"]) for name, record in now.items() if name not in numbers]
+    if folders:
+        path = next(path for path in now if path in folders)
+        fresh = [str(record["path"]) for name, record in now.items() if name not in folders]
         few = (
             f": headrace build {' '.join(fresh)} --output {output} --append"
             if 0 < len(fresh) <= 4
             else "."
         )
-        others = f", as {len(numbers) - 1} others are" if numbers.keys() != {path} else ""
+        others = f", as {len(folders) - 1} others are" if folders.keys() != {path} else ""
         cure = (
             f"Name only the new files{few}"
             if fresh
             else "Name other files: there is nothing new to append."
         )
         raise SourceError(
-            f"is in generation {numbers[path]} of {output} already{others}, and no file is stored"
-            " twice",
+            f"is in {folders[path]} already{others}, and no file is stored twice",
             field="sources",
             value=str(now[path]["path"]),
             cure=f"{cure} (One that only has name, size and time of another is new after: touch"
             " FILE.)",
         )
-    return known + 1
+    return members

@@ -69,7 +69,6 @@ from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files, owned
-from headrace.store.generations import remove_generations
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
 from headrace.store.lease import Lease, check_vacant, lease
 from headrace.store.ledger import (
@@ -84,6 +83,7 @@ from headrace.store.ledger import (
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
 from headrace.store.retry import wire
+from headrace.store.snapshots import remove_snapshots
 
 INGEST_VERSION = 4
 """Increased when the same input would give other tokens or another layout: builds cannot be resumed
@@ -490,7 +490,7 @@ def _clear(output: str, begun: Ledger) -> None:
     }:  # a part without its record is never taken for complete
         owned.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
     owned.remove_tree(files.join(output, "parts"))
-    remove_generations(output)
+    remove_snapshots(output)
     for name in (ATTEMPTS_FOLDER, FILE_NAME, TABLE_NAME, LEDGER_NAME):
         owned.remove_tree(files.join(output, name))
 

@@ -45,9 +45,9 @@ from headrace.errors import (
 from headrace.ingest.records import ANY, MAX_RECORD_BYTES, TEXT, Slice, parse_leaf
 from headrace.ingest.source import FIELDS, NOTHING, SourceFile
 from headrace.store import files
-from headrace.store.generations import cache_of_generation
 from headrace.store.ledger import Ledger, read_ledger, read_part_record
 from headrace.store.parts import PartRecord
+from headrace.store.snapshots import cache_of_member
 
 DEFAULT_PART_BYTES = 64 << 20
 MAX_PARTS = 4096
@@ -194,7 +194,7 @@ def cure_of_begun(output: str, what: str = "settings") -> str:
     """The cure if a build was started with other settings; when appending, the output stays the
     same.
     """
-    other = "" if cache_of_generation(output) else " choose another output,"
+    other = "" if cache_of_member(output) else " choose another output,"
     return (
         f"Give the {what} that it was begun with,{other} or pass --restart to delete it and start"
         " over."

@@ -59,7 +59,6 @@ from headrace.ingest.shuffle_plan import (
 from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.consolidate import summed
-from headrace.store.generations import remove_generations
 from headrace.store.joined import open_cache
 from headrace.store.lease import Lease, check_vacant, lease
 from headrace.store.ledger import (
@@ -72,7 +71,7 @@ from headrace.store.ledger import (
 )
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
-from headrace.store.tombstones import copy_tombstones
+from headrace.store.snapshots import copy_removed, remove_snapshots
 
 PLAIN_FOLDER = "unshuffled"
 """Folder in the output where ``headrace build --shuffle`` keeps the plain cache
@@ -151,8 +150,8 @@ def reshuffle(
     check_engine(engine, workers)
     if cache.members[1:] and cache.is_shuffled:
         problem = (
-            "has generations, some of which were shuffled already: their documents have numbers of"
-            " two kinds"
+            "was appended to, and was shuffled already in part: its documents have numbers of two"
+            " kinds"
         )
         cure = (
             "Build one cache of all sources: headrace build SOURCES --shuffle SEED; or shuffle the"
@@ -173,7 +172,8 @@ def reshuffle(
             report = work.run(held_lease)
     except OSError as error:
         raise files.not_written(output, error) from error
-    copy_tombstones(cache, TokenCache.open(output))
+    copy = TokenCache.open(output)
+    copy_removed(cache.removed(), copy.path, copy.as_member)
     return report
 
 
@@ -199,7 +199,7 @@ def clear(output: str, begun: Ledger) -> None:
         )
     if begun.finished:
         write_ledger(output, structs.replace(begun, finished=False, parts=[]))
-    remove_generations(output)
+    remove_snapshots(output)
     for name in (
         "parts",
         RUNS_FOLDER,
@@ -342,7 +342,7 @@ class Reshuffling:
             slices=np.asarray(recorded["slices"], np.int64),
             memory=sizes.memory,
             counters=summed(part.extra for part in self.cache.whole_ledger.parts),
-            generations=self.cache.generations[0],
+            snapshot=self.cache.snapshots[0].number,
         )
 
 

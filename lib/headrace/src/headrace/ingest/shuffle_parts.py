@@ -87,7 +87,7 @@ class ShufflePlan:
             with slices.
         memory: Bytes that a worker may use.
         counters: Counters for the record of the first part; the others get zeros.
-        generations: Number of generations of the cache to shuffle.
+        snapshot: The snapshot of the cache that is shuffled.
     """
 
     cache: str
@@ -100,7 +100,7 @@ class ShufflePlan:
     slices: Int64[np.ndarray, " s"]
     memory: int
     counters: dict[str, Any]
-    generations: int = 1
+    snapshot: int = 1
     retries: RetryPolicy = field(default_factory=policy)
 
     @property
@@ -150,7 +150,7 @@ class DealJob(_PassJob):
     def part_builder(self) -> BuildPart:
         """Deals runs of the cache, which is opened once."""
         return_freed_memory()
-        cache = open_cache(self.plan.cache, self.plan.generations)
+        cache = open_cache(self.plan.cache, self.plan.snapshot)
         return lambda task, root, report: deal_run(self.plan, cache, task, root, report)
 
 

@@ -4,8 +4,8 @@ the blend.
 A name refers to the one entry of the (nested) blend with that name, at any depth. A source's weight
 changes in place, so its group keeps its share of the whole. A group's new weight does not change
 its blend, and a new blend does not change its weight. A group whose last source is dropped is
-dropped too. Additions join at the top: a source, or a group of them. A source that is extended by
-new documents becomes a group of the same name, position and weight, which consists of the source
+dropped too. Additions join at the top: a source, or a group of them. A source whose cache has
+gained documents becomes a group of the same name, position and weight, which consists of the source
 and the source of the new documents, in proportion to their rows; its name then refers to that
 group.
 
@@ -116,7 +116,7 @@ def extend(
     """
     tree = dict(mixture)
     for name, newcomer in newcomers.items():
-        entry_path = _find(tree, name, f"{path}.extend.{name}", components)
+        entry_path = _find(tree, name, f"{path}.caches.{name}", components)
         weight = _at(tree, entry_path)
         old = (
             weight
@@ -127,14 +127,14 @@ def extend(
     return tree
 
 
-def newcomer_name(name: str, generations: int | Sequence[int]) -> str:
-    """The source of the documents by which an amendment extends one.
+def newcomer_name(name: str, snapshots: int | Sequence[int]) -> str:
+    """The source of the documents that one gains with these snapshots.
 
     Example:
         >>> newcomer_name("web", 2), newcomer_name("web", [2, 1])
         ('web@2', 'web@2-1')
     """
-    return f"{name}@{'-'.join(map(str, number_of_each(generations)))}"
+    return f"{name}@{'-'.join(map(str, number_of_each(snapshots)))}"
 
 
 def number_of_each(given: int | Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -59,26 +59,23 @@ class AmendmentConfig:
         weights: New weights of existing entries. A group keeps its blend, or with ``{blend: ...}``
             its weight.
         drop: Components, or whole groups, that are no longer drawn.
-        remove: Components whose removed documents are no longer trained on (``headrace cache
-            remove``), each with the generation of its cache's tombstones; a list for a component of
-            several caches, one number each.
-        extend: Components that also use new documents from now on (``headrace build --append``),
-            each with the generation of its cache up to which it uses them; a list for a component
-            of several caches. The new documents of ``web`` are the component ``web@2`` with the
-            settings of ``web``; the two share the weight of ``web`` in proportion to their rows.
+        caches: Components whose caches are at a later snapshot from now on, each with its number;
+            a list for a component of several caches. Documents that were removed by then are no
+            longer trained on. Documents that were appended are, for ``caches: {web: 3}``, the
+            component ``web@3`` with the settings of ``web``; the two share the weight of ``web`` in
+            proportion to their rows.
     """
 
     step: int
     add: dict[str, Any] = field(default_factory=dict[str, Any])
     weights: dict[str, Any] = field(default_factory=dict[str, Any])
     drop: list[str] = field(default_factory=list[str])
-    remove: dict[str, int | list[int]] = field(default_factory=dict[str, int | list[int]])
-    extend: dict[str, int | list[int]] = field(default_factory=dict[str, int | list[int]])
+    caches: dict[str, int | list[int]] = field(default_factory=dict[str, int | list[int]])
 
     @property
     def changes_mixture(self) -> bool:
-        """Whether it is a new stage; removals do not change draws."""
-        return bool(self.reweighs or self.extend)
+        """Whether it is a new stage, if the caches that it names have gained documents."""
+        return bool(self.reweighs or self.caches)
 
     @property
     def reweighs(self) -> bool:
@@ -87,8 +84,13 @@ class AmendmentConfig:
 
     @property
     def newcomers(self) -> dict[str, str]:
-        """The components of the new documents, by the component that they extend."""
-        return {name: newcomer_name(name, generations) for name, generations in self.extend.items()}
+        """The components of appended documents, by the component whose cache has gained them."""
+        return {name: newcomer_name(name, snapshots) for name, snapshots in self.caches.items()}
+
+    def bringing_in(self, components: Collection[str]) -> AmendmentConfig:
+        """It with those caches only that bring in one of these components."""
+        gained = [name for name, newcomer in self.newcomers.items() if newcomer in components]
+        return replace(self, caches={name: self.caches[name] for name in gained})
 
 
 @dataclass(frozen=True)
@@ -382,7 +384,7 @@ def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConf
             cure = "Amendments cannot change the past: change weights instead."
             raise ConfigError(problem, field=path, value=0, cure=cure)
         check_steps(path, amendment.step)
-        if amendment.reweighs or not (amendment.remove or amendment.extend):
+        if amendment.reweighs or not amendment.caches:
             check_disjoint(
                 amendment.add, amendment.weights, amendment.drop, f"amendments[{number}]"
             )

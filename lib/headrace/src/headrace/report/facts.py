@@ -245,6 +245,7 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
         num_steps=steps,
     )
     planned = planned_caches(config, options.sizes, layout=options.layout)
+    config = config.at_snapshots(planned.caches)
     opened = config.open_caches(planned.caches)
     dataset = config.dataset(opened)
     there = {name: cache for name, cache in opened.items() if name not in planned.caches}
@@ -265,7 +266,10 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
             _source(name, c.shown_cache, there.get(name)) for name, c in config.components.items()
         ),
         fingerprint=None if manifest is None else manifest.fingerprint,
-        amendments=sum(amendment.changes_mixture for amendment in config.amendments),
+        amendments=sum(
+            amendment.bringing_in(config.components).changes_mixture
+            for amendment in config.amendments
+        ),
         assumed_steps=assumed,
         manifest=manifest,
     )

@@ -1,8 +1,8 @@
-"""Settings that a run was started with and its config may omit: removed and appended documents.
+"""Settings that a run was started with and its config may omit: the snapshots of its caches.
 
-``headrace cache remove`` and ``headrace build --append`` change them. A new run uses the latest of
-each, and its manifest records which; a resumed run keeps them. Later removals and additions take
-effect at the step of an amendment.
+``headrace cache remove`` and ``headrace build --append`` make new ones. A new run uses the latest,
+and its manifest records which; a resumed run keeps them. Later snapshots take effect at the step of
+an amendment.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ class Beginning(NamedTuple):
     """Settings that a run was started with.
 
     Attributes:
-        tombstones: Generation of the tombstones of each cache, by component; empty: no tombstones.
-        generations: Number of generations of each cache, by component; empty: one.
+        snapshots: The snapshot of each cache, by component; empty: the first.
         config: Fields of its config, whose order of sources a run keeps; None: it had no config.
     """
 
-    tombstones: Mapping[str, Sequence[int]]
-    generations: Mapping[str, Sequence[int]]
+    snapshots: Mapping[str, Sequence[int]]
     config: Mapping[str, Any] | None = None
 
 
@@ -29,27 +27,21 @@ def beginning_of(resolved: Mapping[str, Any]) -> Beginning:
     """Reads from a manifest what its run was started with.
 
     Example:
-        >>> web = {"0": {"generation": [2], "documents": 3, "digest": "ab"}}
-        >>> beginning = beginning_of(
-        ...     {"dataset": {"names": ["web", "code"], "tombstones": {"web": web}}}
-        ... )
-        >>> beginning.tombstones, beginning.generations
-        ({'web': [2], 'code': []}, {'web': [], 'code': []})
+        >>> beginning_of(
+        ...     {"dataset": {"names": ["web", "code"], "snapshots": {"web": [2]}}}
+        ... ).snapshots
+        {'web': [2], 'code': []}
     """
-    tombstones: dict[str, Sequence[int]] = {}
-    generations: dict[str, Sequence[int]] = {}
+    snapshots: dict[str, Sequence[int]] = {}
     try:
         mixed = resolved["dataset"]
         while "map" in mixed:
             mixed = mixed["of"]
-        removed = mixed.get("tombstones", {})
-        appended = first_mixture(mixed).get("generations", {})
-        names = names_of(mixed)
-        tombstones = {n: [*removed.get(n, {}).get("0", {}).get("generation", ())] for n in names}
-        generations = {n: [*appended.get(n, ())] for n in names}
+        later = first_mixture(mixed).get("snapshots", {})
+        snapshots = {name: [*later.get(name, ())] for name in names_of(mixed)}
     except (KeyError, TypeError, IndexError, AttributeError):  # not a mixture
         pass
-    return Beginning(tombstones, generations)
+    return Beginning(snapshots)
 
 
 def first_mixture(mixed: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -72,12 +64,12 @@ def removals_differ(
         ValueError: documents that the old run removed are back in the new one.
 
     Example:
-        >>> one, two = ({"generation": [n], "digest": str(n)} for n in (1, 2))
+        >>> one, two = ({"snapshot": [n], "digest": str(n)} for n in (1, 2))
         >>> removals_differ({"a": {"0": one, "60": two}}, {"a": {"0": one}}, ["a"])
         60
     """
     differ: list[int] = []
-    nothing: dict[str, Any] = {"generation": [], "digest": ""}
+    nothing: dict[str, Any] = {"snapshot": [], "digest": ""}
     for name in names:
         recorded = [{int(step): one for step, one in of.get(name, {}).items()} for of in (new, old)]
         for step in {*recorded[0], *recorded[1]}:
@@ -86,6 +78,6 @@ def removals_differ(
             )
             if own_removals["digest"] != other_removals["digest"]:
                 differ.append(step)
-                if own_removals["generation"] < other_removals["generation"]:
+                if own_removals["snapshot"] < other_removals["snapshot"]:
                     raise ValueError(name)
     return min(differ, default=None)

@@ -22,9 +22,7 @@ from headrace.mix.blend import is_size_rule
 from headrace.mix.stage_config import AmendmentConfig, added_later
 from headrace.run.differences import config_differences, differences
 from headrace.run.manifest import RunManifest
-from headrace.store.cache import TokenCache
-from headrace.store.generations import generations_of
-from headrace.store.tombstones import tombstones_of
+from headrace.store.snapshots import history_of
 
 _Entries: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
 """For each entry of a blend, by name: the groups that contain it, and its weight."""
@@ -126,8 +124,7 @@ def amendment_between(
         ...     {"web": ComponentConfig("web", 2), "math": ComponentConfig("math")}
         ... )
         >>> amendment_between(began, edited, 60)
-        AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'],
-            remove={}, extend={})
+        AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'], caches={})
     """
     sized = any(is_size_rule(config.weights or {}, config.components) for config in (began, edited))
     if edited.stages or began.stages or edited.amendments != began.amendments or sized:
@@ -201,44 +198,23 @@ def _as_stored(*values: Any) -> Any:
     return json.loads(json.dumps(values))
 
 
-def newer_tombstones(manifest: RunManifest, config: LmDataConfig) -> dict[str, int | list[int]]:
-    """The newest generation of tombstones of each component that neither the run nor an amendment
-    of the config uses yet, in the form of an amendment's ``remove``: a list for a component of
-    several caches.
+def newer_snapshots(config: LmDataConfig) -> dict[str, int | list[int]]:
+    """The newest snapshot of each component's cache that a config does not use yet, as its run was
+    started, in the form of an amendment's ``caches``: a list for a component of several caches.
     """
-    recorded = manifest.resolved["dataset"].get("tombstones", {})
-    declared: dict[str, list[int]] = {}
+    reached = {
+        name: [snapshot.number for snapshot in cache.snapshots]
+        for name, cache in config.open_caches().items()
+    }
     for amendment in config.amendments:
-        declared |= {name: number_of_each(number) for name, number in amendment.remove.items()}
+        for name, numbers in amendment.caches.items():
+            reached[name] = number_of_each(numbers)
     newer: dict[str, int | list[int]] = {}
-    for name, cache in config.open_caches().items():
-        newest = [len(tombstones_of(member)) for member in cache.members]
-        of_run = [
-            one["generation"]
-            for _, one in sorted(recorded.get(name, {}).items(), key=lambda item: int(item[0]))
-        ]
-        reached = declared.get(name, of_run[-1] if of_run else [0] * len(newest))
-        if newest > reached:
-            newer[name] = newest if newest[1:] else newest[0]
-    return newer
-
-
-def newer_generations(config: LmDataConfig) -> dict[str, int | list[int]]:
-    """The newest generation of each component's cache that a config does not use yet, as its run
-    was started, in the form of an amendment's ``extend``: a list for a component of several caches.
-    """
-    reached = {name: [*cache.generations] for name, cache in config.open_caches().items()}
-    for amendment in config.amendments:
-        for name, number in amendment.extend.items():
-            reached[name] = number_of_each(number)
-    newcomers = {name for amendment in config.amendments for name in amendment.newcomers.values()}
-    newer: dict[str, int | list[int]] = {}
-    for name in (one for one in reached if one not in newcomers):
-        newest = [
-            len(generations_of(TokenCache.open(path))) for path in config.components[name].caches
-        ]
-        if newest != reached[name]:
-            newer[name] = newest if newest[1:] else newest[0]
+    for name, component in config.components.items():
+        named = name if component.buckets is None else name.rpartition("/")[0]
+        newest = [history_of(path).newest for path in component.caches]
+        if newest != reached.get(named, reached[name]):
+            newer[named] = newest if newest[1:] else newest[0]
     return newer
 
 

@@ -39,8 +39,8 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
     """:func:`differences` of the fields of two configs, and of the order of their components, which
     is part of a run.
 
-    Left out are fields that may change at any time, and generations of caches and tombstones, which
-    a run keeps if its config does not set them.
+    Left out are fields that may change at any time, and snapshots of caches, which a run keeps if its
+    config does not set them.
 
     Example:
         >>> config_differences(
@@ -49,7 +49,7 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
         ['seed: not set -> 1', 'components, in order: a, b -> b, a']
     """
     of_run, edited = (
-        {name: _without_generations(fields[name]) for name in fields if name not in _FREE}
+        {name: _without_snapshots(fields[name]) for name in fields if name not in _FREE}
         for fields in (old, new)
     )
     lines = differences(of_run, edited, absent="not set")
@@ -59,16 +59,12 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
     return lines
 
 
-def _without_generations(value: Any) -> Any:
-    """A field without the generations of components."""
+def _without_snapshots(value: Any) -> Any:
+    """A field without the snapshots of components."""
     if not isinstance(value, dict):
         return value
     fields = cast("dict[str, Any]", value)
-    return {
-        name: _without_generations(inner)
-        for name, inner in fields.items()
-        if name not in ("generations", "tombstones")
-    }
+    return {name: _without_snapshots(inner) for name, inner in fields.items() if name != "snapshot"}
 
 
 def _short(value: Any) -> str:

@@ -242,9 +242,7 @@ class RunManifest:
         try:
             new = own_plan.pop("dataset")
             old = earlier_plan.pop("dataset")
-            removed = removals_differ(
-                new.pop("tombstones", {}), old.pop("tombstones", {}), names_of(old)
-            )
+            removed = removals_differ(new.pop("removed", {}), old.pop("removed", {}), names_of(old))
             if new == old:
                 first = removed
             else:
@@ -333,7 +331,9 @@ def _mixture_amended(
     drawn = [_take_out_newcomers(stage, old["names"]) for stage in new_stages[: len(old_stages)]]
     new["names"] = new["names"][: len(old["names"])]  # new components come last
     components = old["components"]
-    for part in ("components", "limits"):  # components that only the new stages use may be new
+    new.setdefault("snapshots", {})
+    old.setdefault("snapshots", {})
+    for part in ("components", "limits", "snapshots"):  # what only the new stages use may be new
         new[part] = {k: v for k, v in new[part].items() if k in components}
     if future:
         for mixture in (new, old):

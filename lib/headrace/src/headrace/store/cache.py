@@ -28,6 +28,7 @@ from headrace.errors import (
     check_whole,
 )
 from headrace.order.document_shuffle import DocumentShuffle
+from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store import files
 from headrace.store.array import StoredArray
@@ -49,6 +50,7 @@ from headrace.store.levanter_layout import read_levanter
 from headrace.store.location import Location
 from headrace.store.missing import what_is_there
 from headrace.store.parts import Name, PartRecord, PartTable
+from headrace.store.snapshots import Member, Snapshot
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class TokenCache:
     Attributes:
         path: Folder or URL.
         ledger: What the cache is made of.
+        snapshots: Of each cache that it joins, the snapshot that was opened.
 
     Example:
         >>> from headrace.testing import tiny_cache
@@ -126,6 +129,7 @@ class TokenCache:
         self.path = path
         self._root = files.absolute(path)  # what is opened later, in another working folder perhaps
         self.ledger = ledger
+        self.snapshots: tuple[Snapshot, ...] = (Snapshot(path),)
         self.layout = _converted(ledger.layout, CacheLayout, "layout", path)
         self.layout.check_tokens()
         _converted(ledger.tokenizer, _TokenizerRecord, "tokenizer", path)
@@ -188,11 +192,6 @@ class TokenCache:
         return (self,)
 
     @property
-    def generations(self) -> tuple[int, ...]:
-        """Number of generations (``headrace build --append``) of each cache that it consists of."""
-        return (1,)
-
-    @property
     def num_documents(self) -> int:
         return int(self._first_document[-1])
 
@@ -226,6 +225,36 @@ class TokenCache:
         and documents.
         """
         return self._table.fingerprint
+
+    @property
+    def as_member(self) -> Member:
+        """What lists of snapshots say of it."""
+        return Member(self.fingerprint, self.num_documents, self.num_tokens)
+
+    def removed(self, snapshots: Sequence[int] | None = None) -> Intervals:
+        """The documents that are removed from its caches, by number.
+
+        Args:
+            snapshots: As of these snapshots, one for each of :attr:`snapshots`, if they are later;
+                None: as of those that were opened.
+
+        Example:
+            >>> import headrace.testing
+            >>> headrace.testing.tiny_cache().removed().total
+            0
+        """
+        ranges: list[Intervals] = []
+        documents = [member.num_documents for member in self.members]
+        first = 0
+        for snapshot, later in zip(
+            self.snapshots, snapshots or [None] * len(self.snapshots), strict=True
+        ):
+            removed = snapshot.removed(later)
+            ranges.append(Intervals(removed.start + first, removed.stop + first))
+            members = len(snapshot.members)
+            first += sum(documents[:members])
+            documents = documents[members:]
+        return Intervals.union(ranges)
 
     @cached_property
     def whole_ledger(self) -> Ledger:

@@ -42,7 +42,7 @@ from headrace.store.ragged import (
     offsets_url,
     shard_sizes,
 )
-from headrace.store.tombstones import copy_tombstones
+from headrace.store.snapshots import copy_removed
 
 PART = "00000"
 _ORIGIN = "consolidated_from"
@@ -83,7 +83,9 @@ def consolidate(
         ...     (len(copy.parts), copy.num_documents)
         (1, 20)
     """
-    return copy_tombstones(cache, _consolidated(cache, output, layout, tokenizer, advance))
+    copy = _consolidated(cache, output, layout, tokenizer, advance)
+    copy_removed(cache.removed(), copy.path, copy.as_member)
+    return copy
 
 
 def _consolidated(

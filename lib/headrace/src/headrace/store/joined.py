@@ -1,4 +1,5 @@
-"""Several caches as one: a component of many small caches, or a cache with generations.
+"""Several caches as one: a component of many small caches, or a snapshot of a cache to which was
+appended.
 
 Documents, tokens and parts are numbered across caches; nothing is copied. Rows never cross two
 caches, just as they never cross two parts. Price: that of opening each cache.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,26 @@ import numpy as np
 from jaxtyping import Int64
 from msgspec.structs import replace
 
-from headrace.errors import CacheMissingError, ConfigError
+from headrace.errors import CacheError, CacheMissingError, ConfigError
 from headrace.order.rising import starts
 from headrace.store import files
 from headrace.store.arrays import ArrayList
 from headrace.store.cache import OriginalDocument, ReadLedger, TokenCache
-from headrace.store.generations import (
-    check_generation,
-    generation_path,
-    read_generations,
-    wanted_generations,
-)
 from headrace.store.layout import LeafKind
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import LaterSources, Ledger, open_ledger
 from headrace.store.levanter_layout import read_catalog, read_levanter
 from headrace.store.parts import PartRecord, PartTable
 from headrace.store.replicas import open_replicas
+from headrace.store.snapshots import (
+    Snapshot,
+    check_member,
+    choose_snapshot,
+    history_of,
+    member_path,
+    parse_history,
+    read_history,
+)
 
 
 class JoinedCache(TokenCache):
@@ -41,7 +45,7 @@ class JoinedCache(TokenCache):
 
     Args:
         caches: At least one; all with the same dtype, chunks and leaves.
-        generations: Number of generations among them for each named cache; None: one.
+        snapshots: The snapshots whose members these are; None: each is a cache by itself.
 
     Attributes:
         members: The caches.
@@ -61,11 +65,10 @@ class JoinedCache(TokenCache):
     """
 
     def __init__(
-        self, caches: Sequence[TokenCache], generations: Sequence[int] | None = None
+        self, caches: Sequence[TokenCache], snapshots: Sequence[Snapshot] | None = None
     ) -> None:
         first = next((c for c in caches if c.ledger.parts), caches[0])
         self._members = tuple(caches)
-        self._generations = tuple(generations or [1] * len(caches))
         for number, cache in enumerate(caches):
             if cache.ledger.parts:
                 _check_like(cache, first, number)
@@ -78,14 +81,15 @@ class JoinedCache(TokenCache):
             first.ledger, parts=_JoinedTable(self._members), sources=LaterSources(self._sources)
         )
         super().__init__(first.path, joined, self._member_part)
+        self.snapshots = (
+            tuple(one for cache in caches for one in cache.snapshots)
+            if snapshots is None
+            else tuple(snapshots)
+        )
 
     @property
     def members(self) -> Sequence[TokenCache]:
         return self._members
-
-    @property
-    def generations(self) -> tuple[int, ...]:
-        return self._generations
 
     @property
     def shuffle(self) -> None:
@@ -239,91 +243,90 @@ def _width_of(leaf: Mapping[str, Any]) -> tuple[str, ...]:
 
 def open_cache(
     path: str | Path,
-    generations: int | None = None,
+    snapshot: int | None = None,
     *,
+    after: int = 0,
     read: ReadLedger = open_ledger,
-    read_list: Callable[[str], bytes] = read_generations,
+    read_list: Callable[[str], bytes] = read_history,
 ) -> TokenCache:
-    """Opens a cache with what was appended to it (:mod:`headrace.store.generations`), as one.
+    """Opens a snapshot of a cache (:mod:`headrace.store.snapshots`), all its members as one.
 
     Args:
-        path: Its folder or URL; :meth:`TokenCache.open` opens one generation by itself.
-        generations: How many of its generations; None: all.
+        path: Its folder or URL; :meth:`TokenCache.open` opens one member by itself.
+        snapshot: The number of the snapshot; None: the newest.
+        after: Only what was appended after this snapshot.
         read: Reads a ledger.
-        read_list: Reads the list of its generations.
+        read_list: Reads the list of its snapshots; not used for snapshot 1.
 
     Raises:
-        CacheError: it, or a generation, cannot be opened.
-        ConfigError: it has fewer generations.
+        CacheError: it, or a member, cannot be opened.
+        ConfigError: there is no such snapshot.
 
     Example:
         >>> from headrace.testing import tiny_cache
-        >>> open_cache(tiny_cache().path).generations
-        (1,)
+        >>> open_cache(tiny_cache().path).snapshots[0].number
+        1
     """
-    members = _open_generations(
-        [str(path)], generations, partial(TokenCache.open, read=read), read_list
-    )
-    return JoinedCache(members, [len(members)]) if members[1:] else members[0]
+    path = str(path)
+    root = files.absolute(path)
+    history = parse_history(root, read_list(root) if snapshot != 1 else b"")
+    chosen = choose_snapshot(path, snapshot, history, after)
+    return _joined([_opened(chosen, (), lambda one: TokenCache.open(one, read=read))], [chosen])
 
 
-def _open_generations(
-    places: Sequence[str],
-    generation: int | None,
-    open_one: Callable[[str], TokenCache],
-    read_list: Callable[[str], bytes],
+def _opened(
+    snapshot: Snapshot, replicas: Sequence[str], open_one: Callable[[str], TokenCache]
 ) -> list[TokenCache]:
-    """The generations of a cache with one or several locations."""
+    """The members of a snapshot of a cache with one or several locations."""
 
     def opened(number: int) -> TokenCache:
-        paths = [generation_path(root, number) for root in places]
+        paths = [member_path(root, number) for root in (snapshot.path, *replicas)]
         try:
-            return open_replicas(paths) if paths[1:] else open_one(paths[0])
+            member = open_replicas(paths) if paths[1:] else open_one(paths[0])
         except CacheMissingError as error:
-            if number == 1:
+            if number == 0:
                 raise
             cure = (
-                "Restore its folder; a run that is to do without has components.NAME.generations:"
-                f" {number - 1}."
+                "Restore its folder; a run that is to do without has components.NAME.snapshot:"
+                f" {snapshot.history.snapshot_of(number) - 1}."
             )
             raise CacheMissingError(
                 error.problem, field=error.field, value=error.value, cure=cure
             ) from error
+        check_member(snapshot, number, member.fingerprint, member.path)
+        return member
 
-    first = opened(1)
-    generations = wanted_generations(first, generation, read_list)
-    return [
-        first,
-        *(
-            check_generation(opened(n), content)
-            for n, content in enumerate(generations[1:], start=2)
-        ),
-    ]
+    return [opened(number) for number in snapshot.members]
+
+
+def _joined(groups: Sequence[Sequence[TokenCache]], snapshots: Sequence[Snapshot]) -> TokenCache:
+    """The members of several snapshots as one cache."""
+    members = [member for group in groups for member in group]
+    if members[1:]:
+        return JoinedCache(members, snapshots)
+    members[0].snapshots = tuple(snapshots)
+    return members[0]
 
 
 def open_components(
-    paths: Mapping[str, Sequence[str]],
+    snapshots: Mapping[str, Sequence[Snapshot]],
     catalog: str | None = None,
     replicas: Mapping[str, Sequence[str]] | None = None,
     read: ReadLedger = open_ledger,
-    generations: Mapping[str, Sequence[int | None]] | None = None,
-    read_list: Callable[[str], bytes] = read_generations,
 ) -> dict[str, TokenCache]:
-    """The caches of components, by name, those of several paths or generations joined; 16 are
-    opened at a time.
+    """The caches of components, by name, those of several paths or members joined; 16 are opened at
+    a time.
 
     Args:
-        paths: Paths of the caches of each component.
+        snapshots: What each component has, a snapshot of each of its caches.
         catalog: Catalog with ledgers of some of them; None: each is read in its own folder.
         replicas: Other locations of a cache, by its path; see
             :func:`~headrace.store.replicas.open_replicas`.
         read: Reads a ledger, as for :meth:`TokenCache.open`; not used for a cache with replicas.
-        generations: Number of generations of each cache of a component; None, or missing: all.
-        read_list: Reads the list of the generations of a cache.
 
     Raises:
         CacheError: one cannot be opened; reports the first in order.
-        ConfigError: caches cannot be joined, or have fewer generations; names the component.
+        ConfigError: caches cannot be joined; names the component.
     """
     ledgers = {} if catalog is None else read_catalog(catalog)
 
@@ -336,27 +339,20 @@ def open_components(
             else TokenCache(path, listed.ledger, listed.part)
         )
 
-    def open_all(name: str, path: str, generation: int | None) -> list[TokenCache]:
+    def open_all(name: str, snapshot: Snapshot) -> list[TokenCache]:
         with _errors_of(name):
-            return _open_generations(
-                [path, *(replicas or {}).get(path, ())], generation, open_one, read_list
-            )
+            return _opened(snapshot, (replicas or {}).get(snapshot.path, ()), open_one)
 
-    requests = [
-        (name, path, generation)
-        for name, several in paths.items()
-        for path, generation in zip(
-            several, (generations or {}).get(name, [None] * len(several)), strict=True
-        )
-    ]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        opened = pool.map(open_all, *zip(*requests, strict=True)) if requests else iter(())
-        groups = {name: [next(opened) for _ in several] for name, several in paths.items()}
+        opening = {
+            name: [pool.submit(open_all, name, one) for one in several]
+            for name, several in snapshots.items()
+        }
+        groups = {name: [one.result() for one in several] for name, several in opening.items()}
     caches: dict[str, TokenCache] = {}
-    for name, group in groups.items():
-        members = [cache for one in group for cache in one]
+    for name, several in snapshots.items():
         with _errors_of(name):
-            caches[name] = JoinedCache(members, [*map(len, group)]) if members[1:] else members[0]
+            caches[name] = _joined(groups[name], several)
     return caches
 
 
@@ -368,3 +364,29 @@ def _errors_of(component: str) -> Iterator[None]:
     except ConfigError as error:
         field = f"components.{component}.{error.field}"
         raise ConfigError(error.problem, field=field, value=error.value, cure=error.cure) from error
+
+
+def history_problem(root: str) -> tuple[int, str]:
+    """How many members of a cache can be used, and the problem of the list of its snapshots; empty
+    if there is none.
+
+    Example:
+        >>> import headrace.testing
+        >>> history_problem(headrace.testing.tiny_cache().path)
+        (1, '')
+    """
+    try:
+        built = TokenCache.open(root)
+    except CacheError:  # whoever looks at the cache itself says what is wrong with it
+        return 1, ""
+    try:
+        history = history_of(root, built.fingerprint)
+    except CacheError as error:
+        return 1, error.problem
+    snapshot = Snapshot(root, history, history.newest)
+    for number, path in enumerate(snapshot.paths[1:], start=1):
+        try:
+            check_member(snapshot, number, TokenCache.open(path).fingerprint, path)
+        except CacheError as error:
+            return number, f"names {path}, which {error.problem}"
+    return len(snapshot.members), ""

@@ -51,7 +51,6 @@ from headrace.store.ledger import (
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
 from headrace.store.table_check import table_problem
-from headrace.store.tombstones import TOMBSTONES_NAME, tombstones_problem
 
 _FILES_AT_ONCE = 16
 _PARTS_AT_ONCE = 2
@@ -169,8 +168,6 @@ def verify(
         for d in of_part
     ]
     damages += _look_at_tokenizer(cache)
-    if finished and (problem := tombstones_problem(cache)):
-        damages.append(Damage("", problem, file=files.join(path, TOMBSTONES_NAME)))
     if own_damages and finished and (problem := table_problem(path)):
         damages.append(Damage("", problem, file=files.join(path, TABLE_NAME)))
     shuffled = shuffle_record(cache.ledger, path) if finished else None

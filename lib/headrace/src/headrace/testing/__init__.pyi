@@ -1,7 +1,9 @@
 from .caches import CountingArray as CountingArray
 from .caches import SlowArray as SlowArray
 from .caches import check_order as check_order
+from .caches import grow as grow
 from .caches import random_documents as random_documents
+from .caches import remove as remove
 from .caches import tiny_cache as tiny_cache
 from .caches import with_arrays as with_arrays
 from .caches import write_cache as write_cache

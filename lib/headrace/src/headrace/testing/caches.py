@@ -17,15 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from headrace.order.intervals import Intervals
 from headrace.order.order import Order
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.joined import open_cache
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec, token_dtype
 from headrace.store.leaf import LeafPart
 from headrace.store.lease import owning
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.pending import ArrayFuture
 from headrace.store.ragged import PartWriter
+from headrace.store.snapshots import add_appended, history_of, member_path, remove_documents
 
 
 def random_documents(
@@ -122,6 +125,33 @@ def tiny_cache(
         root = tempfile.mkdtemp(prefix="headrace-tiny-cache-")
         atexit.register(shutil.rmtree, root, ignore_errors=True)
     return write_cache(root, split, vocab_size=vocab_size, eos_id=vocab_size - 1)
+
+
+def grow(path: str | Path, documents: int, seed: int = 0) -> TokenCache:
+    """Appends a cache of random documents to a finished one, and opens the new snapshot.
+
+    Example:
+        >>> grow(tiny_cache(documents=3).path, 4).num_documents
+        7
+    """
+    built = TokenCache.open(path).as_member
+    number = len(history_of(str(path)).members)
+    parts = [random_documents(documents, seed=seed)]
+    appended = write_cache(member_path(str(path), number), parts)
+    add_appended(str(path), built, number, appended.as_member)
+    return open_cache(path)
+
+
+def remove(path: str | Path, *numbers: int) -> int:
+    """Removes documents from a finished cache; returns the number of its newest snapshot.
+
+    Example:
+        >>> remove(tiny_cache().path, 3, 4)
+        2
+    """
+    documents = Intervals.of_numbers(np.array(numbers, np.int64))
+    built = TokenCache.open(path).as_member
+    return remove_documents(str(path), built, documents)[0].newest
 
 
 def with_arrays(

@@ -201,7 +201,7 @@ def plan_run(
     _check_mixture(config)
     original = config
     planned = planned_caches(config, sizes, layout=layout, look=look)
-    config = planned.config
+    config = planned.config.at_snapshots(planned.caches)
     opened = config.open_caches(planned.caches)
     dataset = config.dataset(opened)
     steps, ends_early = _steps(dataset, config.run_steps)
@@ -259,7 +259,7 @@ def plan_run(
         open_bytes=OpenBytes.of(dataset),
         unpacked=planned.unpacked,
         micro_batches=micro,
-        config=original,
+        config=original.at_snapshots(planned.caches),
     )
 
 
@@ -267,7 +267,8 @@ def _check_mixture(config: LmDataConfig) -> None:
     """Reports errors of weights and stages before a missing cache is reported."""
     blends = [config.weights, *(stage.weights for stage in config.stages)]
     blends.append({name: component.weight for name, component in config.components.items()})
-    if not any(
+    moves = any(amendment.caches for amendment in config.amendments)  # needs caches, too
+    if not moves and not any(
         b is not None and (is_size_rule(b, config.components) or repeats_somewhere(b))
         for b in blends
     ):

@@ -15,7 +15,6 @@ from headrace.data.budgets import OpenBytes
 from headrace.errors import ConfigError, format_count
 from headrace.feed.exchange import WORTH_IT
 from headrace.mix.schedule import ExchangeSetting
-from headrace.store.generations import cache_of_generation
 
 MAX_REPLAYED = 64
 """Most hosts to replay if their memory does not hold all that they use."""
@@ -255,13 +254,8 @@ def forecast_hosts(
         requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib
     )
     caches = dict.fromkeys(seen[0].windows.dataset.caches())
-    lists = sum(
-        len(c.generations)
-        for c in caches
-        if c.layout.compression != "other" and not cache_of_generation(c.path)
-    )
-    tombstones = sum(len(cache.members) for cache in caches)
-    opening = sum(cache.opening_requests(hosts) for cache in caches) + tombstones + lists
+    lists = {snapshot.path for cache in caches for snapshot in cache.snapshots}
+    opening = sum(cache.opening_requests(hosts) for cache in caches) + len(lists)
     opening += seen[0].windows.dataset.opening_requests(hosts)
 
     def per_block(these: _Reads) -> float:

@@ -1,11 +1,9 @@
-"""Tombstones in configs: of caches of every kind, the documents that they name are gone, and no
-others.
-"""
+"""Removed documents in configs: of caches of every kind, they are gone, and no others."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +11,16 @@ import pytest
 
 from headrace.analysis.check.plan import plan_run
 from headrace.config import ComponentConfig, LmDataConfig
-from headrace.config.removal import components_as_begun
 from headrace.data.buckets import BucketsConfig
 from headrace.data.provenance import removed_spans, rows_of_step, spans_of_rows
 from headrace.errors import ConfigError
 from headrace.ingest import reshuffle
 from headrace.ingest.reshuffle import ReshuffleConfig
 from headrace.mix import AmendmentConfig
-from headrace.order.intervals import Intervals
 from headrace.pack import PackingConfig
 from headrace.run import open_run
 from headrace.store import TokenCache
-from headrace.store.joined import JoinedCache
-from headrace.store.tombstones import remove_documents
-from headrace.testing import tiny_cache
+from headrace.testing import grow, remove, tiny_cache
 from headrace_levanter.export import write_levanter
 
 GONE = [0, 7, 8, 31, 59]
@@ -57,38 +51,35 @@ def joined(folder: Path) -> ComponentConfig:
 
 def bucketed(folder: Path) -> ComponentConfig:
     buckets = BucketsConfig("length", edges=[20], weights=[1, 2])
-    return dataclasses.replace(one_cache(folder), buckets=buckets)
+    return replace(one_cache(folder), buckets=buckets)
 
 
 def in_units(folder: Path) -> ComponentConfig:
-    return dataclasses.replace(one_cache(folder), packing=PackingConfig(unit=2, long="drop"))
+    return replace(one_cache(folder), packing=PackingConfig(unit=2, long="drop"))
 
 
-def remove(component: ComponentConfig, documents: list[int]) -> list[int]:
-    """Removes documents of a component, of several caches those of each; gives the generation of
-    each cache.
+def removed_from(component: ComponentConfig, documents: list[int]) -> list[int]:
+    """Removes documents of a component, of several caches those of each; gives the snapshot of each
+    cache.
     """
-    generations = []
+    snapshots: list[int] = []
     first = 0
     for path in component.caches:
-        cache = TokenCache.open(path)
-        own = [n - first for n in documents if 0 <= n - first < cache.num_documents]
-        generations.append(
-            len(remove_documents(cache, Intervals.of_numbers(np.array(own, np.int64)))[0])
-        )
-        first += cache.num_documents
-    return generations
+        last = first + TokenCache.open(path).num_documents
+        snapshots.append(remove(path, *(n - first for n in documents if first <= n < last)))
+        first = last
+    return snapshots
 
 
 @pytest.mark.parametrize("kind", [one_cache, levanter, shuffled, joined, bucketed, in_units])
 def test_caches_of_every_kind(tmp_path, kind: Callable[[Path], ComponentConfig]):
     component = kind(tmp_path)
     config = LmDataConfig({"web": component}, seq_len=16 if kind is bucketed else 64, batch_size=4)
-    generations = remove(component, GONE)
-    amended = dataclasses.replace(
+    snapshots = removed_from(component, GONE)
+    amended = replace(
         config,
-        components={"web": dataclasses.replace(component, tombstones=0)},
-        amendments=[AmendmentConfig(3, remove={"web": generations})],
+        components={"web": replace(component, snapshot=[1] * len(component.caches))},
+        amendments=[AmendmentConfig(3, caches={"web": snapshots})],
     )
     dataset = amended.dataset()
     whole = config.dataset()
@@ -115,38 +106,30 @@ def test_caches_of_every_kind(tmp_path, kind: Callable[[Path], ComponentConfig])
                 assert not np.asarray(batch.tokens)[spans.row[k], columns].any()
 
 
-def test_components_over_one_cache_may_begin_with_different_generations(tmp_path):
+def test_components_over_one_cache_may_begin_with_different_snapshots(tmp_path):
     component = one_cache(tmp_path)
-    remove(component, [3])
-    remove(component, [4])
-    parts = {str(n): dataclasses.replace(component, tombstones=n) for n in range(3)}
+    remove(component.caches[0], 3)
+    remove(component.caches[0], 4)
+    parts = {str(n): replace(component, snapshot=n) for n in (1, 2, 3)}
     dataset = LmDataConfig(parts, seq_len=16, batch_size=8).dataset()
-    recorded = dataset.describe()["tombstones"]
+    recorded = dataset.describe()["removed"]
     assert {n: [one["documents"] for one in of.values()] for n, of in recorded.items()} == {
-        "1": [1],
-        "2": [2],
+        "2": [1],
+        "3": [2],
     }
 
 
-def test_newer_generations_by_hand_and_by_name(tmp_path):
-    config = LmDataConfig({"web": one_cache(tmp_path)}, seq_len=16, batch_size=8)
-    assert "tombstones" not in config.dataset().describe()
-    assert components_as_begun(config.components, {})["web"].tombstones is None
-    remove(config.components["web"], [3])
-    assert "tombstones" not in config.as_begun(None, {"web": []}).dataset().describe()
-    two = dataclasses.replace(
-        config, components={"web": ComponentConfig([str(tmp_path / "c")], tombstones=[1, 1])}
-    )
-    with pytest.raises(ConfigError, match="Give one for each"):
-        two.dataset()
-
-
-def test_joined_caches_are_counted_each(tmp_path):
-    component = joined(tmp_path)
-    assert isinstance(LmDataConfig({"a": component}, seq_len=16).open_caches()["a"], JoinedCache)
-    assert remove(component, [25]) == [0, 1, 0]
-    with pytest.raises(ConfigError, match="gives 1 generations, and the component has 3 caches"):
-        LmDataConfig({"a": dataclasses.replace(component, tombstones=1)}, seq_len=16).dataset()
+def test_buckets_lose_documents_and_gain_none(tmp_path):
+    component = bucketed(tmp_path)
+    remove(component.caches[0], 3, 4)
+    grow(component.caches[0], 5)
+    config = LmDataConfig({"web": replace(component, snapshot=1)}, seq_len=16, batch_size=4)
+    removing = replace(config, amendments=[AmendmentConfig(3, caches={"web": 2})])
+    assert removing.dataset().describe()["removed"]
+    with pytest.raises(
+        ConfigError, match=r"with components.web/.*\{cache: .*, snapshot: 3, after: 1\}"
+    ):
+        replace(config, amendments=[AmendmentConfig(3, caches={"web": 3})]).dataset()
 
 
 def test_a_source_of_which_nothing_is_left_is_refused_where_it_is_drawn(tmp_path):
@@ -157,7 +140,7 @@ def test_a_source_of_which_nothing_is_left_is_refused_where_it_is_drawn(tmp_path
     book = ComponentConfig(tiny_cache(tmp_path / "book", documents=40, seed=1).path)
     ids = np.arange(60)
     np.save(tmp_path / "some.npy", ids[:20])
-    half = dataclasses.replace(web, remove=str(tmp_path / "some.npy"))
+    half = replace(web, remove=str(tmp_path / "some.npy"))
     runs = [
         LmDataConfig({"web": one, "book": book}, seq_len=16, batch_size=8, num_steps=9)
         for one in (web, half)
@@ -165,7 +148,7 @@ def test_a_source_of_which_nothing_is_left_is_refused_where_it_is_drawn(tmp_path
     for config in runs:
         with config.loader() as begun:
             open_run(str(tmp_path / f"run{runs.index(config)}"), begun)
-    remove(web, ids[20:].tolist())
+    removed_from(web, ids[20:].tolist())
     for config in runs:
         with config.loader() as loader:
             if config is runs[0]:
@@ -173,23 +156,21 @@ def test_a_source_of_which_nothing_is_left_is_refused_where_it_is_drawn(tmp_path
                 continue
             with pytest.raises(ConfigError, match="all documents of 'web' are removed") as caught:
                 loader.batch_at(0)
-        assert (caught.value.field, caught.value.value) == ("components.web.tombstones", [1])
+        assert (caught.value.field, caught.value.value) == ("components.web.snapshot", [2])
         with pytest.raises(ConfigError, match="all documents of 'web' are removed"):
             plan_run(config)
         with config.loader() as loader:  # as it began
             open_run(str(tmp_path / f"run{runs.index(config)}"), loader, 3)
             assert loader.batch_at(3).tokens.shape == (8, 16)
-    cured = {"web": dataclasses.replace(half, tombstones=0), "book": book}
-    plan_run(dataclasses.replace(runs[1], components=cured))
-    amended = dataclasses.replace(
-        runs[1], components=cured, amendments=[AmendmentConfig(5, remove={"web": 1})]
-    )
+    cured = {"web": replace(half, snapshot=1), "book": book}
+    plan_run(replace(runs[1], components=cured))
+    amended = replace(runs[1], components=cured, amendments=[AmendmentConfig(5, caches={"web": 2})])
     with amended.loader() as loader:
         loader.batch_at(4)
         with pytest.raises(ConfigError, match="leaves nothing") as caught:
             loader.batch_at(5)
-        assert caught.value.field == "amendments[0].remove.web"
+        assert caught.value.field == "amendments[0].caches.web"
         assert "drop: [web]" in str(caught.value.cure)
-    dropped = AmendmentConfig(5, remove={"web": 1}, drop=["web"])
-    with dataclasses.replace(amended, amendments=[dropped]).loader() as loader:
+    dropped = AmendmentConfig(5, caches={"web": 2}, drop=["web"])
+    with replace(amended, amendments=[dropped]).loader() as loader:
         assert (np.asarray(loader.batch_at(5).source_id) == 1).all()

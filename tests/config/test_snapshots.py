@@ -1,9 +1,11 @@
-"""What an amendment ``extend`` makes of a run: the past stays, the old epoch goes on, new documents
-come in.
+"""What an amendment ``caches`` makes of a run: the past stays, the old epoch goes on, new documents
+come in, and removed ones are gone.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,21 +27,19 @@ from headrace.order.intervals import Intervals
 from headrace.pack import PackingConfig
 from headrace.run import LoaderState, open_run
 from headrace.run.sightings import sightings
-from headrace.store import TokenCache, open_cache
-from headrace.store.generations import add_generation, generation_path
-from headrace.store.tombstones import remove_documents
-from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace.store import open_cache
+from headrace.testing import grow, random_documents, remove, tiny_cache, write_cache
 
 ONE = Mesh(np.array(jax.devices()[:1]), "data")
 
 
 def grown(root: Path, sizes: list[int], start: int = 1) -> str:
-    """A cache whose generations have so many documents."""
+    """A cache to which so many documents were appended one after the other."""
     for number, documents in enumerate(sizes, start=start):
-        path = generation_path(str(root), number)
-        write_cache(path, [random_documents(documents, seed=100 + number)])
-        if number > 1:
-            add_generation(TokenCache.open(str(root)), number, TokenCache.open(path))
+        if number == 1:
+            write_cache(root, [random_documents(documents, seed=101)])
+        else:
+            grow(root, documents, seed=100 + number)
     return str(root)
 
 
@@ -91,12 +91,12 @@ def test_the_past_stays_the_old_epoch_goes_on_and_new_documents_come_in(
         web: dict[str, Any] = {"packing": {"long": "split"}} if packed else {}
         if held_out:
             how["validation"] = "{one_in: 3, by: documents}"
-        plain = config_of(folder, web={**web, "generations": 1}, **how)
+        plain = config_of(folder, web={**web, "snapshot": 1}, **how)
         last = len(sizes)
-        amendments = [{"step": steps[0], "extend": {"web": 2}}]
-        amendments += [{"step": steps[1], "extend": {"web": last}}] if last > 2 else []
+        amendments = [{"step": steps[0], "caches": {"web": 2}}]
+        amendments += [{"step": steps[1], "caches": {"web": last}}] if last > 2 else []
         longer = config_of(folder, *amendments, web=web, **how)
-        assert [*longer.components] == [
+        assert [*longer.at_snapshots().components] == [
             "web",
             "code",
             "web@2",
@@ -155,7 +155,7 @@ def test_a_run_keeps_the_generation_that_it_began_with(root: str, tmp_path: Path
     grown(tmp_path / "web", [30], start=2)
     fresh = batches(config_of(root), range(12))
     assert not same(fresh, first)
-    assert same(batches(config_of(root, web={"generations": 1}), range(12)), first)
+    assert same(batches(config_of(root, web={"snapshot": 1}), range(12)), first)
     assert open_cache(f"{root}/web").num_documents == 70
     with config_of(root).loader(ONE) as loader:  # the same config, resumed
         manifest = open_run(tmp_path / "run", loader, 5)
@@ -165,7 +165,7 @@ def test_a_run_keeps_the_generation_that_it_began_with(root: str, tmp_path: Path
         ]
     assert same(resumed, first)
     state = manifest.state(5)
-    amended = config_of(root, {"step": 8, "extend": {"web": 2}})
+    amended = config_of(root, {"step": 8, "caches": {"web": 2}})
     with pytest.raises(PlanMismatchError, match="may touch the past"):
         open_run(tmp_path / "run", amended.loader(ONE), 9)
     with amended.loader(ONE) as loader:
@@ -179,18 +179,18 @@ def test_a_run_keeps_the_generation_that_it_began_with(root: str, tmp_path: Path
     assert same(later[:8], first[:8])
     assert not same(later[8:], first[8:])
     grown(tmp_path / "web", [20], start=3)
-    with config_of(root, {"step": 8, "extend": {"web": 2}}).loader(ONE) as loader:
+    with config_of(root, {"step": 8, "caches": {"web": 2}}).loader(ONE) as loader:
         assert open_run(tmp_path / "run", loader, 10).fingerprint == longer.fingerprint
     both = config_of(
         root,
-        {"step": 8, "extend": {"web": 2}},
-        {"step": 11, "extend": {"web": 3}, "weights": {"web": 2}},
+        {"step": 8, "caches": {"web": 2}},
+        {"step": 11, "caches": {"web": 3}, "weights": {"web": 2}},
     )
     with both.loader(ONE) as loader:
         assert open_run(tmp_path / "run", loader, 11).history[-1]["until_step"] == 11
 
 
-def test_a_run_that_began_with_several_generations_keeps_them(root: str, tmp_path: Path):
+def test_a_run_that_began_with_a_later_snapshot_keeps_it(root: str, tmp_path: Path):
     grown(tmp_path / "web", [30], start=2)
     config = config_of(root)
     first = batches(config, range(6))
@@ -202,35 +202,46 @@ def test_a_run_that_began_with_several_generations_keeps_them(root: str, tmp_pat
             [[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(6)],
             first,
         )
-    with config_of(root, {"step": 4, "extend": {"web": 3}}).loader(ONE) as loader:
+    with config_of(root, {"step": 4, "caches": {"web": 3}}).loader(ONE) as loader:
         open_run(tmp_path / "run", loader, 3)
         assert same(
             [[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(4)],
             first[:4],
         )
-    # an amendment over two generations, of a run that began with one
-    grown(tmp_path / "code", [5], start=2)
-    jump = config_of(root, {"step": 4, "extend": {"web": 3}}, web={"generations": 1})
-    assert jump.components["web@3"].cache == [f"{root}/web/generations/{n}" for n in (2, 3)]
-    assert same(batches(jump, range(4)), batches(config_of(root, web={"generations": 1}), range(4)))
+    # an amendment over two snapshots, of a run that began with the first
+    grow(tmp_path / "code", 5)
+    jump = config_of(root, {"step": 4, "caches": {"web": 3}}, web={"snapshot": 1})
+    newcomer = jump.at_snapshots().components["web@3"]
+    assert (newcomer.snapshot, newcomer.after) == ([3], [1])
+    assert same(batches(jump, range(4)), batches(config_of(root, web={"snapshot": 1}), range(4)))
 
 
-def test_removed_documents_are_numbered_through_all_generations(root: str, tmp_path: Path):
+def test_what_came_after_a_snapshot_is_a_component_by_itself(root: str, tmp_path: Path):
+    grown(tmp_path / "web", [30, 20], start=2)
+    remove(f"{root}/web", 45, 80)
+    late = config_of(root, web={"snapshot": 4, "after": 1}).open_caches()["web"]
+    assert late.num_documents == 50
+    assert late.removed() == numbers(5, 40)
+    assert config_of(root, web={"after": 2}).open_caches()["web"].num_documents == 20
+    with pytest.raises(ConfigError, match="begins where nothing was appended"):
+        config_of(root, web={"after": 3}).dataset()
+
+
+def test_documents_are_numbered_through_all_snapshots(root: str, tmp_path: Path):
     grown(tmp_path / "web", [30], start=2)
-    remove_documents(open_cache(f"{root}/web").members[1], Intervals.of_numbers(np.array([3])))
-    plain = config_of(root, web={"tombstones": [0, 0]})
-    seen = sightings(plain.dataset(), "web", Intervals.of_numbers(np.array([43])), 30)
+    assert remove(f"{root}/web", 43) == 3
+    plain = config_of(root, web={"snapshot": 2})
+    seen = sightings(plain.dataset(), "web", numbers(43), 30)
     assert seen
     assert not any(one.removed for one in seen)
     assert all(one.removed for one in sightings(config_of(root).dataset(), "web", numbers(43), 30))
-    pinned = config_of(root, web={"tombstones": 0})  # from before there was a second generation
-    assert same(batches(pinned, range(5)), batches(plain, range(5)))
-    amendments = {"step": 3, "extend": {"web": 2}}, {"step": 9, "remove": {"web": [0, 1]}}
-    longer = config_of(root, *amendments, web={"tombstones": 0})
+    assert remove(f"{root}/web", 2) == 4
+    amendments = {"step": 3, "caches": {"web": 3}}, {"step": 9, "caches": {"web": 4}}
+    longer = config_of(root, *amendments, web={"snapshot": 1})
     found = sightings(longer.dataset(), "web", numbers(2, 43), 40)
     assert {one.document for one in found} == {2, 43}
-    assert all(one.removed for one in found if one.document == 43)  # taken in with its tombstones
-    assert not any(one.removed for one in found if one.document == 2)
+    assert all(one.removed for one in found if one.document == 43)  # it came in removed
+    assert all(one.removed == (one.step >= 9) for one in found if one.document == 2)
 
 
 def numbers(*documents: int) -> Intervals:
@@ -241,51 +252,49 @@ def numbers(*documents: int) -> Intervals:
     ("amendments", "web", "expected"),
     [
         (
-            [{"step": 5, "extend": {"web": 3}}],
+            [{"step": 5, "caches": {"web": 3}}],
             {},
-            "amendments[0].extend.web = 3: is not a generation of ",
+            "amendments[0].caches.web = 3: is not a snapshot of ",
         ),
         (
-            [{"step": 5, "extend": {"wbe": 2}}],
+            [{"step": 5, "caches": {"wbe": 2}}],
             {},
-            "amendments[0].extend.wbe = 2: is not a component. Did you mean 'web'?",
+            "amendments[0].caches.wbe = 2: is not a component. Did you mean 'web'?",
         ),
-        ([{"step": 0, "extend": {"web": 2}}], {}, "amendments[0].step = 0: is not after step 0"),
+        ([{"step": 0, "caches": {"web": 2}}], {}, "amendments[0].step = 0: is not after step 0"),
         (
-            [{"step": 5, "extend": {"web": 1}}],
+            [{"step": 5, "caches": {"web": 1}}],
             {},
-            "amendments[0].extend.web = 1: is not later than generation 1",
+            "amendments[0].caches.web = 1: is not later than snapshot 1",
         ),
         (
-            [{"step": 5, "extend": {"web": 2}}, {"step": 6, "extend": {"web": 2}}],
+            [{"step": 5, "caches": {"web": 2}}, {"step": 6, "caches": {"web": 2}}],
             {},
-            "amendments[1].extend.web = 2: is not later than generation 2, which the run has by"
-            " then",
+            "amendments[1].caches.web = 2: is not later than snapshot 2, which the run has by then",
         ),
-        ([{"step": 5, "extend": {"web": 2}}], {"generations": 2}, "is not later than generation 2"),
-        ([{"step": 5, "extend": {"web": [2, 2]}}], {}, "does not say it of its 1 cache"),
+        ([{"step": 5, "caches": {"web": 2}}], {"snapshot": 2}, "is not later than snapshot 2"),
         (
-            [{"step": 5, "extend": {"web": 2}}],
+            [{"step": 5, "caches": {"web": [2, 2]}}],
+            {},
+            "amendments[0].caches.web = [2, 2]: does not say it of its 1 cache. Give one number",
+        ),
+        (
+            [{"step": 5, "caches": {"web": 2}}],
             {"max_tokens": 4096},
-            "does not go with components.web.max_tokens",
+            "brings in documents, which does not go with components.web.max_tokens",
         ),
         (
-            [{"step": 5, "extend": {"web": 4}}],
+            [{"step": 5, "drop": ["web"]}, {"step": 6, "caches": {"web": 2}}],
             {},
-            "amendments[0].extend.web = 4: is more than there are",
-        ),
-        (
-            [{"step": 5, "drop": ["web"]}, {"step": 6, "extend": {"web": 2}}],
-            {},
-            "extend.web: is not in the mixture",
+            "caches.web: is not in the mixture",
         ),
         (
             [],
-            {"generations": 0},
-            "components.web.generations = 0: is not how many generations its 1 cache can have",
+            {"snapshot": 0},
+            "components.web.snapshot = 0: is not a number, from 1, for each of its 1 cache",
         ),
-        ([], {"generations": [1, 1]}, "is not how many generations its 1 cache can have"),
-        ([], {"generations": 7}, "components.web.generations = 7: is more than there are"),
+        ([], {"snapshot": [1, 1]}, "is not a number, from 1, for each of its 1 cache. Give"),
+        ([], {"snapshot": 7}, "components.web.snapshot = 7: is not a snapshot of "),
     ],
 )
 def test_bad_input_is_named(root: str, tmp_path: Path, amendments: Any, web: Any, expected: str):
@@ -296,18 +305,19 @@ def test_bad_input_is_named(root: str, tmp_path: Path, amendments: Any, web: Any
 
 
 def test_names_of_newcomers_are_not_those_of_others(root: str):
-    with pytest.raises(ConfigError, match="is the name of what extends a component"):
+    grow(f"{root}/web", 3)
+    with pytest.raises(ConfigError, match=r"'web@2': is the name of what amendments\[0\]\.caches"):
         LmDataConfig(
             {"web": ComponentConfig(f"{root}/web"), "web@2": ComponentConfig(f"{root}/code")},
-            amendments=[AmendmentConfig(3, extend={"web": 2})],
-        )
+            amendments=[AmendmentConfig(3, caches={"web": 2})],
+        ).dataset()
 
 
 def test_what_amendments_say_later_means_all_of_an_extended_component(root: str, tmp_path: Path):
     grown(tmp_path / "web", [30], start=2)
     config = config_of(
         root,
-        {"step": 3, "extend": {"web": 2}},
+        {"step": 3, "caches": {"web": 2}},
         {"step": 5, "weights": {"web": 3}},
         {"step": 7, "drop": ["web"]},
     )
@@ -315,11 +325,13 @@ def test_what_amendments_say_later_means_all_of_an_extended_component(root: str,
     assert stages[2]["web"]["weight"] == 3
     assert [*stages[3]] == ["code"]
     assert load_config(None, [f"{k}={v}" for k, v in {"seq_len": 16}.items()]).amendments == []
-    again = LmDataConfig(**{**vars(config)})
-    assert again == config
+    assert replace(config) == config
+    settled = config.at_snapshots()
+    assert settled.at_snapshots() is settled
 
 
-def test_settings_go_to_what_extends(root: str):
+def test_settings_go_to_what_comes_in(root: str):
+    grow(f"{root}/web", 3)
     config = LmDataConfig(
         {
             "web": ComponentConfig(
@@ -327,10 +339,10 @@ def test_settings_go_to_what_extends(root: str):
             )
         },
         validation=ValidationConfig(one_in=10, by="documents"),
-        amendments=[AmendmentConfig(3, extend={"web": 2})],
+        amendments=[AmendmentConfig(3, caches={"web": 2})],
         split_documents=True,
     )
-    newcomer = config.components["web@2"]
+    newcomer = config.at_snapshots().components["web@2"]
     assert (newcomer.packing, newcomer.max_epochs, newcomer.weight, newcomer.remove) == (
         PackingConfig(),
         2,
@@ -339,14 +351,14 @@ def test_settings_go_to_what_extends(root: str):
     )
 
 
-def test_an_extended_run_goes_on_when_new_documents_are_removed_later(root: str, tmp_path: Path):
+def test_a_run_goes_on_when_new_documents_are_removed_later(root: str, tmp_path: Path):
     open_run(tmp_path / "run", config_of(root).loader(ONE))
     grown(tmp_path / "web", [30], start=2)
-    longer = config_of(root, {"step": 4, "extend": {"web": 2}})
+    longer = config_of(root, {"step": 4, "caches": {"web": 2}})
     open_run(tmp_path / "run", longer.loader(ONE), 3)
     expected = batches(longer, range(12))
-    remove_documents(open_cache(f"{root}/web").members[1], numbers(*range(20)))
-    with config_of(root, {"step": 4, "extend": {"web": 2}}).loader(ONE) as loader:
+    remove(f"{root}/web", *range(40, 60))
+    with config_of(root, {"step": 4, "caches": {"web": 2}}).loader(ONE) as loader:
         open_run(tmp_path / "run", loader, 8)
         assert same(
             [[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(12)],
@@ -354,35 +366,22 @@ def test_an_extended_run_goes_on_when_new_documents_are_removed_later(root: str,
         )
 
 
-def test_what_extends_a_component_is_not_extended_itself(root: str, tmp_path: Path):
+def test_what_came_in_is_not_moved_by_itself(root: str, tmp_path: Path):
     grown(tmp_path / "web", [30, 10], start=2)
     with pytest.raises(
         ConfigError,
-        match=r"amendments\[1\].extend.web@2 = 3: is itself what extends web.*\{web: 3\}",
+        match=r"amendments\[1\].caches.web@2 = 3: came with an amendment of web.*\{web: 3\}",
     ):
         config_of(
-            root, {"step": 3, "extend": {"web": 2}}, {"step": 5, "extend": {"web@2": 3}}
+            root, {"step": 3, "caches": {"web": 2}}, {"step": 5, "caches": {"web@2": 3}}
         ).dataset()
 
 
-def test_tombstones_of_more_generations_than_the_run_has_are_counted_over_all(
-    root: str, tmp_path: Path
-):
-    grown(tmp_path / "web", [30, 10], start=2)
-    for member in open_cache(f"{root}/web").members:
-        remove_documents(member, numbers(3))
-    amendments = {"step": 3, "extend": {"web": 2}}, {"step": 5, "remove": {"web": [1, 1, 1]}}
-    with pytest.raises(
-        ConfigError, match=r"\[1, 1, 1\]: gives 3 generations, .* 2 caches. .*: \[1, 1\]"
-    ):
-        config_of(root, *amendments, web={"tombstones": 0}).dataset()
-
-
-def test_what_comes_in_with_tombstones_changes_nothing_of_the_steps_before(root: str):
+def test_what_comes_in_with_removed_documents_changes_nothing_of_the_steps_before(root: str):
     grown(Path(root) / "web", [30], start=2)
-    plain = config_of(root, web={"generations": 1, "tombstones": 0})
-    remove_documents(open_cache(f"{root}/web").members[1], numbers(*range(20)))
-    longer = config_of(root, {"step": 4, "extend": {"web": 2}}, web={"tombstones": 0})
+    plain = config_of(root, web={"snapshot": 1})
+    remove(f"{root}/web", *range(40, 60))
+    longer = config_of(root, {"step": 4, "caches": {"web": 3}}, web={"snapshot": 1})
     expected = batches(plain, range(4))
     found = batches(longer, range(5))
     assert same(found[:4], expected)
@@ -392,8 +391,65 @@ def test_what_comes_in_with_tombstones_changes_nothing_of_the_steps_before(root:
     assert len(found[4]) > len(found[3])
 
 
+def test_a_move_that_only_removes_changes_no_draw(root: str):
+    """Only tokens of removed documents differ; the mixture has no new stage."""
+    remove(f"{root}/web", 2, 30)
+    plain = config_of(root, web={"snapshot": 1})
+    moved = config_of(root, {"step": 4, "caches": {"web": 2}}, web={"snapshot": 1})
+    assert len(moved.resolved_stages()) == 1
+    assert [*moved.at_snapshots().components] == ["web", "code"]
+    examples = np.arange(6 * 30)
+    before, after = (config.dataset().explain(examples) for config in (plain, moved))
+    assert np.array_equal(before.component, after.component)
+    assert np.array_equal(before.ordinal, after.ordinal)
+
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/snapshots.json").read_text())
+"""Digests of the batches of twenty steps, by components and moves. They were made when documents
+were appended and removed by two mechanisms, each with numbers of its own, for the same documents.
+"""
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "packed": ({"packing": {"long": "split"}}, {"validation": "{one_in: 3, by: documents}"}),
+    "divided": ({}, {"split_documents": "true", "seed": 3}),
+}
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache that was appended to twice, and from which documents were removed twice."""
+    root = tmp_path_factory.mktemp("history")
+    tiny_cache(root / "code", documents=40, seed=9)
+    grown(root / "web", [40, 30])
+    remove(root / "web", 2, 43)
+    grown(root / "web", [20], start=3)
+    remove(root / "web", 5, 71)
+    return str(root)
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: str([*case.values()][:-1]))
+def test_batches_are_what_they_were(history: str, case: dict[str, Any]):
+    name = "both" if case["kind"] == "both" else "web"
+    moves = [{"step": case["step"], "caches": {name: case["to"]}}] if "to" in case else []
+    if name == "both":
+        paths = [f"{history}/web", f"{history}/code"]
+        components = {name: ComponentConfig(paths, snapshot=case["snapshot"])}
+        amendments = [AmendmentConfig(**one) for one in moves]
+        config = LmDataConfig(components, seq_len=16, batch_size=6, amendments=amendments)
+    else:
+        of_kind, fields = KINDS[case["kind"]]
+        web = {**of_kind, "snapshot": case["snapshot"]}
+        config = config_of(history, *moves, web=web, **fields)
+    for step, leaves in enumerate(batches(config, range(20))):
+        digest = hashlib.sha256()
+        for leaf in leaves:
+            digest.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
+        assert digest.hexdigest()[:16] == case["digests"][step], step
+
+
 def test_weights_do_not_name_what_an_amendment_brings_in(root: str):
-    config = config_of(root, {"step": 3, "extend": {"web": 2}})
+    grow(f"{root}/web", 3)
+    config = config_of(root, {"step": 3, "caches": {"web": 2}})
     for weights in ({"web": {"repeat": 1}, "web@2": 1}, {"web": 1, "web@2": 1}):
         with pytest.raises(
             ConfigError, match=r"weights.web@2 = 1: is not there yet. Leave it out: amendments\[0\]"

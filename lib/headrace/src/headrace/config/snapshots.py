@@ -1,0 +1,369 @@
+"""The snapshots of its caches that a run uses, and from which step on.
+
+A config names the snapshot with which a component starts, or leaves it out: then it is the newest.
+An amendment ``caches: {web: 3}`` moves it to a later one. Both are settled here, where caches are
+opened:
+
+1. Every component gets its snapshot written out (:func:`settle`).
+2. The documents that were appended between two snapshots become a component of their own,
+   ``web@3``, with the settings of ``web``. In the blend, ``web`` becomes a group of both
+   (:func:`headrace.mix.amendments.extend`), so the epoch over the old documents goes on.
+3. The documents that were removed are erased from the rows, from the step of the amendment on
+   (:func:`without_removed`).
+
+Past this module, nobody knows of snapshots but the code that opens caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from headrace.config.component import ComponentConfig
+from headrace.config.source_order import in_order_of_run
+from headrace.data.documents import stored_documents, token_ranges
+from headrace.data.pairs import is_of_pairs
+from headrace.errors import CacheError, ConfigError, did_you_mean, format_count
+from headrace.feed.host_ledgers import history_reader
+from headrace.mix.amendments import number_of_each
+from headrace.mix.stage_config import AmendmentConfig, added_later
+from headrace.order.intervals import Intervals
+from headrace.store import files
+from headrace.store.cache import TokenCache
+from headrace.store.snapshots import History, Snapshot, choose_snapshot, parse_history
+
+if TYPE_CHECKING:
+    from headrace.config.lm_data import LmDataConfig
+    from headrace.data.erased import Erasure, RunDataset
+    from headrace.data.mixture import MixtureDataset
+    from headrace.data.phased import PhasedDataset
+
+
+@dataclass(frozen=True)
+class Move:
+    """An amendment moves the caches of a component to later snapshots.
+
+    Attributes:
+        step: The first step with them.
+        field: The field that says so.
+        snapshots: The number for each cache.
+    """
+
+    step: int
+    field: str
+    snapshots: list[int]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a config's snapshots are.
+
+    Attributes:
+        components: Its components with their snapshots written out, and those that amendments
+            bring in.
+        snapshots: The snapshots of each component.
+        moves: The later moves of each component.
+        drawn_from: The first step of each component that an amendment brings in.
+    """
+
+    components: dict[str, ComponentConfig]
+    snapshots: dict[str, list[Snapshot]]
+    moves: dict[str, list[Move]]
+    drawn_from: dict[str, int]
+
+
+class _Named(NamedTuple):
+    """An entry of an amendment's ``caches``."""
+
+    number: int
+    amendment: AmendmentConfig
+    name: str
+    components: list[str]
+
+    @property
+    def field(self) -> str:
+        return f"amendments[{self.number}].caches.{self.name}"
+
+    @property
+    def value(self) -> int | list[int]:
+        return self.amendment.caches[self.name]
+
+
+def settle(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> Settled:
+    """Finds out which snapshots the caches of a config are at, and when.
+
+    Reads the list of snapshots of each cache that does not start at its first and stay there,
+    unless an open cache is given ``instead``.
+
+    Raises:
+        ConfigError: there is no such snapshot, or an amendment cannot be carried out.
+        CacheError: a list cannot be read, or is damaged.
+    """
+    entries = [
+        _Named(number, amendment, name, _components_of(name, number, config))
+        for number, amendment in enumerate(config.amendments)
+        for name in amendment.caches
+    ]
+    # 1. Where each component starts.
+    starts = _starts(config, instead, entries)
+    components = {
+        name: component
+        if name in instead
+        else replace(component, snapshot=[one.number for one in starts[name]])
+        for name, component in config.components.items()
+    }
+    # 2. Where amendments move it and what came of it before; what it gains comes beside it.
+    reached = dict(starts)
+    snapshots = dict(starts)
+    moves: dict[str, list[Move]] = {name: [] for name in components}
+    families = {name: [name] for name in components}
+    drawn_from: dict[str, int] = {}
+    for entry in entries:
+        later = added_later(config.amendments[entry.number + 1 :])
+        for base in entry.components:
+            gained = _gained(reached[base], entry)
+            numbers = {one.path: one.number for one in gained}
+            reached[base] = [replace(one, after=0) for one in gained]
+            for name in families[base]:
+                moved = [numbers[one.path] for one in snapshots[name]]
+                moves[name].append(Move(entry.amendment.step, entry.field, moved))
+            if grown := [one for one in gained if one.members]:
+                newcomer = entry.amendment.newcomers[entry.name]
+                _check_can_grow(base, newcomer, config, entry, grown[0])
+                components = _with_newcomer(components, base, newcomer, grown, later)
+                snapshots[newcomer] = grown
+                moves[newcomer] = []
+                drawn_from[newcomer] = entry.amendment.step
+                families[base].append(newcomer)
+    in_order = {name: snapshots[name] for name in components}
+    return Settled(components, in_order, moves, drawn_from)
+
+
+def _components_of(name: str, number: int, config: LmDataConfig) -> list[str]:
+    """The components that an amendment names: one, or the buckets of one."""
+    if name in config.components:
+        return [name]
+    if buckets := [one for one in config.components if one.startswith(f"{name}/")]:
+        return buckets
+    target = config.amendments[number].caches[name]
+    cure = did_you_mean(name, config.components)
+    problem = "is not a component"
+    for amendment in config.amendments[:number]:
+        for base, newcomer in amendment.newcomers.items():
+            if newcomer == name:
+                problem = f"came with an amendment of {base}"
+                cure = f"Name that: {{{base}: {target}}}."
+    field = f"amendments[{number}].caches.{name}"
+    raise ConfigError(problem, field=field, value=target, cure=cure)
+
+
+def _starts(
+    config: LmDataConfig, instead: Mapping[str, TokenCache], entries: Sequence[_Named]
+) -> dict[str, list[Snapshot]]:
+    """The snapshots with which each component starts: those that it sets; else those before the
+    first that an amendment names; else the newest.
+    """
+    first: dict[str, list[int]] = {}
+    for entry in entries:
+        for name in entry.components:
+            first.setdefault(name, number_of_each(entry.value))
+    wanted = {
+        name: component.of_each("snapshot", name) for name, component in config.components.items()
+    }
+    # What starts at its first snapshot and stays there needs no list.
+    listed = {
+        path: (path, *(component.replicas or ()))
+        for name, component in config.components.items()
+        for path, number in zip(component.caches, wanted[name], strict=True)
+        if name not in instead and (name in first or number != 1)
+    }
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        read = pool.map(partial(_history, history_reader()), listed.values())
+        histories = dict(zip(listed, read, strict=True))
+    starts: dict[str, list[Snapshot]] = {}
+    for name, component in config.components.items():
+        if name in instead:
+            starts[name] = [*instead[name].snapshots]
+            continue
+        starts[name] = []
+        after = component.of_each("after", name)
+        for at, path in enumerate(component.caches):
+            history = histories.get(path, History())
+            number = wanted[name][at]
+            if number is None and name in first and len(first[name]) == len(component.caches):
+                number = min(max(first[name][at] - 1, 1), history.newest)
+            field = f"components.{name}.snapshot"
+            starts[name].append(choose_snapshot(path, number, history, after[at] or 0, field))
+    return starts
+
+
+def _history(read: Callable[[str], bytes], locations: Sequence[str]) -> History:
+    """The changes of a cache, from the first of its locations that answers."""
+    failures: list[CacheError] = []
+    for location in locations:
+        root = files.absolute(location)
+        try:
+            return parse_history(root, read(root))
+        except CacheError as error:
+            failures.append(error)
+    first = failures[0]
+    cure = "Or set components.NAME.snapshot: 1, with which nobody asks for it."
+    raise type(first)(
+        first.problem,
+        field=first.field,
+        value=first.value,
+        cure=f"{first.cure or ''} {cure}".strip(),
+    ) from first
+
+
+def _gained(reached: Sequence[Snapshot], entry: _Named) -> list[Snapshot]:
+    """What each cache of a component gains up to the snapshots that an amendment names."""
+    targets = number_of_each(entry.value)
+    before = [one.number for one in reached]
+    if len(targets) != len(reached):
+        problem = f"does not say it of its {format_count(len(reached), 'cache')}"
+        cure = f"Give one number for each: {before}."
+        raise ConfigError(problem, field=entry.field, value=entry.value, cure=cure)
+    for snapshot, target in zip(reached, targets, strict=True):
+        choose_snapshot(snapshot.path, target, snapshot.history, field=entry.field)
+    if any(new < old for old, new in zip(before, targets, strict=True)) or before == targets:
+        problem = f"is not later than snapshot {max(before)}, which the run has by then"
+        cure = f"Name a later one, or leave it out: headrace cache inspect {reached[0].path} shows them."
+        raise ConfigError(problem, field=entry.field, value=entry.value, cure=cure)
+    return [
+        Snapshot(one.path, one.history, target, one.number)
+        for one, target in zip(reached, targets, strict=True)
+    ]
+
+
+def _check_can_grow(
+    name: str, newcomer: str, config: LmDataConfig, entry: _Named, gained: Snapshot
+) -> None:
+    """Raises ConfigError if no component can stand beside one for what its caches gain."""
+    component = config.components[name]
+    limits = {
+        "max_tokens": component.max_tokens,
+        "max_share": component.max_share,
+        "buckets": component.buckets,
+    }
+    for setting, limit in limits.items():
+        if limit is not None:
+            cure = (
+                f"Make the new documents a component of their own, with {setting} or without:"
+                f" {{cache: {gained.path}, snapshot: {gained.number}, after: {gained.after}}}."
+            )
+            problem = f"brings in documents, which does not go with components.{name}.{setting}"
+            raise ConfigError(problem, field=entry.field, value=entry.value, cure=cure)
+    if newcomer in config.components:
+        raise ConfigError(
+            f"is the name of what {entry.field} brings in",
+            field="components",
+            value=newcomer,
+            cure="Give it another name.",
+        )
+    if newcomer in (weights := config.weights or {}):
+        cure = f"Leave it out: {entry.field} brings it in, with a share of {name}'s weight."
+        raise ConfigError(
+            "is not there yet", field=f"weights.{newcomer}", value=weights[newcomer], cure=cure
+        )
+
+
+def _with_newcomer(
+    components: Mapping[str, ComponentConfig],
+    base: str,
+    newcomer: str,
+    grown: Sequence[Snapshot],
+    later: set[str],
+) -> dict[str, ComponentConfig]:
+    """The components with one for what another gains, before those of later amendments."""
+    one = replace(
+        components[base],
+        cache=[snapshot.path for snapshot in grown],
+        snapshot=[snapshot.number for snapshot in grown],
+        after=[snapshot.after for snapshot in grown],
+        weight=None,
+        source=None,
+        expected_tokens=None,
+        remove=None,
+    )
+    first = {name: part for name, part in components.items() if name not in later}
+    last = {name: part for name, part in components.items() if name in later}
+    return {**first, newcomer: one, **last}
+
+
+def without_removed(
+    dataset: MixtureDataset | PhasedDataset,
+    settled: Settled,
+    caches: Mapping[str, TokenCache],
+) -> RunDataset:
+    """The dataset of a run without the documents that are removed from its caches; itself if there
+    are none.
+
+    Reads the boundaries of the removed documents.
+    """
+    from headrace.data.erased import ErasedDataset
+
+    erasures: dict[str, list[tuple[int, Erasure]]] = {}
+    for name, component in settled.components.items():
+        cache = caches[name]
+        numbers = [one.number for one in cache.snapshots]
+        removed = 0
+        for move in (Move(0, f"components.{name}.snapshot", numbers), *settled.moves[name]):
+            documents = cache.removed(move.snapshots)
+            if documents.total > removed:  # later snapshots have all that earlier ones have
+                removed = documents.total
+                erasure = _erasure(cache, documents, move, _unit_of(component, cache))
+                erasures.setdefault(name, []).append((move.step, erasure))
+    return ErasedDataset(dataset, erasures, settled.drawn_from) if erasures else dataset
+
+
+def _unit_of(component: ComponentConfig, cache: TokenCache) -> int:
+    """How many neighbouring documents are removed together."""
+    if component.packing is None:
+        return 1
+    pairs = is_of_pairs(cache, component.pairs)
+    return component.packing.resolved(pairs=pairs, conversations=False).unit or 1
+
+
+def _erasure(cache: TokenCache, removed: Intervals, move: Move, unit: int) -> Erasure:
+    """Documents, each with its whole unit, and where they are stored."""
+    from headrace.data.erased import Erasure
+
+    documents = stored_documents(cache, removed)
+    units = Intervals(documents.start // unit * unit, -(-documents.stop // unit) * unit)
+    units = Intervals(units.start, np.minimum(units.stop, cache.num_documents))
+    record = {
+        "snapshot": move.snapshots,
+        "documents": units.total,
+        "digest": removed.digest()[:32],
+    }
+    return Erasure(token_ranges(cache, units), units.total, record, move.field)
+
+
+def dataset_as_begun(
+    run: RunDataset,
+    instead: Mapping[str, TokenCache] | None,
+    beginning: tuple[Mapping[str, Sequence[int]], Mapping[str, Any] | None],
+) -> RunDataset | None:
+    """The dataset of a config as the run started with it; None if ``run`` is the same. Caches are
+    the config's, or ``instead``; see :class:`headrace.run.beginning.Beginning`.
+    """
+    snapshots_then, begun = beginning
+    config = in_order_of_run(run.config, begun or {})
+    described = run.describe()
+    first = described.get("phases", [{"dataset": described}])[0]["dataset"]
+    now = first.get("snapshots", {})
+    snapshots = {
+        name: then
+        for name, then in snapshots_then.items()
+        if name in config.components and then != now.get(name, [])
+    }
+    first_config = config.as_begun(snapshots, begun)
+    own_caches = {name: cache for name, cache in (instead or {}).items() if name not in snapshots}
+    is_same = first_config == config and config is run.config
+    return None if is_same else first_config.dataset(own_caches)
