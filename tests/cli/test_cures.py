@@ -5,6 +5,7 @@ finished part of a build.
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,70 @@ def test_what_is_printed_behind_a_finished_part_can_be_typed(
     # It is what an uninterrupted build with the same options makes.
     assert headrace(*build, "-o", "fresh", *typed)[0] == 0
     assert tree(Path("cache")) == tree(Path("fresh"))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("options", "record", "printed", "field"),
+    [
+        (["--kind", "text"], {"body_": "a text"}, "--text-field FIELD", "body_"),
+        (["--kind", "prompts"], {"ask": "Why?"}, "--field prompt=FIELD", "ask"),
+        (["--kind", "prompts", "--field", "prompt=p"], {"ask": "?"}, "--field prompt=FIELD", "ask"),
+        (TOKENS, {"those": [1, 2]}, "--field tokens=FIELD", "those"),
+        ([*TOKENS, "--field", "labels=l"], IDS, "--field labels=none", ""),
+        (CHAT, {"said": MESSAGES}, "--field messages=FIELD", "said"),
+        ([*CHAT, "--field", "system=s"], {"messages": MESSAGES}, "--field system=none", ""),
+        (PAIRS, {"best": "a", "rejected": "b"}, "--field chosen=FIELD", "best"),
+        (PAIRS, {"chosen": "a", "worst": "b"}, "--field rejected=FIELD", "worst"),
+        ([*TOKENS, "--leaf", "id=name:int32"], {**IDS, "at": 7}, "--leaf id=FIELD:int32", "at"),
+    ],
+)
+def test_a_field_that_is_missing_is_chosen_as_it_is_printed(
+    headrace: Run,
+    tmp_path: Path,
+    options: list[str],
+    record: dict[str, Any],
+    printed: str,
+    field: str,
+    ending: str,
+):
+    path = tmp_path / f"a.{ending}"
+    write(path, *[record] * 9)
+    if ending != "jsonl":
+        arrow = pytest.importorskip("pyarrow")
+        rows = arrow.Table.from_pylist([record] * 9)
+        if ending == "parquet":
+            pytest.importorskip("pyarrow.parquet").write_table(rows, path)
+        else:
+            pytest.importorskip("pyarrow.feather").write_feather(rows, str(path))
+    build = ["build", str(path), "-o", str(tmp_path / "cache"), "-t", "bytes", *options]
+    code, _, said = headrace(*build)
+    cures = cures_of(said)
+    if options[:2] == ["--kind", "text"] and ending == "jsonl":
+        printed = "--text-field body_"  # it is the only one
+    assert (code, cures) == (2, [shlex.split(printed)]), said
+    typed = [option.replace("FIELD", field) for option in cures[0]]
+    assert headrace(*build, *typed)[0] == 0
+
+
+@pytest.mark.parametrize("changed", [[0], [1, 3], [0, 1, 2, 3, 4, 6]])
+def test_only_changed_files_are_built_again_by_the_command_that_is_printed(
+    headrace: Run, tmp_path: Path, changed: list[int]
+):
+    for i in range(8):
+        write(tmp_path / "my in" / f"{i}.jsonl", {"text": f"file {i}"})
+    cache = tmp_path / "my cache"
+    build = ["build", str(tmp_path / "my in"), "-o", str(cache), "-t", "bytes", "--part-bytes", "1"]
+    assert headrace(*build)[0] == 0
+    parts = sorted(cache.glob("parts/*/part.json"))
+    built = [part.stat().st_mtime_ns for part in parts]
+    for i in changed:
+        write(tmp_path / "my in" / f"{i}.jsonl", {"text": f"another text {i}"})
+    code, _, said = headrace(*build)
+    assert code == 2
+    command = said.rstrip().rpartition("run the same command again after: ")[2]
+    assert subprocess.run(command, shell=True).returncode == 0
+    code, out, said = headrace(*build)
+    assert (code, f"{len(changed)} part" in out) == (0, True), said
+    rebuilt = [i for i in range(8) if parts[i].stat().st_mtime_ns != built[i]]
+    assert rebuilt == changed

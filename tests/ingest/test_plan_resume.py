@@ -2,8 +2,10 @@
 nothing else matters.
 """
 
+import shlex
 from typing import Any
 
+import fsspec
 import pytest
 from msgspec.structs import replace
 
@@ -149,8 +151,25 @@ def test_files_that_changed_before_their_part_was_built_are_taken_as_they_are():
 def test_files_that_changed_after_it_are_refused():
     with pytest.raises(
         SourceError,
-        match=r"a.jsonl, c.jsonl: changed after.*delete out/parts/00000, out/parts/00001",
+        match=r"a.jsonl, c.jsonl: changed after.*after: rm -r out/parts/00000 out/parts/00001$",
     ):
         changed_sources(
             "out", BEGUN.sources, touched("a.jsonl", "c.jsonl", "e.jsonl"), {"00000", "00001"}
         )
+
+
+def test_in_a_bucket_the_command_deletes_these_parts_only():
+    store = fsspec.filesystem("memory")
+    for number in range(8):
+        store.pipe(f"/out/parts/0000{number}/part.json", b"{}")
+    with pytest.raises(SourceError) as caught:
+        changed_sources(
+            "memory://out",
+            BEGUN.sources,
+            touched(*(f"{n}.jsonl" for n in "abe")),
+            {"00000", "00002"},
+        )
+    _, _, program = shlex.split(str(caught.value.cure).rpartition("after: ")[2])
+    exec(program, {})
+    left = {path.split("/")[3] for path in store.find("/out")}
+    assert left == {f"0000{number}" for number in range(8)} - {"00000", "00002"}

@@ -81,6 +81,7 @@ class DocumentMaker(Protocol):
 
     columns: list[str]
     optional: set[str]
+    cures: dict[str, str]
 
     def documents(self, record: Fields) -> Sequence[Document]:
         """The documents of a record, all of them or none.
@@ -104,6 +105,7 @@ class DocumentReader:
         self.skipped_lines = 0
         self.first_skipped: tuple[int, str] | None = None
         self._reader: Reader = open_reader(file, maker.columns, maker.optional)
+        self._reader.cures = maker.cures
         self._reader.max_record_bytes = config.max_record_bytes
         self.ignored = self._reader.ignored
         self._ended = False

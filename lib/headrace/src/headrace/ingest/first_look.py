@@ -268,6 +268,7 @@ class _FirstLook:
             ConfigError: a package is missing.
         """
         reader = open_head(file, self._kind.columns, self._kind.optional)
+        reader.cures = self._kind.cures
         reader.max_record_bytes = self._source.max_record_bytes
         trial = _Trial(file)
         try:

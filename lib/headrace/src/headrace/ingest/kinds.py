@@ -78,7 +78,6 @@ from headrace.ingest.records import (
 from headrace.ingest.source import (
     BOUNDS,
     FIELDS,
-    OPTIONAL,
     TOKEN_MASKS,
     ChatConfig,
     SourceConfig,
@@ -128,6 +127,8 @@ class DocumentKind(abc.ABC):
         self.columns = config.columns(kind)
         self.optional = config.optional_columns(kind)
         self._fields = {name: config.field_of(kind, name) for name in FIELDS[kind]}
+        self._cures = {name: config.cure_of(kind, name) for name in FIELDS[kind]}
+        self.cures = config.cures(kind)
         self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
         for name, leaf in config.leaves.items():
             if leaf.width is not None and (kind != "tokens" or config.fim is not None):
@@ -183,11 +184,7 @@ class DocumentKind(abc.ABC):
         return lookup(record, field, self._cure_of(name))
 
     def _cure_of(self, name: str) -> str:
-        """What to type if a record cannot be used because of what it has for ``name``."""
-        if (self.kind, name) in OPTIONAL and name not in ("question", "answer"):
-            return f"Leave it unused: --field {name}=none."
-        option = "--text-field " if name == "text" else f"--field {name}="
-        return f"Choose the field: {option}FIELD."
+        return self._cures[name]
 
     def _field_name(self, name: str) -> str:
         return self._fields[name] or name

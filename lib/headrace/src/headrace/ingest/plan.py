@@ -358,14 +358,24 @@ def changed_sources(
     stale = [s for s in begun if is_changed(s, current[s["path"]]) and s["part"] in done]
     if stale:
         parts = sorted({str(s["part"]) for s in stale})
-        folders = _some({files.join(output, "parts", p) for p in parts})
         raise SourceError(
             "changed after its part was built",
             field=_some({str(s["path"]) for s in stale}),
-            cure="To build everything anew pass --restart; to rebuild only what changed, delete"
-            f" {folders} and run the same command again.",
+            cure="To build everything anew pass --restart; to rebuild only what changed, run the"
+            f" same command again after: {_deletion(files.join(output, 'parts'), parts)}",
         )
     return updated
+
+
+def _deletion(folder: str, names: Sequence[str]) -> str:
+    """The command that deletes these folders within a folder."""
+    if files.is_local(folder):
+        return f"rm -r {shlex.join(files.join(folder, name) for name in names)}"
+    program = (
+        f"import fsspec; fs, root = fsspec.url_to_fs({folder!r});"
+        f" [fs.rm(root + '/' + name, recursive=True) for name in {' '.join(names)!r}.split()]"
+    )
+    return f"python -c {shlex.quote(program)}"
 
 
 def differing_tokenizers(begun: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

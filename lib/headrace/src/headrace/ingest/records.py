@@ -81,6 +81,7 @@ class Reader(abc.ABC):
     Attributes:
         columns: Requested fields (dotted paths).
         optional: Those of them that are optional.
+        cures: What to type if one does not exist, by its name.
         stored_bytes: Bytes of the file consumed so far, as stored (for progress).
         ignored: Ignored records, by type (``text/html``).
         unread: Columns of a table that are not read.
@@ -95,6 +96,7 @@ class Reader(abc.ABC):
         self.part = part
         self.columns = columns
         self.optional: Collection[str] = ()
+        self.cures: Mapping[str, str] = {}
         self.stored_bytes = 0
         self.ignored: Counter[str] = Counter()
         self.unread: list[str] = []
@@ -142,8 +144,7 @@ class Reader(abc.ABC):
                     f"has no column {column!r} (it has {', '.join(map(repr, present[:12]))})",
                     field=self.path,
                     cure=cure_of_shape(column, present)
-                    or f"{did_you_mean(column, present)}"
-                    " Choose it with --text-field or --field ROLE=NAME.",
+                    or f"{did_you_mean(column, present)} {self.cures.get(column, '')}".strip(),
                 )
         top_level = {c if c in present else c.split(".")[0] for c in self.columns}
         self.unread = [name for name in present if name not in top_level]
@@ -417,6 +418,18 @@ class LeafConfig:
         """Whether it is stored as UTF-8."""
         return self.dtype in (TEXT, ANY)
 
+    def option(self, name: str, field: str) -> str:
+        """The option of ``headrace build`` that reads this leaf from a field.
+
+        Example:
+            >>> LeafConfig("a", "int32", width=8).option("topk", "b")
+            '--leaf topk=b:int32:token:8'
+        """
+        kind = "" if self.kind == "auto" else f":{self.kind}"
+        if self.width is not None:
+            kind = f":token:{self.width}"
+        return f"--leaf {name}={field}:{self.dtype}{kind}"
+
     def spec(self, name: str) -> LeafSpec:
         """The leaf's specification for the store.
 
@@ -451,7 +464,8 @@ class LeafConfig:
             text = self._any_text(record)
             utf8_length(text)
             return np.frombuffer(text.encode(), np.uint8)
-        value = lookup(record, self.field, keep_any if self.is_text else _LEAF_CURE)
+        choose = f"Choose the field: {self.option(name, 'FIELD')}."
+        value = lookup(record, self.field, keep_any if self.is_text else choose)
         if self.is_text:
             text = string_of(value, self.field, keep_any)
             utf8_length(text)

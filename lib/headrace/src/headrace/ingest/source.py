@@ -405,6 +405,24 @@ class SourceConfig:
         """Whether a kind reads a value that every record must have."""
         return self.field_of(kind, name) is not None and not self.is_optional(kind, name)
 
+    def cure_of(self, kind: Kind, name: str) -> str:
+        """What to type if records cannot be used because of what they have for ``name``."""
+        if (kind, name) in OPTIONAL and name not in ("question", "answer"):
+            return f"Leave it unused: --field {name}=none."
+        option = "--text-field " if name == "text" else f"--field {name}="
+        return f"Choose the field: {option}FIELD."
+
+    def cures(self, kind: Kind) -> dict[str, str]:
+        """What to type if a field that is read does not exist, by the field."""
+        cures = {
+            leaf.field: f"Choose the field: {leaf.option(name, 'FIELD')}."
+            for name, leaf in self.leaves.items()
+        }
+        for name in FIELDS[kind]:
+            if (field := self.field_of(kind, name)) is not None:
+                cures[field] = self.cure_of(kind, name)
+        return cures
+
     def columns(self, kind: Kind) -> list[str]:
         """All fields that are read of a record."""
         named = [f for name in FIELDS[kind] if (f := self.field_of(kind, name)) is not None]
