@@ -2,9 +2,11 @@
 finished part of a build.
 """
 
+import gzip
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -192,3 +194,154 @@ def test_only_changed_files_are_built_again_by_the_command_that_is_printed(
     assert (code, f"{len(changed)} part" in out) == (0, True), said
     rebuilt = [i for i in range(8) if parts[i].stat().st_mtime_ns != built[i]]
     assert rebuilt == changed
+
+
+RECORDS = [{"text": f"text {k}"} for k in range(30)]
+LINES = "".join(json.dumps(one) + "\n" for one in RECORDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", json.dumps(RECORDS)),
+        ("a.json", json.dumps(RECORDS, indent=1)),
+        ("my file.json", json.dumps({"data": RECORDS})),
+        ("a.json", json.dumps({"version": "2", "n": 1.5, "the data": RECORDS})),
+        ("a.json", json.dumps({"data": RECORDS}, indent=1)),
+        ("a.jsonl", "".join(json.dumps(one, indent=2) + "\n" for one in RECORDS)),
+        ("a.json.gz", json.dumps({"data": RECORDS}, indent=1)),
+        ("a.json.zst", json.dumps(RECORDS)),
+        ("a.json", json.dumps([{"text": "long " * 9000}] * 30)),
+    ],
+)
+@pytest.mark.parametrize("rule", ["error", "skip"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_json_file_is_converted_by_the_command_that_is_printed(
+    headrace: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: str,
+    rule: str,
+    beside: bool,
+):
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    packed = content.encode()
+    if name.endswith(".gz"):
+        packed = gzip.compress(packed)
+    elif name.endswith(".zst"):
+        packed = pytest.importorskip("zstandard").compress(packed)
+    Path("in", name).write_bytes(packed)
+    if beside:
+        Path("in/b.jsonl").write_text(LINES)
+    build = ["build", "in", "-o", "cache", "-t", "bytes", "--on-bad-line", rule]
+    code, _, said = headrace(*build)
+    assert code == 2
+    assert f"in/{name}: is a JSON file, and not one object on each line" in said
+    assert "--on-bad-line" not in said
+    command = said.rstrip().rpartition("what that writes: ")[2]
+    if shutil.which("jq") is None:
+        pytest.skip("jq is not installed")
+    assert subprocess.run(command, shell=True).returncode == 0
+    written = command.rpartition(" > ")[2]
+    code, out, said = headrace("build", *shlex.split(written), "-o", "cache", "-t", "bytes")
+    assert (code, "30 documents" in out) == (0, True), said
+
+
+@pytest.mark.parametrize(
+    ("options", "records", "printed"),
+    [
+        ([], [{"messages": MESSAGES}], "--kind chat"),
+        (CHAT, [{"messages": [{"role": "user"}]}], ""),
+        ([], [[1, 2], [3]], ""),
+        ([], [{"data": {"text": "inner"}}] * 9, "--text-field data.text"),
+    ],
+)
+def test_what_looks_like_a_json_file_and_is_none(
+    headrace: Run, tmp_path: Path, options: list[str], records: list[Any], printed: str
+):
+    write(tmp_path / "a.jsonl", *records)
+    code, _, said = headrace(
+        "build", str(tmp_path), "-o", str(tmp_path / "c"), "-t", "bytes", *options
+    )
+    assert (code, "is a JSON file" in said) == (2, False), said
+    assert printed in said
+
+
+def test_a_long_line_with_a_list_is_a_record(headrace: Run, tmp_path: Path):
+    write(tmp_path / "a.jsonl", {"data": RECORDS * 3000, "text": "a text"})
+    build = ["build", str(tmp_path / "a.jsonl"), "-o", str(tmp_path / "c"), "-t", "bytes"]
+    assert headrace(*build)[0] == 0
+
+
+def test_a_document_that_is_too_long_is_divided(headrace: Run, tmp_path: Path):
+    many = [{"messages": [{"role": "user", "content": "x" * n}]} for n in (1, 5_000_000, 2)]
+    write(tmp_path / "a.jsonl", *many)
+    build = ["build", str(tmp_path / "a.jsonl"), "-o", str(tmp_path / "c"), "-t", "bytes", *CHAT]
+    code, _, said = headrace(*build)
+    assert (code, "characters; at most 4,194,304. Divide it into several records" in said) == (
+        2,
+        True,
+    )
+    assert headrace(*build, *cures_of(said)[0])[0] == 0
+
+
+def test_prompts_are_a_record_each(headrace: Run, tmp_path: Path):
+    write(tmp_path / "a.jsonl", {"prompt": ["a", "b"]})
+    build = ["build", str(tmp_path), "-o", str(tmp_path / "c"), "-t", "bytes", "--kind", "prompts"]
+    code, _, said = headrace(*build)
+    assert (code, "holds a string in prompt[0], not a message with a role" in said) == (2, True)
+    assert "Texts without roles, such as prompts, are a record each" in said
+    write(tmp_path / "a.jsonl", {"prompt": "a"}, {"prompt": "b"})
+    assert headrace(*build)[0] == 0
+
+
+def test_saved_datasets_in_a_folder_are_read_as_such(
+    headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    saved = datasets.Dataset.from_list(RECORDS)
+    saved.save_to_disk("in/saved")
+    shutil.copy("in/saved/data-00000-of-00001.arrow", "in/saved/cache-1.arrow")  # of a map()
+    Path("in/a.txt").write_text("a text")
+    for name, sources, documents in (
+        ("mixed", ["in"], 31),
+        ("alone", ["in/saved"], 30),
+        ("absolute", [str(tmp_path / "in" / "saved")], 30),
+        ("both", ["in/a.txt", "hf://./in/saved"], 31),
+    ):
+        code, out, said = headrace("build", *sources, "-o", name, "-t", "bytes")
+        assert (code, f"{documents} documents" in out) == (0, True), said
+    assert tree(Path("mixed/parts")) == tree(Path("both/parts"))
+    assert headrace("init", "in", "-o", "first", "--dry-run")[0] == 0
+    datasets.DatasetDict({"train": saved, "test": saved.select([0])}).save_to_disk("all")
+    code, _, said = headrace("build", "all", "-o", "c", "-t", "bytes")
+    assert (code, "all: is a saved dataset of several splits" in said) == (2, True)
+    splits = said.rstrip().rpartition("in place of the folder: ")[2].split(", ")
+    assert splits == ["hf://./all/test", "hf://./all/train"]
+    code, out, _ = headrace("build", splits[1], "-o", "c", "-t", "bytes")
+    assert (code, "30 documents" in out) == (0, True)
+
+
+@pytest.mark.parametrize("unit", ["1", "3"])
+@pytest.mark.parametrize("compare", [[], ["--compare"]])
+def test_pairs_that_are_parted_can_be_packed_as_it_is_printed(
+    headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, compare: list[str]
+):
+    monkeypatch.chdir(tmp_path)
+    write(Path("a.jsonl"), *[{"prompt": "q", **PAIR}] * 50)
+    assert headrace("build", "a.jsonl", "--kind", "preference", "-o", "c", "-t", "bytes")[0] == 0
+    pack = ["cache", "pack", "c", "--seq-len", "64", *compare]
+    code, _, said = headrace(*pack, "--unit", unit)
+    assert (code, "parts the two answers of each pair of c. Leave it out" in said) == (2, True)
+    assert headrace(*pack)[0] == 0
+    command = re.search(r"headrace (cache pack RUN.yaml components.NAME.pairs=false)", said)
+    assert command is not None
+    Path("run.yaml").write_text(
+        "{seq_len: 64, batch_size: 2, num_steps: 9, seed: 0, components: {p: {cache: c, packing:"
+        " {unit: 1}}}}"
+    )
+    typed = command[1].replace("RUN", "run").replace("NAME", "p").split()
+    assert headrace(*typed)[0] == 0

@@ -59,7 +59,7 @@ def command(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Show what would be done, look at the sources, and write nothing."
+            "--dry-run", help="Look at the sources, show what would be done, and write nothing."
         ),
     ] = False,
 ) -> None:
@@ -101,10 +101,8 @@ def command(
     ]
     refuse_faults([fault for faults in faults_of_sources(unbuilt) for fault in faults])
     if dry_run:
-        typer.echo(
-            f"The first records of {format_count(len(unbuilt), 'source')} can be built from; nothing"
-            " was written."
-        )
+        sources = format_count(len(unbuilt), "source")
+        typer.echo(f"The first records of {sources} can be built from; nothing was written.")
         return
     chosen: list[tuple[FoundSource, int, int]] = []
     for source, config in with_text:

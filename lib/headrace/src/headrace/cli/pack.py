@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -126,7 +128,7 @@ def command(
     from headrace.batch.masks import mask_leaf
     from headrace.data.documents import DocumentFilter
     from headrace.data.packed import PackedTokenDataset
-    from headrace.data.pairs import is_of_pairs
+    from headrace.data.pairs import check_pairs, is_of_pairs
     from headrace.pack.spec import PackingConfig
     from headrace.store.joined import open_cache
 
@@ -146,16 +148,37 @@ def command(
     opened.check_unit(unit or 1)
     removed = None if remove is None else DocumentFilter.load(remove, name="--remove")
     if compare:
-        conversations = mask_leaf(opened, "auto") is not None
-        how = how.resolved(pairs=is_of_pairs(opened, None), conversations=conversations)
+        mask = mask_leaf(opened, "auto")
+        pairs = is_of_pairs(opened, None)
+        how = how.resolved(pairs=pairs, conversations=mask is not None)
+        if pairs:
+            with _typed_for_a_config():
+                check_pairs(opened, how.unit or 1, mask)
         rows = _compared(opened, seq_len, how, removed)
         typer.echo(json.dumps(rows)) if as_json else _show_compared(console, cache, seq_len, rows)
         return
-    with working("packing"):
+    with working("packing"), _typed_for_a_config():
         one = _facts(
             PackedTokenDataset(opened, seq_len, removed=removed, **vars(how)), ranks, drop_last
         )
     typer.echo(json.dumps(one)) if as_json else _show(console, cache, one)
+
+
+@contextmanager
+def _typed_for_a_config() -> Iterator[None]:
+    """A field of a component in a cure becomes the command that sets it: a cache has no such
+    field.
+    """
+    from headrace.errors import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        if "pairs: false" not in (error.cure or ""):
+            raise
+        typed = "headrace cache pack RUN.yaml components.NAME.pairs=false"
+        cure = (error.cure or "").replace("pairs: false", typed)
+        raise ConfigError(error.problem, field=error.field, value=error.value, cure=cure) from error
 
 
 def _show_each(console: Console, plans: dict[str, dict[str, Any]]) -> None:

@@ -5,13 +5,14 @@ One error then names every file that cannot be built from, with its fault and th
 column, another encoding, no JSON, a template that fails, a damaged archive or table. Without it, a
 build would stop at the first such file, after hours, and after its cure at the next one.
 
-Of a file, only its head is read, :data:`HEAD_BYTES`, and :data:`TRIED_RECORDS` records of it become
-documents, or more until one is good; nothing is tokenized. A file that becomes bad further on is
-not noticed here: ``on_bad_line`` decides what happens then. With ``on_bad_line="skip"``, bad
-records pass here, too. But a file whose first records all fail alike does not: no line is to blame then,
-but the choice of field, encoding or template, and the whole file would be skipped. Nor does a
-source without a single good record, of which nothing would be left, nor a column beside token ids
-that may say what is trained on, and of which nothing is known: of one file, all columns are read.
+Of a file, only its head is read, :data:`HEAD_BYTES`, and :data:`TRIED_RECORDS` records of it
+become documents, or more until one is good; nothing is tokenized. A file that becomes bad further
+on is not noticed here: ``on_bad_line`` decides what happens then. With ``on_bad_line="skip"``,
+bad records pass here, too. But a file whose first records all fail alike does not: no line is to
+blame then, but the choice of field, encoding or template, and the whole file would be skipped.
+Nor does a source without a single good record, of which nothing would be left, nor a column
+beside token ids that may say what is trained on, and of which nothing is known: of one file, all
+columns are read.
 
 Price: for a file in a bucket, one request; for a table there, one for its end and one or two for
 each column. On a local disk, a millisecond or two. At most :data:`MOST_FILES` files of a source, or
@@ -21,6 +22,7 @@ each column. On a local disk, a millisecond or two. At most :data:`MOST_FILES` f
 from __future__ import annotations
 
 import io
+import json
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -288,11 +290,11 @@ class _FirstLook:
         """The errors of a source without a single good record: skipping would leave nothing."""
         faults: list[SourceError] = []
         for trial in trials:
-            fault = self._fault_of_all(trial)
+            fault = _fault_of_one_value(trial) or self._fault_of_all(trial)
             if fault is None and trial.first_bad is not None:
-                place, problem = trial.first_bad
+                record_place, problem = trial.first_bad
                 cure = f"{problem.cure} Mend it: the source has no good record."
-                fault = SourceError(problem.problem, field=place, cure=cure.strip())
+                fault = SourceError(problem.problem, field=record_place, cure=cure.strip())
             if fault is not None:
                 faults.append(fault)
         if not faults:
@@ -304,6 +306,8 @@ class _FirstLook:
         return faults
 
     def _fault_of(self, trial: _Trial) -> SourceError | None:
+        if (fault := _fault_of_one_value(trial)) is not None:
+            return fault
         skips = self._source.on_bad_line == "skip"
         leave_out = (
             f"Or leave out the file, or its first {len(trial.bad)} records: single ones are skipped"
@@ -311,8 +315,8 @@ class _FirstLook:
         )
         fault = self._fault_of_all(trial, leave_out if skips else "")
         if fault is None and trial.first_bad is not None and not skips:
-            place, problem = trial.first_bad
-            fault = refused(problem, place)
+            record_place, problem = trial.first_bad
+            fault = refused(problem, record_place)
         return fault or trial.damage
 
     def _try_records(self, reader: Reader, trial: _Trial) -> None:
@@ -370,6 +374,12 @@ class _FirstLook:
             if isinstance(lookup(record, self._source.text_field), str):
                 return None
         texts = {name: value for name, value in record.items() if isinstance(value, str)}
+        for outer, inner in record.items():
+            if isinstance(inner, dict):
+                inner_fields = cast("dict[str, Any]", inner).items()
+                texts |= {
+                    f"{outer}.{name}": one for name, one in inner_fields if isinstance(one, str)
+                }
         return max(texts, key=lambda name: len(texts[name]), default=None)
 
 
@@ -548,6 +558,73 @@ def _spread(listed: Sequence[SourceFile], most: int) -> list[SourceFile]:
     """At most so many of the files, spread evenly."""
     count = min(len(listed), most)
     return [listed[i * len(listed) // count] for i in range(count)]
+
+
+_LIST = re.compile(
+    r'\s*(?:\{(?:\s*"[^"]*"\s*:\s*(?:"[^"]*"|[-\w.]+)\s*,)*\s*("[^"]+")\s*:\s*)?\[\s*\{'
+)
+"""The beginning of a JSON file with a list of objects, which may be the first list of an object."""
+_LISTS_OF_RECORDS = {
+    "conversations",
+    *(field for names in FIELDS.values() for field in names.values()),
+}
+"""Lists of objects that are a part of one record."""
+_UNPACKED_BY = {"gzip": "gzip -dc", "zstd": "zstd -dc"}
+
+
+def _fault_of_one_value(trial: _Trial) -> SourceError | None:
+    """The error for a JSON file that has its records in a list, or spread over lines."""
+    file = trial.file
+    if trial.has_good or file.format != "jsonl" or (trial.is_whole and not trial.bad):
+        return None
+    head = bytearray()
+    reader = open_head(file, ())
+    with suppress(EndOfHeadError, SourceError):
+        for block in cast("BlockReader", reader).blocks():
+            head += block
+    which = _records_in(head.decode(errors="replace").strip(), trial.bad)
+    if not which:
+        return None
+    command = f"jq -c {shlex.quote(which)}"
+    name = shlex.quote(file.shown_path)
+    if file.compression == "none":
+        command += f" {name}"
+    else:
+        command = f"{_UNPACKED_BY[file.compression]} {name} | {command}"
+    output = shlex.quote(f"{file.shown_path.split('/')[-1].split('.')[0]}.lines.jsonl")
+    return SourceError(
+        "is a JSON file, and not one object on each line",
+        field=file.shown_path,
+        cure=f"Convert it, and build from what that writes: {command} > {output}",
+    )
+
+
+def _records_in(text: str, bad: Sequence[BadRecordError]) -> str:
+    r"""The filter of ``jq`` that gives the records of a JSON file which begins with ``text``; empty
+    if its records are lines.
+
+    Example:
+        >>> _records_in('{"data": [\n{"text": "a"},', [BadRecordError("is not valid JSON")])
+        '.["data"][]'
+    """
+    first_line, _, others = text.partition("\n")
+    listed = _LIST.match(text)
+    is_line = False
+    with suppress(ValueError, RecursionError):
+        json.loads(first_line)
+        is_line = True
+    if is_line and others:
+        return ""
+    if listed is None:
+        return "." if first_line.strip() == "{" else ""
+    name = listed[1]
+    if name is None:
+        return ".[]"
+    if is_line or not bad:  # an object that may be a record: with another fault, or a long one
+        lacks = bool(bad) and bad[0].problem.startswith("has no field")
+        return f".[{name}][]" if lacks and not bad[0].cure.startswith("Say ") else ""
+    are_many = "\n}" in text[:-2]
+    return "." if are_many or json.loads(name) in _LISTS_OF_RECORDS else f".[{name}][]"
 
 
 def _with_note(fault: SourceError, note: str) -> SourceError:

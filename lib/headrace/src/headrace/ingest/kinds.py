@@ -746,7 +746,8 @@ class MarkedKind(DocumentKind):
         if len(text) > MAX_PIECE_CHARS:
             raise BadRecordError(
                 f"is a {self.kind} document of {len(text):,} characters; at most"
-                f" {MAX_PIECE_CHARS:,}"
+                f" {MAX_PIECE_CHARS:,}",
+                "Divide it into several records.",
             )
         return Document(text, utf8_length(text), self._leaves(record), spans, **more)
 

@@ -308,17 +308,19 @@ def with_restart(output: str, fault: HeadraceError) -> HeadraceError:
     cure = fault.cure or ""
     if "--restart" in cure or not re.search(_READING, cure):
         return fault
-    begun = read_ledger(output)
-    complete = [] if begun is None else complete_parts(output, begun).values()
-    if begun is None or not any(record.documents for record in complete):
+    ledger = read_ledger(output)
+    complete = [] if ledger is None else complete_parts(output, ledger).values()
+    if ledger is None or not any(record.documents for record in complete):
         return fault
 
     def followed(options: re.Match[str]) -> str:
-        source = _with_options(begun.metadata["source"], shlex.split(options[0]))
-        kept = source is not None and not differences(
-            begun, structs.replace(begun, metadata={**begun.metadata, "source": source}), complete
+        source = _with_options(ledger.metadata["source"], options[0].split())
+        is_kept = source is not None and not differences(
+            ledger,
+            structs.replace(ledger, metadata={**ledger.metadata, "source": source}),
+            complete,
         )
-        return options[0] if kept else f"{options[0]} --restart"
+        return options[0] if is_kept else f"{options[0]} --restart"
 
     cure = re.sub(f"{_READING}(?: {_READING})*", followed, cure)
     return SourceError(fault.problem, field=fault.field, cure=cure)
@@ -328,7 +330,7 @@ def _with_options(source: Mapping[str, Any], options: Sequence[str]) -> dict[str
     """The settings of a source with other fields and leaves; None if the options are others."""
     fields = dict(source["fields"])
     leaves = dict(source["leaves"])
-    for option, value in zip(options[::2], options[1::2], strict=True):
+    for option, value in zip(options[::2], options[1::2], strict=False):
         if option == "--field":
             name, _, fields[name] = value.partition("=")
         elif option == "--leaf":

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
@@ -39,6 +39,7 @@ from headrace.ingest.choices import (
     SpecialTokensInText,
 )
 from headrace.ingest.listing import (
+    Entry,
     escape_undecodable,
     expand_braces,
     file_name,
@@ -145,6 +146,8 @@ OPTIONAL = (
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 HF_SCHEME = "hf://"
+_OF_SAVED_DATASET = {"dataset_info.json", "state.json"}
+_OF_SPLITS = "dataset_dict.json"
 _HF_FILES = tuple(f"{HF_SCHEME}{repo}/" for repo in ("datasets", "models", "spaces", "buckets"))
 
 
@@ -244,8 +247,8 @@ class SourceConfig:
     """Where the documents come from.
 
     Attributes:
-        paths: Files, folders (searched recursively, hidden files left out), globs (``**`` too),
-            braces (``part-{00..99}.parquet``) or URLs.
+        paths: Files, folders (searched recursively, hidden files left out; datasets saved in them
+            are read as such), globs (``**`` too), braces (``part-{00..99}.parquet``) or URLs.
             ``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV`` is a dataset of the Hugging
             Face Hub or, as ``hf://./FOLDER``, on this machine (``&streaming=true`` reads it without
             a copy on disk); with ``format="python"`` a path is ``module:function``.
@@ -541,6 +544,11 @@ class SourceConfig:
         kind, entries = listing
         if kind == "folder":
             entries = list(entries)
+            if self.format == "auto" and files.is_local(path):
+                saved, entries = _without_saved_datasets(entries)
+                yield from saved
+                if saved and not entries:
+                    return
             chosen = [e for e in entries if self._is_wanted(e.path)]
             if not chosen:
                 endings = Counter(_ending(e.path) for e in entries)
@@ -579,6 +587,47 @@ def split_compression(path: str) -> tuple[str, Compression]:
     stem, extension = os.path.splitext(path)
     compression = _COMPRESSIONS.get(extension.lower())
     return (stem, compression) if compression else (path, "none")
+
+
+def _without_saved_datasets(entries: list[Entry]) -> tuple[list[SourceFile], list[Entry]]:
+    """The datasets among the files of a folder that ``datasets`` saved there (``save_to_disk``),
+    each of which is read as a whole, and the files that belong to none.
+
+    Its own files say which tables are its data: others in its folder may be copies of them.
+
+    Raises:
+        SourceError: one has several splits, and a test split is not to be trained on by accident.
+    """
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        folder, _, name = entry.path.rpartition("/")
+        names[folder].add(name)
+    saved = {folder: _hf_path(folder) for folder in names if names[folder] >= _OF_SAVED_DATASET}
+    dicts = {folder for folder in names if _OF_SPLITS in names[folder]}
+    for parent in sorted(dicts):
+        splits = sorted(path for folder, path in saved.items() if _parent(folder) == parent)
+        if len(splits) > 1:
+            raise SourceError(
+                "is a saved dataset of several splits",
+                field=parent,
+                cure=f"Name those to build in place of the folder: {', '.join(splits)}",
+            )
+    others = [
+        entry
+        for entry in entries
+        if _parent(entry.path) not in saved
+        and not (_parent(entry.path) in dicts and entry.path.endswith(f"/{_OF_SPLITS}"))
+    ]
+    return [SourceFile(path, "hf") for path in saved.values()], others
+
+
+def _hf_path(folder: str) -> str:
+    path = files.local_path(folder)
+    return f"{HF_SCHEME}{path}" if path.is_absolute() else f"{HF_SCHEME}./{path}"
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _ending(path: str) -> str:
