@@ -15,8 +15,8 @@ from headrace.cli.append import Encoder, append_as_typed
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson, refuse_typed
 from headrace.cli.panels import HelpAll
-from headrace.cli.remove import to_use_it
 from headrace.cli.shown import in_bytes
+from headrace.cli.snapshots import to_use_it
 from headrace.errors import format_count
 
 if TYPE_CHECKING:

@@ -254,6 +254,7 @@ def removal(cache: TokenCache, url: str) -> dict[str, int]:
 
 def overview(cache: TokenCache) -> dict[str, Any]:
     """Sizes, layout, tokenizer and counters of a finished cache, as JSON values."""
+    from headrace.cli.snapshots import snapshot_facts
     from headrace.ingest.build import unused_fields_of
     from headrace.store import files
     from headrace.store.document_ends import block_tokens_of
@@ -288,42 +289,6 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "block_tokens": block_tokens_of(cache),
         "shuffled": shuffled and {key: shuffled[key] for key in ("seed", "unit", "fingerprint")},
         **snapshot_facts(cache),
-    }
-
-
-def snapshot_facts(cache: TokenCache) -> dict[str, Any]:
-    """The snapshots of a cache, and what is removed as of the newest, as JSON values.
-
-    Each snapshot has its number, the documents and tokens that were appended for it, the documents
-    that were removed for it, and the documents that are there as of it.
-    """
-    from headrace.data.documents import stored_documents, token_ranges
-    from headrace.store.snapshots import Change, Member
-
-    opened = cache.snapshots[0]
-    removed = cache.removed()
-    first = Change(cache.members[0].as_member)
-    snapshots: list[dict[str, Any]] = []
-    there = 0
-    for number, change in enumerate((first, *opened.changes), start=1):
-        appended = change.appended or Member()
-        gone = sum(stop - start for start, stop in change.removed)
-        there += appended.documents - gone
-        snapshots.append(
-            {
-                "snapshot": number,
-                "appended_documents": appended.documents,
-                "appended_tokens": appended.tokens,
-                "removed_documents": gone,
-                "documents": there,
-            }
-        )
-    return {
-        "snapshot": opened.number,
-        "snapshots": snapshots,
-        "members": opened.paths,
-        "removed_documents": removed.total,
-        "removed_tokens": token_ranges(cache, stored_documents(cache, removed)).total,
     }
 
 

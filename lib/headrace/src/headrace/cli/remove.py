@@ -36,8 +36,8 @@ def command(
 
     New runs neither read these documents nor train on them; their other rows stay the same, bit for
     bit. To move a run in progress to the new snapshot, add the amendment that this command prints.
-    Documents are numbered from 0, as in `headrace cache inspect CACHE --document`; `headrace cache inspect
-    CACHE --id` finds the number of a document by its id.
+    Documents are numbered from 0, as in `headrace cache inspect CACHE --document`; `headrace cache
+    inspect CACHE --id` finds the number of a document by its id.
 
     For example:
 
@@ -45,7 +45,7 @@ def command(
 
         headrace cache remove gs://bucket/web --file takedowns.txt
     """
-    from headrace.cli.inspect import snapshot_facts
+    from headrace.cli.snapshots import snapshot_facts, to_use_it
     from headrace.store.joined import open_cache
     from headrace.store.snapshots import remove_documents
 
@@ -70,21 +70,6 @@ def command(
     typer.echo(f"{count} with {tokens} are removed.")
     if newest > 1:
         typer.echo(to_use_it(newest))
-
-
-def to_use_it(snapshot: int) -> str:
-    """How a run comes to use a new snapshot.
-
-    Example:
-        >>> print(to_use_it(3))
-        New runs use snapshot 3. For a run in progress, add for each component with this cache:
-        amendments: [{step: STEP, caches: {COMPONENT: 3}}]
-    """
-    return (
-        f"New runs use snapshot {snapshot}. For a run in progress, add for each component with this"
-        " cache:\n"
-        f"amendments: [{{step: STEP, caches: {{COMPONENT: {snapshot}}}}}]"
-    )
 
 
 def _listed(cache: TokenCache, documents: list[str], file: str | None) -> DocumentFilter:

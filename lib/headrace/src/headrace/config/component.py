@@ -82,9 +82,10 @@ class ComponentConfig:
             Training ignores it.
         remove: File of documents to leave out; see
             :class:`~headrace.data.documents.DocumentFilter`.
-        snapshot: The snapshot of its cache (:mod:`headrace.store.snapshots`) that a run starts with;
-            a list for several caches, one number each. None: the newest at the start of the run, as
-            recorded in its manifest; if an amendment moves it to a later one, the one before that.
+        snapshot: The snapshot of its cache (:mod:`headrace.store.snapshots`) that a run starts
+            with; a list for several caches, one number each. None: the newest at the start of the
+            run, as recorded in its manifest; if an amendment moves it to a later one, the one
+            before that.
         after: Use only what was appended to its cache after this snapshot; a list for several
             caches. None: all.
         remove_not_found: What to do with numbers in that file that match no document: ``refuse``
@@ -153,7 +154,8 @@ class ComponentConfig:
         if len(numbers) != len(self.caches) or min(numbers) < 1:
             cure = f"Give {[1] * len(self.caches)}, or leave it out."
             raise ConfigError(
-                f"is not a number, from 1, for each of its {format_count(len(self.caches), 'cache')}",
+                "is not a number, from 1, for each of its"
+                f" {format_count(len(self.caches), 'cache')}",
                 field=f"components.{name}.{field}",
                 value=given,
                 cure=cure,

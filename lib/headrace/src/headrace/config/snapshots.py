@@ -172,14 +172,14 @@ def _starts(
     for entry in entries:
         for name in entry.components:
             first.setdefault(name, number_of_each(entry.value))
-    wanted = {
+    chosen = {
         name: component.of_each("snapshot", name) for name, component in config.components.items()
     }
     # What starts at its first snapshot and stays there needs no list.
     listed = {
         path: (path, *(component.replicas or ()))
         for name, component in config.components.items()
-        for path, number in zip(component.caches, wanted[name], strict=True)
+        for path, number in zip(component.caches, chosen[name], strict=True)
         if name not in instead and (name in first or number != 1)
     }
     with ThreadPoolExecutor(max_workers=16) as pool:
@@ -191,14 +191,14 @@ def _starts(
             starts[name] = [*instead[name].snapshots]
             continue
         starts[name] = []
-        after = component.of_each("after", name)
+        earlier = component.of_each("after", name)
         for at, path in enumerate(component.caches):
             history = histories.get(path, History())
-            number = wanted[name][at]
+            number = chosen[name][at]
             if number is None and name in first and len(first[name]) == len(component.caches):
                 number = min(max(first[name][at] - 1, 1), history.newest)
             field = f"components.{name}.snapshot"
-            starts[name].append(choose_snapshot(path, number, history, after[at] or 0, field))
+            starts[name].append(choose_snapshot(path, number, history, earlier[at] or 0, field))
     return starts
 
 
@@ -233,7 +233,8 @@ def _gained(reached: Sequence[Snapshot], entry: _Named) -> list[Snapshot]:
         choose_snapshot(snapshot.path, target, snapshot.history, field=entry.field)
     if any(new < old for old, new in zip(before, targets, strict=True)) or before == targets:
         problem = f"is not later than snapshot {max(before)}, which the run has by then"
-        cure = f"Name a later one, or leave it out: headrace cache inspect {reached[0].path} shows them."
+        shown = f"headrace cache inspect {reached[0].path} shows them"
+        cure = f"Name a later one, or leave it out: {shown}."
         raise ConfigError(problem, field=entry.field, value=entry.value, cure=cure)
     return [
         Snapshot(one.path, one.history, target, one.number)

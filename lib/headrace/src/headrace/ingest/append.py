@@ -1,8 +1,8 @@
 """``append_cache``: adds new sources to a finished cache, which makes its next snapshot.
 
 They are built in ``appended/N`` in the cache's folder like any cache, with the cache's tokenizer,
-layout, leaves and settings for records, and are listed in ``snapshots.json`` when they are finished;
-see :mod:`headrace.store.snapshots`.
+layout, leaves and settings for records, and are listed in ``snapshots.json`` when they are
+finished; see :mod:`headrace.store.snapshots`.
 
 Invariants: existing data stays bit-identical; after a kill, the same call continues and gives the
 result of an uninterrupted one; no source file is in a cache twice. Price: that of building the

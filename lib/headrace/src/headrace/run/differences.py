@@ -39,8 +39,8 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
     """:func:`differences` of the fields of two configs, and of the order of their components, which
     is part of a run.
 
-    Left out are fields that may change at any time, and snapshots of caches, which a run keeps if its
-    config does not set them.
+    Left out are fields that may change at any time, and snapshots of caches, which a run keeps if
+    its config does not set them.
 
     Example:
         >>> config_differences(

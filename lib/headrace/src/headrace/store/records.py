@@ -2,8 +2,8 @@
 
 A record is two lines of JSON. The first is the seal: the ``kind`` of the file, the ``version`` of
 its format, what it is ``of`` (the fingerprint of a cache; empty if it is of none) and a ``digest``
-of these three and the second line. The second line is the content. :doc:`formats </formats>` has the
-fields of every kind.
+of these three and the second line. The second line is the content. docs/formats.md has the fields
+of every kind.
 
 Invariants: a reader sees the file as it was before a write or as it is after it, also after a power
 cut; equal contents make equal bytes; a byte that changes is noticed. Price: a write is one file

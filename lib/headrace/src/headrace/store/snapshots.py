@@ -1,8 +1,8 @@
 """Snapshots: a cache as it was built, and as it is after each later change.
 
-Building a cache makes its snapshot 1. Each ``headrace build --append`` and each ``headrace cache remove``
-makes the next one, by adding one entry to ``<root>/snapshots.json``: the cache that was appended,
-or the documents that were removed. Nothing else of a cache ever changes, so all snapshots stay
+Building a cache makes its snapshot 1. Each ``headrace build --append`` and each ``headrace cache
+remove`` makes the next one, by adding one entry to ``<root>/snapshots.json``: the cache that was
+appended, or the documents that were removed. Nothing else of a cache ever changes, so all snapshots stay
 readable. Snapshot ``n`` is the built cache with the first ``n - 1`` entries.
 
 A cache that is appended is an ordinary cache in ``<root>/appended/1``, ``2``, and so on. Together
@@ -260,15 +260,15 @@ def choose_snapshot(
 def check_member(snapshot: Snapshot, number: int, fingerprint: str, path: str) -> None:
     """Raises CacheCorruptError if a member is not what the list of snapshots says."""
     history = snapshot.history
-    if not history.changes or (wanted := history.members[number].fingerprint) == fingerprint:
+    if not history.changes or (named := history.members[number].fingerprint) == fingerprint:
         return
     if number == 0:
         url = files.join(files.absolute(snapshot.path), SNAPSHOTS_NAME)
-        problem = f"is of another cache: it names {wanted}, and this one is {fingerprint}"
+        problem = f"is of another cache: it names {named}, and this one is {fingerprint}"
         raise CacheCorruptError(
             problem, field="snapshots", value=url, cure=_cure(files.absolute(snapshot.path))
         )
-    problem = f"is not what was appended: it is {fingerprint}, and {wanted} was"
+    problem = f"is not what was appended: it is {fingerprint}, and {named} was"
     raise CacheCorruptError(problem, field="cache", value=path, cure="Restore its folder.")
 
 
@@ -364,8 +364,8 @@ def remove_documents(root: str, built: Member, documents: Intervals) -> tuple[Hi
 
 
 def copy_removed(removed: Intervals, copy: str, built: Member) -> None:
-    """Removes documents from a copy of a cache in which they are removed, unless it has been changed
-    already. They have the same numbers in both, even if the copy was shuffled.
+    """Removes documents from a copy of a cache in which they are removed, unless it has been
+    changed already. They have the same numbers in both, even if the copy was shuffled.
     """
     if removed.total and not history_of(copy).changes:
         remove_documents(copy, built, removed)

@@ -70,7 +70,7 @@ def findings(plan: RunPlan) -> list[Finding]:
 
 @_rule("warning", "cache_missing")
 def _missing_caches(plan: RunPlan) -> Iterator[_Advice]:
-    components = plan.config.components
+    components = plan.sources
     missing = [c for c in plan.components if not c.exists and components[c.name].source is None]
     if missing:
         yield (
@@ -140,7 +140,7 @@ def _untrained_rows(plan: RunPlan) -> Iterator[Finding]:
         cures = [f"train on every token ({mask}: none)"]
         if talk.longest > plan.phases[0][1]:
             cures.insert(0, f"raise seq_len to {talk.longest:,}")
-        if plan.config.components[c.name].packing is None and not trains_nothing:
+        if plan.sources[c.name].packing is None and not trains_nothing:
             cures.insert(0, f"keep conversations whole (components.{c.name}.packing: {{}})")
         yield Finding(
             "problem" if trains_nothing else "warning",
@@ -158,7 +158,7 @@ def _cut_conversations(plan: RunPlan) -> Iterator[_Advice]:
         talk = c.conversations
         if talk is None or not talk.begun_inside:
             continue
-        how = plan.config.components[c.name].packing
+        how = plan.sources[c.name].packing
         path = f"components.{c.name}.packing"
         what = f"{talk.begun_inside:,} of {talk.pieces:,}"
         if how is None:
@@ -193,7 +193,7 @@ def _left_out(plan: RunPlan) -> Iterator[_Advice]:
         if talk is None or not talk.left_out_documents:
             continue
         share = talk.left_out_documents / max(talk.documents, 1)
-        how = plan.config.components[c.name].packing
+        how = plan.sources[c.name].packing
         pairs = how is not None and talk.unit > 1
         other = (
             ""
@@ -353,7 +353,7 @@ def _excess_loss(plan: RunPlan) -> Iterator[_Advice]:
                 f"is {noise.icc:.0%} between blocks: expect {noise.excess - 1:+.0%} excess loss"
                 " over a full shuffle",
                 "Train on a copy that shuffles documents: headrace cache reshuffle"
-                f" {plan.config.components[name].caches[0]} OUTPUT",
+                f" {plan.sources[name].caches[0]} OUTPUT",
             )
 
 
@@ -367,9 +367,7 @@ def _small_windows(plan: RunPlan) -> Iterator[_Advice]:
             and c.open_blocks < 0.98 * rows
         ):
             yield (
-                f"components.{c.name}.shuffle"
-                if plan.config.components[c.name].shuffle
-                else "shuffle",
+                f"components.{c.name}.shuffle" if plan.sources[c.name].shuffle else "shuffle",
                 f"mixes {c.open_blocks:,} blocks at a time, fewer than the {rows:,.0f} rows that"
                 f" {c.name!r} gives to a batch, so rows of one block meet in a batch",
                 f"Raise window_blocks to {round(rows):,} or more, or leave shuffle out for the"
@@ -490,7 +488,7 @@ def _never_drawn(plan: RunPlan) -> Iterator[_Advice]:
 def _points_behind(plan: RunPlan) -> Iterator[_Advice]:
     if plan.steps is None:
         return
-    for name, component in plan.config.components.items():
+    for name, component in plan.sources.items():
         if not isinstance(component.weight, dict):
             continue
         steps = weight_from_config(without_repeats({name: component.weight})[name]).breaks
@@ -506,7 +504,7 @@ def _points_behind(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "weight_before_schedule")
 def _before_the_first_point(plan: RunPlan) -> Iterator[_Advice]:
-    for name, component in plan.config.components.items():
+    for name, component in plan.sources.items():
         if isinstance(component.weight, dict) and "step" in component.weight:
             step, weight = weight_from_config(component.weight).points[0]
             if step > 0:
@@ -541,7 +539,7 @@ def _other_shares(plan: RunPlan) -> Iterator[_Advice]:
 
 
 def _is_capped(plan: RunPlan, c: ComponentPlan) -> bool:
-    component = plan.config.components[c.name]
+    component = plan.sources[c.name]
     return (
         component.max_tokens is not None
         or component.max_epochs is not None

@@ -19,6 +19,7 @@ from headrace.analysis.check.conversations import Conversations, look_at_convers
 from headrace.analysis.check.sizes import PlannedCaches, planned_caches
 from headrace.analysis.excess import SourceExcess, source_excess
 from headrace.analysis.simulate.forecast import Forecast, RunSteps, simulate
+from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.budgets import OpenBytes
 from headrace.data.dataset import PlannedDataset
@@ -120,7 +121,9 @@ class RunPlan:
     micro_batches: (
         MicroForecast | None
     )  # how batches are split, and how full the micro-batches are; None: not split
-    config: LmDataConfig = field(repr=False)  # the config
+    # the config, and its components with those that amendments bring in
+    config: LmDataConfig = field(repr=False)
+    sources: Mapping[str, ComponentConfig] = field(repr=False)
 
     @property
     def effective_batch(self) -> tuple[int, int] | None:
@@ -145,7 +148,7 @@ class RunPlan:
         plain = {
             k: v
             for k, v in vars(self).items()
-            if k not in ("config", "components", "forecast", "unlimited")
+            if k not in ("config", "sources", "components", "forecast", "unlimited")
         }
         return {
             **plain,
@@ -259,7 +262,8 @@ def plan_run(
         open_bytes=OpenBytes.of(dataset),
         unpacked=planned.unpacked,
         micro_batches=micro,
-        config=original.at_snapshots(planned.caches),
+        config=original,
+        sources=original.at_snapshots(planned.caches).components,
     )
 
 
