@@ -2,8 +2,8 @@
 
 Building a cache makes its snapshot 1. Each ``headrace build --append`` and each ``headrace cache
 remove`` makes the next one, by adding one entry to ``<root>/snapshots.json``: the cache that was
-appended, or the documents that were removed. Nothing else of a cache ever changes, so all snapshots stay
-readable. Snapshot ``n`` is the built cache with the first ``n - 1`` entries.
+appended, or the documents that were removed. Nothing else of a cache ever changes, so all snapshots
+stay readable. Snapshot ``n`` is the built cache with the first ``n - 1`` entries.
 
 A cache that is appended is an ordinary cache in ``<root>/appended/1``, ``2``, and so on. Together
 with the built cache, these are the *members* of a snapshot. Documents are numbered through all
