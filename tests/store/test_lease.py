@@ -1,17 +1,22 @@
 """Leases: one builder at a time, whatever happens to the others and to their clocks."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
+import pty
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.errors import CacheError
 from headrace.store import files
@@ -313,3 +318,74 @@ def test_on_object_stores(request, store, tmp_path, monkeypatch):
         for k, one in enumerate(takers)
         if k not in winners
     )
+
+
+@pytest.mark.parametrize("renewed", [-1.0, -100.0])
+def test_another_boot_of_this_host_name_is_watched(tmp_path, clock, renewed):
+    """This container before it was started anew, or another one in which the owner lives."""
+    here = socket.gethostname()
+    put(
+        tmp_path,
+        record(host=here, boot="another:pid:[1]", renewed=clock.now + renewed, expiry_s=60.0),
+    )
+    with lease(str(tmp_path)):
+        assert owner(tmp_path) != "somebody"
+    assert 30 <= clock.slept < 32
+
+
+def test_the_seconds_of_a_wait_are_shown_on_a_terminal(tmp_path, clock):
+    put(tmp_path, record(renewed=0.0, expiry_s=20.0))
+    leader, follower = pty.openpty()
+    with (
+        os.fdopen(follower, "w") as terminal,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(sys, "stderr", terminal)
+        with lease(str(tmp_path)):
+            pass
+    shown = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    said = "waiting for a heartbeat of process 7 on elsewhere, which may have been killed: "
+    assert [f"{said}{left} s left" in shown for left in (10, 5, 1)] == [True] * 3
+    assert shown.endswith("\r\x1b[K")
+
+
+CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--uts"]
+
+
+@pytest.mark.skipif(
+    subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode != 0,
+    reason="this machine lets no user make containers",
+)
+@pytest.mark.parametrize("tries", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_the_live_writer_of_another_container_keeps_its_lease(tmp_path, tries):
+    """Both have one host name, and process numbers of their own; its process here does not run."""
+    for number in range(tries):
+        root = str(tmp_path / str(number))
+        inside = [*CONTAINER, sys.executable, "-c", CHILD, root, "2.0"]
+        with subprocess.Popen(inside, stdin=-1, stdout=-1, text=True, bufsize=1) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(CacheError, match="its lease is being renewed"):
+                lease(root, expiry_s=2.0).__enter__()
+            said, _ = process.communicate("\n")
+            assert said == "done\n"
+
+
+NUMBERS = st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text(max_size=3))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([field.name for field in fields(LeaseRecord)]), NUMBERS, max_size=3
+    ),
+    st.sampled_from([None, b"[" * 10_000, b'{"a":' * 10_000, b"\xff", b"[]", b"3"]),
+)
+def test_what_is_no_lease_is_replaced_and_what_is_one_is_refused(tmp_path_factory, changes, raw):
+    root = tmp_path_factory.mktemp("lease")
+    here = {**asdict(record(renewed=time.time() + 3.0)), **changes}
+    (root / LEASE_NAME).write_bytes(json.dumps(here).encode() if raw is None else raw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease_module, "time", Clock())
+        with contextlib.suppress(CacheError), lease(str(root)):
+            pass

@@ -8,6 +8,7 @@ if there is one, and the time left.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -65,6 +66,24 @@ def track(
         yield item
         size_so_far += size(item)
         report(what, size_so_far, total)
+
+
+@contextmanager
+def countdown(what: str) -> Iterator[Callable[[float], None]]:
+    """Shows what is waited for on stderr, if that is a terminal, and the seconds left, which the
+    function that it yields is called with; at the end, the line is empty again.
+    """
+
+    def show(left_s: float) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{what}: {left_s:.0f} s left\x1b[K")
+            sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
 
 
 def bar(*, show: bool = True) -> Progress:

@@ -4,16 +4,18 @@ long.
 ``<root>/lease.json`` names its owner (host, process, a random id) and counts its heartbeats. While
 the lease is held, other processes are refused, with the name of the owner. Once the owner is gone,
 the lease can be taken over: at once if it was a process of this machine that no longer runs,
-otherwise after ``expiry_s`` without a renewal.
+otherwise after ``expiry_s`` without a renewal. A container may have the host name of another one,
+where the owner lives: its process number says nothing here, only its heartbeats do.
 
 Step by step; the comments below have the same numbers:
 
 1. **Read** the file. None, or one that is no lease: go to 5.
 2. **Is its owner gone?** A process of this machine that no longer runs is: go to 5 without waiting.
-3. **Was it renewed lately**, by the times in the file? Refuse, and name the owner.
+3. **Was it renewed lately**, by the times in the file? Refuse, and name the owner. One of this host
+   name is watched in any case: it may be this container before it was started anew.
 4. **Watch** a lease that seems old for half its expiry, by this machine's own clock. A heartbeat
    comes every quarter, so whoever lives is seen: refuse. Clocks of two machines need not agree; the
-   times in the file only decide whether to look this far.
+   times in the file only decide whether to look this far. A terminal shows the seconds left.
 5. **Swap** the file for one's own, if it still is what was read in step 1. Otherwise somebody was
    faster: step 1 again, to say who.
 6. **Settle.** Where a swap is no real one (some object stores), look again a second later.
@@ -38,7 +40,6 @@ heartbeat. Price: that second, and one small write every ``expiry_s / 4``.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import socket
 import threading
@@ -46,12 +47,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Protocol
 
+import msgspec
 import tensorstore as ts
 
 from headrace.errors import CacheError, HeadraceError
+from headrace.progress import countdown
 from headrace.store import durable, files
 from headrace.store.array import kvstore_spec
 from headrace.store.failures import reason
@@ -65,6 +68,7 @@ GONE_S = 10.0
 NEVER_S = 600.0
 """Of :class:`LeaseWatch`."""
 _BEATS = 4
+_LONGEST_S = 24 * 3600.0
 _AHEAD_S = 5.0
 _ANSWER_S = 20.0  # longest wait for a store's answer, including its client's retries
 
@@ -75,25 +79,25 @@ class LeaseRecord:
 
     owner: str
     host: str
-    pid: int
-    boot: (
-        str  # names the machine's run since it was started: process numbers mean nothing in another
-    )
+    pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+    # Names the machine's run since it was started, and the container: process numbers mean nothing
+    # in another.
+    boot: str
     started: float
     renewed: float
     beats: int
-    expiry_s: float
+    expiry_s: Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> LeaseRecord | None:
         """Parses a lease; None if it is invalid, so that nobody can hold it."""
         try:
-            return cls(**json.loads(raw))
-        except (ValueError, TypeError):
+            return msgspec.json.decode(raw, type=cls)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return msgspec.json.encode(self)
 
     @property
     def who(self) -> str:
@@ -218,6 +222,18 @@ def lease(
     held_lease.check()  # 9. not in `finally`: an error of the block says more than a lost lease
 
 
+def end_lease_of_gone(root: str) -> None:
+    """Deletes the lease of a local folder whose owner was a process of this machine that no longer
+    runs, for a command that has found nothing to do.
+    """
+    if files.is_local(root):
+        slot = _LocalSlot(root)
+        raw = slot.read()
+        holder = LeaseRecord.from_bytes(raw or b"")
+        if holder is not None and is_gone(holder):
+            slot.swap(raw, None)
+
+
 _held_leases: list[tuple[Location, Callable[[], None]]] = []
 
 
@@ -330,15 +346,19 @@ def _why_held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
         return ""
     # 3. Was it renewed lately? A clock a little ahead of ours is as good as ours.
     age = _now() - holder.renewed
-    if -_AHEAD_S <= age <= holder.expiry_s:
+    is_elsewhere = holder.host != socket.gethostname() or _is_local(holder)
+    if -_AHEAD_S <= age <= holder.expiry_s and is_elsewhere:
         return f"its lease was renewed {max(age, 0):.0f} s ago"
     # 4. It seems to be old, or to come from the future: a clock may be wrong. A heartbeat tells: in
     #    half an expiry there are two.
     deadline = time.monotonic() + holder.expiry_s / 2
-    while time.monotonic() < deadline:
-        time.sleep(min(holder.expiry_s / 20, 1.0))
-        if slot.read() != raw:
-            return "its lease is being renewed"
+    what = f"waiting for a heartbeat of {holder.who}, which may have been killed"
+    with countdown(what) as show:
+        while (left := deadline - time.monotonic()) > 0:
+            show(left)
+            time.sleep(min(holder.expiry_s / 20, 1.0))
+            if slot.read() != raw:
+                return "its lease is being renewed"
     return ""
 
 
@@ -349,12 +369,9 @@ def _is_local(holder: LeaseRecord) -> bool:
 
 def is_gone(holder: LeaseRecord) -> bool:
     """Whether the holder was a process of this machine that no longer runs."""
-    if holder.host != socket.gethostname():
+    # Of another boot, it may be a container of that name, where it lives.
+    if not _is_local(holder):
         return False
-    # Since it started, the machine was started anew, or this is another container of that name: its
-    # process number means nothing here. If one of the two is unknown, better wait for the expiry.
-    if holder.boot != _boot():
-        return bool(holder.boot and _boot())
     try:
         # Signal 0 only asks. A process of another user is there, too: "not permitted" is alive.
         os.kill(holder.pid, 0)
