@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,65 @@ def test_a_disk_that_fails_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(files.CacheError, match="Input/output error"):
         files.write_atomic(str(tmp_path / "a"), b"")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("planted", ["link", "hard link", "pipe", "old", "nothing"])
+def test_a_file_that_has_the_temporary_name_is_never_followed(tmp_path, shared, planted):
+    other = tmp_path / "other"
+    other.write_bytes(b"of somebody else")
+    name = tmp_path / "page.html.tmp"
+    if planted == "link":
+        name.symlink_to(other)
+    elif planted == "hard link":
+        name.hardlink_to(other)
+    elif planted == "pipe":
+        os.mkfifo(name)
+    elif planted == "old":
+        name.write_bytes(b"x" * 1000)
+    durable.write_file(tmp_path / "page.html", [b"page"], shared=shared)
+    assert other.read_bytes() == b"of somebody else"
+    assert (tmp_path / "page.html").read_bytes() == b"page"
+    assert not (tmp_path / "page.html").is_symlink()
+    assert not shared or planted == "nothing" or os.path.lexists(name)
+
+
+def test_a_file_that_is_not_completed_is_removed(tmp_path):
+    def pieces():
+        yield b"half"
+        raise KeyboardInterrupt
+
+    for shared in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            durable.write_file(tmp_path / "a", pieces(), shared=shared)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_rest_of_a_killed_writer_is_swept_and_that_of_a_live_one_is_not(tmp_path):
+    code = (
+        "import os, signal, sys; from pathlib import Path; from headrace.store import durable\n"
+        "file = durable.TemporaryFile(Path(sys.argv[1], 'a'), shared=True)\n"
+        "file.content.write(b'half'); file.content.flush(); print('open', flush=True)\n"
+        "sys.stdin.readline()"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=-1, stdout=-1)
+        for _ in range(2)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+    (tmp_path / "a.elsewhere.1.tmp").write_bytes(b"")
+    (tmp_path / "a.elsewhere.2.tmp").write_bytes(b"")
+    os.utime(tmp_path / "a.elsewhere.2.tmp", (0, 0))
+    (tmp_path / "ab.tmp").write_bytes(b"of another file")
+    writers[0].kill()
+    writers[0].communicate()
+    before = set(os.listdir(tmp_path))
+    durable.write_file(tmp_path / "a", [b"whole"], shared=True)
+    swept = before - set(os.listdir(tmp_path))
+    assert len(swept) == 2
+    assert "a.elsewhere.2.tmp" in swept
+    writers[1].communicate(b"\n")
+    durable.write_file(tmp_path / "a", [b"whole"], shared=True)
+    assert set(os.listdir(tmp_path)) == {"a", "ab.tmp", "a.elsewhere.1.tmp"}

@@ -29,7 +29,7 @@ from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout
 from headrace.store.leaf import CacheLeaf, fitting
-from headrace.store.lease import check_vacant, lease
+from headrace.store.lease import LEASE_NAME, check_vacant, lease
 from headrace.store.ledger import LEDGER_NAME as CACHE_LEDGER_NAME
 from headrace.store.levanter_layout import CHUNK, LEDGER_NAME, SHARD_CHUNKS, UNBOUNDED
 from headrace.store.ragged import ArrayWriter
@@ -57,14 +57,15 @@ def write_levanter(
         advance: Called with the number of tokens and values written since its last call.
 
     Returns:
-        The ledger.
+        The ledger. If the cache is there already, in this form and dtype, nothing is done.
 
     Raises:
         CacheError: the output contains something else, cannot be written, or an id does not fit the
             dtype.
     """
     files.check_writable(output)
-    _check_vacant(output)
+    ledger = _ledger(cache, form, np.dtype(dtype).name)
+    is_done = _check_vacant(output, ledger)
     with lease(output) as held_lease:
 
         def moved(elements: int) -> None:
@@ -72,14 +73,23 @@ def write_levanter(
             if advance is not None:
                 advance(elements)
 
-        return _written(cache, output, form, np.dtype(dtype), moved)
+        if not is_done:
+            _write(cache, output, ledger, np.dtype(dtype), moved)
+    return ledger
 
 
-def _written(
-    cache: TokenCache, output: str, form: Form, dtype: np.dtype[Any], advance: Callable[[int], None]
-) -> dict[str, Any]:
-    ledger = _ledger(cache, form)
+def _write(
+    cache: TokenCache,
+    output: str,
+    ledger: dict[str, Any],
+    dtype: np.dtype[Any],
+    advance: Callable[[int], None],
+) -> None:
+    form = ledger["layout"]
     files.write_atomic(files.join(output, LEDGER_NAME), _dump({**ledger, "is_finished": False}))
+    for name in files.names_in(output):  # what an interrupted conversion left
+        if name not in (LEASE_NAME, LEDGER_NAME):
+            owned.remove_tree(files.join(output, name))
     for name in (TOKENS, *cache.leaves):
         leaf = cache.leaf(name)
         stored = dtype if name == TOKENS else leaf.dtype
@@ -95,13 +105,11 @@ def _written(
             shard = files.join(output, _shard_name(number), LEDGER_NAME)
             files.write_atomic(shard, _dump(_shard_ledger(ledger, _shard_name(number))))
     files.write_atomic(files.join(output, LEDGER_NAME), _dump(ledger))
-    return ledger
 
 
 def _write_leaf(
     leaf: CacheLeaf, folder: str, dtype: np.dtype[Any], advance: Callable[[int], None]
 ) -> None:
-    owned.remove_tree(folder)  # what an interrupted conversion left
     data = _writer(files.join(folder, "data"), dtype)
     for block in leaf.blocks():
         data.append(fitting(block, dtype, folder))
@@ -140,7 +148,7 @@ def array_metadata(dtype: np.dtype[Any]) -> dict[str, Any]:
     }
 
 
-def _ledger(cache: TokenCache, form: Form) -> dict[str, Any]:
+def _ledger(cache: TokenCache, form: Form, dtype: str) -> dict[str, Any]:
     leaves = [cache.leaf(name) for name in (TOKENS, *cache.leaves)]
     tokenizer = cache.ledger.tokenizer
     preprocessor = {
@@ -150,7 +158,7 @@ def _ledger(cache: TokenCache, form: Form) -> dict[str, Any]:
     preprocessor |= {
         f"append_{role}": tokenizer.get(f"{role}_id") is not None for role in ("bos", "eos")
     }
-    own_fields = {"tokenizer": tokenizer, "fingerprint": cache.fingerprint}
+    own_fields = {"tokenizer": tokenizer, "fingerprint": cache.fingerprint, "dtype": dtype}
     names = [_shard_name(k) for k in range(len(cache.parts))] if form == "sharded" else [""]
     rows = cache.part_documents.tolist() if form == "sharded" else [cache.num_documents]
 
@@ -203,11 +211,15 @@ def _is_unfinished(raw: bytes) -> bool:
         return False
 
 
-def _check_vacant(output: str) -> None:
-    """Refuses a folder with anything but an unfinished conversion."""
+def _check_vacant(output: str, planned: dict[str, Any]) -> bool:
+    """Whether a folder has the planned conversion already; refuses one with anything but this, or
+    an unfinished one.
+    """
     url = files.join(output, LEDGER_NAME)
     raw = files.read_bytes(url)
     if raw is not None:
+        if raw == _dump(planned):
+            return True
         if not _is_unfinished(raw):
             raise CacheError(
                 "holds a cache of Levanter already",
@@ -215,8 +227,9 @@ def _check_vacant(output: str) -> None:
                 value=output,
                 cure="Choose a new folder.",
             )
-        return
+        return False
     if files.exists(files.join(output, CACHE_LEDGER_NAME)):
         cure = "Choose a folder that is new or empty."
         raise CacheError("holds a token cache already", field="output", value=output, cure=cure)
-    check_vacant(output)
+    check_vacant(output, but=f"{LEDGER_NAME}.tmp")
+    return False

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -92,9 +91,7 @@ def load_or_add_up(
             else _written(files.join(root, _VECTOR), numbers)
         )
         text = json.dumps({"made_from": request, "numbers": listed, "sha256": _digest(listed)})
-        files.write_atomic(
-            files.join(root, _SUMS), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}"
-        )
+        files.write_atomic(files.join(root, _SUMS), text.encode() + b"\n", shared=True)
     return numbers
 
 

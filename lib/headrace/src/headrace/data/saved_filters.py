@@ -20,7 +20,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -209,7 +208,7 @@ def _save(folder: str, request: Mapping[str, Any], removed: RemovedDocuments) ->
         "digests": {"documents": removed.documents_digest, "tokens": removed.tokens_digest},
     }
     raw = json.dumps({**record, "digest": _digest(record)}).encode() + b"\n"
-    files.write_atomic(files.join(folder, _RECORD), raw, writer=f".{uuid.uuid4().hex}")
+    files.write_atomic(files.join(folder, _RECORD), raw, shared=True)
     return raw
 
 

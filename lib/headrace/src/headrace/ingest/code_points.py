@@ -29,6 +29,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from headrace.store import durable
+
 ALL_POINTS = 0x110000
 """One more than the largest code point."""
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
@@ -79,10 +81,8 @@ def known_or_computed(digest: str, compute: Callable[[], Ranges]) -> Ranges:
             return tuple((int(start), int(stop)) for start, stop in content["ranges"])
     ranges = compute()
     with suppress(OSError):  # if the folder cannot be written, they are computed again next time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own_file = path.with_suffix(f".{os.getpid()}.tmp")
-        own_file.write_text(json.dumps({"digest": _digest_of_ranges(ranges), "ranges": ranges}))
-        os.replace(own_file, path)
+        text = json.dumps({"digest": _digest_of_ranges(ranges), "ranges": ranges})
+        durable.write_file(path, [text.encode()], shared=True)
     return ranges
 
 

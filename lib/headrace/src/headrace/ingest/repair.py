@@ -31,7 +31,7 @@ from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_t
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files, owned
 from headrace.store.layout import FILTERS_FOLDER, CacheLayout
-from headrace.store.lease import lease
+from headrace.store.lease import end_lease_of_gone, lease
 from headrace.store.ledger import (
     PART_RECORD_NAME,
     SHUFFLED,
@@ -88,6 +88,7 @@ def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
     """
     report = RepairReport()
     if not damages:
+        end_lease_of_gone(path)  # of a repair that was killed once it was done
         return report
     with lease(path) as held_lease:
         ledger = read_ledger(path)

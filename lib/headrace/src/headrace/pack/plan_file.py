@@ -21,7 +21,6 @@ import json
 import logging
 import queue
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
@@ -306,7 +305,7 @@ def write_plan(
         raise
     record = {"request": request.describe(), "counts": asdict(counts), **packs}
     text = json.dumps({**record, "digest": _fingerprint(record)}, indent=1, sort_keys=True) + "\n"
-    files.write_atomic(files.join(root, PLAN_NAME), text.encode(), writer=f".{uuid.uuid4().hex}")
+    files.write_atomic(files.join(root, PLAN_NAME), text.encode(), shared=True)
 
 
 def ahead(values: Iterable[T], count: int = 2) -> Iterator[T]:

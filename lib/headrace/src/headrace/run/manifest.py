@@ -18,7 +18,6 @@ import copy
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, cast
@@ -269,9 +268,7 @@ class RunManifest:
         if self.config is not None:
             content["config"] = self.config
         text = json.dumps(content, indent=1)  # the order of components is part of a run
-        files.write_atomic(
-            files.join(folder, MANIFEST_NAME), text.encode() + b"\n", writer=f".{uuid.uuid4().hex}"
-        )
+        files.write_atomic(files.join(folder, MANIFEST_NAME), text.encode() + b"\n", shared=True)
 
     @classmethod
     def load(cls, folder: str) -> RunManifest | None:
@@ -482,9 +479,7 @@ class Anchors:
         with contextlib.suppress(
             OSError, HeadraceError
         ):  # a checkpoint must not fail because of anchors
-            files.write_atomic(
-                self._url, json.dumps(content).encode() + b"\n", writer=f".{uuid.uuid4().hex}"
-            )
+            files.write_atomic(self._url, json.dumps(content).encode() + b"\n", shared=True)
 
 
 def _planned(loader: object) -> Any:

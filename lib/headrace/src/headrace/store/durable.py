@@ -18,12 +18,22 @@ systems that cannot sync a folder (some network ones) are skipped.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import glob
 import os
+import re
 import shutil
+import socket
+import stat
+import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
+_OLD_S = 24 * 3600
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 
 
@@ -75,14 +85,109 @@ def make_folder(path: Path) -> None:
         sync_folder(folder.parent)
 
 
-def write_file(path: Path, pieces: Sequence[bytes | memoryview], *, temporary: Path) -> None:
-    """Writes a file through a temporary one next to it, so that no crash leaves half of it."""
-    make_folder(path.parent)
-    with temporary.open("wb") as file:
-        file.writelines(pieces)
-        file.flush()
-        os.fsync(file.fileno())
-    rename(temporary, path)
+class TemporaryFile:
+    """A new file beside a path, which takes its place once it is complete.
+
+    A link or another file that has its name is removed, never followed. It is locked for as long as
+    it is open, which tells the rest of a writer that was killed from a file that is being written:
+
+    - By default its name is ``NAME.tmp``: who wants to write the same file waits, and the rest of a
+      killed writer is overwritten.
+    - With ``shared``, several processes may write the same bytes at a time, each under a name of
+      its own. Each deletes what killed ones have left: of this machine, or older than a day, as
+      some network filesystems keep locks within one machine.
+
+    Args:
+        path: What it is to become; its folder is made.
+        shared: Whether others may write the same file meanwhile.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "a.txt")
+        >>> file = TemporaryFile(path)
+        >>> _ = file.content.write(b"all of it")
+        >>> path.exists(), file.keep(), path.read_bytes()
+        (False, None, b'all of it')
+    """
+
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
+        make_folder(path.parent)
+        self._path = path
+        host = re.sub(r"\W", "-", socket.gethostname())[:20]
+        own = f".{host}.{uuid.uuid4().hex[:8]}" if shared else ""
+        self._name = path.with_name(f"{path.name}{own}.tmp")
+        if shared:
+            _sweep(path, host)
+        self.content = _opened_alone(self._name)
+
+    def keep(self) -> None:
+        """Puts it into its place, durably."""
+        self.content.flush()
+        os.fsync(self.content.fileno())
+        rename(self._name, self._path)
+        self.content.close()
+
+    def discard(self) -> None:
+        """Deletes it."""
+        self._name.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a full disk has no room for what closing writes
+            self.content.close()
+
+
+def _opened_alone(name: Path) -> IO[bytes]:
+    """A new or emptied file, locked."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    while True:
+        try:
+            file = os.open(name, flags, 0o666)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            name.unlink(missing_ok=True)  # a link, or a pipe: not ours
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        status = os.fstat(file)
+        try:
+            # Who had the lock before may have moved or deleted the file.
+            is_there = os.path.samestat(status, os.stat(name, follow_symlinks=False))
+        except FileNotFoundError:
+            is_there = False
+        if is_there and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+            os.ftruncate(file, 0)
+            return os.fdopen(file, "wb")
+        os.close(file)
+        if is_there:  # another name of some file
+            name.unlink(missing_ok=True)
+
+
+def _sweep(path: Path, host: str) -> None:
+    """Deletes what killed writers of a shared file have left."""
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
+        try:
+            is_ours = left.name.startswith(f"{path.name}.{host}.")
+            if is_ours or time.time() - left.lstat().st_mtime > _OLD_S:
+                file = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    left.unlink(missing_ok=True)
+                finally:
+                    os.close(file)
+        except OSError:  # its writer lives, or it is not ours to delete
+            continue
+
+
+def write_file(path: Path, pieces: Sequence[bytes | memoryview], *, shared: bool = False) -> None:
+    """Writes a :class:`TemporaryFile` and puts it into its place, so that no crash leaves half of
+    it.
+    """
+    file = TemporaryFile(path, shared=shared)
+    try:
+        file.content.writelines(pieces)
+        file.keep()
+    except BaseException:
+        file.discard()
+        raise
 
 
 def rename(source: Path, target: Path) -> None:

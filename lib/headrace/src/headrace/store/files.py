@@ -366,10 +366,9 @@ def read_range(url: str, start: int, stop: int) -> bytes:
     return cast("bytes", _call(url, "cat_file", start=start, end=stop))
 
 
-def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = "") -> None:
+def write_atomic(url: str, data: bytes | Sequence[memoryview], *, shared: bool = False) -> None:
     """Writes ``data``, or pieces of it, to ``url`` atomically; after it returns, the file also
-    survives a power cut. ``writer`` names this writer among those that may write the file at the
-    same time.
+    survives a power cut. ``shared``: several processes may write the same bytes at the same time.
 
     Raises:
         CacheError: the file cannot be written (permissions, disk full, ...).
@@ -381,10 +380,7 @@ def write_atomic(url: str, data: bytes | Sequence[memoryview], *, writer: str = 
         if not is_local(url):
             _call(url, "pipe_file", b"".join(pieces))
             return
-        path = local_path(url)
-        # One fixed name: the next writer overwrites the rest of a killed one, so no stray files
-        # remain.
-        durable.write_file(path, pieces, temporary=path.with_name(f"{path.name}{writer}.tmp"))
+        durable.write_file(local_path(url), pieces, shared=shared)
     except OSError as error:
         why = refusal(url, error, sum(memoryview(piece).nbytes for piece in pieces))
         cure = "Check the path, permissions and free space, then run the same command again."

@@ -113,14 +113,14 @@ def _digest(kind: str, version: int, of: str, line: bytes) -> str:
 
 
 def write_record(
-    url: str, kind: RecordKind[ContentT], content: ContentT, of: str = "", *, writer: str = ""
+    url: str, kind: RecordKind[ContentT], content: ContentT, of: str = "", *, shared: bool = False
 ) -> None:
-    """Writes a record, atomically; ``writer`` as for :func:`~headrace.store.files.write_atomic`.
+    """Writes a record, atomically; ``shared`` as for :func:`~headrace.store.files.write_atomic`.
 
     Raises:
         CacheError: it cannot be written.
     """
-    files.write_atomic(url, kind.encode(content, of), writer=writer)
+    files.write_atomic(url, kind.encode(content, of), shared=shared)
 
 
 def read_record(

@@ -13,9 +13,7 @@ reads 32 bytes per piece, 4 MB for a billion numbers of 8 bytes; a piece is read
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
-import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -67,11 +65,11 @@ class VectorWriter:
         self._dtype = np.dtype(dtype)
         self._what = what
         self._local = files.is_local(url)
-        self._target = f"{url}.{uuid.uuid4().hex}.tmp" if self._local else url
         self._length = 0
         self._digests: list[bytes] = []
         self._piece = hashlib.sha256()  # of the piece that is not full yet
         self._room = _PIECE_BYTES
+        self._temporary: durable.TemporaryFile | None = None  # if it is local
         self._file: Any = None  # open for writing
 
     def append(self, values: Integer[np.ndarray, " n"]) -> None:
@@ -114,13 +112,10 @@ class VectorWriter:
         digests = b"".join(self._digests)
         self._write(digests)
         try:
-            file = self._opened()
-            if self._local:
-                file.flush()
-                os.fsync(file.fileno())
-            file.close()
-            if self._local:
-                durable.rename(files.local_path(self._target), files.local_path(self.url))
+            if self._temporary is not None:
+                self._temporary.keep()
+            else:
+                self._opened().close()
         except OSError as error:
             raise self._failed(error) from error
         piece = _PIECE_BYTES // self._dtype.itemsize
@@ -129,15 +124,13 @@ class VectorWriter:
 
     def abort(self) -> None:
         """Deletes the unfinished file."""
-        if self._file is None or (self._file.closed and not self._local):
-            return
-        with suppress(OSError):  # a full disk has no room for what closing writes
-            if not self._local:
+        if self._temporary is not None:
+            self._temporary.discard()
+        elif self._file is not None and not self._file.closed:
+            with suppress(OSError):
                 self._file.discard()
                 self._file.forced = True  # else closing puts a part into the place of what is there
-            self._file.close()
-        if self._local:
-            files.local_path(self._target).unlink(missing_ok=True)
+                self._file.close()
 
     def _write(self, data: bytes | memoryview) -> None:
         try:
@@ -148,9 +141,9 @@ class VectorWriter:
     def _opened(self) -> IO[bytes]:
         if self._file is None:
             if self._local:
-                path = files.local_path(self._target)
-                durable.make_folder(path.parent)
-                self._file = path.open("wb")
+                path = files.local_path(self.url)
+                self._temporary = durable.TemporaryFile(path, shared=True)
+                self._file = self._temporary.content
             else:
                 Location.parse(self.url).check_output_file()
                 fs, path = files.filesystem(self.url)
