@@ -70,7 +70,7 @@ def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
         (("²",), "ID = '²': is not a document: "),
         (("9" * 5000,), "is not a document: "),
         (("--file", "missing.txt"), "--file = 'missing.txt': does not exist"),
-        (("--file", ""), "--file = '': does not exist"),
+        (("--file", ""), "--file = '': is not a path"),
         (("--file", "/"), "--file = '/': cannot be read (Is a directory). Give document numbers"),
     ],
 )

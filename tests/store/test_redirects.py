@@ -64,10 +64,22 @@ def test_another_host_is_asked_only_if_it_is_allowed(tmp_path, policy):
         assert [entry.size for entry in entries] == [22]
 
 
-def test_the_same_host_is_followed(tmp_path, policy):
-    (tmp_path / "a.txt").write_text("here")
+def test_the_same_server_is_followed(tmp_path, policy):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "a.txt").write_text("here")
+    with web_server(tmp_path) as url:
+        # Without its last slash, the server sends to the same address with it.
+        assert b"a.txt" in (files.read_bytes(f"{url}/b") or b"")
+
+
+def test_another_port_is_another_server(tmp_path, policy):
+    (tmp_path / "a.txt").write_text("there")
     with web_server(tmp_path) as other, sends_to(other) as server:
-        assert files.read_bytes(f"{server}/a.txt") == b"here"
+        port = other.rpartition(":")[2]
+        with pytest.raises(ConfigError, match=f"to the host 127.0.0.1 and port {port}"):
+            files.read_bytes(f"{server}/a.txt")
+        redirects.allow(["127.0.0.1"])
+        assert files.read_bytes(f"{server}/a.txt") == b"there"
 
 
 def test_options_of_the_user_stay(tmp_path, policy, monkeypatch):

@@ -11,6 +11,7 @@ import typer
 
 from headrace.cli.consolidate import copying
 from headrace.cli.options import AsJson, ChunkLayout
+from headrace.cli.shown import say
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def command(
         "documents": source.num_documents,
         "tokens": source.num_tokens,
     }
-    typer.echo(
+    say(
         json.dumps(facts)
         if as_json
         else f"Wrote {output} in {layout}'s format:"

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.config import put, token_count
+from headrace.cli.shown import say
 from headrace.errors import format_count
 
 LOOK_S = 30.0
@@ -71,7 +72,7 @@ def command(
     missing = [note for note in translation.notes if note.kind == "missing"]
     if output is not None:
         for note in translation.notes:
-            typer.echo(str(note), err=True)
+            say(str(note), err=True)
     if strict and missing:
         raise typer.Exit(1)
 
@@ -80,7 +81,7 @@ def _sizes_within(caches: list[str], seconds: float) -> dict[str, int | None]:
     """Tokens of each cache that can be opened in time; reports the caches it looks at and those
     that did not answer.
     """
-    typer.echo(
+    say(
         f"look: reading the ledgers of {format_count(len(caches), 'cache')} for at most"
         f" {seconds:g} s: {', '.join(caches)}",
         err=True,
@@ -100,7 +101,5 @@ def _sizes_within(caches: list[str], seconds: float) -> dict[str, int | None]:
     answered = dict(sizes)
     if len(answered) < len(caches):
         late = [cache for cache in caches if cache not in answered]
-        typer.echo(
-            f"look: no answer within {seconds:g} s, treated as absent: {', '.join(late)}", err=True
-        )
+        say(f"look: no answer within {seconds:g} s, treated as absent: {', '.join(late)}", err=True)
     return answered

@@ -7,12 +7,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.shown import facts_table, figures_table
+from headrace.cli.shown import facts_table, figures_table, say, terminal
 
 
 def inspect_rollouts(folder: str, as_json: bool) -> bool:
@@ -25,9 +23,9 @@ def inspect_rollouts(folder: str, as_json: bool) -> bool:
         return False
     facts = RolloutStore(folder).describe()
     if as_json:
-        typer.echo(json.dumps(facts, ensure_ascii=False))
+        say(json.dumps(facts, ensure_ascii=False))
         return True
-    console = Console(highlight=False)
+    console = terminal()
     identity = ", ".join(
         f"{name} {json.dumps(value)}" for name, value in sorted(facts["identity"].items())
     )

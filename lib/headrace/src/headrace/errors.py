@@ -133,6 +133,25 @@ def _masked(found: re.Match[str]) -> str:
     return f"{scheme}{start}{''.join(pieces)}"
 
 
+def printable(text: str) -> str:
+    r"""Text with control characters replaced: a document, or the name of a file, must not move the
+    cursor of a terminal.
+
+    Example:
+        >>> printable("a\tb\x1b[2J\x9b")
+        'a\tb␛[2J�'
+    """
+    return _ACTING.sub(lambda found: _shown_control(found[0]), text)
+
+
+def _shown_control(character: str) -> str:
+    return chr(0x2400 + ord(character)) if character < " " else "\ufffd"
+
+
+# Controls but line ends and tabs, and what turns the direction of text
+_ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
 def check_no_login(text: str, field: str) -> None:
     """Raises ConfigError for a text with a URL that has a login, such as a password, before its
     host: it would be seen by whoever sees the text.
@@ -169,7 +188,7 @@ _LOGINS = {
 
 class HeadraceError(Exception):
     """Base class of all errors of headrace. The message never contains credentials of a URL
-    (:func:`redact`).
+    (:func:`redact`), nor what moves a terminal's cursor (:func:`printable`).
 
     Args:
         problem: What is wrong, as one sentence without the field's name.
@@ -200,7 +219,7 @@ class HeadraceError(Exception):
         message = f"{subject}: {problem}" if subject else problem
         if cure:
             message = f"{message.rstrip('.')}. {cure}"
-        super().__init__(redact(message))
+        super().__init__(printable(redact(message)))
 
 
 class ConfigError(HeadraceError):

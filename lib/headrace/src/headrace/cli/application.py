@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from headrace import extensions
 from headrace.cli.exits import COMPLETE, EPILOG, say_all
 from headrace.cli.panels import PanelCommand, PlainCommand
+from headrace.cli.shown import say
 
 COMMANDS = {  # as typed: module.function
     "init": "init.command",
@@ -170,7 +171,7 @@ def _show_version(shows: bool) -> None:
     if shows:
         from headrace import __version__
 
-        typer.echo(f"headrace {__version__}")
+        say(f"headrace {__version__}")
         raise typer.Exit
 
 
@@ -185,7 +186,7 @@ def _show_completion(shows: bool) -> None:
 
         shell = os.path.basename(os.environ.get("SHELL", ""))
         check_choice("SHELL", shell, ("bash", "zsh", "fish"), "has no completion here")
-        typer.echo(get_completion_script(prog_name="headrace", complete_var=COMPLETE, shell=shell))
+        say(get_completion_script(prog_name="headrace", complete_var=COMPLETE, shell=shell))
         raise typer.Exit
 
 

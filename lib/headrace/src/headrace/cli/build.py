@@ -15,7 +15,7 @@ from headrace.cli.append import Encoder, append_as_typed
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson, refuse_typed
 from headrace.cli.panels import HelpAll
-from headrace.cli.shown import in_bytes
+from headrace.cli.shown import in_bytes, say
 from headrace.cli.snapshots import to_use_it
 from headrace.errors import format_count
 
@@ -127,11 +127,11 @@ def command(
     report = (partial(append_as_typed, context) if append else _build)(
         source, encoder, output, repair, how, options
     )
-    typer.echo(json.dumps(report.to_json()) if as_json else summary(report))
+    say(json.dumps(report.to_json()) if as_json else summary(report))
     if append and not as_json:
         from headrace.store.snapshots import history_of
 
-        typer.echo(to_use_it(history_of(output).newest))
+        say(to_use_it(history_of(output).newest))
 
 
 def _refuse_without_effect(context: typer.Context) -> None:
@@ -185,7 +185,7 @@ def _build(
             repair_parts(output)
         if how is None:
             return build_cache(source, tokenizer, output, **options)
-        typer.echo(
+        say(
             f"Builds {output}/unshuffled, then shuffles it: meanwhile, {output} takes three times"
             " its final size.",
             err=True,
@@ -195,7 +195,7 @@ def _build(
             tokenizer,
             output,
             how,
-            announce=lambda cost: typer.echo(cost_in_words(cost), err=True),
+            announce=lambda cost: say(cost_in_words(cost), err=True),
             **options,
         )
 
@@ -244,7 +244,7 @@ def repair_parts(output: str) -> None:
 
     damaged = damaged_parts(output, deep=True)
     invalidate(output, damaged)
-    typer.echo(f"{output}: {format_count(len(damaged), 'damaged part')}", err=True)
+    say(f"{output}: {format_count(len(damaged), 'damaged part')}", err=True)
 
 
 def memory_bytes(text: str | None) -> int | None:

@@ -21,7 +21,7 @@ from headrace.cli.options import (
     check_run,
     load_as_begun,
 )
-from headrace.cli.shown import coloured, legend, marked, one_line, printable, working
+from headrace.cli.shown import coloured, legend, marked, one_line, printable, say, terminal, working
 from headrace.errors import ConfigError, did_you_mean, format_count, redact
 
 if TYPE_CHECKING:
@@ -66,8 +66,6 @@ def command(
 
         headrace run cat run.yaml --step 0 batch_size=4 seed=1
     """
-    from rich.console import Console
-
     from headrace.data.provenance import rows_of_step
 
     with working("finding the rows"):
@@ -88,9 +86,9 @@ def command(
         "rows": described,
     }
     if as_json:
-        typer.echo(json.dumps(facts, ensure_ascii=False))
+        say(json.dumps(facts, ensure_ascii=False))
     else:
-        show_rows(Console(highlight=False), facts, whole=bool(row))
+        show_rows(terminal(), facts, whole=bool(row))
 
 
 def _check_rows(rows: StepRows, asked: list[int]) -> None:

@@ -24,7 +24,7 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, in_bytes, show_judgments, working
+from headrace.cli.shown import figures_table, in_bytes, say, show_judgments, terminal, working
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def check(
         all_findings = [*source_findings(faults), *findings(plan)]
         all_findings.sort(key=lambda finding: finding.level)
     if as_json:
-        typer.echo(json.dumps(check_json(plan, all_findings)))
+        say(json.dumps(check_json(plan, all_findings)))
     else:
         show_check(plan, all_findings)
     if any(f.level == "problem" or strict for f in all_findings):
@@ -160,11 +160,11 @@ def show(
 def put(text: str, output: str | None) -> None:
     """Prints a text, or writes it to a file."""
     if output is None:
-        typer.echo(text)
+        say(text)
         return
     from headrace.store import files
 
-    files.write_atomic(output, text.encode() + b"\n", writer=".new")
+    files.write_atomic(output, text.encode() + b"\n")
 
 
 def check_json(plan: RunPlan, found: Sequence[Finding]) -> dict[str, Any]:
@@ -194,12 +194,11 @@ def token_count(path: str) -> int | None:
 
 def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     """Prints a checked config: the run, its components, its reads, and the findings."""
-    from rich.console import Console
     from rich.text import Text
 
     from headrace.analysis.check.judgments import judge_plan
 
-    console = Console(highlight=False)
+    console = terminal()
     console.print(Text(_run_line(plan)), soft_wrap=True)
     for stage in plan.stages if len(plan.stages) > 1 else ():
         console.print(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.options import AsJson
-from headrace.cli.shown import counting
+from headrace.cli.shown import counting, say
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def command(
     with copying("copying", source, show=not as_json) as advance:
         copy = copy_cache(source, output, advance=advance)
     counts = {"documents": copy.num_documents, "tokens": copy.num_tokens}
-    typer.echo(
+    say(
         json.dumps({"path": output, **counts, "fingerprint": copy.fingerprint})
         if as_json
         else f"Copied {format_count(len(source.parts), 'part')} of {cache} into one: {output},"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import AsJson
-from headrace.cli.shown import figures_table, working
+from headrace.cli.shown import figures_table, say, terminal, working
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ def command(
 
         headrace cache diff cache cache-of-last-week
     """
-    from rich.console import Console
-
     from headrace.store.joined import open_cache
 
     with working("comparing"):
@@ -46,13 +44,13 @@ def command(
     same_content = first.fingerprint == second.fingerprint
     if as_json:
         facts = {"a": a, "b": b, "same": not all_differences, "same_content": same_content}
-        typer.echo(
+        say(
             json.dumps(
                 {**facts, "differences": [asdict(d) for d in all_differences]}, ensure_ascii=False
             )
         )
     else:
-        _show_differences(Console(highlight=False), a, b, all_differences, same_content)
+        _show_differences(terminal(), a, b, all_differences, same_content)
     if all_differences:
         raise typer.Exit(1)
 

@@ -27,11 +27,13 @@ from typing import Any
 
 import typer
 
+from headrace.cli.shown import say
 from headrace.errors import (
     ConfigError,
     HeadraceError,
     check_no_login,
     did_you_mean,
+    printable,
     redact,
 )
 
@@ -73,11 +75,13 @@ def tell(app: typer.Typer) -> None:
         status = OK
     except OSError as error:
         named = f"{error.filename}: " if error.filename else ""
-        status = _say("error", redact(f"{named}{error.strerror or error}"), REFUSED)
+        status = _say("error", printable(redact(f"{named}{error.strerror or error}")), REFUSED)
     except Exception as error:  # noqa: BLE001  (the last place that can report it in one line)
         text = " ".join(str(error).split())
         hint = f" (a bug in headrace: please report it with the output of {DEBUG}=1)"
-        status = _say("error", redact(f"{type(error).__name__}: {text}{hint}"), UNEXPECTED)
+        status = _say(
+            "error", printable(redact(f"{type(error).__name__}: {text}{hint}")), UNEXPECTED
+        )
     sys.exit(status if isinstance(status, int) else OK)
 
 
@@ -87,7 +91,7 @@ def kept_when_interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(
+        say(
             "interrupted: finished parts are kept; run the same command again to continue", err=True
         )
         raise typer.Exit(INTERRUPTED) from None
@@ -132,7 +136,7 @@ def _usage(error: Any) -> int:
     """Reports a command line that cannot be parsed, in one line, with the help to read."""
     message = error.format_message()
     if message.startswith("Usage:"):  # a group called without a command
-        typer.echo(message, err=True)
+        say(message, err=True)
         return REFUSED
     command = error.ctx.command_path if error.ctx is not None else " ".join(_typed_command())
     options: list[str] = getattr(getattr(error, "param", None), "opts", [])

@@ -17,7 +17,7 @@ import typer
 from headrace.cli.build_options import OnBadLineOption, TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import check_local_folder
-from headrace.cli.shown import in_bytes
+from headrace.cli.shown import in_bytes, say
 from headrace.errors import check_path, format_count
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def command(
     _check_output(folder, output)
     listed = [(source, source.config(text_field or (), on_bad_line)) for source in survey(folder)]
     for source, config in listed:
-        typer.echo(_in_words(source, config, output))
+        say(_in_words(source, config, output))
     _refuse_unused_fields(text_field or [], [config for _, config in listed])
     with_text = [(source, config) for source, config in listed if source.files]
     caches = {source.name: output / "caches" / source.name for source, _ in with_text}
@@ -102,7 +102,7 @@ def command(
     refuse_faults([fault for faults in faults_of_sources(unbuilt) for fault in faults])
     if dry_run:
         sources = format_count(len(unbuilt), "source")
-        typer.echo(f"The first records of {sources} can be built from; nothing was written.")
+        say(f"The first records of {sources} can be built from; nothing was written.")
         return
     chosen: list[tuple[FoundSource, int, int]] = []
     for source, config in with_text:
@@ -112,14 +112,12 @@ def command(
         rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
         if report.skipped_lines:
             skipped = format_count(report.skipped_lines, "bad line")
-            typer.echo(
-                f"{source.name}: {skipped} skipped, the first: {report.first_skipped}", err=True
-            )
+            say(f"{source.name}: {skipped} skipped, the first: {report.first_skipped}", err=True)
         if rows:
             chosen.append((source, report.tokens, rows))
         else:
             few = format_count(report.tokens, "token")
-            typer.echo(
+            say(
                 f"{source.name} is left out of {CONFIG}: it has {few}, but a row has {_SEQ_LEN}",
                 err=True,
             )
@@ -236,10 +234,10 @@ def _in_words(source: FoundSource, config: SourceConfig, output: Path) -> str:
 def _say_what_is_next(output: Path) -> None:
     from headrace.errors import install_command
 
-    typer.echo(f"Wrote {output / CONFIG} and {output / PROGRAM}. Next:")
+    say(f"Wrote {output / CONFIG} and {output / PROGRAM}. Next:")
     if str(output) != ".":
-        typer.echo(f"  cd {shlex.quote(str(output))}")
+        say(f"  cd {shlex.quote(str(output))}")
     if importlib.util.find_spec("optax") is None:
-        typer.echo(f"  {install_command('headrace[demo]')}  # optax, which train.py needs")
-    typer.echo(f"  headrace config simulate {CONFIG}  # what it will read")
-    typer.echo(f"  python {PROGRAM}  # trains; run it again to resume after a stop")
+        say(f"  {install_command('headrace[demo]')}  # optax, which train.py needs")
+    say(f"  headrace config simulate {CONFIG}  # what it will read")
+    say(f"  python {PROGRAM}  # trains; run it again to resume after a stop")

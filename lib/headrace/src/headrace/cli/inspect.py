@@ -19,7 +19,7 @@ from headrace.cli.options import (
     IdLeaf,
     refuse_typed,
 )
-from headrace.cli.shown import counting, working
+from headrace.cli.shown import counting, say, terminal, working
 from headrace.cli.similarity import show_similarity
 from headrace.errors import format_count
 
@@ -131,7 +131,6 @@ def command(
         )
         return
     refuse_typed(context, _OF_ICC, "has no effect without --icc", "Add --icc, or leave it out.")
-    from rich.console import Console
     from rich.text import Text
 
     from headrace.cli import inspect_show as show
@@ -141,9 +140,9 @@ def command(
     from headrace.ingest.tokenize import cache_tokenizer
     from headrace.store.joined import open_cache
 
-    console = Console(highlight=False, soft_wrap=False)
+    console = terminal()
     if (state := unfinished(cache)) is not None:
-        typer.echo(json.dumps(state)) if as_json else show_unfinished(console, state)
+        say(json.dumps(state)) if as_json else show_unfinished(console, state)
         return
     opened = open_cache(cache)
     decoder = cache_tokenizer(opened, tokenizer)
@@ -164,9 +163,7 @@ def command(
         facts |= (
             {} if by_id is None else {"documents_with_id": opened.originals(chosen or []).tolist()}
         )
-        typer.echo(
-            json.dumps({**facts, "samples": [asdict(s) for s in all_samples]}, ensure_ascii=False)
-        )
+        say(json.dumps({**facts, "samples": [asdict(s) for s in all_samples]}, ensure_ascii=False))
         return
     if lengths is not None and tokens is not None:
         show.show_overview(console, facts)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import CONFIG_SUFFIXES, AsJson, Settings, refuse_typed
-from headrace.cli.shown import bar, facts_table, figures_table, working
+from headrace.cli.shown import bar, facts_table, figures_table, say, terminal, working
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -123,8 +123,6 @@ def command(
 
         headrace cache pack run.yaml seq_len=8192
     """
-    from rich.console import Console
-
     from headrace.batch.masks import mask_leaf
     from headrace.data.documents import DocumentFilter
     from headrace.data.packed import PackedTokenDataset
@@ -132,7 +130,7 @@ def command(
     from headrace.pack.spec import PackingConfig
     from headrace.store.joined import open_cache
 
-    console = Console(highlight=False)
+    console = terminal()
     if ranks is None:
         refuse_typed(context, ("drop_last",), "has no effect without --ranks", "Add --ranks N.")
     if cache.endswith(CONFIG_SUFFIXES):
@@ -140,7 +138,7 @@ def command(
         cure = "Leave it out, or write a setting: seq_len=4096."
         refuse_typed(context, _OF_CACHE, problem, cure)
         facts = _of_config(cache, settings or [], ranks, drop_last)
-        typer.echo(json.dumps(facts)) if as_json else _show_each(console, facts)
+        say(json.dumps(facts)) if as_json else _show_each(console, facts)
         return
     refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
     opened = open_cache(cache)
@@ -155,13 +153,13 @@ def command(
             with _typed_for_a_config():
                 check_pairs(opened, how.unit or 1, mask)
         rows = _compared(opened, seq_len, how, removed)
-        typer.echo(json.dumps(rows)) if as_json else _show_compared(console, cache, seq_len, rows)
+        say(json.dumps(rows)) if as_json else _show_compared(console, cache, seq_len, rows)
         return
     with working("packing"), _typed_for_a_config():
         one = _facts(
             PackedTokenDataset(opened, seq_len, removed=removed, **vars(how)), ranks, drop_last
         )
-    typer.echo(json.dumps(one)) if as_json else _show(console, cache, one)
+    say(json.dumps(one)) if as_json else _show(console, cache, one)
 
 
 @contextmanager

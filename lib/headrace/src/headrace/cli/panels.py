@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from headrace.cli.shown import say
+
 _EXAMPLES = 2
 
 
@@ -128,7 +130,7 @@ _ALL = "headrace.help_all"
 def _show_all(ctx: typer.Context, shows: bool) -> None:
     if shows and not ctx.resilient_parsing:
         ctx.meta[_ALL] = True
-        typer.echo(ctx.get_help())
+        say(ctx.get_help())
         raise typer.Exit
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import AsJson
-from headrace.cli.shown import working
+from headrace.cli.shown import say, working
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -57,19 +57,17 @@ def command(
     counts = {"listed_documents": removal.listed, "new_documents": fresh}
     facts: dict[str, Any] = {"path": cache, **counts, **snapshot_facts(open_cache(cache))}
     if as_json:
-        typer.echo(json.dumps(facts))
+        say(json.dumps(facts))
         return
     again = removal.listed - fresh
     newest = facts["snapshot"]
     already = f" ({again:,} were already removed, or named twice)" if again else ""
-    typer.echo(
-        f"{cache}: {format_count(fresh, 'document')} removed{already}; in snapshot {newest},"
-    )
+    say(f"{cache}: {format_count(fresh, 'document')} removed{already}; in snapshot {newest},")
     count = format_count(facts["removed_documents"], "document")
     tokens = format_count(facts["removed_tokens"], "token")
-    typer.echo(f"{count} with {tokens} are removed.")
+    say(f"{count} with {tokens} are removed.")
     if newest > 1:
-        typer.echo(to_use_it(newest))
+        say(to_use_it(newest))
 
 
 def _listed(cache: TokenCache, documents: list[str], file: str | None) -> DocumentFilter:

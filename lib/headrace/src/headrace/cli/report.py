@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import Layout, Settings, Tokens, parse_hosts, parse_sizes, refuse_typed
-from headrace.cli.shown import in_bytes, working
+from headrace.cli.shown import in_bytes, say, working
 
 if TYPE_CHECKING:
     from headrace.report.facts import ReportFacts
@@ -94,16 +94,16 @@ def command(
     with working("looking at the run"):
         facts = gather(target, settings or [], run=run, config=config, options=options)
     if as_json:
-        typer.echo(json.dumps(_as_json(facts), allow_nan=False))
+        say(json.dumps(_as_json(facts), allow_nan=False))
     elif live:
         served = LiveReport(facts, port=port, every_s=refresh)
-        typer.echo(f"{served.url} (Ctrl-C stops it)")
+        say(f"{served.url} (Ctrl-C stops it)")
         with contextlib.suppress(KeyboardInterrupt):
             served.serve()
     else:
         with working("writing the page"):
             written = write_report(facts, output)
-        typer.echo(f"{output}: {in_bytes(written)}, needs no network")
+        say(f"{output}: {in_bytes(written)}, needs no network")
 
 
 def _as_json(facts: ReportFacts) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from headrace.cli.options import AsJson, Config, Settings, load_as_begun
-from headrace.cli.shown import working
+from headrace.cli.shown import say, terminal, working
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,8 +47,6 @@ def command(
 
         headrace run diff runs/1 run.yaml seed=2 --resolved
     """
-    from rich.console import Console
-
     from headrace.errors import ConfigError, check_at_least
     from headrace.run.changes import newer_snapshots, run_changes
     from headrace.run.manifest import RunManifest, last_checkpoint
@@ -77,16 +75,12 @@ def command(
             "amendment": amendment,
         }
         facts |= {"newer_snapshots": newer}
-        typer.echo(
-            json.dumps(facts if resolved else facts | {"resolved": None}, ensure_ascii=False)
-        )
+        say(json.dumps(facts if resolved else facts | {"resolved": None}, ensure_ascii=False))
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        console = terminal(soft_wrap=True)
         _show_changes(console, changes, run, resolved)
         if newer:
-            typer.echo(
-                "Caches of this run have later snapshots: headrace cache inspect shows them."
-            )
+            say("Caches of this run have later snapshots: headrace cache inspect shows them.")
         _show_amendments(console, changes, edited, steps_done, newer)
     if not changes.same:
         raise typer.Exit(1)

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import printable as printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +23,35 @@ NOT_TRAINED = "dim"
 BOUNDARY = "reverse magenta"
 OPEN = "\u27e6"
 CLOSE = "\u27e7"
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Prints a text without what controls a terminal: names in it may be of anybody's choice."""
+    import typer
+
+    typer.echo(printable(text), err=err)
+
+
+def terminal(*, soft_wrap: bool = False) -> Console:
+    """A console of rich's that shows text as :func:`say` does."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Shown:
+        def __init__(self, content: Any) -> None:
+            self._content = content
+
+        def __rich_console__(self, console: Any, options: Any) -> Iterator[Segment]:
+            for text, style, control in console.render(self._content, options):
+                yield Segment(text if control else printable(text), style, control)
+
+    class Hook:
+        def process_renderables(self, renderables: list[Any]) -> list[Any]:
+            return [Shown(content) for content in renderables]
+
+    console = Console(highlight=False, soft_wrap=soft_wrap)
+    console.push_render_hook(Hook())  # pyright: ignore[reportArgumentType]
+    return console
 
 
 def coloured(console: Console) -> bool:
@@ -48,16 +79,6 @@ def legend(console: Console) -> Text:
 
     trained = Text("trained on", TRAINED) if coloured(console) else Text(f"{OPEN}trained on{CLOSE}")
     return Text.assemble(trained, ", ", ("not trained on", NOT_TRAINED))
-
-
-def printable(text: str) -> str:
-    r"""Text with control characters replaced: a document must not move the cursor of a terminal.
-
-    Example:
-        >>> printable("a\tb\x1b[2J\x9b")
-        'a\tb␛[2J�'
-    """
-    return "".join((chr(0x2400 + ord(c)) if c < " " else "\ufffd") if _acts(c) else c for c in text)
 
 
 def one_line(text: str, width: int) -> str:
@@ -114,10 +135,9 @@ def show_judgments(judgments: Iterable[Judgment]) -> None:
     """Prints one line for each judgment: its coloured level, the figure, and why or
     what to change.
     """
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = terminal()
     for one in judgments:
         style = {"good": "green", "unknown": "dim"}.get(one.level, "yellow")
         text = wrapped(f"{one.figure}: {one.text}", console, indent=len(one.level) + 1)
@@ -154,15 +174,6 @@ def facts_table(facts: Mapping[str, str]) -> Table:
     for name, value in facts.items():
         table.add_row(Text(name, "dim"), Text(value))
     return table
-
-
-def _acts(c: str) -> bool:
-    controls = c < " " and c not in "\n\t"
-    return (
-        controls
-        or "\x7f" <= c < "\xa0"
-        or c in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-    )
 
 
 @contextmanager

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import typer
-
-from headrace.cli.shown import figures_table, working
+from headrace.cli.shown import figures_table, say, terminal, working
 from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
@@ -44,18 +42,16 @@ def show_similarity(
             opened, seq_len, batch_size=batch_size, block=block, losses=values, max_blocks=blocks
         )
     if save:
-        typer.echo(f"saved: {save_probe(opened, seq_len, probe)}", err=True)
+        say(f"saved: {save_probe(opened, seq_len, probe)}", err=True)
     if as_json:
-        typer.echo(json.dumps(probe.to_json()))
+        say(json.dumps(probe.to_json()))
     else:
         _show_probe(probe)
 
 
 def _show_probe(probe: ShuffleProbe) -> None:
     """Prints the result of a probe."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = terminal()
     share = probe.share
     console.print(
         f"{probe.rows:,} of {probe.of_rows:,} rows, blocks of {probe.block} rows, by {probe.value}"

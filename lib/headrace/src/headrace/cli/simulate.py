@@ -24,7 +24,7 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, in_bytes, show_judgments, working
+from headrace.cli.shown import figures_table, in_bytes, say, show_judgments, terminal, working
 from headrace.errors import ConfigError, format_count
 from headrace.progress import report
 
@@ -134,14 +134,14 @@ def command(
             "noise": {n: one._asdict() for n, one in noise.items()},
             "micro_batches": micro and micro._asdict(),
         }
-        typer.echo(json.dumps(forecast.to_json() | more))
+        say(json.dumps(forecast.to_json() | more))
         return
     mixture = cast("MixtureDataset", dataset.at_step(first_step)[0])
     show(forecast, len(mixture.names), mixture.seq_len, resolved.exchange_setting)
     if micro is not None:
-        typer.echo(str(micro))
+        say(str(micro))
     for name, one in noise.items():
-        typer.echo(f"{name}: {one} over a full shuffle")
+        say(f"{name}: {one} over a full shuffle")
     judgments = judge_forecast(forecast, resolved, RunOrders.of(mixture.components), memory, noise)
     show_judgments([*judgments, NOT_JUDGED])
 
@@ -189,7 +189,7 @@ def _say_if_long(config: LmDataConfig) -> None:
     examples = BatchSchedule(config.batch_size).rows_at(step)[0]
     seconds = examples * policy_kind(config.policy).example_s
     if seconds > LONG_S:
-        typer.echo(
+        say(
             f"policy: {config.policy} counts the {examples:,} examples before step {step:,} one by"
             f" one: about {seconds:,.0f} s.",
             err=True,
@@ -200,9 +200,7 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
     """Prints a forecast: the steps examined, a table of reads, and details for each number of
     hosts.
     """
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = terminal()
     scope = "the whole run" if forecast.exact else "a sample: the figures apply to these steps"
     looked = " and ".join(
         f"{look.first_step:,} to {look.stop_step - 1:,}" for look in forecast.looks

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from headrace.cli.options import AsJson, Config, Settings
 from headrace.cli.remove import removal_line
-from headrace.cli.shown import figures_table
+from headrace.cli.shown import figures_table, say, terminal
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -30,15 +28,13 @@ def command(config: Config, settings: Settings = None, as_json: AsJson = False) 
 
         headrace run tree run.yaml seq_len=4096 --json
     """
-    from rich.console import Console
-
     from headrace.config.lm_data import load_config
 
     facts = overview_of_run(load_config(config, settings or []))
     if as_json:
-        typer.echo(json.dumps(facts, ensure_ascii=False))
+        say(json.dumps(facts, ensure_ascii=False))
     else:
-        _show_run(Console(highlight=False), config, facts)
+        _show_run(terminal(), config, facts)
 
 
 def overview_of_run(config: LmDataConfig) -> dict[str, Any]:

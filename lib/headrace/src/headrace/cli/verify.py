@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import AsJson
-from headrace.cli.shown import counting
+from headrace.cli.shown import counting, say, terminal
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -69,10 +69,10 @@ def command(
         file = files.join(cache, SNAPSHOTS_NAME)
         facts["damages"].append({"part": "", "problem": problem, "file": file})
         if not as_json:
-            typer.echo(f"damaged {file}: {problem}")
+            say(f"damaged {file}: {problem}")
     if as_json:
         later = [one for one, _ in checked[1:]]
-        typer.echo(json.dumps({**facts, "appended": later} if later else facts))
+        say(json.dumps({**facts, "appended": later} if later else facts))
     if problem or not all(fine for _, fine in checked):
         raise typer.Exit(1)
 
@@ -81,8 +81,6 @@ def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[
     """Checks one member of a cache, repairs it if requested, and returns the findings and whether
     it is sound.
     """
-    from rich.console import Console
-
     from headrace.data.saved_filters import filter_findings
     from headrace.ingest.repair import repair as repair_cache
     from headrace.pack.plan_file import plan_findings
@@ -99,7 +97,7 @@ def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[
     is_damaged = bool(report.damages) if repaired is None else bool(repaired.left)
     command = _repair_command(cache) if is_damaged else ""
     if not as_json:
-        console = Console(highlight=False, soft_wrap=True)
+        console = terminal(soft_wrap=True)
         _show(console, report, command if repaired is None else "")
         if repaired is not None:
             _show_repair(console, repaired, command)

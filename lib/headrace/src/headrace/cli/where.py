@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.options import AsJson, Config, SameRun, Settings, check_run, load_as_begun
-from headrace.cli.shown import figures_table, working
+from headrace.cli.shown import figures_table, say, terminal, working
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ def command(
 
         headrace run where --step 120000 run.yaml --document 4711 --component web
     """
-    from rich.console import Console
-
     from headrace.run.where import where
 
     resolved = load_as_begun(config, settings, run)
@@ -67,9 +65,9 @@ def command(
     with working("counting steps"):
         position = where(resolved, step)
     if as_json:
-        typer.echo(json.dumps(position.to_json(), ensure_ascii=False))
+        say(json.dumps(position.to_json(), ensure_ascii=False))
     else:
-        _show(Console(highlight=False), position)
+        _show(terminal(), position)
 
 
 def _find(
@@ -106,7 +104,7 @@ def _find(
             dataset, name, Intervals.of_numbers(np.array(documents)), step, order
         )
     if as_json:
-        typer.echo(
+        say(
             json.dumps(
                 {"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]}
             )
@@ -115,9 +113,9 @@ def _find(
     for one in all_sightings:
         suffix = ", already removed" if one.removed else ""
         where = f"step {one.step:,}, row {one.row:,}"
-        typer.echo(f"document {one.document:,} of {name}: {where}, {one.tokens:,} tokens{suffix}")
+        say(f"document {one.document:,} of {name}: {where}, {one.tokens:,} tokens{suffix}")
     documents_seen = {one.document for one in all_sightings if not one.removed}
-    typer.echo(
+    say(
         f"{len(documents_seen):,} of {len({*documents}):,} documents were trained on before step"
         f" {step:,}"
     )

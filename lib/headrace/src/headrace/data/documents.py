@@ -33,7 +33,7 @@ from headrace.data.filter_files import (
     read_listing,
 )
 from headrace.data.saved_filters import ReadOnce, RemovedDocuments, removed_once
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, check_path
 from headrace.order.bits import Bits, NumberSet
 from headrace.order.intervals import Intervals, Removal
 from headrace.order.rising import starts
@@ -154,6 +154,7 @@ class DocumentFilter:
         Raises:
             ConfigError: there is no such file, it cannot be read, or it is neither; names the line.
         """
+        check_path(name or "file", url, "Give the path or URL of a file.")
         loaded = cls.__new__(cls)
         loaded.name = name or "file"
         loaded._count_not_found = count_not_found

@@ -11,6 +11,7 @@ import io
 import re
 import tokenize
 import warnings
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,7 +60,10 @@ def listing_of(
     """Parses a list or bitmap; ConfigError, with the field ``name``, if it is neither."""
     if isinstance(documents, Intervals):
         return Listing(documents, documents.total, None, cache)
-    numbers = np.asarray(documents)
+    try:
+        numbers = np.asarray(documents)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(f"is no list of documents ({error})", field=name, cure=_CURE) from error
     if numbers.size == 0:
         numbers = numbers.astype(np.int64).ravel()
     if numbers.ndim != 1 or numbers.dtype.kind not in "iub":
@@ -141,12 +145,19 @@ def read_npy(raw: bytes | Path, field: str, url: str, cure: str) -> np.ndarray:
                 return np.load(raw, mmap_mode="r", allow_pickle=False)
             return np.load(io.BytesIO(raw), allow_pickle=False)
     except (
-        ValueError,
+        # its head is Python, and says how much memory it takes
+        ArithmeticError,
         EOFError,
+        LookupError,
+        MemoryError,
         OSError,
+        RecursionError,
         SyntaxError,
+        TypeError,
+        ValueError,
         tokenize.TokenError,
-    ) as error:  # its head is Python
+        zipfile.BadZipFile,
+    ) as error:
         raise ConfigError(
             f"is not a .npy file of numbers ({error})", field=field, value=url, cure=cure
         ) from error
@@ -158,6 +169,8 @@ def _numbers(raw: bytes, field: str, url: str) -> Int64[np.ndarray, " n"]:
     while at < len(raw):
         stop = raw.find(b"\n", at + _PIECE) + 1 or len(raw)
         lines = [line for line in raw[at:stop].splitlines() if not line.startswith(b"#")]
+        if any(b"_" in line for line in lines):  # which Python takes for a part of a number
+            raise _bad_line(raw, field, url)
         try:
             some.append(
                 np.array(

@@ -14,15 +14,18 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from headrace import __version__
 from headrace.errors import ConfigError
 
+_FREE = ("num_steps", "prefetch_bytes", "micro_batches", "cache_catalog")
+"""Fields of a config that may differ between hosts."""
 _ROUND = 1 << 12
 _MOST_LISTED = 5
 _NUMPY_TO_PLAIN = operator.methodcaller("item")
@@ -42,28 +45,40 @@ def gather(devices: Collection[Any], payload: bytes) -> dict[int, bytes]:
     return {process: row[: lengths[process]].tobytes() for process, row in rows.items()}
 
 
-def check_same(devices: Collection[Any], described: Mapping[str, Any]) -> None:
-    """Raises ConfigError on every process of the devices unless all descriptions are equal.
+def check_same(
+    devices: Collection[Any],
+    described: Mapping[str, Any],
+    named: Callable[[], Mapping[str, Any]] = dict[str, Any],
+) -> None:
+    """Raises ConfigError on every process of the devices unless all descriptions are equal, and all
+    have this version of headrace.
 
     Args:
         devices: Devices of the loader's mesh.
         described: Everything that determines the batches, as JSON values.
+        named: Returns what users know it by, such as the fields of their config; differences of the
+            description are only told if there is none of these.
     """
     if not _shared(devices):
         return
+    described = {"headrace": __version__, **described}
     digest = hashlib.sha256(
         json.dumps(described, sort_keys=True, default=_NUMPY_TO_PLAIN).encode()
     ).digest()
     digests = _gather(devices, np.frombuffer(digest, np.uint8))
     if len({digest.tobytes() for digest in digests.values()}) == 1:
         return
-    descriptions = gather(devices, json.dumps(described, default=_NUMPY_TO_PLAIN).encode())
-    lines = host_differences({process: json.loads(text) for process, text in descriptions.items()})
+    own = [{"headrace": __version__, **named()}, described]
+    gathered = gather(devices, json.dumps(own, default=_NUMPY_TO_PLAIN).encode())
+    known, plans = zip(*(json.loads(text) for text in gathered.values()), strict=True)
+    lines = host_differences(dict(zip(gathered, known, strict=True)))
+    if all(line.startswith(_FREE) for line in lines):
+        lines += host_differences(dict(zip(gathered, plans, strict=True)))
     more = f"; and {len(lines) - _MOST_LISTED} more" if len(lines) > _MOST_LISTED else ""
     raise ConfigError(
         f"do not load the same batches: {'; '.join(lines[:_MOST_LISTED])}{more}",
         field="hosts",
-        cure="Start all processes with the same config, caches and checkpoint.",
+        cure="Start all processes with the same headrace, config, caches and checkpoint.",
     )
 
 

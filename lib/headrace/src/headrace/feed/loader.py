@@ -322,8 +322,24 @@ class DataLoader(BatchOrder):
                 "seq_len": self._seq_lens[0] if len(self._seq_lens) == 1 else self._seq_lens,
                 "row_exchange": self.row_exchange,
             }
-            check_same(self.placement.sharding.device_set, {**first, **self.describe()})
+            check_same(
+                self.placement.sharding.device_set,
+                {**first, **self.describe()},
+                lambda: self._named(step),
+            )
             self._check_hosts = False
+
+    def _named(self, step: int) -> dict[str, Any]:
+        """What a user knows the run by: the fields of its config, and what its caches hold; empty
+        if it has no config.
+        """
+        config = getattr(self.planned, "config", None)
+        if config is None or self.planned is None:
+            return {}
+        import yaml
+
+        caches = {cache.path: cache.fingerprint for cache in self.planned.caches()}
+        return {"step": step, **yaml.safe_load(config.to_yaml()), "content of caches": caches}
 
     def __iter__(self) -> Iterator[Any]:
         return self.iter_from_step(0)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 from fsspec.config import conf as fsspec_config
 
@@ -22,23 +23,28 @@ from headrace.store import retry
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")  # a name or an address
 
 
-def is_allowed(host: str | None, target: str | None, allowed: tuple[str, ...]) -> bool:
-    """Whether ``host`` may redirect to ``target``: itself, one of ``allowed``, or a subdomain of
-    these.
+def is_allowed(source: str, target: str, allowed: tuple[str, ...]) -> bool:
+    """Whether a server at an address may redirect to another: to itself, also from http to https,
+    or to one of the hosts ``allowed`` or a subdomain of these. Another port is another server.
 
     Example:
-        >>> is_allowed("data.org", "data.org", ()), is_allowed("data.org", "cdn.hf.co", ("hf.co",))
-        (True, True)
-        >>> (
-        ...     is_allowed("data.org", "not-hf.co", ("hf.co",)),
-        ...     is_allowed("data.org", "10.0.0.1", ("*",)),
-        ... )
-        (False, True)
+        >>> is_allowed("http://data.org/a", "https://data.org/b", ())
+        True
+        >>> is_allowed("http://data.org/a", "http://data.org:8080/b", ())
+        False
+        >>> is_allowed("http://data.org/a", "https://cdn.hf.co/b", ("hf.co",))
+        True
+        >>> is_allowed("http://data.org/a", "https://not-hf.co/b", ("hf.co",))
+        False
     """
-    target = (target or "").lower()
-    return target == (host or "").lower() or any(
-        name == "*" or target == name.lower() or target.endswith("." + name.lower())
-        for name in allowed
+    old = urlsplit(source)
+    new = urlsplit(target)
+    host = new.hostname or ""
+    # Without a port, each scheme has its own: from http to https alone, both change.
+    if host == old.hostname and new.port == old.port and new.scheme in (old.scheme, "https"):
+        return True
+    return any(
+        name == "*" or host == name.lower() or host.endswith("." + name.lower()) for name in allowed
     )
 
 
@@ -80,9 +86,10 @@ def _check() -> Any:
     ) -> None:
         location = event.response.headers.get("Location") or event.response.headers.get("URI") or ""
         target = event.url.join(type(event.url)(location))
-        if not is_allowed(event.url.host, target.host, retry.policy().redirect_hosts):
+        if not is_allowed(str(event.url), str(target), retry.policy().redirect_hosts):
             raise ConfigError(
-                f"sends elsewhere, to the host {target.host}",
+                f"sends elsewhere, to the host {target.host}"
+                + (f" and port {target.explicit_port}" if target.explicit_port else ""),
                 field="path",
                 value=str(event.url.with_query(None)),
                 cure=f"If that is right, allow it: headrace build --redirect-host {target.host},"
