@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Integer
 
@@ -22,11 +23,21 @@ from headrace.data.dataset import PlannedDataset, stored_dataset
 from headrace.errors import ConfigError, HeadraceError
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files
+from headrace.store.records import RecordKind, read_record, write_record
 from headrace.store.vectors import PiecedVector, VectorWriter
 
 _SUMS = "sums.json"
 _VECTOR = "sums.bin"
 _IN_RECORD = 4096  # numbers
+
+
+class _Record(msgspec.Struct, forbid_unknown_fields=True):
+    made_from: dict[str, Any]
+    numbers: list[int] = []
+    vector: dict[str, Any] | None = None  # what describes them, if they are too many
+
+
+_KIND = RecordKind("sums", 1, _Record)
 
 
 def plans_of(dataset: PlannedDataset) -> str | None:
@@ -69,29 +80,24 @@ def load_or_add_up(
         return add_up()
     request = json.loads(json.dumps(made_from))
     root = files.join(folder, _digest(request)[:32])
-    with contextlib.suppress(
-        OSError, HeadraceError, ValueError, KeyError, TypeError, RecursionError
-    ):
-        if (raw := files.read_bytes(files.join(root, _SUMS))) is not None:
-            record = json.loads(raw)
-            if record["made_from"] == request and record["sha256"] == _digest(record["numbers"]):
-                listed = record["numbers"]
-                if isinstance(listed, list):
-                    return np.array(listed, np.int64)
-                return PiecedVector(files.join(root, _VECTOR), listed, "sums").loaded()
+    with contextlib.suppress(OSError, HeadraceError):
+        record = read_record(files.join(root, _SUMS), _KIND)
+        if record is not None and record.made_from == request:
+            if record.vector is None:
+                return np.array(record.numbers, np.int64)
+            return PiecedVector(files.join(root, _VECTOR), record.vector, "sums").loaded()
     numbers = add_up()
     if not worth(numbers):
         return numbers
     with contextlib.suppress(
         OSError, HeadraceError
     ):  # a run must not fail because they cannot be saved
-        listed = (
-            numbers.tolist()
+        record = (
+            _Record(request, numbers.tolist())
             if numbers.size <= _IN_RECORD
-            else _written(files.join(root, _VECTOR), numbers)
+            else _Record(request, vector=_written(files.join(root, _VECTOR), numbers))
         )
-        text = json.dumps({"made_from": request, "numbers": listed, "sha256": _digest(listed)})
-        files.write_atomic(files.join(root, _SUMS), text.encode() + b"\n", shared=True)
+        write_record(files.join(root, _SUMS), _KIND, record, shared=True)
     return numbers
 
 

@@ -5,7 +5,7 @@ read in pieces.
 (:mod:`headrace.store.vectors`): the documents (``documents.bin``: a bit each, or ranges if these
 are fewer), and the gaps in the tokens (``kept-*.bin``, ``gaps-*.bin``: the sums of
 :class:`~headrace.order.intervals.Removal`). Written last, ``filter.json`` has what the filter was
-made from (its content and the cache's fingerprint), counts, digests and one of itself. All
+made from (its content and the cache's fingerprint), counts and digests; it is a sealed record. All
 processes write the same bytes, under temporary names until they are complete.
 
 It only saves time: if the folder is damaged, deleted or not writable, the filter is computed again.
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
+import msgspec
 import numpy as np
 from jaxtyping import Integer
 
@@ -34,12 +35,24 @@ from headrace.order.intervals import Intervals, Removal
 from headrace.order.rising import RunningSums
 from headrace.store import files
 from headrace.store.layout import FILTERS_FOLDER
+from headrace.store.records import RecordKind
 from headrace.store.vectors import RUN_BYTES, PiecedVector, VectorWriter, damaged
 
 _LOG = logging.getLogger(__name__)
 _RECORD = "filter.json"
-_VERSION = 1
 _WHAT = "filter"
+
+
+class _Record(msgspec.Struct, forbid_unknown_fields=True):
+    made_from: dict[str, Any]
+    vectors: dict[str, dict[str, Any]]
+    documents: tuple[int, int | None]  # how many are left out, and of how many, if they are bits
+    tokens: list[int] | None  # length of the stream, and size and total of the sums of its gaps
+    counts: tuple[int, int, int]  # listed, repeated, not found
+    digests: dict[str, str]
+
+
+_KIND = RecordKind(_WHAT, 1, _Record)
 
 ReadOnce: TypeAlias = Callable[[str, Callable[[str], bytes]], bytes]
 """Returns what a function reads from a cache's folder; one process may read it for all."""
@@ -126,7 +139,7 @@ def removed_once(
     worked_out: list[RemovedDocuments] = []
 
     def record(root: str) -> bytes:
-        request = json.loads(json.dumps({**made_from(), "version": _VERSION}))
+        request = json.loads(json.dumps({**made_from(), "version": _KIND.version}))
         folder = files.join(root, FILTERS_FOLDER, _digest(request)[:32])
         with contextlib.suppress(OSError, HeadraceError):
             raw = files.read_bytes(files.join(folder, _RECORD)) or b""
@@ -198,16 +211,16 @@ def _save(folder: str, request: Mapping[str, Any], removed: RemovedDocuments) ->
         except BaseException:
             writer.abort()
             raise
-    record = {
-        "made_from": request,
-        "vectors": vectors,
-        "documents": [removed.num_documents, getattr(removed.which, "length", None)],
-        "tokens": removed.removal
+    record = _Record(
+        made_from=dict(request),
+        vectors=vectors,
+        documents=(removed.num_documents, getattr(removed.which, "length", None)),
+        tokens=removed.removal
         and [removed.removal.length, *(n for s in removed.removal.sums for n in (s.size, s.total))],
-        "counts": [removed.listed, removed.repeated, removed.not_found],
-        "digests": {"documents": removed.documents_digest, "tokens": removed.tokens_digest},
-    }
-    raw = json.dumps({**record, "digest": _digest(record)}).encode() + b"\n"
+        counts=(removed.listed, removed.repeated, removed.not_found),
+        digests={"documents": removed.documents_digest, "tokens": removed.tokens_digest},
+    )
+    raw = _KIND.encode(record)
     files.write_atomic(files.join(folder, _RECORD), raw, shared=True)
     return raw
 
@@ -219,28 +232,25 @@ def _opened(
     another request.
     """
     try:
-        record = json.loads(raw)
-        if record.pop("digest") != _digest(record) or request not in (None, record["made_from"]):
-            return None
-        made_from = record["made_from"]
-        folder = files.join(cache, FILTERS_FOLDER, _digest(made_from)[:32])
-        vectors = {
-            n: PiecedVector(files.join(folder, f"{n}.bin"), v, _WHAT)
-            for n, v in record["vectors"].items()
-        }
-        total, length = record["documents"]
-        stored = vectors["documents"]
-        which: NumberSet
-        if length is None:
-            ranges = stored.loaded()
-            which = Intervals(ranges[0::2], ranges[1::2])
-        else:
-            which = Bits(cast(np.ndarray, stored), length, total)
-        removal = None if record["tokens"] is None else _removal(vectors, *record["tokens"])
-        listed, repeated, not_found = record["counts"]
-        digests = dict(record["digests"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        record = _KIND.decode(raw, cache)
+    except CacheCorruptError:
         return None
+    if request not in (None, record.made_from):
+        return None
+    folder = files.join(cache, FILTERS_FOLDER, _digest(record.made_from)[:32])
+    vectors = {
+        n: PiecedVector(files.join(folder, f"{n}.bin"), v, _WHAT) for n, v in record.vectors.items()
+    }
+    total, length = record.documents
+    stored = vectors["documents"]
+    which: NumberSet
+    if length is None:
+        ranges = stored.loaded()
+        which = Intervals(ranges[0::2], ranges[1::2])
+    else:
+        which = Bits(cast(np.ndarray, stored), length, total)
+    removal = None if record.tokens is None else _removal(vectors, *record.tokens)
+    listed, repeated, not_found = record.counts
     in_pieces = {name.replace("first", "more") for name in vectors if name.endswith("first")}
     in_pieces |= {"documents"} if length is not None else set()
     loaded = [
@@ -249,7 +259,9 @@ def _opened(
     requests = (
         2 + len(vectors) + sum(-(-size // RUN_BYTES) for size in loaded)
     )  # the record, and that of stretches
-    return RemovedDocuments(which, removal, listed, repeated, not_found, folder, requests, digests)
+    return RemovedDocuments(
+        which, removal, listed, repeated, not_found, folder, requests, record.digests
+    )
 
 
 def _removal(vectors: Mapping[str, PiecedVector], length: int, *sizes: int) -> Removal:
