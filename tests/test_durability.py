@@ -26,7 +26,7 @@ from headrace.pack.plan_file import PlanRequest, read_plan
 from headrace.pack.spec import PackSpec
 from headrace.report.run_records import read_records
 from headrace.run import RunManifest, open_run
-from headrace.store import TokenCache, consolidate, verify
+from headrace.store import TokenCache, consolidate, open_cache, verify
 from headrace.testing import tiny_cache
 from headrace_posttrain import RLDataset, RolloutStore, ScoredGroup
 from headrace_posttrain.rollouts.dataset import RLSettings
@@ -254,6 +254,39 @@ mark("planned")
         assert plan is not None or not said
 
     check(ops, look, tries=6)
+
+
+@traced
+@pytest.mark.slow
+def test_snapshots(root, texts):
+    program = f"""{IMPORTS}
+from headrace.ingest import SourceConfig, TokenizerConfig, append_cache, build_cache
+from headrace.testing import remove
+how = dict(progress=False, engine="inline")
+build_cache(SourceConfig([given[0] + "/a.jsonl"]), TokenizerConfig("bytes"), root + "/c", **how)
+mark("1")
+remove(root + "/c", 2)
+mark("2")
+append_cache([given[0] + "/b.jsonl"], root + "/c", **how)
+mark("3")
+remove(root + "/c", 11, 20)
+mark("4")
+"""
+    ops = CRASH.record(program, root, str(texts))
+    whole = [open_cache(str(root / "c"), number) for number in (1, 2, 3, 4)]
+    contents = [(tokens_of(cache), cache.removed()) for cache in whole]
+
+    def look(folder, said):
+        try:
+            newest = open_cache(f"{folder}/c").snapshots[0].number
+        except (CacheMissingError, CacheUnfinishedError):
+            newest = 0
+        assert len(said) <= newest <= len(said) + 1
+        for number in range(1, newest + 1):
+            cache = open_cache(f"{folder}/c", number)
+            assert (tokens_of(cache), cache.removed()) == contents[number - 1]
+
+    check(ops, look, tries=3)
 
 
 PROMPTS = [np.array([i + 1]) for i in range(5)]

@@ -296,7 +296,8 @@ def _opened(
         check_member(snapshot, number, member.fingerprint, member.path)
         return member
 
-    return [opened(number) for number in snapshot.members]
+    with ThreadPoolExecutor(max_workers=16) as pool:  # a cache may have been appended to often
+        return [*pool.map(opened, snapshot.members)]
 
 
 def _joined(groups: Sequence[Sequence[TokenCache]], snapshots: Sequence[Snapshot]) -> TokenCache:
