@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -154,9 +155,14 @@ def root(tmp_path_factory, server):
     return root
 
 
+def _content(path: Path) -> bytes:
+    """The content of a file, without the minute in which a report was written."""
+    return re.sub(rb"Written [-0-9: ]+ UTC", b"", path.read_bytes())
+
+
 def files_in(folder: Path) -> dict[str, bytes | None]:
     return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        str(path.relative_to(folder)): _content(path) if path.is_file() else None
         for path in folder.rglob("*")
     }
 
@@ -190,6 +196,8 @@ def test_a_killed_command_is_run_again(root, server, name, kills):
         shutil.rmtree(broken, ignore_errors=True)
         shutil.copytree(prepared, broken)
         assert server.run(broken, command, number)[0] == -9
+        if name == "init" and files_in(broken) == wanted:
+            continue  # which it refuses to overwrite
         code, _ = server.run(broken, command)
         at = f"killed before operation {number} of {len(kinds)} ({kinds[number - 1]})"
         assert code == 0, (at, (root / "log").read_text()[-2000:])

@@ -81,6 +81,7 @@ def command(
     from headrace.ingest.first_look import faults_of_sources, refuse_faults
     from headrace.ingest.survey import survey
     from headrace.ingest.tokenize import TokenizerConfig
+    from headrace.store import durable
     from headrace.store.joined import open_cache
     from headrace.store.ledger import is_finished
 
@@ -126,8 +127,9 @@ def command(
         raise ConfigError(
             "has too little text to train on", field="folder", value=folder, cure=cure
         )
-    (output / CONFIG).write_text(config_text(folder, chosen))
-    (output / PROGRAM).write_text((resources.files("headrace.demo") / PROGRAM).read_text())
+    # The config comes last: with it, all is there.
+    durable.write_file(output / PROGRAM, [_program()])
+    durable.write_file(output / CONFIG, [config_text(folder, chosen).encode()])
     _say_what_is_next(output)
 
 
@@ -147,6 +149,10 @@ def _restarted_alone(cache: Path) -> Iterator[None]:
         )
         value = {} if error.value is None else {"value": error.value}
         raise type(error)(error.problem, field=error.field, cure=cure, **value) from error
+
+
+def _program() -> bytes:
+    return (resources.files("headrace.demo") / PROGRAM).read_bytes()
 
 
 def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
@@ -189,7 +195,10 @@ def _check_output(folder: str, output: Path) -> None:
         raise ConfigError(
             "is a file", field="--output", value=str(output), cure="Give a folder: --output FOLDER."
         )
-    for name in (CONFIG, PROGRAM):
+    program = output / PROGRAM
+    # Without a config, the program is the rest of a command that was killed.
+    has_own = program.exists() and program.read_bytes() != _program()
+    for name in (CONFIG, *([PROGRAM] if has_own else [])):
         if (output / name).exists():
             cure = f"Give another folder: --output FOLDER, or delete {output / name}."
             raise ConfigError(

@@ -88,7 +88,7 @@ def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
     """
     report = RepairReport()
     if not damages:
-        end_lease_of_gone(path)  # of a repair that was killed once it was done
+        _end_killed(path)
         return report
     with lease(path) as held_lease:
         ledger = read_ledger(path)
@@ -127,6 +127,15 @@ def _mend(
         report.left.update(dict.fromkeys(damaged, why))
         return
     _rebuild(path, ledger, tokenizer, list(damaged), report, check)
+
+
+def _end_killed(path: str) -> None:
+    """Deletes what a repair has left that was killed once all was sound."""
+    attempts = files.join(path, ATTEMPTS_FOLDER)
+    if files.is_local(path) and files.exists(attempts):
+        with lease(path):
+            owned.remove_tree(attempts)
+    end_lease_of_gone(path)
 
 
 def _is_record(damage: Damage) -> bool:
