@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from headrace import LmDataConfig, PackedBatch, load_config
 from headrace.batch import unified_loss
-from headrace.run import LoaderState, RunManifest
+from headrace.run import LoaderState, RunLock
 
 DIM = 32
 
@@ -47,7 +47,7 @@ def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
     """
     loader = config.loader()
     losses = []
-    manifest = RunManifest.of(loader)
+    manifest = RunLock.of(loader)
     step = 0
     model = Model(config.vocab_size, loader.dataset.seq_len, nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)

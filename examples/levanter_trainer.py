@@ -61,10 +61,9 @@ def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
         state = trainer.initial_state(
             jax.random.PRNGKey(0), model_init=lambda: model.build(vocab, key=jax.random.PRNGKey(1))
         )  # the latest checkpoint, if there is one
-        loader = LmLoader.of(trainer, config.dataset())
-        open_run(
-            str(folder / "run" / "headrace"), loader, step=int(state.step)
-        )  # refuses another plan
+        # refuses another plan
+        opened = open_run(folder / "run" / "headrace", config, int(state.step))
+        loader = LmLoader.of(trainer, opened.config or config)
         with loader.iter_from_step(state.step) as batches:
             for info in trainer.training_steps(state, batches):
                 losses.append(info.loss)

@@ -43,17 +43,14 @@ def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
         with np.load(checkpoint) as saved:
             table = jnp.asarray(saved["table"])
             state = LoaderState.from_json(json.loads(str(saved["state"])))
-    loader = config.loader()
     losses = []
     first = state.step if state else 0
-    manifest = open_run(
-        str(folder), loader, step=first
-    )  # refuses a folder of another run, with the differences
-    with loader.iter_from_step(first) as batches:
+    run = open_run(folder, config, first)  # refuses a folder of another run, with the differences
+    with run.loader() as loader, loader.iter_from_step(first) as batches:
         for _, batch in zip(range(first, steps), batches, strict=False):
             table, loss = train_step(table, batch)
             losses.append(float(loss))
-    state = manifest.state(max(first, steps))
+    state = run.state(max(first, steps))
     np.savez(checkpoint, table=np.asarray(table), state=json.dumps(state.to_json()))
     return losses
 

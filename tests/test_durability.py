@@ -25,7 +25,7 @@ from headrace.ingest.reshuffle import ReshuffleConfig
 from headrace.pack.plan_file import PlanRequest, read_plan
 from headrace.pack.spec import PackSpec
 from headrace.report.run_records import read_records
-from headrace.run import RunManifest, open_run
+from headrace.run import RunLock, open_run
 from headrace.store import TokenCache, consolidate, open_cache, verify
 from headrace.testing import tiny_cache
 from headrace_posttrain import RLDataset, RolloutStore, ScoredGroup
@@ -210,11 +210,11 @@ mark("logged")
 """
     ops = CRASH.record(program, root, str(Path(__file__).parent))
     feeds = loader()
-    whole = RunManifest.load(str(root / "run"))
+    whole = RunLock.load(str(root / "run"))
     batches = [np.asarray(feeds.batch_at(step).tokens) for step in range(5)]
 
     def look(folder, said):
-        manifest = RunManifest.load(f"{folder}/run")
+        manifest = RunLock.load(f"{folder}/run")
         assert manifest is None or manifest == whole
         assert manifest is not None or not said
         read_records(f"{folder}/run")
@@ -225,7 +225,7 @@ mark("logged")
         run = open_run(f"{folder}/run", feeds, 3)
         run.state(4)
         assert np.array_equal(np.asarray(feeds.batch_at(4).tokens), batches[4])
-        assert RunManifest.load(f"{folder}/run") == whole
+        assert RunLock.load(f"{folder}/run") == whole
 
     check(ops, look, tries=4, again=again)
 

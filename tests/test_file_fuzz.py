@@ -23,7 +23,7 @@ from headrace.feed import DataLoader
 from headrace.ingest.tokenize import recorded_tokenizer
 from headrace.pack.plan_file import PlanRequest, read_plan, write_plan
 from headrace.pack.spec import PackSpec
-from headrace.run import RunManifest, open_run
+from headrace.run import RunLock, open_run
 from headrace.store import CacheLayout, TokenCache, verify
 from headrace.store.ledger import read_ledger
 from headrace.store.snapshots import history_of
@@ -252,7 +252,7 @@ READERS = {
     "snapshots": ("columns/snapshots.json", lambda root: history_of(f"{root}/columns")),
     "plan": ("plans/*/plan.json", read_packs),
     "vector": ("plans/*/*.bin", read_packs),
-    "manifest": ("run/*manifest*.json", lambda root: RunManifest.load(str(root / "run"))),
+    "manifest": ("run/*manifest*.json", lambda root: RunLock.load(str(root / "run"))),
     "run": ("run/*manifest*.json", lambda root: open_run(str(root / "run"), loader(root))),
     "anchors": ("run/*anchors*", lambda root: open_run(str(root / "run"), loader(root), 3)),
     "rollouts": ("rollouts/**/*.log", read_rollouts),

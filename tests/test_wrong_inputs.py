@@ -97,8 +97,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert ledger is not None
     write_ledger("caches/half", msgspec.structs.replace(ledger, finished=False, parts=[]))
     Path("run.yaml").write_text(RUN)
-    with public.load_config("run.yaml").loader() as loader:
-        public.open_run("runs/1", loader)
+    public.open_run("runs/1", public.load_config("run.yaml"))
     os.chdir(here)
     return root
 
@@ -191,7 +190,7 @@ def names(fresh: Path) -> Iterator[dict[str, Any]]:
     with public.DataLoader(ds, 8) as loader:
         known = {name: getattr(public, name) for name in vars(public)["__all__"]}
         known |= {"DocumentFilter": DocumentFilter, "LoaderState": LoaderState, "where": where}
-        manifest = public.open_run("runs/3", loader)
+        manifest = public.open_run("runs/3", config)
         yield known | {
             "cache": cache,
             "config": config,

@@ -1,4 +1,4 @@
-"""Changing a run as the pages print it: what ``headrace run diff`` says is pasted, and
+"""Changing a run: its config is edited, ``headrace run amend`` writes the change into its lock, and
 the run goes on.
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace import load_config, open_run
+from headrace import ComponentConfig, DataLoader, LmDataConfig, load_config, open_run
 from headrace.cli.init import PROGRAM
 from headrace.demo import train as program
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.run import LoaderState, RunManifest
+from headrace.run import LoaderState, RunLock
 from headrace.testing import random_documents, write_cache
 
 NAMES = ("code", "docs", "math", "law")
@@ -143,40 +143,95 @@ def test_a_source_is_added_whatever_the_order_of_keys(caches, tmp_path_factory, 
     path = folder / "run.yaml"
     before, after = WAYS[way]
     path.write_text(config_text(caches, before))
-    with load_config(str(path)).loader() as loader:
-        state = open_run(folder, loader, 0).state(20)
+    run = open_run(folder, load_config(str(path)), 0)
+    state = run.state(20)
+    with run.loader() as loader:
         first = tokens(loader, (0, 19, 59))
     reached = {"state": state, "step": 20, "folder": None}[says]
     batches = []
     for order in (None, random, random):
         path.write_text(config_text(caches, after, order))
-        with load_config(str(path)).loader() as loader:
-            manifest = open_run(folder, loader, reached)
+        run = open_run(folder, load_config(str(path)), reached)
+        with run.loader() as loader:
             batches.append(tokens(loader, (0, 19, 59, 60, 85)))
-        assert [h["until_step"] for h in manifest.history] == [60]
+        assert [h["until_step"] for h in run.history] == [60]
     assert all(np.array_equal(a, b) for a, b in zip(first, batches[0][:3], strict=True))
     assert all(
         np.array_equal(a, b) for one in batches for a, b in zip(one, batches[0], strict=True)
     )
-    with load_config(str(path)).loader() as loader, pytest.raises(PlanMismatchError):
-        open_run(folder, loader, LoaderState(20, "0" * 32))
+    with pytest.raises(PlanMismatchError):
+        open_run(folder, load_config(str(path)), LoaderState(20, "0" * 32))
+
+
+WEIGHTED = st.dictionaries(
+    st.sampled_from(NAMES), st.sampled_from([1, 2, 3.5, {"linear": {0: 1, 90: 3}}]), min_size=1
+)
+FORMS = {
+    "own weights": lambda weights: {"components": {n: {"weight": w} for n, w in weights.items()}},
+    "one blend": lambda weights: {"components": {n: {} for n in weights}, "weights": weights},
+    "stages": lambda weights: {
+        "components": {n: {} for n in weights},
+        "stages": [{"weights": weights}, {"step": 70, "weights": dict.fromkeys(weights, 1)}],
+        "shuffle": True,  # the size of a braid follows from all stages
+    },
+}
+
+
+@given(
+    form=st.sampled_from(sorted(FORMS)),
+    plans=st.lists(WEIGHTED, min_size=2, max_size=3),
+    random=st.randoms(use_true_random=False),
+)
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_run_goes_on_as_its_config_was_edited(
+    headrace, caches, tmp_path_factory, form, plans, random
+):
+    """Before the step, every batch stays as it was; from it on, the mixture is the edited one."""
+    folder = tmp_path_factory.mktemp("run")
+    path = folder / "run.yaml"
+    make = FORMS[form]
+    path.write_text(config_text(caches, make(plans[0])))
+    run = open_run(folder, load_config(str(path)))
+    run.state(20)
+    with run.loader() as loader:
+        first = tokens(loader, range(20))
+    for number, weights in enumerate(plans[1:]):
+        path.write_text(config_text(caches, make(weights), random))
+        done = headrace("run", "amend", str(folder), str(path), "--step", str(20 + 10 * number))
+        assert done.code == 0, done.err + done.out
+    edited = load_config(str(path))
+    assert headrace("run", "diff", str(folder), str(path)).code == 0
+    run = open_run(folder, edited)
+    with run.loader() as loader:
+        assert all(
+            np.array_equal(a, b) for a, b in zip(first, tokens(loader, range(20)), strict=True)
+        )
+    assert run.config is not None
+    for step in (40, 69, 70, 95):
+        assert shares(run.config, step) == pytest.approx(shares(edited, step))
+
+
+def shares(config, step):
+    """The share of each source at a step."""
+    stage = [one for one in config.resolved_stages() if one.first_step <= step][-1]
+    drawn = stage.blend.at(np.array([step]))[0]
+    return {name: share for name, share in zip(stage.blend.names, drawn, strict=True) if share}
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "restore"),
+    ("old", "new"),
     [
-        ("weight: 3", "weight: 2", True),
-        ("docs: {", "math: {cache: caches/math, weight: 2}\n  docs: {", False),
-        (
-            "docs: {",
-            "math: {cache: caches/math, weight: {linear: {0: 1, 90: 3}}}\n  docs: {",
-            False,
-        ),
+        ("weight: 3", "weight: 2"),
+        ("docs: {", "math: {cache: caches/math, weight: 2}\n  docs: {"),
+        ("docs: {", "math: {cache: caches/math, weight: {linear: {0: 1, 90: 3}}}\n  docs: {"),
+        ("  code: {cache: caches/code, weight: 3}\n", ""),
     ],
 )
 @pytest.mark.parametrize("declared", [False, True])
-def test_what_is_printed_can_be_pasted(
-    headrace, caches, tmp_path, monkeypatch, old, new, restore, declared
+def test_the_printed_command_makes_the_change(
+    headrace, caches, tmp_path, monkeypatch, old, new, declared
 ):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(caches, "caches")
@@ -186,27 +241,73 @@ def test_what_is_printed_can_be_pasted(
         " weight: 1}\n"
     )
     path.write_text(began)
-    with load_config("run.yaml").loader() as loader:
-        open_run("runs/1", loader).state(20)
+    open_run("runs/1", load_config("run.yaml")).state(20)
     if declared:
         began += "  law: {cache: caches/law}\n"
         began += "amendments:\n- {step: 40, add: {law: 1}}\n"
         path.write_text(began)
-        with load_config("run.yaml").loader() as loader:
-            open_run("runs/1", loader)
+        open_run("runs/1", load_config("run.yaml"))
     path.write_text(began.replace(old, new))
     done = headrace("run", "diff", "runs/1", "run.yaml")
     assert done.code == 1
-    assert done.out.count("amendments:") == 1
-    assert ("restore the mixture" in done.out) == restore
-    printed = done.out[done.out.index("amendments:") :]
-    edited = began if restore else began.replace(old, new)
-    path.write_text(edited.split("amendments:")[0] + printed)
-    with load_config("run.yaml").loader() as loader:
-        manifest = open_run("runs/1", loader)
+    command = re.search(r"^To make this change: headrace (.*)$", done.out, re.M)
+    assert command is not None
+    with pytest.raises(PlanMismatchError) as refused:
+        open_run("runs/1", load_config("run.yaml"))
+    assert command[1].rpartition(" ")[0] in (refused.value.cure or "")
+    assert headrace(*command[1].split()).code == 0
+    assert path.read_text() == began.replace(old, new)  # the config needs no note of it
+    run = open_run("runs/1", load_config("run.yaml"))
+    assert run.history[-1]["until_step"] == (41 if declared else 20)
+    assert RunLock.load("runs/1") == run.lock
     assert headrace("run", "diff", "runs/1", "run.yaml").code == 0
-    assert manifest.history[-1]["until_step"] == (41 if declared else 20)
-    assert RunManifest.load("runs/1") == manifest
+    again = headrace("run", "amend", "runs/1", "run.yaml")
+    assert (again.code, again.out.split()[:3]) == (0, ["the", "same", "run"])
+
+
+def test_what_is_done_is_not_amended(headrace, caches, tmp_path):
+    folder = str(tmp_path / "run")
+    path = tmp_path / "run.yaml"
+    path.write_text(config_text(caches, {"components": OWN}))
+    run = open_run(folder, load_config(str(path)))
+    path.write_text(config_text(caches, {"components": {**OWN, "code": {"weight": 2}}}))
+    args = ("run", "amend", folder, str(path))
+    before = RunLock.load(folder)
+    assert "knows of no checkpoint" in headrace(*args).err
+    run.state(70)
+    done = headrace(*args, "--step", "60")
+    assert (done.code, RunLock.load(folder)) == (2, before)
+    assert "70 steps are done" in done.err
+    cure = re.search(r"--step 60 --going-back", done.err)
+    assert cure is not None
+    assert headrace(*args, *cure[0].split()).code == 0
+    refused = headrace(*args, "seed=3")
+    assert (refused.code, "seed: not set -> 3" in refused.out) == (1, True)
+    assert "is not the folder of a run" in headrace("run", "amend", str(tmp_path), str(path)).err
+
+
+def test_a_run_is_amended_in_python(caches, tmp_path):
+    math = ComponentConfig(f"{caches}/math")
+    components = {n: ComponentConfig(f"{caches}/{n}") for n in ("code", "docs")}
+    config = LmDataConfig(components, seq_len=8, batch_size=8)
+    run = open_run(tmp_path, config)
+    with run.loader() as loader:
+        first = tokens(loader, range(30))
+    run.state(10)
+    amended = run.amend(20, add={"math": 1}, drop=["docs"], components={"math": math})
+    for resumed in (amended, open_run(tmp_path, config)):
+        with resumed.loader() as loader:
+            now = tokens(loader, range(30))
+        assert all(np.array_equal(a, b) for a, b in zip(first[:20], now, strict=False))
+        assert not np.array_equal(first[20], now[20])
+        assert [h["until_step"] for h in resumed.history] == [20]
+    with pytest.raises(PlanMismatchError, match="10 steps are done"):
+        run.amend(5, weights={"code": 2})
+    with (
+        DataLoader(config.dataset()) as loader,
+        pytest.raises(ConfigError, match=r"without a config, and has no amend\(\)"),
+    ):
+        open_run(tmp_path / "other", loader).amend(5, weights={"code": 2})
 
 
 def test_a_source_that_is_there_is_not_added(caches):
@@ -222,18 +323,15 @@ def test_a_source_that_is_there_is_not_added(caches):
 def test_the_past_is_not_changed_whoever_says_how_far_it_goes(caches, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(config_text(caches, {"components": OWN}))
-    with load_config(str(path)).loader() as loader:
-        state = open_run(tmp_path, loader).state(70)
+    state = open_run(tmp_path, load_config(str(path))).state(70)
     path.write_text(config_text(caches, WAYS["a component without a weight"][1]))
+    edited = load_config(str(path))
     for reached in (None, 70, state):
-        with (
-            load_config(str(path)).loader() as loader,
-            pytest.raises(PlanMismatchError, match="70 steps are done") as caught,
-        ):
-            open_run(tmp_path, loader, reached)
+        with pytest.raises(PlanMismatchError, match="70 steps are done") as caught:
+            open_run(tmp_path, edited, reached)
         assert (caught.value.field, caught.value.value) == ("amendments.step", 60)
-    with load_config(str(path)).loader() as loader:  # back to an earlier checkpoint
-        assert open_run(tmp_path, loader, 60).history[0]["until_step"] == 60
+    # back to an earlier checkpoint
+    assert open_run(tmp_path, edited, 60).history[0]["until_step"] == 60
 
 
 def test_the_quickstart_s_last_instruction_works_as_printed(headrace, tmp_path, monkeypatch):
@@ -253,20 +351,17 @@ def test_the_quickstart_s_last_instruction_works_as_printed(headrace, tmp_path, 
             Path(title).write_text(code)
     path = Path("run.yaml")
     path.write_text(path.read_text().replace("weight: 3", "weight: 2"))
-    done = headrace("run", "diff", "runs/1", "run.yaml")
-    printed = fences[-1][2]
+    command, printed = fences[-2][2], fences[-1][2]
+    done = headrace(*command.split()[1:])
     assert done.out == printed
-    path.write_text(path.read_text().replace("weight: 2", "weight: 3"))
-    path.write_text(path.read_text() + printed[printed.index("amendments:") :])
     exec(compile(resume, "quickstart.md", "exec"), names)
-    with load_config("run.yaml").loader() as loader:
-        assert open_run("runs/1", loader).history[0]["until_step"] == 20
+    assert open_run("runs/1", load_config("run.yaml")).history[0]["until_step"] == 20
 
 
 @pytest.mark.slow
 def test_a_killed_program_goes_on_with_another_source(headrace, caches, tmp_path, monkeypatch):
-    """The train.py of ``init``: killed, then a source is added and a weight changed as ``headrace
-    cache diff`` says.
+    """The train.py of ``init``: killed, then a source is added and a weight changed by ``headrace
+    run amend``.
     """
     monkeypatch.chdir(tmp_path)
     shutil.copytree(caches, "caches")
@@ -284,11 +379,10 @@ def test_a_killed_program_goes_on_with_another_source(headrace, caches, tmp_path
                 process.send_signal(signal.SIGKILL)
     math = "  math: {cache: caches/math, weight: 2}\n  docs:"
     path.write_text(began.replace("  docs:", math).replace("weight: 3", "weight: 1"))
-    done = headrace("run", "diff", "runs/1", "run.yaml")
-    path.write_text(began.replace("  docs:", math) + done.out[done.out.index("amendments:") :])
+    assert headrace("run", "amend", "runs/1", "run.yaml").code == 0
     resumed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert resumed.returncode == 0, resumed.stderr
     assert "resumes from" in resumed.stdout
-    manifest = RunManifest.load("runs/1")
-    assert manifest is not None
-    assert manifest.history[0]["until_step"] >= 15
+    lock = RunLock.load("runs/1")
+    assert lock is not None
+    assert lock.history[0]["until_step"] >= 15

@@ -86,7 +86,7 @@ def test_a_cache_grows(folder: Path):
 def test_runs_go_on_and_are_extended(folder: Path):
     config = Path("run.yaml")
     config.write_text("seq_len: 32\nbatch_size: 8\ncomponents: {docs: web}\n")
-    open_run("run", load_config(str(config)).loader())
+    open_run("run", load_config(str(config)))
     args = ("run", "where", config, "--step", 40, "--document", 11, "--json")
     assert "is not a document" in error_of(*args)
     run("build", "new", "-o", "web", "--append", "--engine", "inline")
@@ -94,49 +94,43 @@ def test_runs_go_on_and_are_extended(folder: Path):
     assert "is not a document" in error_of(*args, "--run", "run")
     text = run("run", "diff", "run", config, "--step", 20)
     assert "the same run" in text
-    assert text.endswith("amendments:\n- step: 20\n  caches: {docs: 2}\n")
-    assert json.loads(run("run", "diff", "run", config, "--step", 20, "--json"))[
-        "newer_snapshots"
-    ] == {"docs": 2}
-    config.write_text(
-        config.read_text() + text.partition("amendments:")[1] + text.partition("amendments:")[2]
-    )
+    assert "appended to or removed from docs since: add --newest-caches" in text
+    facts = json.loads(run("run", "diff", "run", config, "--step", 20, "--json"))
+    assert facts["newer_caches"] == ["docs"]
+    run("run", "amend", "run", config, "--newest-caches", "--step", 20, "--going-back")
+    args = (*args, "--run", "run")
     seen = json.loads(run(*args))["seen"]
     assert min(one["step"] for one in seen) >= 20
     assert {one["document"] for one in seen} == {11}
-    assert "docs@2" in run("run", "where", config, "--step", 40)
-    assert "docs@2" in run("run", "cat", config, "--step", 39)
+    assert "docs@2" in run("run", "where", config, "--run", "run", "--step", 40)
+    assert "docs@2" in run("run", "cat", config, "--run", "run", "--step", 39)
     assert run("run", "cat", config, "--run", "run", "--step", 19)
-    assert "docs@2" in run("config", "check", config, "--hosts", 1)
-    assert "newer" not in run("run", "diff", "run", config, "--step", 20, ok=False)
+    assert "docs@2" in run("config", "check", config, "--run", "run", "--hosts", 1)
+    assert "newest" not in run("run", "diff", "run", config)
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_removed_and_appended_documents_are_pasted_in_one_block(folder: Path, declared: bool):
+def test_removed_and_appended_documents_change_a_run_in_one_command(folder: Path, declared: bool):
     config = Path("run.yaml")
     text = "seq_len: 32\nbatch_size: 8\ncomponents: {docs: web, more: web}\n"
-    changed = text.replace("docs: web", "docs: {cache: web, weight: 2}")
     if declared:
         text += "amendments:\n- {step: 5, weights: {more: 3}}\n"
-        changed = text
     config.write_text(text)
-    open_run("run", load_config(str(config)).loader())
+    open_run("run", load_config(str(config))).state(20)
     run("build", "new", "-o", "web", "--append", "--engine", "inline")
     run("cache", "remove", "web", 1, 11)
-    config.write_text(changed)
-    said = run("run", "diff", "run", config, "--step", 20, ok=declared)
-    block = said[said.index("amendments:") :]
-    assert "caches: {docs: 3, more: 3}" in block
-    config.write_text(text.partition("amendments:")[0] + block)
-    with load_config(str(config)).loader() as loader:
-        manifest = open_run("run", loader, 20)
-    assert manifest.history[-1]["until_step"] == 20
+    if not declared:
+        config.write_text(text.replace("docs: web", "docs: {cache: web, weight: 2}"))
+    said = run("run", "amend", "run", config, "--newest-caches")
+    assert "caches: {docs: 3, more: 3}" in said
+    opened = open_run("run", load_config(str(config)), 20)
+    assert opened.history[-1]["until_step"] == 20
     args = ("run", "where", config, "--run", "run", "--step", 60, "--json", "--component")
     for source, document in (("docs", 1), ("more", 1), ("docs@3", 3), ("more@3", 3)):
         seen = json.loads(run(*args, source, "--document", document))["seen"]
         assert seen
         assert all(one["removed"] == (one["step"] >= 20) for one in seen)
-    assert "amendments:" not in run("run", "diff", "run", config, "--step", 20)
+    assert "newest" not in run("run", "diff", "run", config)
 
 
 def test_bad_input_is_named(folder: Path):

@@ -19,7 +19,7 @@ from headrace.config import LmDataConfig, load_config
 from headrace.data.dataset import BatchOrder
 from headrace.ingest import LeafConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.tokenize import load_tokenizer
-from headrace.run import RunManifest, open_run
+from headrace.run import RunLock, open_run
 from headrace.store import TokenCache
 from headrace.testing import tiny_cache, write_cache
 
@@ -168,9 +168,9 @@ def test_mistakes_say_what_to_do(headrace: Run, run: str):
 def test_a_run_is_recognised_and_left_as_it_was(headrace: Run, run: str, tmp_path: Path):
     config = load_config(run)
     loader = config.loader(Mesh(np.array(jax.devices()[:1]), "data"))
-    assert RunManifest.of(
-        BatchOrder(config.dataset(), row_order=config.row_order)
-    ) == RunManifest.of(loader)
+    assert RunLock.of(BatchOrder(config.dataset(), row_order=config.row_order)) == RunLock.of(
+        loader
+    )
     open_run("runs", loader)
     before = {p: p.read_bytes() for p in (tmp_path / "runs").iterdir()}
     assert shown(headrace, run, "--step", "40", "--run", "runs") == shown(
@@ -179,15 +179,14 @@ def test_a_run_is_recognised_and_left_as_it_was(headrace: Run, run: str, tmp_pat
     assert {p: p.read_bytes() for p in (tmp_path / "runs").iterdir()} == before
     code, _, err = headrace("run", "cat", run, "--run", "runs", "seed=1")
     assert code == 2
-    assert "the run was started with another config: seed: not set -> 1" in err
+    assert "the run has another config: seed: not set -> 1" in err
 
 
 def test_a_run_that_was_amended(headrace: Run, run: str):
-    mesh = Mesh(np.array(jax.devices()[:1]), "data")
     amended = "amendments=[{step: 30, weights: {code: 9}}]"
     plain = load_config(run, ["seq_len=32"])
     new = load_config(run, ["seq_len=32", amended])
-    open_run("runs", plain.loader(mesh))
+    open_run("runs", plain)
     code, _, err = headrace(
         "run", "cat", run, "--run", "runs", "--step", "29", "seq_len=32", amended
     )
@@ -195,7 +194,7 @@ def test_a_run_that_was_amended(headrace: Run, run: str):
     assert (
         headrace("run", "cat", run, "--run", "runs", "--step", "30", "seq_len=32", amended)[0] == 2
     )
-    open_run("runs", new.loader(mesh), step=25)
+    open_run("runs", new, step=25)
     assert (
         headrace("run", "cat", run, "--run", "runs", "--step", "30", "seq_len=32", amended)[0] == 0
     )

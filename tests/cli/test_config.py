@@ -140,7 +140,7 @@ def test_check_of_a_run_that_is_another(headrace, small, tmp_path):
     assert "Go back to the run's config" in done.err
     assert len(done.err.strip().splitlines()) == 1
     nothing = headrace("config", "check", small, "--run", str(tmp_path))
-    assert "is not the folder of a run: it has no manifest.json" in nothing.err
+    assert "is not the folder of a run: it has no lock.json" in nothing.err
 
 
 def test_check_of_declared_amendments_is_the_same_run(headrace, small, tmp_path):

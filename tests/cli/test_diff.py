@@ -79,7 +79,7 @@ def run(tmp_path):
         f"components:\n  web: {{cache: {tmp_path}/web, weight: 3}}\n  code: {{cache:"
         f" {tmp_path}/code}}\nseq_len: 8\nbatch_size: 8\n"
     )
-    open_run(tmp_path / "run", load_config(str(path)).loader()).state(20)
+    open_run(tmp_path / "run", load_config(str(path))).state(20)
     return tmp_path / "run", path
 
 
@@ -89,19 +89,15 @@ def test_a_run_and_its_own_config(headrace, run):
     assert json.loads(headrace("run", "diff", *map(str, run), "--json").out)["same"]
 
 
-def test_the_printed_amendment_works_when_it_is_typed(headrace, run):
+def test_the_differences_and_what_follows(headrace, run):
     folder, path = run
-    text = path.read_text()
-    path.write_text(text.replace("weight: 3", "weight: 2"))
+    path.write_text(path.read_text().replace("weight: 3", "weight: 2"))
     done = headrace("run", "diff", str(folder), str(path))
     assert done.code == 1
     assert "components.web.weight: 3 -> 2" in done.out
-    assert "from step 20 on" in done.out
+    assert "From step 20 on" in done.out
     assert "What follows" not in done.out
     assert "stages[0]" in headrace("run", "diff", str(folder), str(path), "--resolved").out
-    path.write_text(text + done.out[done.out.index("amendments:") :])
-    open_run(folder, load_config(str(path)).loader(), step=20)
-    assert "the same run" in headrace("run", "diff", str(folder), str(path)).out
 
 
 def test_what_no_amendment_can_say(headrace, run):
@@ -110,7 +106,6 @@ def test_what_no_amendment_can_say(headrace, run):
     )
     assert done.code == 1
     assert "seed: not set -> 7" in done.out.split("A run cannot make these changes")[1]
-    assert "step: 30" in done.out
     facts = json.loads(headrace("run", "diff", *map(str, run), "seed=7", "--json").out)
     assert (facts["amendment"], facts["refused"]) == (None, ["seed: not set -> 7"])
 

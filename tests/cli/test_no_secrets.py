@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.errors import ConfigError, HeadraceError, redact
 from headrace.feed import RunLog
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
-from headrace.run import RunManifest, open_run
+from headrace.run import RunLock, open_run
 from headrace.store import RetryPolicy, TokenCache, open_replicas, use_policy
 from headrace.testing.servers import web_server
 
@@ -102,9 +103,10 @@ def few_attempts() -> Iterator[None]:
     use_policy(before)
 
 
+GROUP: Any = typer.main.get_command(application())
 LEAVES = {
     name: sorted(found.commands) if hasattr(found, "commands") else [""]
-    for name, found in typer.main.get_command(application()).commands.items()
+    for name, found in GROUP.commands.items()
 }
 
 
@@ -136,7 +138,7 @@ def test_a_login_in_an_address_is_refused_by_every_command(headrace, leaks):
 def test_a_login_in_a_config_is_refused(headrace, leaks, address, path):
     value: object = [address] if path.rpartition(".")[2] in ("replicas", "paths") else address
     component = {"cache": "cache", "source": {"paths": ["a.jsonl"]}}
-    config: dict[str, object] = {"components": {"a": component}}
+    config: dict[str, Any] = {"components": {"a": component}}
     *parents, last = path.split(".")
     inner = config
     for parent in parents:
@@ -162,7 +164,7 @@ def test_a_login_in_a_config_is_refused(headrace, leaks, address, path):
         lambda address: build_cache(SourceConfig([address]), TokenizerConfig("bytes"), "out"),
         lambda address: build_cache(SourceConfig(["a.txt"]), TokenizerConfig("bytes"), address),
         lambda address: build_cache(SourceConfig(["a.txt"]), TokenizerConfig(address), "out"),
-        RunManifest.load,
+        RunLock.load,
         load_config,
         lambda address: LmDataConfig({"a": ComponentConfig(address)}, seq_len=8, batch_size=2),
     ],

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from headrace.config import load_config
 from headrace.data.provenance import rows_of_step
 from headrace.errors import IndexOutOfRangeError
-from headrace.run import RunManifest, where
+from headrace.run import RunLock, where
 from headrace.testing import tiny_cache, write_cache
 
 PLANS = {
@@ -100,7 +100,7 @@ def test_stages_and_fingerprint(caches):
 
     assert (
         first.fingerprint
-        == RunManifest.of(
+        == RunLock.of(
             DataLoader(config.dataset(caches), mesh=Mesh(np.asarray(jax.devices()[:1]), ("data",)))
         ).fingerprint
     )

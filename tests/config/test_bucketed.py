@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, PlanMismatchError
 from headrace.mix import AmendmentConfig, StageConfig
 from headrace.order import ValidationConfig
 from headrace.pack import PackingConfig
-from headrace.run import RunManifest, open_run, where
+from headrace.run import RunLock, open_run, where
 from headrace.run.changes import run_changes
 from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
@@ -200,13 +200,13 @@ def test_one_bucket_is_a_filter(paths):
 def test_a_bucket_is_weighed_anew_from_a_step_on(paths, tmp_path):
     buckets = BucketsConfig("score", edges=[2], weights=[1, 1], names=["low", "high"])
     began = config(paths, buckets, "ab")
-    run = open_run(str(tmp_path), began.loader())
+    run = open_run(str(tmp_path), began)
     edited = config(paths, dataclasses.replace(buckets, weights=[1, 3]), "ab")
-    changes = run_changes(run, edited, 20)
+    changes = run_changes(run.lock, edited, 20)
     assert changes.amendment == AmendmentConfig(20, weights={"a/high": 3})
     amended = dataclasses.replace(began, amendments=[changes.amendment])
-    assert open_run(str(tmp_path), amended.loader(), step=15).history[0]["until_step"] == 20
-    moved = run_changes(run, config(paths, dataclasses.replace(buckets, edges=[3]), "ab"), 20)
+    assert open_run(str(tmp_path), amended, step=15).history[0]["until_step"] == 20
+    moved = run_changes(run.lock, config(paths, dataclasses.replace(buckets, edges=[3]), "ab"), 20)
     assert moved.amendment is None
     assert any("buckets.edges" in line for line in moved.refused or moved.fields or [])
 
@@ -221,12 +221,12 @@ def test_a_run_is_bound_to_the_documents_that_a_file_chooses(paths, tmp_path, pa
     )
     settings = ["seq_len=8", "batch_size=8", web]
     np.save(file, numbers)
-    before = RunManifest.of(load_config(overrides=settings).loader())
+    before = RunLock.of(load_config(overrides=settings).loader())
     np.save(file, numbers + 0.25)  # the same documents in each bucket
-    before.check_same(RunManifest.of(load_config(overrides=settings).loader()))
+    before.check_same(RunLock.of(load_config(overrides=settings).loader()))
     np.save(file, np.where(np.arange(DOCUMENTS) == 7, 3 - numbers, numbers))
     with pytest.raises(PlanMismatchError, match="another plan"):
-        before.check_same(RunManifest.of(load_config(overrides=settings).loader()))
+        before.check_same(RunLock.of(load_config(overrides=settings).loader()))
 
 
 def test_a_run_says_where_its_buckets_are(paths):

@@ -20,7 +20,7 @@ from headrace.errors import CacheMissingError, CacheUnfinishedError, ConfigError
 from headrace.ingest import SourceConfig, TokenizerConfig
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig
-from headrace.run import RunManifest
+from headrace.run import RunLock
 from headrace.store.ledger import Ledger, read_ledger, write_ledger
 from headrace.testing import random_documents, tiny_cache, write_cache
 
@@ -369,11 +369,11 @@ def test_a_config_is_a_loader(config):
 
 
 def test_equal_configs_are_equal_runs_wherever_their_caches_lie(config, tmp_path):
-    one = RunManifest.of(load_config(config).loader(one_device()))
+    one = RunLock.of(load_config(config).loader(one_device()))
     (tmp_path / "caches").rename(tmp_path / "moved")
     text = Path(config).read_text().replace("/caches/", "/moved/")
     Path(config).write_text(text + "prefetch_bytes: 100000000\n")
-    assert RunManifest.of(load_config(config).loader()).fingerprint == one.fingerprint
+    assert RunLock.of(load_config(config).loader()).fingerprint == one.fingerprint
     for changed in (
         "seed=4",
         "seq_len=17",
@@ -382,7 +382,7 @@ def test_equal_configs_are_equal_runs_wherever_their_caches_lie(config, tmp_path
         "row_order=stream",
     ):
         assert (
-            RunManifest.of(load_config(config, [changed]).loader(one_device())).fingerprint
+            RunLock.of(load_config(config, [changed]).loader(one_device())).fingerprint
             != one.fingerprint
         )
 

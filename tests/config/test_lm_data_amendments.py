@@ -14,8 +14,8 @@ from headrace.data import MixtureDataset
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.mix import AmendmentConfig, StageConfig
 from headrace.mix.stages import Stages
-from headrace.run import RunManifest, open_run
-from headrace.run.manifest import Anchors
+from headrace.run import RunLock, open_run
+from headrace.run.anchors import Anchors
 from headrace.testing import tiny_cache
 
 BATCH = 8
@@ -62,13 +62,13 @@ def test_the_past_is_untouched_and_the_future_as_declared(caches, step, weight, 
 
 def test_a_run_records_its_amendment(caches, tmp_path):
     folder = str(tmp_path)
-    manifest = open_run(folder, config(caches).loader())
+    manifest = open_run(folder, config(caches))
     saved = manifest.state(15)
     amended = config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]).loader()
     recorded = open_run(folder, amended, step=15)
     recorded.check(saved)
     assert [h["until_step"] for h in recorded.history] == [20]
-    assert RunManifest.load(folder) == recorded
+    assert RunLock.load(folder) == recorded.lock
     assert open_run(folder, amended, step=90) == recorded
     with pytest.raises(PlanMismatchError, match="another run"):
         recorded.check(
@@ -150,21 +150,21 @@ def test_a_run_that_is_amended_in_a_ramp_goes_on_where_the_job_was(caches, tmp_p
 def test_an_amendment_of_an_amended_run(caches, tmp_path):
     folder = str(tmp_path)
     first = AmendmentConfig(20, {"c": 3})
-    open_run(folder, config(caches).loader())
-    open_run(folder, config(caches, "abc", amendments=[first]).loader(), step=10)
+    open_run(folder, config(caches))
+    open_run(folder, config(caches, "abc", amendments=[first]), step=10)
     again = config(caches, "abc", amendments=[first, AmendmentConfig(50, drop=["a"])]).loader()
     assert [h["until_step"] for h in open_run(folder, again, step=50).history] == [20, 50]
 
 
 def test_the_past_may_not_be_touched(caches, tmp_path):
     folder = str(tmp_path)
-    open_run(folder, config(caches).loader())
+    open_run(folder, config(caches))
     with pytest.raises(
         PlanMismatchError, match=r"may touch the past: 25 steps are done\. Begin it at step 25"
     ):
         open_run(
             folder,
-            config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]).loader(),
+            config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]),
             step=25,
         )
 
@@ -181,43 +181,43 @@ def test_the_past_may_not_be_touched(caches, tmp_path):
 )
 def test_what_is_not_declared_is_refused(caches, tmp_path, changes):
     folder = str(tmp_path)
-    open_run(folder, config(caches).loader())
+    open_run(folder, config(caches))
     with pytest.raises(PlanMismatchError, match="another config"):
-        open_run(folder, config(caches, **changes).loader())
+        open_run(folder, config(caches, **changes))
 
 
 def test_taking_an_amendment_back_is_refused(caches, tmp_path):
     folder = str(tmp_path)
-    open_run(folder, config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]).loader())
+    open_run(folder, config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]))
     with pytest.raises(PlanMismatchError, match="another config"):
-        open_run(folder, config(caches).loader())
+        open_run(folder, config(caches))
 
 
 def test_an_amendment_needs_the_step_that_the_run_has_reached(caches, tmp_path):
     folder = str(tmp_path)
-    before = open_run(folder, config(caches).loader())
+    before = open_run(folder, config(caches))
     with pytest.raises(PlanMismatchError, match="knows of no checkpoint"):
-        open_run(folder, config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]).loader())
-    assert RunManifest.load(folder) == before  # nothing was overwritten
+        open_run(folder, config(caches, "abc", amendments=[AmendmentConfig(20, {"c": 3})]))
+    assert RunLock.load(folder) == before.lock  # nothing was overwritten
 
 
 @pytest.mark.parametrize("weights", [None, {"a": 1, "b": 2}])
 def test_the_order_of_components_is_part_of_the_run(caches, weights):
     one = config(caches, "ab", weights=weights)
     other = config(caches, "ba", weights=weights)
-    assert RunManifest.of(one.loader()).fingerprint != RunManifest.of(other.loader()).fingerprint
+    assert RunLock.of(one.loader()).fingerprint != RunLock.of(other.loader()).fingerprint
 
 
 def test_an_added_component_may_stand_anywhere(caches, tmp_path):
     folder = str(tmp_path)
-    open_run(folder, config(caches, weights={"a": 1, "b": 2}).loader())
+    open_run(folder, config(caches, weights={"a": 1, "b": 2}))
     last = config(
         caches, "abc", weights={"a": 1, "b": 2}, amendments=[AmendmentConfig(20, {"c": 3})]
     ).loader()
     moved = config(
         caches, "cab", weights={"a": 1, "b": 2}, amendments=[AmendmentConfig(20, {"c": 3})]
-    ).loader()
-    assert open_run(folder, moved, step=10).fingerprint == RunManifest.of(last).fingerprint
+    )
+    assert open_run(folder, moved, step=10).fingerprint == RunLock.of(last).fingerprint
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from headrace.data.dataset import ReorderedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix import AmendmentConfig, StageConfig
 from headrace.order import BraidShuffle, BraidShuffleConfig, ValidationConfig
-from headrace.run import RunManifest, open_run
+from headrace.run import RunLock, open_run
 from headrace.store import TokenCache
 
 TOKENS = {"a": 160_000, "b": 40_000, "c": 16_000}
@@ -392,13 +392,13 @@ def test_a_run_with_phases_may_be_amended(caches, tmp_path, step):
         rows = np.arange(first * 8, first * 8 + 8)
         for ours, theirs in zip(plain.locate(rows), amended.locate(rows), strict=True):
             assert np.array_equal(ours, theirs)
-    assert RunManifest.of(Described(amended)).amends(RunManifest.of(Described(plain))) == step
+    assert RunLock.of(Described(amended)).first_difference(RunLock.of(Described(plain))) == step
     open_run(str(tmp_path), Described(plain))
     assert open_run(str(tmp_path), Described(amended), step=step).history[0]["until_step"] == step
     other = config(
         "abc", seq_len=phases, seed=1, amendments=[AmendmentConfig(step, {"c": 2})]
     ).dataset(caches)
-    assert RunManifest.of(Described(other)).amends(RunManifest.of(Described(plain))) is None
+    assert RunLock.of(Described(other)).first_difference(RunLock.of(Described(plain))) is None
 
 
 @pytest.mark.parametrize(

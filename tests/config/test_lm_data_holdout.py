@@ -9,7 +9,7 @@ import pytest
 from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.order import BlockShuffleConfig, ValidationConfig
-from headrace.run import RunManifest
+from headrace.run import RunLock
 from headrace.store import TokenCache
 from headrace.testing import write_cache
 
@@ -63,7 +63,7 @@ def test_a_filter_file_is_used_and_named(cache, tmp_path):
     assert filtered.datasets()["a"].removed_documents == 3
     gone = np.concatenate([cache.document(d) for d in (0, 7, 499)])
     assert np.intersect1d(drawn(filtered, 200), gone).size == 0
-    manifests = [RunManifest.of(c.loader()) for c in (plain, filtered)]
+    manifests = [RunLock.of(c.loader()) for c in (plain, filtered)]
     assert manifests[0].fingerprint != manifests[1].fingerprint
     with pytest.raises(PlanMismatchError, match=r"components\.a\.remove"):
         manifests[0].check_same(manifests[1])
@@ -80,9 +80,7 @@ def test_the_fingerprint_follows_the_split(cache):
         ValidationConfig(11),
         ValidationConfig(10, by="documents"),
     ]
-    prints = {
-        RunManifest.of(config(cache, validation=split).loader()).fingerprint for split in splits
-    }
+    prints = {RunLock.of(config(cache, validation=split).loader()).fingerprint for split in splits}
     assert len(prints) == 4
 
 

@@ -15,7 +15,7 @@ from headrace.data import PackedTokenDataset
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.order import BlockShuffleConfig, ValidationConfig
 from headrace.pack import PackingConfig
-from headrace.run import RunManifest
+from headrace.run import RunLock
 from headrace.store import TokenCache
 from headrace.testing import write_cache
 
@@ -108,18 +108,18 @@ def test_what_is_packed_is_logged(cache, caplog, tmp_path):
 
 def test_packing_is_part_of_the_run(cache):
     with config(cache).loader() as loader:
-        manifest = RunManifest.of(loader)
+        manifest = RunLock.of(loader)
         steps = [batch.tokens for batch in itertools.islice(iter(loader), 6)]
     with config(cache).loader() as again:
-        assert RunManifest.of(again).fingerprint == manifest.fingerprint
+        assert RunLock.of(again).fingerprint == manifest.fingerprint
         for tokens, batch in zip(steps[3:], again.iter_from_step(3), strict=False):
             assert np.array_equal(tokens, batch.tokens)
     for other in (PackingConfig("bfd"), PackingConfig(min_fill=0.9), None):
         with (
             config(cache, other).loader() as changed,
-            pytest.raises(PlanMismatchError, match="started with another config"),
+            pytest.raises(PlanMismatchError, match="has another config"),
         ):
-            manifest.check_same(RunManifest.of(changed))
+            manifest.check_same(RunLock.of(changed))
 
 
 @pytest.mark.parametrize("by", ["blocks", "documents"])

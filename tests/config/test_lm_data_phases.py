@@ -15,7 +15,7 @@ from headrace.feed.reader import Grouping, PlannedReader
 from headrace.mix import StageConfig
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
 from headrace.order.residency import Residency
-from headrace.run import RunManifest
+from headrace.run import RunLock
 from headrace.store import TokenCache
 from headrace.testing import write_cache
 
@@ -99,10 +99,10 @@ def test_the_loader_and_the_forecast_follow_the_phases(caches):
 
 def test_the_fingerprint_knows_the_phases(caches):
     lengths = [16, {0: 16, 30: 128}, {0: 16, 31: 128}, {0: 16, 30: 64}, {0: 16, 30: 128, 90: 16}]
-    prints = {RunManifest.of(config(caches, seq_len=n).loader()).fingerprint for n in lengths}
+    prints = {RunLock.of(config(caches, seq_len=n).loader()).fingerprint for n in lengths}
     assert len(prints) == len(lengths)
     same = [
-        RunManifest.of(config(caches, seq_len=n).loader()).fingerprint
+        RunLock.of(config(caches, seq_len=n).loader()).fingerprint
         for n in (16, {0: 16}, {0: 16, 9: 16})
     ]
     assert len(set(same)) == 1

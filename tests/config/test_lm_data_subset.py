@@ -16,7 +16,7 @@ from headrace.errors import ConfigError
 from headrace.order import BlockShuffleConfig, SubsetConfig, ValidationConfig
 from headrace.order.subset import LEAST_BLOCKS
 from headrace.pack import PackingConfig
-from headrace.run import RunManifest
+from headrace.run import RunLock
 from headrace.store import CacheLayout, TokenCache
 from headrace.testing import write_cache
 
@@ -149,7 +149,7 @@ def test_the_fingerprint_tells_subsets_apart_and_the_forecast_counts_their_epoch
             SubsetConfig(rows=160),
         )
     )
-    prints = {RunManifest.of(one.loader()).fingerprint for one in (plain, *others)}
+    prints = {RunLock.of(one.loader()).fingerprint for one in (plain, *others)}
     assert len(prints) == 4
     assert plan_run(others[2]).components[0].epochs == 3.0
 

@@ -146,8 +146,7 @@ def test_a_source_of_which_nothing_is_left_is_refused_where_it_is_drawn(tmp_path
         for one in (web, half)
     ]
     for config in runs:
-        with config.loader() as begun:
-            open_run(str(tmp_path / f"run{runs.index(config)}"), begun)
+        open_run(str(tmp_path / f"run{runs.index(config)}"), config)
     removed_from(web, ids[20:].tolist())
     for config in runs:
         with config.loader() as loader:
@@ -159,8 +158,8 @@ def test_a_source_of_which_nothing_is_left_is_refused_where_it_is_drawn(tmp_path
         assert (caught.value.field, caught.value.value) == ("components.web.snapshot", [2])
         with pytest.raises(ConfigError, match="all documents of 'web' are removed"):
             plan_run(config)
-        with config.loader() as loader:  # as it began
-            open_run(str(tmp_path / f"run{runs.index(config)}"), loader, 3)
+        run = open_run(str(tmp_path / f"run{runs.index(config)}"), config, 3)  # as it began
+        with run.loader() as loader:
             assert loader.batch_at(3).tokens.shape == (8, 16)
     cured = {"web": replace(half, snapshot=1), "book": book}
     plan_run(replace(runs[1], components=cured))

@@ -151,14 +151,14 @@ def root(tmp_path: Path) -> str:
 def test_a_run_keeps_the_generation_that_it_began_with(root: str, tmp_path: Path):
     config = config_of(root)
     first = batches(config, range(12))
-    open_run(tmp_path / "run", config.loader(ONE))
+    open_run(tmp_path / "run", config)
     grown(tmp_path / "web", [30], start=2)
     fresh = batches(config_of(root), range(12))
     assert not same(fresh, first)
     assert same(batches(config_of(root, web={"snapshot": 1}), range(12)), first)
     assert open_cache(f"{root}/web").num_documents == 70
-    with config_of(root).loader(ONE) as loader:  # the same config, resumed
-        manifest = open_run(tmp_path / "run", loader, 5)
+    manifest = open_run(tmp_path / "run", config_of(root), 5)  # the same config, resumed
+    with manifest.loader(ONE) as loader:
         resumed = [
             [np.asarray(leaf) for leaf in jax.tree.leaves(loader.batch_at(step))]
             for step in range(12)
@@ -167,9 +167,9 @@ def test_a_run_keeps_the_generation_that_it_began_with(root: str, tmp_path: Path
     state = manifest.state(5)
     amended = config_of(root, {"step": 8, "caches": {"web": 2}})
     with pytest.raises(PlanMismatchError, match="may touch the past"):
-        open_run(tmp_path / "run", amended.loader(ONE), 9)
-    with amended.loader(ONE) as loader:
-        longer = open_run(tmp_path / "run", loader, 5)
+        open_run(tmp_path / "run", amended, 9)
+    longer = open_run(tmp_path / "run", amended, 5)
+    with longer.loader(ONE) as loader:
         longer.check(state)
         longer.check(LoaderState.from_json(longer.state(10).to_json()))
         later = [
@@ -194,16 +194,16 @@ def test_a_run_that_began_with_a_later_snapshot_keeps_it(root: str, tmp_path: Pa
     grown(tmp_path / "web", [30], start=2)
     config = config_of(root)
     first = batches(config, range(6))
-    open_run(tmp_path / "run", config.loader(ONE))
+    open_run(tmp_path / "run", config)
     grown(tmp_path / "web", [20], start=3)
-    with config_of(root).loader(ONE) as loader:
-        open_run(tmp_path / "run", loader, 3)
+    run = open_run(tmp_path / "run", config_of(root), 3)
+    with run.loader(ONE) as loader:
         assert same(
             [[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(6)],
             first,
         )
-    with config_of(root, {"step": 4, "caches": {"web": 3}}).loader(ONE) as loader:
-        open_run(tmp_path / "run", loader, 3)
+    run = open_run(tmp_path / "run", config_of(root, {"step": 4, "caches": {"web": 3}}), 3)
+    with run.loader(ONE) as loader:
         assert same(
             [[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(4)],
             first[:4],
@@ -352,14 +352,14 @@ def test_settings_go_to_what_comes_in(root: str):
 
 
 def test_a_run_goes_on_when_new_documents_are_removed_later(root: str, tmp_path: Path):
-    open_run(tmp_path / "run", config_of(root).loader(ONE))
+    open_run(tmp_path / "run", config_of(root))
     grown(tmp_path / "web", [30], start=2)
     longer = config_of(root, {"step": 4, "caches": {"web": 2}})
-    open_run(tmp_path / "run", longer.loader(ONE), 3)
+    open_run(tmp_path / "run", longer, 3)
     expected = batches(longer, range(12))
     remove(f"{root}/web", *range(40, 60))
-    with config_of(root, {"step": 4, "caches": {"web": 2}}).loader(ONE) as loader:
-        open_run(tmp_path / "run", loader, 8)
+    run = open_run(tmp_path / "run", config_of(root, {"step": 4, "caches": {"web": 2}}), 8)
+    with run.loader(ONE) as loader:
         assert same(
             [[np.asarray(x) for x in jax.tree.leaves(loader.batch_at(step))] for step in range(12)],
             expected,

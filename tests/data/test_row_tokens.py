@@ -21,7 +21,7 @@ from headrace.errors import ConfigError
 from headrace.mix import AmendmentConfig, StageConfig
 from headrace.order import BraidShuffleConfig
 from headrace.pack import PackingConfig
-from headrace.run import RunManifest
+from headrace.run import RunLock
 from headrace.store import TokenCache
 from headrace.testing import write_cache
 
@@ -228,8 +228,8 @@ def test_an_amendment_brings_newcomers_to_least_consumed(caches):
     )
     before = opened(plain, caches)
     after = opened(amended, caches)
-    manifests = [RunManifest.of(BatchOrder(dataset)) for dataset in (before, after)]
-    assert manifests[1].amends(manifests[0]) == 30
+    manifests = [RunLock.of(BatchOrder(dataset)) for dataset in (before, after)]
+    assert manifests[1].first_difference(manifests[0]) == 30
     rows = np.arange(30 * 4)
     for ours, theirs in zip(before.locate(rows), after.locate(rows), strict=True):
         assert np.array_equal(ours, theirs)

@@ -81,7 +81,5 @@ def test_a_killed_and_a_stopped_run_go_on(folder):
         check=False,
     )
     assert refused.returncode != 0
-    assert refused.stderr.startswith(
-        "error config: the run was started with another config: seq_len: 16 -> 8."
-    )
+    assert refused.stderr.startswith("error config: the run has another config: seq_len: 16 -> 8.")
     assert "Traceback" not in refused.stderr

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.config import LmDataConfig
 from headrace.config.parsing import decode
-from headrace.run import RunManifest
+from headrace.run import RunLock
 
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "marin" / "run.py"
 pytestmark = [
@@ -84,6 +84,6 @@ def test_marins_training_runs_on_headraces_rows(prefix):
             "web": {"cache": str(web / "train"), "weight": 3},
         },
     }
-    manifest = json.loads((training / "checkpoints" / "headrace" / "manifest.json").read_text())
-    ours = RunManifest.of(decode(LmDataConfig, expected).loader())
+    manifest = json.loads((training / "checkpoints" / "headrace" / "lock.json").read_text())
+    ours = RunLock.of(decode(LmDataConfig, expected).loader())
     assert manifest["fingerprint"] == ours.fingerprint

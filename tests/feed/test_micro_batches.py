@@ -14,7 +14,7 @@ from headrace.config import LmDataConfig, load_config
 from headrace.data import MixtureDataset, PackedTokenDataset, TokenSeqDataset
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
-from headrace.run import RunManifest
+from headrace.run import RunLock
 from headrace.store.layout import LeafSpec
 from headrace.testing import random_documents, tiny_cache, write_cache
 
@@ -71,7 +71,7 @@ def test_each_step_holds_its_rows_once_from_any_step(mixture):
     plain = DataLoader(mixture)
     loader = DataLoader(mixture, micro_batches=MicroBatchConfig(64, rows=8))
     assert (
-        RunManifest.of(loader).fingerprint == RunManifest.of(plain).fingerprint
+        RunLock.of(loader).fingerprint == RunLock.of(plain).fingerprint
     )  # delivery is not the order
     with loader.iter_from_step(1) as batches:
         for step in (1, 2, 3, 4):

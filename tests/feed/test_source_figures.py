@@ -93,8 +93,8 @@ def test_an_amended_run_goes_on_with_its_figures(caches, tmp_path):
     amended["amendments"] = [{"step": 6, "drop": ["a"]}]
     path.write_text(yaml.safe_dump(amended, sort_keys=False))
     config = load_config(str(path))
-    with config.loader() as loader:
-        open_run(tmp_path, loader)
+    run = open_run(tmp_path, config)
+    with run.loader() as loader:
         with loader.iter_from_step(5) as batches:
             for _ in range(6):
                 next(batches)

@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
     "prompts with a system": (
         "prompts",
         {"system": "S", "prompt": "Q"},
-        [("<system>S</s><user>Q</s><assistant>",) * 2],
+        [("<system>S</s><user>Q</s><assistant>", "<system>S</s><user>Q</s><assistant>")],
     ),
     "question for prompt": ("prompts", {"question": "Q", "answer": "A"}, [("Q", "Q")]),
     "other ids": ("tokens", {"token_ids": [65, 66]}, [("AB", "AB")]),

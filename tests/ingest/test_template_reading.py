@@ -32,7 +32,7 @@ PLAIN = (
 )
 ASK = {"role": "user", "content": "Q"}
 ANSWER = {"role": "assistant", "content": "A"}
-CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+CALL: dict[str, Any] = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 
 
 def build(

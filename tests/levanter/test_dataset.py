@@ -25,7 +25,7 @@ from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed import DataLoader
 from headrace.mix import AmendmentConfig
 from headrace.store import TokenCache
-from headrace.testing import write_cache
+from headrace.testing import remove, write_cache
 from headrace_levanter import from_levanter_example
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
@@ -320,7 +320,6 @@ from headrace_levanter import HeadraceDataset
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
-from headrace.testing import remove
 from headrace.testing import write_cache
 dataset = HeadraceDataset(TokenSeqDataset(TokenCache.open(sys.argv[1]), 16).shuffle(0).repeat(), 8)
 mesh = Mesh(np.asarray(jax.devices()), ("data",))

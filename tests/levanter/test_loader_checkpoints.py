@@ -13,7 +13,7 @@ import pytest
 from headrace.config import LmDataConfig
 from headrace.config.parsing import decode
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.run import LoaderState, RunManifest
+from headrace.run import LoaderState, RunLock
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.filterwarnings(f"ignore::{w}") for w in OF_OTHERS]
 
 @pytest.fixture
 def manifest(data_config):
-    return RunManifest.of(decode(LmDataConfig, data_config).loader())
+    return RunLock.of(decode(LmDataConfig, data_config).loader())
 
 
 def model():
@@ -35,7 +35,7 @@ def go_on(data_config, state):
     """The batch that a resumed run begins with, and the one that it should be."""
     config = decode(LmDataConfig, data_config)
     loader = config.loader()
-    RunManifest.of(loader).check(state)
+    RunLock.of(loader).check(state)
     with loader.iter_from_step(state.step) as batches:
         return np.asarray(next(batches).tokens), np.asarray(config.loader().batch_at(7).tokens)
 

@@ -184,4 +184,4 @@ def test_the_command_trains_evaluates_and_leaves(tmp_path, data_config, tokenize
     assert "eval loss" in done.stderr
     assert "b loss" in done.stderr
     assert steps_done_in(str(tmp_path / "run")) == 1
-    assert json.loads((tmp_path / "run" / "headrace" / "manifest.json").read_text())["fingerprint"]
+    assert json.loads((tmp_path / "run" / "headrace" / "lock.json").read_text())["fingerprint"]

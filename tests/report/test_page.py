@@ -138,7 +138,7 @@ def test_what_a_report_has_to_have_is_in_it(facts, outline):
     text = " ".join(outline.text)
     assert facts.plan is not None
     assert facts.plan.fingerprint in text
-    assert facts.manifest.fingerprint == facts.plan.fingerprint
+    assert facts.lock.fingerprint == facts.plan.fingerprint
     assert all(source.cache in text for source in facts.plan.sources)
 
 
@@ -223,7 +223,7 @@ def test_settings_steps_and_hosts_count(config_file):
 def test_a_run_whose_log_has_no_config(run_folder, config_file, tmp_path):
     bare = tmp_path / "bare"
     (bare / "stats").mkdir(parents=True)
-    (bare / "manifest.json").write_bytes((run_folder / "manifest.json").read_bytes())
+    (bare / "lock.json").write_bytes((run_folder / "lock.json").read_bytes())
     for file in (run_folder / "stats").iterdir():
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         text = "".join(
@@ -235,7 +235,7 @@ def test_a_run_whose_log_has_no_config(run_folder, config_file, tmp_path):
     assert facts.plan is None
     text = " ".join(Outline(render(facts)).text)
     assert "--config run.yaml" in text
-    assert facts.manifest.fingerprint in text
+    assert facts.lock.fingerprint in text
     assert NASTY in text  # sources, from the manifest
     assert gather(str(bare), config=str(config_file)).plan is not None
 

@@ -19,9 +19,8 @@ from headrace.config.writing import given_fields
 from headrace.errors import PlanMismatchError
 from headrace.mix import AmendmentConfig
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig
-from headrace.run import RunManifest
+from headrace.run import RunLock
 from headrace.run.changes import amendment_between, run_changes
-from headrace.run.manifest import last_checkpoint
 from headrace.testing import random_documents, write_cache
 
 NAMES = ("web", "code", "math", "books")
@@ -52,7 +51,7 @@ def test_the_proposed_amendment_is_allowed_and_draws_the_edited_mixture(
 ):
     began = config_of(caches, before)
     edited = config_of(caches, after)
-    manifest = RunManifest.of(began.loader())
+    manifest = RunLock.of(began.loader())
     changes = run_changes(manifest, edited, step)
     assert changes.same == (list(before.items()) == list(after.items()))
     if changes.amendment is None:  # the same weights, in another order
@@ -65,7 +64,7 @@ def test_the_proposed_amendment_is_allowed_and_draws_the_edited_mixture(
         **{n: replace(c, weight=None) for n, c in edited.components.items() if n not in before},
     }
     amended = replace(began, components=components, amendments=[changes.amendment])
-    assert RunManifest.of(amended.loader()).amends(manifest) == step
+    assert RunLock.of(amended.loader()).first_difference(manifest) == step
     last: dict[str, Any] = amended.resolved_stages()[-1].blend.to_config()
     total = sum(last.values())
     assert {n: w / total for n, w in last.items()} == pytest.approx(
@@ -75,60 +74,62 @@ def test_the_proposed_amendment_is_allowed_and_draws_the_edited_mixture(
 
 def test_the_fields_of_the_config_come_first_and_what_follows_stays_behind(caches, tmp_path):
     began = config_of(caches, {"web": 3, "code": 1})
-    manifest = open_run(tmp_path, began.loader())
-    loaded = RunManifest.load(str(tmp_path))
+    run = open_run(tmp_path, began)
+    loaded = RunLock.load(str(tmp_path))
     assert loaded is not None
-    assert loaded.config == manifest.config == json.loads(json.dumps(given_fields(began)))
+    assert loaded.edited == run.lock.edited == json.loads(json.dumps(given_fields(began)))
     with pytest.raises(PlanMismatchError) as caught:
-        open_run(tmp_path, config_of(caches, {"web": 3, "code": 2}, seed=1).loader())
+        open_run(tmp_path, config_of(caches, {"web": 3, "code": 2}, seed=1))
     assert "another config: components.code.weight: 1 -> 2; seed: not set -> 1" in str(caught.value)
-    assert f"headrace run diff {tmp_path} CONFIG" in (caught.value.cure or "")
+    assert f"headrace run amend {tmp_path} CONFIG" in (caught.value.cure or "")
     changes = run_changes(loaded, config_of(caches, {"web": 3, "code": 2}, seed=1), 10)
-    assert changes.amendment == AmendmentConfig(10, weights={"code": 2})
+    assert (changes.amendment, changes.amended) == (None, None)
     assert changes.refused == ["seed: not set -> 1"]
-    assert len(changes.resolved) > 2
+    assert len(changes.plan) > 2
     weighed = run_changes(
         loaded, config_of(caches, {"web": 3, "code": 2}), 10
     )  # components in an order of their own
     assert (weighed.amendment, [*weighed.refused]) == (AmendmentConfig(10, weights={"code": 2}), [])
     amended = replace(began, amendments=[AmendmentConfig(10, weights={"code": 2})])
-    assert RunManifest.of(amended.loader()).amends(loaded) == 10
+    assert RunLock.of(amended.loader()).first_difference(loaded) == 10
     turned = run_changes(loaded, config_of(caches, {"code": 1, "web": 3}), 10)
-    assert turned.refused == turned.fields == ["components, in order: web, code -> code, web"]
+    assert (turned.same, turned.fields) == (True, [])
 
 
-def test_a_run_that_began_without_a_config(caches, tmp_path):
-    open_run(tmp_path, config_of(caches, {"web": 3, "code": 1}).loader())
-    content = json.loads((tmp_path / "manifest.json").read_text())
-    del content["config"]
-    (tmp_path / "manifest.json").write_text(json.dumps(content))
-    loaded = RunManifest.load(str(tmp_path))
+def test_a_run_without_a_config(caches, tmp_path):
+    open_run(tmp_path, config_of(caches, {"web": 3, "code": 1}))
+    content = json.loads((tmp_path / "lock.json").read_text())
+    del content["config"], content["edited"]
+    (tmp_path / "lock.json").write_text(json.dumps(content))
+    loaded = RunLock.load(str(tmp_path))
     assert loaded is not None
     changes = run_changes(loaded, config_of(caches, {"web": 2, "code": 1}), 10)
     assert (changes.fields, changes.amendment) == (None, None)
-    assert changes.resolved
+    assert changes.plan
     with pytest.raises(PlanMismatchError, match="another plan"):
-        open_run(tmp_path, config_of(caches, {"web": 2, "code": 1}).loader())
+        open_run(tmp_path, config_of(caches, {"web": 2, "code": 1}))
 
 
 def test_what_a_run_may_change_freely_is_no_difference(caches):
     began = config_of(caches, {"web": 3, "code": 1})
-    manifest = RunManifest.of(began.loader())
+    manifest = RunLock.of(began.loader())
     assert run_changes(manifest, replace(began, prefetch_bytes=1 << 28, num_steps=5), 3).same
     changes = run_changes(manifest, replace(began, prefetch_bytes=1 << 28, seed=2), 3)
     assert changes.refused == ["seed: not set -> 2"]
 
 
-def test_nested_blends():
-    began = LmDataConfig(
-        {n: ComponentConfig(n) for n in NAMES},
-        weights={"a": {"weight": 2, "blend": {"web": 1, "code": 1}}, "math": 1},
-    )
-
-    def change(weights):
-        return amendment_between(began, replace(began, weights=weights), 5)
+def test_nested_blends(caches):
+    def blended(weights):
+        named = [name for name in NAMES if f"'{name}'" in repr(weights)]
+        components = {n: ComponentConfig(f"{caches}/{n}") for n in named or NAMES}
+        return LmDataConfig(components, seq_len=8, batch_size=8, weights=weights)
 
     group = {"web": 1, "code": 1}
+    weights = {"a": {"weight": 2, "blend": group}, "math": 1}
+
+    def change(edited):
+        return amendment_between(blended(weights), blended(edited), 5)
+
     assert change({"a": {"weight": 3, "blend": group}, "math": 1}) == AmendmentConfig(
         5, weights={"a": 3}
     )
@@ -136,14 +137,15 @@ def test_nested_blends():
         5, weights={"code": 4}, drop=["math"]
     )
     assert change({"math": 1}) == AmendmentConfig(5, drop=["a"])
-    weights = began.weights or {}
     assert change({**weights, "books": 2}) == AmendmentConfig(5, add={"books": 2})
-    assert (
-        change({"a": {"weight": 2, "blend": {**group, "books": 1}}, "math": 1}) is None
-    )  # joins a group
+    joins = {"a": {"weight": 2, "blend": {**group, "books": 1}}, "math": 1}
+    assert change(joins) is None
     assert change({"web": 1, "code": 1, "math": 1}) is None  # out of a group
-    assert change({"temperature": 2}) is None
-    assert change(began.weights) is None
+    assert change(weights) is None
+    # a rule is what it gives for these caches
+    sized = amendment_between(blended({"web": 1, "math": 1}), blended({"temperature": 2}), 5)
+    assert sized is not None
+    assert {*sized.add} == {"code", "books"}
 
 
 def test_fields_read_back():
@@ -170,8 +172,8 @@ def test_fields_read_back():
 
 
 def test_the_last_checkpoint(caches, tmp_path):
-    manifest = open_run(tmp_path, config_of(caches, {"web": 3, "code": 1}).loader())
-    assert last_checkpoint(str(tmp_path), manifest) is None
+    manifest = open_run(tmp_path, config_of(caches, {"web": 3, "code": 1}))
+    assert manifest.last_checkpoint is None
     manifest.state(20)
     manifest.state(30)
-    assert last_checkpoint(str(tmp_path), manifest) == 30
+    assert manifest.last_checkpoint == 30

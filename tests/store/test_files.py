@@ -79,7 +79,7 @@ def test_several_writers_may_write_one_file_together(tmp_path):
     """Processes of one run save the same manifest at the same time; a reader never
     sees half of it.
     """
-    url = f"{tmp_path}/manifest.json"
+    url = f"{tmp_path}/lock.json"
     content = b"x" * 200_000
     seen: list[bytes | None] = []
 
@@ -95,7 +95,7 @@ def test_several_writers_may_write_one_file_together(tmp_path):
         thread.join()
     assert len(seen) == 80
     assert set(seen) == {content}
-    assert os.listdir(tmp_path) == ["manifest.json"]
+    assert os.listdir(tmp_path) == ["lock.json"]
 
 
 def test_unknown_schemes_say_which_there_are():

@@ -15,7 +15,7 @@ from headrace.data.documents import DocumentFilter
 from headrace.errors import CacheCorruptError, CacheMissingError, ConfigError
 from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.pack import PackingConfig
-from headrace.run import RunManifest
+from headrace.run import RunLock
 from headrace.store import CacheLayout, TokenCache
 from headrace.store.cache import OriginalDocument
 from headrace.store.joined import JoinedCache, open_components
@@ -93,7 +93,7 @@ def test_a_component_of_several_caches_trains_on_all_of_them(caches, packing, tm
         == figures.train_tokens + figures.dropped_tokens
     )
     prints = [
-        RunManifest.of(run_config(some, packing=packing).loader()).fingerprint
+        RunLock.of(run_config(some, packing=packing).loader()).fingerprint
         for some in (caches, caches[:2])
     ]
     assert prints[0] != prints[1]

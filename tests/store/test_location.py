@@ -169,7 +169,7 @@ def test_tensorstore_puts_the_bucket_in_the_path_whatever_the_host(monkeypatch):
             asked.append((self.headers["Host"], self.path))
             self.send_error(404)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -36,7 +36,7 @@ def test_what_is_said(tmp_path, monkeypatch, path, problem, cure):
     monkeypatch.chdir(tmp_path)
     for folder in ("texts", "empty", "run"):
         (tmp_path / folder).mkdir()
-    for file in ("texts/a.txt.gz", "run/manifest.json", "run.yaml"):
+    for file in ("texts/a.txt.gz", "run/lock.json", "run.yaml"):
         (tmp_path / file).touch()
     for name in "ab":
         tiny_cache(tmp_path / "caches" / name, documents=2)

@@ -11,7 +11,7 @@ import pytest
 
 from headrace import ComponentConfig, LmDataConfig
 from headrace.errors import CacheCorruptError, CacheMissingError, ConfigError, ReadError
-from headrace.run import RunManifest
+from headrace.run import RunLock
 from headrace.store import CacheLayout, RetryPolicy, TokenCache, open_replicas, use_policy
 from headrace.store.replicas import ReplicatedCache
 from headrace.store.retry import own_counts
@@ -130,7 +130,7 @@ def test_what_no_place_gives_is_an_error(places):
 def test_a_run_is_the_same_whatever_replicas_it_lists(places):
     a, b = places
     of = [
-        RunManifest.of(c.loader()).fingerprint
+        RunLock.of(c.loader()).fingerprint
         for c in (config(a), config(a, [b]), config(b, [a]), config(b))
     ]
     assert len(set(of)) == 1

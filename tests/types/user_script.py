@@ -62,11 +62,11 @@ def config() -> LmDataConfig:
 def train(mesh: Mesh, folder: str, start: int) -> Iterator[tuple[int, LoaderState, jax.Array]]:
     """Trains, and yields what goes into a checkpoint."""
     loaded: LmDataConfig = load_config("run.yaml", ["seed=1"])
-    loader: DataLoader = loaded.loader(mesh, batch_axis="data")
-    manifest = open_run(folder, loader, step=start)
+    run = open_run(folder, loaded, step=start)
+    loader: DataLoader = run.loader(mesh, batch_axis="data")
     with loader.iter_from_step(start) as batches:
         for step, batch in enumerate(batches, start=start):
-            yield step, manifest.state(step + 1), loss(batch)
+            yield step, run.state(step + 1), loss(batch)
     stats: LoaderStats = loader.stats()
     print(stats.to_json())
 

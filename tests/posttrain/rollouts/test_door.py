@@ -6,6 +6,7 @@ import math
 import shutil
 import tracemalloc
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def rollouts(draw):
 class Once:
     """A sampler of one group."""
 
-    def __init__(self, given):
+    def __init__(self, given: Any):
         self.given = given
 
     def sample_and_score(self, prompt):

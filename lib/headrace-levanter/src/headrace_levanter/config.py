@@ -22,7 +22,9 @@ from levanter.tokenizers import load_tokenizer
 from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.config.parsing import decode, with_overrides
 from headrace.errors import ConfigError
-from headrace.run.manifest import open_run
+from headrace.run.changes import config_of_run
+from headrace.run.lock import RunLock
+from headrace.run.run import open_run
 from headrace.store import files
 from headrace_levanter.dataset import HeadraceDataset, check_whole_batches
 from headrace_levanter.loader import check_schedule, headrace_schedule
@@ -48,7 +50,7 @@ class HeadraceDataConfig:
         tokenizer: Name or folder of the tokenizer that Levanter loads for evaluation and export.
             None: a stand-in with the size of the caches' vocabulary.
         run_dir: Folder of the run's checkpoints, ``checkpointer.base_path`` with the run's id. The
-            run's manifest is saved there; a resumed run with different data, order or mixture is
+            run's lock is saved there; a resumed run with different data, order or mixture is
             refused, with the difference shown. None: runs are not compared.
     """
 
@@ -112,7 +114,7 @@ class HeadraceDataConfig:
             ConfigError: the trainer's batch size or length differs from the config's.
             PlanMismatchError: the run in ``run_dir`` is a different one.
         """
-        config = self.resolved
+        config = config_beside(self.run_dir, self.resolved)
         check_length(Pos, config)
         dataset = config.dataset()
         check_schedule(dataset, None, headrace_schedule(batch_schedule))
@@ -146,8 +148,15 @@ def steps_done(run_dir: str) -> int:
     return max((candidate.step for candidate in discover_checkpoint_candidates(run_dir)), default=0)
 
 
+def config_beside(run_dir: str | None, config: LmDataConfig) -> LmDataConfig:
+    """The config with which the run beside the checkpoints in a folder goes on."""
+    if run_dir is None:
+        return config
+    return config_of_run(RunLock.load(files.join(run_dir, _RUN_FOLDER)), config)
+
+
 def open_run_beside(run_dir: str | None, rows: HeadraceDataset) -> None:
-    """Compares a run with the manifest beside its checkpoints; does nothing without a folder.
+    """Compares a run with the lock beside its checkpoints; does nothing without a folder.
 
     Raises:
         PlanMismatchError: the run in the folder is a different one.

@@ -114,12 +114,6 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         """
         return self._order.describe()
 
-    def begin_as(self, beginning: Any) -> bool:
-        """See :class:`~headrace.data.dataset.BatchOrder`."""
-        changed = self._order.begin_as(beginning)
-        self.dataset = self._order.dataset
-        return changed
-
     def is_finite(self) -> bool:
         return self.dataset.length is not None
 

@@ -31,7 +31,7 @@ from headrace.mix.schedule import MAX_STEP
 from headrace.store import files
 from headrace.store.ledger import LEDGER_NAME
 from headrace.store.levanter_layout import LEDGER_NAME as LEVANTERS_LEDGER
-from headrace_levanter.config import check_length, open_run_beside
+from headrace_levanter.config import check_length, config_beside, open_run_beside
 from headrace_levanter.dataset import HeadraceDataset
 from headrace_levanter.loader import check_schedule, headrace_schedule
 from headrace_levanter.translation.translate import translate
@@ -155,7 +155,7 @@ def fed(
         batch_size: The trainer's ``train_batch_size``, or ``{step: rows}``.
         seed: Seed of the order.
         settings: ``name=value`` settings that override the translated config.
-        run_dir: Folder of the run's checkpoints, for its manifest; None: runs are not compared.
+        run_dir: Folder of the run's checkpoints, for its lock; None: runs are not compared.
 
     Raises:
         ConfigError: a setting that determines the tokens trained on has no counterpart in headrace.
@@ -189,7 +189,7 @@ def fed(
     )
     translated = decode(OwnConfig, with_overrides(translated, settings))
     _build_missing(config, translated)
-    translated, dataset = _opened(config, translated)
+    translated, dataset = _opened(config, config_beside(run_dir, translated))
     rows = _rows(translated, dataset, named=False)
     values = {field.name: getattr(config, field.name) for field in fields(LmDataConfig)}
     sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size.values())

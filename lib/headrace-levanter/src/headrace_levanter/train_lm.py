@@ -63,7 +63,7 @@ class StockConfig(train_lm.TrainLmConfig):
 def main(config: TrainLmConfig) -> None:
     """Trains, continuing from the run's latest checkpoint.
 
-    A run with an id (``trainer.id``) saves its manifest beside its checkpoints or in
+    A run with an id (``trainer.id``) saves its lock beside its checkpoints or in
     ``data.run_dir``. Resuming it with different data, order or mixture is refused.
     """
     if config.data.run_dir is None:
@@ -92,7 +92,7 @@ def with_fed_data(
     Args:
         config: Levanter's config; it is not changed.
         settings: ``name=value`` settings that override the translated data config.
-        run_dir: Folder of the run's checkpoints, for its manifest. None: the checkpointer's folder,
+        run_dir: Folder of the run's checkpoints, for its lock. None: the checkpointer's folder,
             if the run has an id.
 
     Raises:

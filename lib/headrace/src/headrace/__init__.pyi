@@ -10,7 +10,7 @@ from .feed.run_log import RunLog as RunLog
 from .ingest.build import build_cache as build_cache
 from .ingest.source import SourceConfig as SourceConfig
 from .ingest.tokenize import TokenizerConfig as TokenizerConfig
-from .run.manifest import open_run as open_run
+from .run.run import open_run as open_run
 from .store.cache import TokenCache as TokenCache
 
 __version__: str

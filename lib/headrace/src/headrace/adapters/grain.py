@@ -18,7 +18,7 @@ from headrace.batch.packed_batch import PackedBatch
 from headrace.data.async_dataset import AsyncDataset
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
-from headrace.run.manifest import LoaderState
+from headrace.run.state import LoaderState
 
 Element = dict[str, np.ndarray]
 
@@ -109,7 +109,7 @@ class _BatchesIterator(grain.DatasetIterator[Element]):
         return arrays_of(batch)
 
     def get_state(self) -> dict[str, Any]:
-        return LoaderState(self._step, self._batches.manifest.fingerprint).to_json()
+        return LoaderState(self._step, self._batches.lock.fingerprint).to_json()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from a saved state.

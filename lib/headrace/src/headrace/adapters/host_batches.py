@@ -26,7 +26,8 @@ from headrace.feed.reader import open_reader
 from headrace.metrics import IterationStats
 from headrace.mix.schedule import BatchSchedule, LastBatch, RowOrder
 from headrace.order.residency import checked_budget
-from headrace.run.manifest import LoaderState, RunManifest
+from headrace.run.lock import RunLock
+from headrace.run.state import LoaderState
 
 FIELDS = ("tokens", "labels", "position_ids", "segment_ids", "token_weights")
 
@@ -95,9 +96,9 @@ class HostBatches(BatchOrder):
         self._prefetch_bytes = checked_budget(prefetch_bytes)
 
     @cached_property
-    def manifest(self) -> RunManifest:
-        """The run's manifest; its ``state(step)`` is what a checkpoint needs."""
-        return RunManifest.of(self)
+    def lock(self) -> RunLock:
+        """The run's lock; its ``state(step)`` is what a checkpoint needs."""
+        return RunLock.of(self)
 
     def resume(self, state: Mapping[str, Any]) -> int:
         """The next step according to a saved state (``LoaderState.to_json()``).
@@ -106,7 +107,7 @@ class HostBatches(BatchOrder):
             PlanMismatchError: the state belongs to another run.
         """
         loader_state = LoaderState.from_json(state)
-        self.manifest.check(loader_state)
+        self.lock.check(loader_state)
         return loader_state.step
 
     def from_step(self, step: int = 0) -> Generator[tuple[int, PackedBatch], None, None]:

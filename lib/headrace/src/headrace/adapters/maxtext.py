@@ -27,7 +27,8 @@ from headrace.batch.packed_batch import PackedBatch
 from headrace.errors import ConfigError
 from headrace.feed.loader import DataLoader
 from headrace.feed.prefetch import Prefetched
-from headrace.run.manifest import LoaderState, RunManifest
+from headrace.run.lock import RunLock
+from headrace.run.state import LoaderState
 
 
 def to_maxtext(batch: PackedBatch) -> dict[str, Int32[Any, "B S"]]:
@@ -107,7 +108,7 @@ class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         self._loader = loader
         self._step = step
         self._first_step = step
-        self._manifest = RunManifest.of(loader)
+        self._lock = RunLock.of(loader)
         self._batches: Prefetched[Any] | None = None
         self._convert = jax.jit(to_maxtext, out_shardings=loader.placement.sharding)
 
@@ -130,7 +131,7 @@ class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
     def get_state(self) -> dict[str, Any]:
         """The next step and the run's fingerprint, as JSON values."""
-        return LoaderState(self._step, self._manifest.fingerprint).to_json()
+        return LoaderState(self._step, self._lock.fingerprint).to_json()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from a saved state.
@@ -140,7 +141,7 @@ class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
             PlanMismatchError: the state belongs to another run.
         """
         loader_state = LoaderState.from_json(state)
-        self._manifest.check(loader_state)
+        self._lock.check(loader_state)
         self._go_to(loader_state.step)
 
     def reset(self) -> None:

@@ -32,7 +32,7 @@ from headrace.adapters.host_batches import HostBatches, HostOptions, arrays_of
 from headrace.data.async_dataset import AsyncDataset
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
-from headrace.run.manifest import LoaderState
+from headrace.run.state import LoaderState
 
 _INDICES = ("tokens", "labels")
 
@@ -86,7 +86,7 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
     def state_dict(self) -> dict[str, Any]:
         """The position of the latest pass: its next step, and the run's fingerprint."""
         step = self._first_step if self._pass is None else self._pass.step
-        return LoaderState(step, self.batches.manifest.fingerprint).to_json()
+        return LoaderState(step, self.batches.lock.fingerprint).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next pass starts at the saved step; those after it start at the first.
@@ -120,7 +120,7 @@ class _Pass(Iterator[dict[str, torch.Tensor]]):
 
     def state_dict(self) -> dict[str, Any]:
         """The next step, and the run's fingerprint."""
-        return LoaderState(self.step, self._batches.manifest.fingerprint).to_json()
+        return LoaderState(self.step, self._batches.lock.fingerprint).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state.

@@ -33,7 +33,8 @@ COMMANDS = {  # as typed: module.function
     "run tree": "tree.command",
     "run where": "where.command",
     "run cat": "cat.command",
-    "run diff": "run_diff.command",
+    "run diff": "run_amend.diff",
+    "run amend": "run_amend.amend",
     "run report": "report.command",
 }
 GROUPS = {

@@ -19,7 +19,7 @@ from headrace.cli.options import (
     SameRun,
     Settings,
     check_run,
-    load_as_begun,
+    load_of_run,
 )
 from headrace.cli.shown import coloured, legend, marked, one_line, printable, say, terminal, working
 from headrace.errors import ConfigError, did_you_mean, format_count, redact
@@ -69,7 +69,7 @@ def command(
     from headrace.data.provenance import rows_of_step
 
     with working("finding the rows"):
-        resolved = load_as_begun(config, settings, run)
+        resolved = load_of_run(config, settings, run)
         dataset = resolved.dataset()
         if run is not None:
             check_run(run, resolved, dataset, step)

@@ -19,7 +19,7 @@ from headrace.cli.options import (
     Settings,
     Tokens,
     check_run,
-    load_as_begun,
+    load_of_run,
     parse_hosts,
     parse_shares,
     parse_sizes,
@@ -81,7 +81,7 @@ def check(
     from headrace.ingest.first_look import refuse_faults
 
     with working("checking"):
-        loaded = load_as_begun(config, settings, run)
+        loaded = load_of_run(config, settings, run)
         faults = {} if declared else source_faults(loaded)
         try:
             plan = plan_run(

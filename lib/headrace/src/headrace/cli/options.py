@@ -156,14 +156,14 @@ def refuse_typed(
             raise ConfigError(problem, field=field, value=context.params[name], cure=cure)
 
 
-def load_as_begun(path: str, settings: list[str] | None, run: str | None) -> LmDataConfig:
-    """Loads a config; what it leaves open is taken from the start of the run."""
+def load_of_run(path: str, settings: list[str] | None, run: str | None) -> LmDataConfig:
+    """Loads a config; for a run, with the mixture and the states of caches in its lock."""
     from headrace.config.lm_data import load_config
-    from headrace.run.manifest import began_with
+    from headrace.run.changes import config_of_run
+    from headrace.run.lock import RunLock
 
     config = load_config(path, settings or [])
-    beginning = began_with(run)
-    return config if beginning is None else config.as_begun(*beginning)
+    return config_of_run(None if run is None else RunLock.load(run), config)
 
 
 def check_run(
@@ -184,35 +184,36 @@ def check_run(
     """
     from headrace.data.dataset import BatchOrder
     from headrace.errors import ConfigError
-    from headrace.run.manifest import Anchors, RunManifest
+    from headrace.run.anchors import Anchors
+    from headrace.run.lock import RunLock
 
-    stored = RunManifest.load(folder)
+    stored = RunLock.load(folder)
     if stored is None:
         raise ConfigError(
-            "is not the folder of a run: it has no manifest.json",
+            "is not the folder of a run: it has no lock.json",
             field="--run",
             value=folder,
             cure="Name the folder passed to open_run, or leave --run out.",
         )
     planned = BatchOrder(dataset, row_order=config.row_order)
-    planned_manifest = RunManifest.of(planned)
-    if planned_manifest.fingerprint == stored.fingerprint:
+    planned_lock = RunLock.of(planned)
+    if planned_lock.fingerprint == stored.fingerprint:
         if step is not None:
             Anchors(folder, stored, planned).use(None)
         return
     amended = [
         first
-        for first in (planned_manifest.amends(stored), stored.amends(planned_manifest))
+        for first in (planned_lock.first_difference(stored), stored.first_difference(planned_lock))
         if first is not None
     ]
     if step is not None:
         amended += [
             int(h["until_step"])
             for h in stored.history
-            if h["fingerprint"] == planned_manifest.fingerprint
+            if h["fingerprint"] == planned_lock.fingerprint
         ]
     if not amended:
-        stored.check_same(planned_manifest, folder)
+        stored.check_same(planned_lock, folder)
     if step is not None and step >= min(amended):
         raise ConfigError(
             f"the config and the run in {folder} differ by an amendment from step {min(amended):,}",

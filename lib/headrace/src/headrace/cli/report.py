@@ -136,7 +136,7 @@ def _as_json(facts: ReportFacts) -> dict[str, Any]:
         "findings": [] if plan is None else [finding.to_json() for finding in plan.findings],
         "fingerprint": {
             "config": None if plan is None else plan.fingerprint,
-            "run": None if facts.manifest is None else facts.manifest.fingerprint,
+            "run": None if facts.lock is None else facts.lock.fingerprint,
         },
         "sources": [] if plan is None else [asdict(source) for source in plan.sources],
         "measured": measured if records.series else None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import AsJson, Config, SameRun, Settings, check_run, load_as_begun
+from headrace.cli.options import AsJson, Config, SameRun, Settings, check_run, load_of_run
 from headrace.cli.shown import figures_table, say, terminal, working
 from headrace.errors import format_count
 
@@ -56,7 +56,7 @@ def command(
     """
     from headrace.run.where import where
 
-    resolved = load_as_begun(config, settings, run)
+    resolved = load_of_run(config, settings, run)
     if run is not None:
         check_run(run, resolved, resolved.dataset(), max(step - 1, 0))
     if document is not None or component is not None:

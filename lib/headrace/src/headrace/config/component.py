@@ -84,7 +84,7 @@ class ComponentConfig:
             :class:`~headrace.data.documents.DocumentFilter`.
         snapshot: The snapshot of its cache (:mod:`headrace.store.snapshots`) that a run starts
             with; a list for several caches, one number each. None: the newest at the start of the
-            run, as recorded in its manifest; if an amendment moves it to a later one, the one
+            run, as recorded in its lock; if an amendment moves it to a later one, the one
             before that.
         after: Use only what was appended to its cache after this snapshot; a list for several
             caches. None: all.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast, get_args
 
 from headrace.batch.micro_plan import MicroBatchConfig
@@ -39,8 +39,7 @@ from headrace.config.component import (
     subsets_of,
 )
 from headrace.config.parsing import decode, read_mapping, with_overrides
-from headrace.config.snapshots import Settled, dataset_as_begun, settle, without_removed
-from headrace.config.source_order import in_order_of_run
+from headrace.config.snapshots import Settled, settle, without_removed
 from headrace.config.sources import build_caches
 from headrace.config.typed import check_fields
 from headrace.config.writing import dump
@@ -74,6 +73,7 @@ if TYPE_CHECKING:  # these import jax; a config can be read and checked without 
     from jax.sharding import Mesh, NamedSharding
 
     from headrace.batch.packed_batch import PackedBatch
+    from headrace.data.async_dataset import AsyncDataset
     from headrace.data.component import Account
     from headrace.data.dataset import PlannedDataset
     from headrace.data.erased import RunDataset
@@ -486,25 +486,8 @@ class LmDataConfig:
         }
         assert config._settled is not None
         run = without_removed(dataset.with_loss_weights(weighed), config._settled, opened)
-        run.as_begun = partial(dataset_as_begun, run, instead)
         run.config = self
         return run
-
-    def as_begun(
-        self,
-        snapshots: Mapping[str, Sequence[int]],
-        begun: Mapping[str, Any] | None = None,
-    ) -> LmDataConfig:
-        """This config, with settings it leaves open taken from the start of a run
-        (:mod:`headrace.run.beginning`), and its sources in the order of that.
-        """
-        config = in_order_of_run(self, begun or {})
-        components = dict(config.components)
-        for name, one in config.components.items():
-            if name in snapshots and one.snapshot is None:
-                first = [*snapshots[name]] or [1] * len(one.caches)
-                components[name] = replace(one, snapshot=first)
-        return replace(config, components=components)
 
     def loader(
         self,
@@ -522,13 +505,33 @@ class LmDataConfig:
         :meth:`~headrace.data.async_dataset.AsyncDataset.map`. ``options`` are
         :class:`~headrace.feed.loader.LoaderOptions`, such as ``host_barrier``.
         """
+        dataset = self.dataset()
+        return self.loader_of(
+            dataset if fn is None else dataset.map(fn),
+            mesh,
+            batch_axis=batch_axis,
+            sharding=sharding,
+            **options,
+        )
+
+    def loader_of(
+        self,
+        dataset: AsyncDataset[Any],
+        mesh: Mesh | None = None,
+        *,
+        batch_axis: str | Sequence[str] | None = None,
+        sharding: NamedSharding | None = None,
+        **options: Unpack[LoaderOptions],
+    ) -> DataLoader:
+        """A loader for what :meth:`dataset` returned, with or without functions, with the config's
+        settings; see :meth:`loader`.
+        """
         from headrace.data.budgets import OpenBytes
         from headrace.feed.loader import DataLoader
 
-        dataset = self.dataset()
         log_counts_of_padding(self)
         loader = DataLoader(
-            dataset if fn is None else dataset.map(fn),
+            dataset,
             mesh=mesh,
             batch_axis=batch_axis,
             sharding=sharding,
@@ -540,7 +543,9 @@ class LmDataConfig:
                 **options,
             },
         )
-        OpenBytes.of(dataset).check(self.prefetch_bytes, loader.local_share)
+        OpenBytes.of(cast("PlannedDataset", dataset.planned)).check(
+            self.prefetch_bytes, loader.local_share
+        )
         return loader
 
     @property

@@ -20,12 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from headrace.config.component import ComponentConfig
-from headrace.config.source_order import in_order_of_run
 from headrace.data.documents import stored_documents, token_ranges
 from headrace.data.pairs import is_of_pairs
 from headrace.errors import CacheError, ConfigError, did_you_mean, format_count
@@ -344,27 +343,3 @@ def _erasure(cache: TokenCache, removed: Intervals, move: Move, unit: int) -> Er
         "digest": removed.digest()[:32],
     }
     return Erasure(token_ranges(cache, units), units.total, record, move.field)
-
-
-def dataset_as_begun(
-    run: RunDataset,
-    instead: Mapping[str, TokenCache] | None,
-    beginning: tuple[Mapping[str, Sequence[int]], Mapping[str, Any] | None],
-) -> RunDataset | None:
-    """The dataset of a config as the run started with it; None if ``run`` is the same. Caches are
-    the config's, or ``instead``; see :class:`headrace.run.beginning.Beginning`.
-    """
-    snapshots_then, begun = beginning
-    config = in_order_of_run(run.config, begun or {})
-    described = run.describe()
-    first = described.get("phases", [{"dataset": described}])[0]["dataset"]
-    now = first.get("snapshots", {})
-    snapshots = {
-        name: then
-        for name, then in snapshots_then.items()
-        if name in config.components and then != now.get(name, [])
-    }
-    first_config = config.as_begun(snapshots, begun)
-    own_caches = {name: cache for name, cache in (instead or {}).items() if name not in snapshots}
-    is_same = first_config == config and config is run.config
-    return None if is_same else first_config.dataset(own_caches)

@@ -75,11 +75,6 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         """Tokens in a row, of each phase; nothing if rows are not of tokens."""
         return ()
 
-    as_begun: Callable[[Any], AsyncDataset[T_co] | None] | None = None
-    """Makes this dataset as it was when a run started (:class:`headrace.run.manifest.Beginning`);
-    returns None if nothing differs. None: it depends on nothing that changes.
-    """
-
     config: Any = None
     """The config that it was made from, for messages to its user; not part of its description.
     None: no config.
@@ -386,13 +381,6 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         return self.length
 
 
-def _mapped_as_begun(
-    as_begun: Callable[[Any], AsyncDataset[Any] | None], fn: Callable[[Any], U], beginning: Any
-) -> AsyncDataset[U] | None:
-    base = as_begun(beginning)
-    return None if base is None else MappedDataset(base, fn)
-
-
 class MappedDataset(AsyncDataset[U]):
     """A dataset whose batches pass through a function.
 
@@ -409,8 +397,6 @@ class MappedDataset(AsyncDataset[U]):
             )
         self.base = base
         self.fn = fn
-        if (as_begun := base.as_begun) is not None:
-            self.as_begun = partial(_mapped_as_begun, as_begun, fn)
 
     @property
     def planned(self) -> AsyncDataset[Any] | None:

@@ -448,7 +448,7 @@ class ReorderedDataset(WrappingDataset):
 
 
 class BatchOrder:
-    """A dataset cut into batches: everything that a run's manifest describes. It needs no device
+    """A dataset cut into batches: everything that a run's lock describes. It needs no device
     and reads nothing.
 
     All deliveries and queries describe a run with this class, so a checkpoint of one delivery works
@@ -519,22 +519,10 @@ class BatchOrder:
         if pending is not None:
             dataset = dataset.settled(lambda order: pending.in_batches(schedule.max_size))
         self.row_order: RowOrder = "locality" if row_order == "locality" else "stream"
-        self._use(dataset)
-        check_some_batch(schedule, self.dataset.length)
-
-    def _use(self, dataset: AsyncDataset[Any]) -> None:
         self.dataset = dataset
         self.functions = dataset.functions
         self.planned = cast(PlannedDataset | None, dataset.planned)
-
-    def begin_as(self, beginning: Any) -> bool:
-        """Switches to the dataset that a run started with, before the first batch; False: it is the
-        same.
-        """
-        dataset = None if self.dataset.as_begun is None else self.dataset.as_begun(beginning)
-        if dataset is not None:
-            self._use(dataset)
-        return dataset is not None
+        check_some_batch(schedule, self.dataset.length)
 
     def describe(self) -> dict[str, Any]:
         """Everything that determines the batches, as JSON values; not devices, hosts, budgets and

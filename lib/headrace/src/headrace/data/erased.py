@@ -50,7 +50,7 @@ class Erasure:
         tokens: Positions of the documents in the token stream of the whole cache, all parts end to
             end.
         documents: Number of documents.
-        record: Its entry in manifests, as JSON values: ``snapshot``, ``documents`` and
+        record: Its entry in plans of runs, as JSON values: ``snapshot``, ``documents`` and
             ``digest``.
         field: The field of the config that selects it.
     """

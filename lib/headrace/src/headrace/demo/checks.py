@@ -24,7 +24,8 @@ from headrace.batch.packed_batch import PackedBatch
 from headrace.config.lm_data import LmDataConfig
 from headrace.demo.screen import Check, StepLog
 from headrace.errors import PlanMismatchError
-from headrace.run.manifest import LoaderState, RunManifest
+from headrace.run.lock import RunLock
+from headrace.run.state import LoaderState
 
 _COLORS = ("#4477aa", "#88ccee", "#ddaa33", "#aa4499", "#44aa77")
 _INK, _FAINT = "#222222", "#bbbbbb"
@@ -94,7 +95,7 @@ def refuses_another_order(config: LmDataConfig, mesh: Mesh, state: LoaderState) 
     """A config with another seed is refused: the state belongs to another run."""
     with replace(config, seed=config.seed + 1).loader(mesh) as loader:
         try:
-            RunManifest.of(loader).check(state)
+            RunLock.of(loader).check(state)
         except PlanMismatchError:
             return Check(
                 "another order refused", f"seed {config.seed + 1} cannot resume this run", True

@@ -47,7 +47,8 @@ from headrace.demo.settings import DemoFolder, DemoSettings
 from headrace.errors import ConfigError
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
-from headrace.run.manifest import LoaderState, RunManifest
+from headrace.run.lock import RunLock
+from headrace.run.state import LoaderState
 
 
 def run_demo(settings: DemoSettings, console: Console) -> bool:
@@ -248,14 +249,14 @@ class TrainingRun:
         """
         optimizer = make_optimizer(self.settings.steps, peak_lr=self.settings.scale.peak_lr)
         with self.config.loader(mesh) as loader:
-            manifest = RunManifest.of(loader)
+            lock = RunLock.of(loader)
             if resume is None:
                 model, opt_state, start = *self._initial(optimizer), 0
             else:
                 shapes = eqx.filter_eval_shape(self._initial, optimizer)
                 model, opt_state = eqx.tree_deserialise_leaves(resume / "model.eqx", shapes)
                 state = load_data_state(resume)
-                manifest.check(state)
+                lock.check(state)
                 start = state.step
             model, opt_state = replicate((model, opt_state), mesh)
 
@@ -279,7 +280,7 @@ class TrainingRun:
                         digest=digest(batch),
                     )
                     self.log.add(record)
-        return self._save(model, opt_state, manifest, until)
+        return self._save(model, opt_state, lock, until)
 
     def _initial(
         self, optimizer: optax.GradientTransformation
@@ -292,13 +293,13 @@ class TrainingRun:
         return model, optimizer.init(eqx.filter(model, eqx.is_array))
 
     def _save(
-        self, model: Transformer, opt_state: optax.OptState, manifest: RunManifest, step: int
+        self, model: Transformer, opt_state: optax.OptState, lock: RunLock, step: int
     ) -> Path:
         folder = self.checkpoints / f"step-{step}"
         folder.mkdir(parents=True)
         eqx.tree_serialise_leaves(folder / "model.eqx", (model, opt_state))
-        manifest.save(str(folder))
-        (folder / "data.json").write_text(json.dumps(manifest.state(step).to_json()) + "\n")
+        lock.save(str(folder))
+        (folder / "data.json").write_text(json.dumps(lock.state(step).to_json()) + "\n")
         return folder
 
 

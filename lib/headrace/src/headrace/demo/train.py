@@ -21,7 +21,7 @@ import equinox as eqx
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from headrace import DataLoader, HeadraceError, LmDataConfig, RunLog, load_config, open_run
+from headrace import HeadraceError, LmDataConfig, RunLog, load_config, open_run
 from headrace.demo import Transformer, make_optimizer, train_step
 from headrace.report import gather, write_report
 from headrace.run import LoaderState
@@ -54,7 +54,7 @@ def restore(folder: Path, fresh: Any) -> tuple[Any, LoaderState | None]:
     return tuple(state), LoaderState.from_pytree(data)
 
 
-def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) -> bool:
+def train(config: LmDataConfig, folder: Path, save_every: int) -> bool:
     """Trains until the run's last step or until a signal arrives; returns whether it reached the
     end.
     """
@@ -67,16 +67,19 @@ def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) 
         config.vocab_size, dim=128, layers=2, heads=4, key=jax.random.key(config.seed)
     )
     fresh = (model, optimizer.init(eqx.filter(model, eqx.is_array)))
-    state, reached = restore(run / "checkpoints", fresh)
+    state, reached = restore(folder / "checkpoints", fresh)
     # refused, with the difference, if run.yaml now means other data for a step that is done
-    manifest = open_run(run, loader, reached or 0)
+    run = open_run(folder, config, reached or 0)
     step = 0 if reached is None else reached.step
-    state = eqx.filter_shard(
-        state, NamedSharding(loader.placement.sharding.mesh, PartitionSpec())
-    )  # on every device
     if step < steps:
         print(f"steps {step:,} to {steps - 1:,}; the first compiles and takes longer", flush=True)
-    with RunLog(loader, run, config=config) as log, loader.iter_from_step(step) as batches:
+    with (
+        run.loader() as loader,
+        RunLog(loader, folder, config=run.config) as log,
+        loader.iter_from_step(step) as batches,
+    ):
+        everywhere = NamedSharding(loader.placement.sharding.mesh, PartitionSpec())
+        state = eqx.filter_shard(state, everywhere)  # on every device
         while step < steps and not signals:
             model, optimizer_state, loss = train_step(state[0], state[1], optimizer, next(batches))
             state = (model, optimizer_state)
@@ -86,8 +89,8 @@ def train(config: LmDataConfig, loader: DataLoader, run: Path, save_every: int) 
                 print(f"step {step:6,} of {steps:,}  loss {float(loss):.4f}", flush=True)
             if step % save_every == 0 or step == steps or signals:
                 save(
-                    run / "checkpoints" / f"step-{step:08d}.eqx",
-                    (*state, manifest.state(step).to_pytree()),
+                    folder / "checkpoints" / f"step-{step:08d}.eqx",
+                    (*state, run.state(step).to_pytree()),
                 )
     return step == steps
 
@@ -104,9 +107,7 @@ def main() -> None:
     args = parser.parse_args()
     os.chdir(Path(__file__).parent)  # run.yaml and its caches are here
     try:
-        config = load_config("run.yaml")
-        with config.loader() as loader:
-            finished = train(config, loader, args.run, args.save_every)
+        finished = train(load_config("run.yaml"), args.run, args.save_every)
     except HeadraceError as error:
         raise SystemExit(f"error {error}") from None
     if not finished:

@@ -3,7 +3,7 @@ or Prometheus.
 
 ::
 
-    manifest = open_run("runs/7", loader)
+    run = open_run("runs/7", config)
     with RunLog(loader, "runs/7", config=config) as log:
         for step, batch in enumerate(loader):
             state, losses = train_step(state, batch)
@@ -87,7 +87,7 @@ class RunLog:
     Args:
         loader: The loader; None: only the program's own figures are written.
         folder: Path or URL of the run's folder, as passed to
-            :func:`headrace.run.manifest.open_run`.
+            :func:`headrace.run.run.open_run`.
         config: The config of the run. With it ``headrace run report FOLDER`` needs nothing else.
         every: Steps between two lines; the first call always writes, and so does :meth:`close`.
         host: Number of this host; None: jax's process index.

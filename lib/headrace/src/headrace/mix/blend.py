@@ -457,7 +457,7 @@ def weights_of_sizes(
     budget: str = "num_steps",
 ) -> dict[str, float]:
     """The weights that a rule stands for, rounded to 9 digits, because powers differ in the last
-    bit from machine to machine and the weights are part of the run's manifest.
+    bit from machine to machine and the weights are part of the run's lock.
 
     Args:
         rule: ``{"temperature": t}``, ``{"unimax": max_epochs}`` or ``{"unimax": {"max_epochs": e,

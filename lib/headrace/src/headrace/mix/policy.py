@@ -7,7 +7,7 @@ policy.
 
 An **anchor** is the exact state of a policy before a step, as JSON: it saves another process from
 counting up to that step (2 us per step for ``quota``, 2 us per example for the others). It only
-saves time. :mod:`headrace.run.manifest` stores anchors with their run; an anchor that is damaged or
+saves time. :mod:`headrace.run.anchors` stores anchors with their run; an anchor that is damaged or
 of another mixture is refused.
 """
 
@@ -39,7 +39,7 @@ class MixingPolicy(abc.ABC):
     Methods with a step raise IndexOutOfRangeError if the mixture ends before it.
 
     Attributes:
-        name: Its name in manifests.
+        name: Its name in plans of runs.
         follows_sizes: Whether its draws depend on the sizes of the components or on the length of a
             row, so that the draws of a run change with them.
         components: Number of components D.

@@ -85,7 +85,7 @@ class Stage:
         ]
 
     def describe(self) -> dict[str, Any]:
-        """As JSON values of a manifest."""
+        """As JSON values of a run's plan."""
         return {
             "step": self.first_step,
             "name": self.name,

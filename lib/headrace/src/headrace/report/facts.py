@@ -32,7 +32,8 @@ from headrace.report.plan_figures import (
     pack_fill,
 )
 from headrace.report.run_records import RunRecords, read_records
-from headrace.run.manifest import RunManifest, began_with
+from headrace.run.changes import config_of_run
+from headrace.run.lock import RunLock
 from headrace.store.cache import TokenCache
 
 UNKNOWN_STEPS = 1000
@@ -86,10 +87,10 @@ class PlanFacts:
 
     Attributes:
         findings: Problems and warnings.
-        fingerprint: Fingerprint of the run's manifest; None if a cache is missing.
+        fingerprint: Fingerprint of the run's lock; None if a cache is missing.
         amendments: Number of last stages that are amendments.
         assumed_steps: Whether the number of steps is :data:`UNKNOWN_STEPS`.
-        manifest: The run as its loader would describe it; None if a cache is missing.
+        lock: The run as its loader would describe it; None if a cache is missing.
     """
 
     plan: RunPlan
@@ -101,7 +102,7 @@ class PlanFacts:
     fingerprint: str | None
     amendments: int
     assumed_steps: bool
-    manifest: RunManifest | None
+    lock: RunLock | None
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class ReportFacts:
         plan: What follows from the config; None: there is no config, or it cannot be resolved here.
         why_no_plan: Why there is no plan.
         records: The measurements.
-        manifest: The run's manifest; None: there is none.
+        lock: The run's lock; None: there is none.
     """
 
     title: str
@@ -124,14 +125,14 @@ class ReportFacts:
     plan: PlanFacts | None
     why_no_plan: str
     records: RunRecords
-    manifest: RunManifest | None
+    lock: RunLock | None
 
     def measured_again(self) -> ReportFacts:
         """The same facts, with what the run has written since."""
         if self.folder is None:
             return self
         return dataclasses.replace(
-            self, records=read_records(self.folder), manifest=RunManifest.load(self.folder)
+            self, records=read_records(self.folder), lock=RunLock.load(self.folder)
         )
 
 
@@ -174,7 +175,7 @@ def _of_config(
 ) -> ReportFacts:
     loaded = load_config(path, settings)
     records = RunRecords() if run is None else _records(run, options)
-    plan = _plan(_as_begun(loaded, run), options, records)
+    plan = _plan(_of_run(loaded, run), options, records)
     return ReportFacts(
         Path(path).name,
         run,
@@ -182,7 +183,7 @@ def _of_config(
         plan,
         "",
         records,
-        None if run is None else RunManifest.load(run),
+        None if run is None else RunLock.load(run),
     )
 
 
@@ -190,29 +191,29 @@ def _of_folder(
     folder: str, settings: Sequence[str], config: str | None, options: Options
 ) -> ReportFacts:
     records = _records(folder, options)
-    manifest = RunManifest.load(folder)
+    lock = RunLock.load(folder)
     title = (
         "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder
     )  # as in runs/1: the last part alone is often not enough
     plan = None
     why = "The run's log has no config. Name one: headrace run report FOLDER --config run.yaml"
     if config is not None:
-        plan = _plan(_as_begun(load_config(config, settings), folder), options, records)
+        plan = _plan(_of_run(load_config(config, settings), folder), options, records)
     elif records.config is not None:
         try:
-            plan = _plan(_as_begun(_loaded(records.config, settings), folder), options, records)
+            plan = _plan(_of_run(_loaded(records.config, settings), folder), options, records)
         except (
             HeadraceError
         ) as error:  # paths that do not exist here: measurements can still be shown
             why = f"The run's config cannot be resolved from here: {error}"
-    return ReportFacts(title, folder, config, plan, why, records, manifest)
+    return ReportFacts(title, folder, config, plan, why, records, lock)
 
 
 def _records(folder: str, options: Options) -> RunRecords:
     records = read_records(folder)
-    if options.must_exist and not records.sessions and RunManifest.load(folder) is None:
+    if options.must_exist and not records.sessions and RunLock.load(folder) is None:
         raise ConfigError(
-            "is not the folder of a run: it has neither a manifest.json nor a log in stats/",
+            "is not the folder of a run: it has neither a lock.json nor a log in stats/",
             field="run folder",
             value=folder,
             cure="Name the folder passed to open_run and RunLog, or a config (.yaml).",
@@ -220,9 +221,9 @@ def _records(folder: str, options: Options) -> RunRecords:
     return records
 
 
-def _as_begun(config: LmDataConfig, folder: str | None) -> LmDataConfig:
-    beginning = began_with(folder)
-    return config if beginning is None else config.as_begun(*beginning)
+def _of_run(config: LmDataConfig, folder: str | None) -> LmDataConfig:
+    """The config of the run in a folder; the given one, if it has none."""
+    return config_of_run(None if folder is None else RunLock.load(folder), config)
 
 
 def _loaded(text: str, settings: Sequence[str]) -> LmDataConfig:
@@ -249,9 +250,9 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
     opened = config.open_caches(planned.caches)
     dataset = config.dataset(opened)
     there = {name: cache for name, cache in opened.items() if name not in planned.caches}
-    manifest = None
+    lock = None
     if len(there) == len(opened):
-        manifest = RunManifest.of(BatchOrder(dataset, row_order=config.row_order))
+        lock = RunLock.of(BatchOrder(dataset, row_order=config.row_order))
     stored = config.datasets(opened)
     return PlanFacts(
         plan=plan,
@@ -265,13 +266,13 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
         sources=tuple(
             _source(name, c.shown_cache, there.get(name)) for name, c in config.components.items()
         ),
-        fingerprint=None if manifest is None else manifest.fingerprint,
+        fingerprint=None if lock is None else lock.fingerprint,
         amendments=sum(
             amendment.bringing_in(config.components).changes_mixture
             for amendment in config.amendments
         ),
         assumed_steps=assumed,
-        manifest=manifest,
+        lock=lock,
     )
 
 

@@ -70,8 +70,8 @@ def provenance_section(facts: ReportFacts) -> Section:
     """The data, tokenizer and order of the run."""
     blocks: list[Block] = []
     identity: list[list[str]] = []
-    if facts.manifest is not None:
-        identity.append(["run's manifest", facts.manifest.fingerprint])
+    if facts.lock is not None:
+        identity.append(["run's lock", facts.lock.fingerprint])
     if facts.plan is not None:
         identity.append(["config", facts.plan.fingerprint or "unknown: a cache is missing"])
     if identity:
@@ -100,8 +100,8 @@ def provenance_section(facts: ReportFacts) -> Section:
                     "Tokenizer",
                 )
             )
-    elif facts.manifest is not None:
-        contents = _contents(facts.manifest.resolved)
+    elif facts.lock is not None:
+        contents = _contents(facts.lock.plan)
         blocks.append(
             Table(
                 [("source", "left"), ("content", "code")],
@@ -124,7 +124,7 @@ def _source_row(s: Source) -> list[str]:
 def amendments_section(facts: ReportFacts) -> Section:
     """Successive mixtures, and which of them were declared during the run."""
     stages, amended = _stages(facts)
-    history = facts.manifest.history if facts.manifest is not None else ()
+    history = facts.lock.history if facts.lock is not None else ()
     blocks: list[Block] = []
     if stages:
         rows = [
@@ -236,14 +236,10 @@ def _notes(facts: ReportFacts) -> list[tuple[str, str, str]]:
 
 
 def _mismatch(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str]]:
-    if (
-        facts.manifest is None
-        or plan.manifest is None
-        or plan.fingerprint == facts.manifest.fingerprint
-    ):
+    if facts.lock is None or plan.lock is None or plan.fingerprint == facts.lock.fingerprint:
         return []
-    step = plan.manifest.amends(facts.manifest)
-    step = facts.manifest.amends(plan.manifest) if step is None else step
+    step = plan.lock.first_difference(facts.lock)
+    step = facts.lock.first_difference(plan.lock) if step is None else step
     if step is not None:
         what = (
             f"Config and run differ by an amendment from step {n.count(step)} on. This page shows"
@@ -258,10 +254,10 @@ def _stages(facts: ReportFacts) -> tuple[Sequence[dict[str, Any]], int]:
     """The mixtures in order, and how many of the last are amendments."""
     if facts.plan is not None:
         return facts.plan.plan.stages, facts.plan.amendments
-    if facts.manifest is None:
+    if facts.lock is None:
         return (), 0
-    stages = cast("list[dict[str, Any]]", _first_dataset(facts.manifest.resolved).get("stages", []))
-    trained_until = min((int(h["until_step"]) for h in facts.manifest.history), default=None)
+    stages = cast("list[dict[str, Any]]", _first_dataset(facts.lock.plan).get("stages", []))
+    trained_until = min((int(h["until_step"]) for h in facts.lock.history), default=None)
     return stages, 0 if trained_until is None else int(
         np.sum([int(s["step"]) >= trained_until for s in stages])
     )
@@ -273,7 +269,7 @@ def _first_dataset(resolved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contents(resolved: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and fingerprints of the caches in a manifest."""
+    """Names and fingerprints of the caches in a lock."""
     dataset = _first_dataset(resolved)
     parts = dataset.get("components", {"data": dataset})
     return [(name, _fingerprint_in(part)) for name, part in parts.items()]

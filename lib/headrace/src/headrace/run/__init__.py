@@ -1,6 +1,4 @@
-"""The state of a run: its manifest, its anchors, and where it is at a step. Its config describes
-what it loads.
-"""
+"""A run: a folder with a lock, from which what it loads is built; and where it is at a step."""
 
 import lazy_loader
 

@@ -1,5 +1,6 @@
-from .manifest import LoaderState as LoaderState
-from .manifest import RunManifest as RunManifest
-from .manifest import open_run as open_run
+from .lock import RunLock as RunLock
+from .run import Run as Run
+from .run import open_run as open_run
+from .state import LoaderState as LoaderState
 from .where import Whereabouts as Whereabouts
 from .where import where as where

@@ -1,8 +1,12 @@
-"""Changes of a run's config: which of the user's fields differ, and the amendment that would allow
-it.
+"""Changes of a run's config: what of the user's mixture is the run's, which fields differ, and the
+amendment that changes the run.
 
-A run's manifest stores the fields of the config that it was started with. Its mixture may change
-from a future step on; everything else identifies the run.
+A run's lock stores the fields of the config with which it goes on. Its mixture may change from a
+future step on; everything else identifies the run.
+
+An edited config says the mixture that is wanted; the lock knows the mixtures that were. An
+amendment is the difference between the last of these and the wanted one: entries that are new,
+gone, or have another weight. A run with stages gets other stages from its step on instead.
 """
 
 from __future__ import annotations
@@ -14,18 +18,66 @@ from typing import Any, TypeAlias
 
 from headrace.config.lm_data import LmDataConfig
 from headrace.config.parsing import decode
+from headrace.config.source_order import in_order_of_run
 from headrace.config.writing import given_fields, whole_if_it_is
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError
 from headrace.mix.amendments import number_of_each, weights_by_place
-from headrace.mix.blend import is_size_rule
-from headrace.mix.stage_config import AmendmentConfig, added_later
+from headrace.mix.stage_config import AmendmentConfig, StageConfig, added_later
 from headrace.run.differences import config_differences, differences
-from headrace.run.manifest import RunManifest
+from headrace.run.lock import RunLock, at_snapshots
 from headrace.store.snapshots import history_of
 
 _Entries: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
 """For each entry of a blend, by name: the groups that contain it, and its weight."""
+
+
+def config_of_run(lock: RunLock | None, edited: LmDataConfig) -> LmDataConfig:
+    """The config with which a run goes on, from the user's: with the sources in the order of the
+    run, at the states of their caches in the lock, and with the mixture of the lock, unless the
+    user edited theirs since.
+
+    Args:
+        lock: The lock of the run; None: the run is new.
+        edited: The user's config.
+    """
+    if lock is None or lock.config is None or lock.edited is None:
+        return edited
+    edited = in_order_of_run(edited, lock.config)
+    locked = decode(LmDataConfig, lock.config)
+    if _mixture_fields(given_fields(edited)) == _mixture_fields(lock.edited):
+        edited = _with_mixture(edited, locked)
+    snapshots = {
+        name: number_of_each(part.snapshot)
+        for name, part in locked.components.items()
+        if part.snapshot is not None
+    }
+    return at_snapshots(edited, snapshots)
+
+
+def _mixture_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config that say its mixture."""
+    components: Mapping[str, Any] = fields.get("components", {})
+    weights = {name: part.get("weight") for name, part in components.items()}
+    named = {name: fields.get(name) for name in ("weights", "stages", "amendments")}
+    return {**named, "components": weights}
+
+
+def _with_mixture(edited: LmDataConfig, locked: LmDataConfig) -> LmDataConfig:
+    """A config with the mixture of another; sources that it no longer names are those of the
+    other.
+    """
+    components = {
+        name: replace(edited.components.get(name, part), weight=part.weight)
+        for name, part in locked.components.items()
+    }
+    return replace(
+        edited,
+        components=components,
+        weights=locked.weights,
+        stages=locked.stages,
+        amendments=locked.amendments,
+    )
 
 
 @dataclass(frozen=True)
@@ -34,86 +86,98 @@ class RunChanges:
 
     Attributes:
         same: Whether both are the same run.
-        fields: Differences of the config, as ``path: old -> new``; None: the run's manifest has no
+        fields: Differences of the user's config, as ``path: old -> new``; None: the run has no
             config.
-        resolved: Differences of the resolved configs, in the same form.
-        first_step: First step that differs, if the edited config amends the run or the run amends
-            the config; else None.
-        amendment: The amendment that changes the run's mixture to the edited one; None: there is
-            none.
-        refused: Fields that no amendment can change, in the form of ``fields``.
+        plan: Differences of the plans, in the same form.
+        first_step: First step that differs; None: none does, or the change is refused.
+        amendment: The amendment that makes the change; None: there is none to make, the config
+            declares it, or the stages change.
+        amended: The config with which the run goes on after the change; None: it is refused, or
+            there is none.
+        refused: Fields that a run cannot change, in the form of ``fields``.
     """
 
     same: bool
     fields: list[str] | None
-    resolved: list[str]
+    plan: list[str]
     first_step: int | None = None
     amendment: AmendmentConfig | None = None
+    amended: LmDataConfig | None = None
     refused: Sequence[str] = ()
 
 
-def run_changes(manifest: RunManifest, edited: LmDataConfig, step: int) -> RunChanges:
+def run_changes(
+    lock: RunLock, edited: LmDataConfig, step: int, *, newest_caches: bool = False
+) -> RunChanges:
     """What an edited config changes in a run, and the amendment for it.
 
     Opens the ledgers of the caches, reads no tokens.
 
     Args:
-        manifest: The run's manifest.
+        lock: The run's lock.
         edited: The edited config.
         step: Where an amendment would begin: the first step that is not trained on yet.
+        newest_caches: Whether the run also moves to the newest states of its caches.
 
     Raises:
         ConfigError: the edited config cannot be used; its field is named.
     """
-    edited_manifest = _manifest_of(edited)
-    resolved = differences(manifest.resolved, edited_manifest.resolved)
-    fields = (
-        None
-        if manifest.config is None
-        else config_differences(manifest.config, edited_manifest.config or {})
-    )
-    first = edited_manifest.amends(manifest)
-    if edited_manifest.fingerprint == manifest.fingerprint or first is not None:
-        return RunChanges(first is None, fields, resolved, first)
-    if (first := manifest.amends(edited_manifest)) is not None or manifest.config is None:
-        return RunChanges(False, fields, resolved, first)
-    began = _as_declared(decode(LmDataConfig, manifest.config), edited)
+    declared = config_of_run(lock, edited)
+    as_declared = _lock_of(declared)
+    if lock.config is None or lock.edited is None:
+        same = as_declared.fingerprint == lock.fingerprint
+        return RunChanges(same, None, differences(lock.plan, as_declared.plan))
+    fields = config_differences(lock.edited, given_fields(edited))
+    plan = differences(lock.plan, as_declared.plan)
+    same = as_declared.fingerprint == lock.fingerprint
+    first = None if same else as_declared.first_difference(lock, declared=True)
+    caches = newer_snapshots(declared) if newest_caches else {}
+    if (same or first is not None) and not caches:
+        return RunChanges(same, fields, plan, first, None, None if same else declared)
+    base = declared if same or first is not None else _begun(lock, declared)
     # after what is declared: amendments stand in the order of their steps
-    step = max(step, 1, *(amendment.step + 1 for amendment in began.amendments))
-    amendment = amendment_between(began, edited, step)
-    amended = edited if amendment is None else _amended(began, edited, amendment)
-    if amendment is not None and _manifest_of(amended).amends(manifest) is not None:
-        return RunChanges(False, fields, resolved, None, amendment)
-    refused = config_differences(
-        manifest.config, given_fields(replace(amended, amendments=began.amendments))
-    )
-    return RunChanges(False, fields, resolved, None, amendment, refused)
+    step = max(step, 1, *(amendment.step + 1 for amendment in base.amendments))
+    amendment = None if base is declared else amendment_between(base, declared, step)
+    if caches:
+        amendment = replace(amendment or AmendmentConfig(step), caches=caches)
+    amended = _amended(base, declared, amendment, step)
+    new = _lock_of(amended)
+    first = new.first_difference(lock)
+    if first is None and new.fingerprint != lock.fingerprint:
+        undone = _with_mixture(declared, base)
+        refused = config_differences(lock.config, given_fields(undone)) or fields
+        return RunChanges(False, fields, plan, refused=refused)
+    return RunChanges(first is None, fields, plan, first, amendment, amended)
 
 
-def _as_declared(began: LmDataConfig, edited: LmDataConfig) -> LmDataConfig:
-    """The run's config with the amendments that an edited one declares, and the components that
-    these add.
+def _begun(lock: RunLock, edited: LmDataConfig) -> LmDataConfig:
+    """The run's config with the amendments that an edited one declares beside those that it
+    declared before, and the components that these add.
     """
-    if edited.amendments == began.amendments:
-        return began
-    added = added_later(edited.amendments)
+    locked = decode(LmDataConfig, lock.config or {})
+    before = decode(LmDataConfig, lock.edited or {}).amendments
+    declared = [one for one in edited.amendments if one not in before]
+    if not declared:
+        return locked
+    added = added_later(declared)
     new = {
         name: replace(part, weight=None)
         for name, part in edited.components.items()
-        if name in added and name not in began.components
+        if name in added and name not in locked.components
     }
     try:
-        components = {**began.components, **new}
-        return replace(began, components=components, amendments=edited.amendments)
+        components = {**locked.components, **new}
+        amendments = [*locked.amendments, *declared]
+        return replace(locked, components=components, amendments=amendments)
     except ConfigError:  # they do not fit the run
-        return began
+        return locked
 
 
 def amendment_between(
     began: LmDataConfig, edited: LmDataConfig, step: int
 ) -> AmendmentConfig | None:
-    """The amendment that changes one config's mixture to another's; None if they are equal or no
-    amendment can.
+    """The amendment that changes the last mixture of one config to that of another; None if they
+    are equal or no amendment can.
 
     Example:
         >>> from headrace.config.component import ComponentConfig
@@ -126,11 +190,10 @@ def amendment_between(
         >>> amendment_between(began, edited, 60)
         AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'], caches={})
     """
-    sized = any(is_size_rule(config.weights or {}, config.components) for config in (began, edited))
-    if edited.stages or began.stages or edited.amendments != began.amendments or sized:
+    if edited.stages or began.stages:
         return None
-    old_entries = _entries(_mixture(began))
-    new_entries = _entries(_mixture(edited))
+    old_entries = _entries(_last_blend(began))
+    new_entries = _entries(_last_blend(edited))
     drop = [name for name in old_entries if name not in new_entries]
     add = {
         name: new_entries[name][1]
@@ -154,39 +217,52 @@ def amendment_between(
     return AmendmentConfig(step, add=add, weights=weights, drop=dropped)
 
 
-def _amended(began: LmDataConfig, edited: LmDataConfig, amendment: AmendmentConfig) -> LmDataConfig:
-    """The edited config with the run's mixture and an amendment, as a user would write it."""
-    weighted = edited.weights is None
-    components = {
-        name: replace(edited.components.get(name, part), weight=part.weight)
-        for name, part in began.components.items()
+def _last_blend(config: LmDataConfig) -> Mapping[str, Any]:
+    return config.resolved_stages()[-1].blend.to_config()
+
+
+def _amended(
+    base: LmDataConfig, edited: LmDataConfig, amendment: AmendmentConfig | None, step: int
+) -> LmDataConfig:
+    """The edited config with the mixture of the run up to a step, and its own after it."""
+    new = {
+        name: replace(part, weight=None)
+        for name, part in edited.components.items()
+        if name not in base.components
     }
-    new = {name: part for name, part in edited.components.items() if name not in began.components}
-    components |= (
-        {name: replace(part, weight=None) for name, part in new.items()} if weighted else new
+    amended = _with_mixture(
+        edited, replace(base, components={**base.components, **new}) if new else base
     )
+    if amendment is not None:
+        return replace(amended, amendments=[*base.amendments, amendment])
+    if not edited.stages:
+        return amended
+    without_weights = {name: replace(one, weight=None) for name, one in amended.components.items()}
     return replace(
-        edited,
-        components=components,
-        weights=began.weights,
-        amendments=[*began.amendments, amendment],
+        amended,
+        components=without_weights,
+        weights=None,
+        stages=_spliced(base, edited, step),
+        amendments=[],
+        num_steps=edited.run_steps,
     )
 
 
-def _mixture(config: LmDataConfig) -> Mapping[str, Any]:
-    """The blend to which a config's amendments apply."""
-    if config.weights is not None:
-        return config.weights
-    weights = {
-        name: 1 if part.weight is None else part.weight for name, part in config.components.items()
-    }
-    for amendment in config.amendments:
-        weights = (
-            {n: w for n, w in weights.items() if n not in amendment.drop}
-            | amendment.weights
-            | amendment.add
-        )
-    return weights
+def _spliced(base: LmDataConfig, edited: LmDataConfig, step: int) -> list[StageConfig]:
+    """The stages of one config before a step, and those of another from it on."""
+
+    def written(config: LmDataConfig) -> list[StageConfig]:
+        return [
+            StageConfig({**stage.blend.to_config()}, stage.name, stage.first_step)
+            for stage in config.resolved_stages()
+        ]
+
+    before = [stage for stage in written(base) if (stage.step or 0) < step]
+    begun = [stage for stage in written(edited) if (stage.step or 0) <= step]
+    after = [stage for stage in written(edited) if (stage.step or 0) > step]
+    if begun[-1].weights != before[-1].weights:
+        before.append(replace(begun[-1], step=step))
+    return [*before, *after]
 
 
 def _entries(blend: Mapping[str, Any]) -> _Entries:
@@ -194,7 +270,7 @@ def _entries(blend: Mapping[str, Any]) -> _Entries:
 
 
 def _as_stored(*values: Any) -> Any:
-    """Values as a manifest stores them, with steps as strings."""
+    """Values as a lock stores them, with steps as strings."""
     return json.loads(json.dumps(values))
 
 
@@ -218,5 +294,5 @@ def newer_snapshots(config: LmDataConfig) -> dict[str, int | list[int]]:
     return newer
 
 
-def _manifest_of(config: LmDataConfig) -> RunManifest:
-    return RunManifest.of(BatchOrder(config.dataset(), row_order=config.row_order))
+def _lock_of(config: LmDataConfig) -> RunLock:
+    return RunLock.of(BatchOrder(config.dataset(), row_order=config.row_order))

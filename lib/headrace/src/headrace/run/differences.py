@@ -36,8 +36,7 @@ def differences(old: Any, new: Any, path: str = "", absent: str = "nothing") -> 
 
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """:func:`differences` of the fields of two configs, and of the order of their components, which
-    is part of a run.
+    """:func:`differences` of the fields of two configs.
 
     Left out are fields that may change at any time, and snapshots of caches, which a run keeps if
     its config does not set them.
@@ -46,17 +45,13 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
         >>> config_differences(
         ...     {"components": {"a": 1, "b": 1}}, {"components": {"b": 1, "a": 1}, "seed": 1}
         ... )
-        ['seed: not set -> 1', 'components, in order: a, b -> b, a']
+        ['seed: not set -> 1']
     """
     of_run, edited = (
         {name: _without_snapshots(fields[name]) for name in fields if name not in _FREE}
         for fields in (old, new)
     )
-    lines = differences(of_run, edited, absent="not set")
-    old_names, new_names = ([*fields.get("components", {})] for fields in (of_run, edited))
-    if {*old_names} <= {*new_names} and new_names[: len(old_names)] != old_names:
-        lines.append(f"components, in order: {', '.join(old_names)} -> {', '.join(new_names)}")
-    return lines
+    return differences(of_run, edited, absent="not set")
 
 
 def _without_snapshots(value: Any) -> Any:

@@ -20,7 +20,7 @@ from headrace.data.mixture import mixture_of
 from headrace.data.sources_at import sources_at
 from headrace.errors import ConfigError, IndexOutOfRangeError, as_whole
 from headrace.metrics import SourceAt
-from headrace.run.manifest import RunManifest
+from headrace.run.lock import RunLock
 from headrace.store.cache import TokenCache
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Whereabouts:
         seq_len: Tokens of its rows.
         rows: Rows in all earlier steps.
         tokens: Tokens of these.
-        fingerprint: Fingerprint of the run's manifest, as in a checkpoint's ``LoaderState``.
+        fingerprint: Fingerprint of the run's lock, as in a checkpoint's ``LoaderState``.
         sources: Sources by name.
     """
 
@@ -117,6 +117,6 @@ def where(
         seq_len=mixture.seq_len,
         rows=sum(source.rows for source in sources.values()),
         tokens=sum(source.tokens for source in sources.values()),
-        fingerprint=RunManifest.of(order).fingerprint,
+        fingerprint=RunLock.of(order).fingerprint,
         sources=sources,
     )

@@ -47,7 +47,7 @@ def what_is_there(path: str) -> tuple[str, str]:
     if inside:
         names = ", ".join(files.join(path, name) for name in inside[:8])
         return "the folder holds several", f"Name one of them: {names}."
-    if (root / "manifest.json").exists():
+    if (root / "lock.json").exists():
         return "it is the folder of a run", "Name a cache of its config."
     text = path if any(root.iterdir()) else "SOURCE"
     return (

@@ -20,7 +20,7 @@ For weights that change all the time, no lap fits, and whole numbers are the bet
 are read 1.06 times per epoch on 64 hosts with 20 components if laps fit, 2.2 times if they do not
 (scripts/bench/bench_braid_reads.py).
 
-The result is resolved once and stored in the run's manifest: it is part of the order.
+The result is resolved once and stored in the run's lock: it is part of the order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs keep the removals that they began with; new ones get the latest."""
+"""Runs keep the states of their caches that they began with; new ones get the latest."""
 
 from __future__ import annotations
 
@@ -10,34 +10,17 @@ import pytest
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.errors import PlanMismatchError
 from headrace.mix import AmendmentConfig
-from headrace.order import BraidShuffleConfig
 from headrace.run import open_run
-from headrace.run.manifest import began_with
 from headrace.testing import remove, tiny_cache
-
-
-@pytest.fixture(scope="module")
-def config() -> LmDataConfig:
-    paths = {name: tiny_cache(documents=300, seed=seed).path for seed, name in enumerate("ab")}
-    components = {name: ComponentConfig(path) for name, path in paths.items()}
-    components["b"] = dataclasses.replace(
-        components["b"], shuffle=BraidShuffleConfig(io_block_size=4)
-    )
-    return LmDataConfig(components, seq_len=16, batch_size=8)
-
-
-def test_a_run_without_removals_begins_with_none(config, tmp_path):
-    open_run(str(tmp_path), config.loader())
-    assert began_with(str(tmp_path))[0] == {"a": [], "b": []}
 
 
 def test_functions_and_phases_go_along(living, tmp_path):
     phased = dataclasses.replace(living, seq_len={0: 16, 4: 32})
-    manifest = open_run(str(tmp_path / "run"), phased.loader(fn=np.asarray))
+    began = open_run(str(tmp_path / "run"), phased, fn=np.asarray)
     remove(tmp_path / "a", 3, 4)
-    loader = phased.loader(fn=np.asarray)
-    assert open_run(str(tmp_path / "run"), loader, 2).fingerprint == manifest.fingerprint
-    assert loader.functions == (np.asarray,)
+    again = open_run(str(tmp_path / "run"), phased, 2, fn=np.asarray)
+    assert again.fingerprint == began.fingerprint
+    assert again.loader().functions == (np.asarray,)
 
 
 @pytest.fixture
@@ -56,22 +39,21 @@ def tokens(loader, step: int) -> np.ndarray:
 def test_a_run_keeps_its_removals_until_an_amendment_takes_newer_ones_in(living, tmp_path):
     run = str(tmp_path / "run")
     remove(tmp_path / "a", 3, 4)
-    loader = living.loader()
-    began = open_run(run, loader)
+    began = open_run(run, living)
+    loader = began.loader()
     before = [tokens(loader, step) for step in range(8)]
     remove(tmp_path / "a", *range(20, 90))
     remove(tmp_path / "b", 1)
-    resumed = living.loader()
-    assert not np.array_equal(
-        tokens(resumed, 4), before[4]
-    )  # a fresh run, until it is opened as this one
-    assert open_run(run, resumed, 4).fingerprint == began.fingerprint
+    assert not np.array_equal(tokens(living.loader(), 4), before[4])  # a new run
+    again = open_run(run, living, 4)
+    resumed = again.loader()
+    assert again.fingerprint == began.fingerprint
     assert np.array_equal(tokens(resumed, 4), before[4])
     amended = dataclasses.replace(living, amendments=[AmendmentConfig(5, caches={"a": 3})])
     with pytest.raises(PlanMismatchError, match="may touch the past"):
-        open_run(run, amended.loader(), 6)
-    loader = amended.loader()
-    manifest = open_run(run, loader, 5)
+        open_run(run, amended, 6)
+    manifest = open_run(run, amended, 5)
+    loader = manifest.loader()
     assert manifest.history == ({"fingerprint": began.fingerprint, "until_step": 5},)
     assert all(np.array_equal(tokens(loader, step), before[step]) for step in range(5))
     assert not np.array_equal(tokens(loader, 5), before[5])
@@ -79,23 +61,23 @@ def test_a_run_keeps_its_removals_until_an_amendment_takes_newer_ones_in(living,
         np.array_equal(loader.batch_at(s).source_id, resumed.batch_at(s).source_id)
         for s in range(8)
     )
-    assert open_run(run, amended.loader(), 7).fingerprint == manifest.fingerprint
+    assert open_run(run, amended, 7).fingerprint == manifest.fingerprint
     for step in (5, 7):
         with pytest.raises(
-            PlanMismatchError, match="was started with another"
+            PlanMismatchError, match="has another"
         ):  # what is gone does not come back
-            open_run(run, living.loader(), step)
+            open_run(run, living, step)
 
 
 def test_runs_without_removals_never_hear_of_later_ones(living, tmp_path):
     run = str(tmp_path / "run")
-    began = open_run(run, living.loader())
-    assert "snapshots" not in str(began.resolved)
+    began = open_run(run, living)
+    assert "snapshots" not in str(began.lock.plan)
     remove(tmp_path / "b", 7)
-    loader = living.loader()
-    assert "removed" in loader.describe()["dataset"]
-    assert open_run(run, loader, 3).fingerprint == began.fingerprint
-    assert "removed" not in loader.describe()["dataset"]
+    assert "removed" in living.loader().describe()["dataset"]
+    again = open_run(run, living, 3)
+    assert again.fingerprint == began.fingerprint
+    assert "removed" not in again.loader().describe()["dataset"]
 
 
 @pytest.mark.parametrize("change", ["phases", "weights", "join"])
@@ -105,7 +87,7 @@ def test_removals_and_other_amendments_go_together(living, tmp_path, change):
         living = dataclasses.replace(living, seq_len={0: 16, 4: 32})
     if change == "join":
         living = dataclasses.replace(living, components={"a": living.components["a"]})
-    began = open_run(run, living.loader())
+    began = open_run(run, living)
     other = tiny_cache(tmp_path / "c", documents=90, seed=5)
     remove(other.path, 2)
     remove(tmp_path / "a", *range(10, 60))
@@ -116,10 +98,9 @@ def test_removals_and_other_amendments_go_together(living, tmp_path, change):
         components = {**living.components, "c": ComponentConfig(other.path)}
         amendment = dataclasses.replace(amendment, add={"c": 1})
         living = dataclasses.replace(living, components=components)
-    loader = dataclasses.replace(living, amendments=[amendment]).loader()
-    manifest = open_run(run, loader, 6)
+    manifest = open_run(run, dataclasses.replace(living, amendments=[amendment]), 6)
     assert manifest.history == ({"fingerprint": began.fingerprint, "until_step": 6},)
-    recorded = manifest.resolved["dataset"]["removed"]
+    recorded = manifest.lock.plan["dataset"]["removed"]
     assert [*recorded["a"]] == ["6"]
     assert ("c" in recorded) == (
         change == "join"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.mix import BatchSchedule
 from headrace.mix.draws import Draws
-from headrace.run import LoaderState, RunManifest, open_run
+from headrace.run import LoaderState, RunLock, open_run
+from headrace.run.anchors import Anchors
 from headrace.run.differences import differences
-from headrace.run.manifest import Anchors
 
 
 class Fake:
@@ -45,44 +45,45 @@ json_values = st.recursive(
 
 @given(described=st.dictionaries(st.text(max_size=4), json_values, max_size=4))
 def test_a_manifest_survives_json(described):
-    manifest = RunManifest.of(Fake(**{"x": described}))
-    again = RunManifest(json.loads(json.dumps(manifest.resolved)))
+    manifest = RunLock.of(Fake(**{"x": described}))
+    again = RunLock(json.loads(json.dumps(manifest.plan)))
     assert again == manifest
     assert again.fingerprint == manifest.fingerprint
     assert len(manifest.fingerprint) == 32
-    assert differences(manifest.resolved, again.resolved) == []
+    assert differences(manifest.plan, again.plan) == []
 
 
 @given(a=json_values, b=json_values)
 def test_runs_differ_if_and_only_if_their_descriptions_do(a, b):
-    one = RunManifest.of(Fake(x=a))
-    other = RunManifest.of(Fake(x=b))
+    one = RunLock.of(Fake(x=a))
+    other = RunLock.of(Fake(x=b))
     same = json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
     assert (one.fingerprint == other.fingerprint) == same
 
 
 def test_the_fingerprint_is_that_of_the_content_not_of_its_order_or_types():
-    one = RunManifest.of(Fake(a=1, b={0: np.int64(3), 10: (1, 2)}, c=np.float64(0.5)))
-    other = RunManifest.of(Fake(c=0.5, b={"10": [1, 2], "0": 3}, a=np.int32(1)))
+    one = RunLock.of(Fake(a=1, b={0: np.int64(3), 10: (1, 2)}, c=np.float64(0.5)))
+    other = RunLock.of(Fake(c=0.5, b={"10": [1, 2], "0": 3}, a=np.int32(1)))
     assert one.fingerprint == other.fingerprint
 
 
 def test_the_fingerprint_is_pinned():
     """A change of its definition would refuse every run that is under way."""
-    assert RunManifest({"a": 1, "b": [0.5, "é"]}).fingerprint == "acb5b609e779d5dd36f68bcd2f676b26"
+    assert RunLock({"a": 1, "b": [0.5, "é"]}).fingerprint == "acb5b609e779d5dd36f68bcd2f676b26"
 
 
 def test_what_is_no_json_says_so():
     with pytest.raises(TypeError, match="set is no JSON value"):
-        RunManifest.of(Fake(a={1, 2}))
+        RunLock.of(Fake(a={1, 2}))
 
 
 def test_a_run_is_started_once_and_then_recognised(tmp_path):
     folder = f"{tmp_path}/runs/one"
-    assert RunManifest.load(folder) is None
+    assert RunLock.load(folder) is None
     started = open_run(folder, Fake(seed=1))
-    assert open_run(folder, Fake(seed=1)) == started == RunManifest.load(folder)
-    assert os.listdir(folder) == ["manifest.json"]
+    assert open_run(folder, Fake(seed=1)) == started
+    assert RunLock.load(folder) == started.lock
+    assert os.listdir(folder) == ["lock.json"]
 
 
 def test_another_run_is_refused_with_the_difference(tmp_path):
@@ -114,12 +115,12 @@ def test_all_processes_of_a_run_may_open_it_together(tmp_path):
             pool.map(lambda _: open_run(f"{tmp_path}/run", Fake(a=list(range(5000)))), range(16))
         )
     assert len({m.fingerprint for m in found}) == 1
-    assert os.listdir(tmp_path / "run") == ["manifest.json"]
+    assert os.listdir(tmp_path / "run") == ["lock.json"]
 
 
 def test_a_state_belongs_to_its_run():
-    mine = RunManifest.of(Fake(seed=1))
-    other = RunManifest.of(Fake(seed=2))
+    mine = RunLock.of(Fake(seed=1))
+    other = RunLock.of(Fake(seed=2))
     state = LoaderState.from_json(json.loads(json.dumps(mine.state(120).to_json())))
     assert state == LoaderState(120, mine.fingerprint)
     mine.check(state)
@@ -141,25 +142,23 @@ def test_what_is_no_state(data):
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
-def test_a_manifest_of_another_version_is_refused(tmp_path, version):
+def test_a_lock_of_another_version_is_refused(tmp_path, version):
     open_run(str(tmp_path), Fake(a=1))
-    file = tmp_path / "manifest.json"
+    file = tmp_path / "lock.json"
     content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "format_version": version}))
+    file.write_text(json.dumps({**content, "version": version}))
     with pytest.raises(ConfigError, match="was written by another version of headrace") as caught:
         open_run(str(tmp_path), Fake(a=1))
-    assert caught.value.field == "manifest"
+    assert caught.value.field == "lock"
     assert str(version) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"format_version": 1}', '{"format_version": 1, "resolved": 3}']
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 1, "plan": 3}'])
 def test_what_is_no_manifest(tmp_path, content):
-    (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(ConfigError, match="is not a run's manifest") as caught:
+    (tmp_path / "lock.json").write_text(content)
+    with pytest.raises(ConfigError, match="is not a run's lock") as caught:
         open_run(str(tmp_path), Fake(a=1))
-    assert caught.value.field == "manifest"
+    assert caught.value.field == "lock"
 
 
 def mixture(stages, components=("a",), **more):
@@ -177,7 +176,7 @@ def test_a_declared_change_from_a_later_step_on_is_recorded(tmp_path):
     started = open_run(folder, mixture([FIRST]))
     amended = open_run(folder, mixture([FIRST, SECOND], ("a", "b")), step=80)
     assert amended.history == ({"fingerprint": started.fingerprint, "until_step": 100},)
-    assert RunManifest.load(folder) == amended
+    assert RunLock.load(folder) == amended.lock
     amended.check(started.state(100))  # a checkpoint of before still belongs to it
     amended.check(amended.state(120))
     with pytest.raises(PlanMismatchError):
@@ -206,7 +205,7 @@ def test_an_amendment_needs_the_step(tmp_path):
     open_run(str(tmp_path), mixture([FIRST]))
     with pytest.raises(PlanMismatchError, match="knows of no checkpoint") as caught:
         open_run(str(tmp_path), mixture([FIRST, SECOND], ("a", "b")))
-    assert "open_run(folder, loader, 0)" in (caught.value.cure or "")
+    assert "open_run(folder, config, 0)" in (caught.value.cure or "")
     assert open_run(str(tmp_path), mixture([FIRST, SECOND], ("a", "b")), 0).history
 
 
@@ -269,7 +268,7 @@ def test_checkpoints_leave_anchors_that_change_nothing_but_time(tmp_path):
     folder = str(tmp_path)
     first = Mixed()
     run = open_run(folder, first)
-    assert os.listdir(folder) == ["manifest.json"]
+    assert os.listdir(folder) == ["lock.json"]
     for step in (3_000, 40_000, 70_000):
         assert run.state(step).to_json() == {"step": step, "fingerprint": run.fingerprint}
     for step, expected in (
@@ -307,7 +306,7 @@ def test_anchors_are_found_behind_maps_and_phases(tmp_path):
 def test_anchors_of_another_run_are_not_used(tmp_path):
     folder = str(tmp_path)
     open_run(folder, Mixed()).state(5_000)
-    os.remove(tmp_path / "manifest.json")  # a new run in an old folder
+    os.remove(tmp_path / "lock.json")  # a new run in an old folder
     other = Mixed(seed=1)
     run = open_run(folder, other, 5_000)
     assert other.used == []

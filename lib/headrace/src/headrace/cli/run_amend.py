@@ -1,0 +1,251 @@
+"""``headrace run diff`` and ``headrace run amend``: what an edited config changes in a run, and the
+change itself.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from headrace.cli.options import AsJson, Config, Settings
+from headrace.cli.shown import say, terminal, working
+
+if TYPE_CHECKING:
+    from headrace.config.lm_data import LmDataConfig
+    from headrace.mix.stage_config import AmendmentConfig
+    from headrace.run.changes import RunChanges
+    from headrace.run.lock import RunLock
+
+_SHOWN_FIELDS = 40
+
+RunFolder = Annotated[str, typer.Argument(help="Folder or URL of a run.", metavar="RUN")]
+Step = Annotated[
+    int | None,
+    typer.Option(help="First step that may change; by default, that of the last checkpoint."),
+]
+Newest = Annotated[
+    bool,
+    typer.Option(
+        "--newest-caches",
+        help="Also train on what was appended to the caches since, and no longer on what was"
+        " removed.",
+    ),
+]
+
+
+def diff(
+    run: RunFolder,
+    config: Config,
+    settings: Settings = None,
+    step: Step = None,
+    newest_caches: Newest = False,
+    resolved: Annotated[
+        bool,
+        typer.Option("--resolved", help="Also show what follows from the differences."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a run with an edited config.
+
+    Shows the fields that differ, and what would change from which step on. Reads no tokens. Exits
+    with status 1 if they differ.
+
+    For example:
+
+        headrace run diff runs/1 run.yaml
+    """
+    lock = _lock_in(run)
+    changes, done, edited = _changes(lock, run, config, settings, step, newest_caches)
+    newer = [] if newest_caches else _newer_caches(lock, edited)
+    if as_json:
+        facts = _facts(changes, run, config, done)
+        facts |= {"plan": changes.plan if resolved else None, "newer_caches": newer}
+        say(json.dumps(facts, ensure_ascii=False))
+    else:
+        _show_changes(changes, run, resolved)
+        if changes.amended is not None:
+            typed = ["headrace run amend", run, config, *(settings or [])]
+            typed += [] if step is None else ["--step", str(step)]
+            typed += ["--newest-caches"] if newest_caches else []
+            say(f"To make this change: {' '.join(typed)}")
+        if newer:
+            say(
+                f"Documents were appended to or removed from {', '.join(newer)} since: add"
+                " --newest-caches to train on the newest state."
+            )
+    if not changes.same:
+        raise typer.Exit(1)
+
+
+def amend(
+    run: RunFolder,
+    config: Config,
+    settings: Settings = None,
+    step: Step = None,
+    newest_caches: Newest = False,
+    going_back: Annotated[
+        bool,
+        typer.Option(
+            "--going-back",
+            help="The run goes on from an earlier checkpoint than its last, at or before --step.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Change a run as its config was edited: weights, sources, stages, from a step on.
+
+    Edit the config as the run is to go on: other weights, new or fewer components, other stages,
+    in any order. This command writes the difference into the run's lock, as an amendment that
+    begins at its last checkpoint, or at a later --step. Steps before it stay as they were. The config needs
+    no note of it: the run goes on with the same command as before.
+
+    For example:
+
+        headrace run amend runs/1 run.yaml
+
+        headrace run amend runs/1 run.yaml --step 20000
+    """
+    from headrace.run.run import amend_run
+
+    lock = _lock_in(run)
+    changes, done, edited = _changes(lock, run, config, settings, step, newest_caches)
+    if as_json:
+        say(json.dumps(_facts(changes, run, config, done), ensure_ascii=False))
+    else:
+        _show_changes(changes, run, False)
+    if changes.amended is None:
+        if changes.same:
+            return
+        raise typer.Exit(1)
+    with working("writing the amendment"):
+        amend_run(run, lock, changes.amended, edited, done=done if going_back else None)
+    if not as_json:
+        say(f"Written into {run}/lock.json. Go on with the run as before.")
+
+
+def _lock_in(run: str) -> RunLock:
+    from headrace.errors import ConfigError
+    from headrace.run.lock import LOCK_NAME, RunLock
+
+    lock = RunLock.load(run)
+    if lock is None:
+        raise ConfigError(
+            f"is not the folder of a run: it has no {LOCK_NAME}",
+            field="RUN",
+            value=run,
+            cure="Name the folder passed to open_run.",
+        )
+    return lock
+
+
+def _changes(
+    lock: RunLock,
+    run: str,
+    config: str,
+    settings: list[str] | None,
+    step: int | None,
+    newest_caches: bool,
+) -> tuple[RunChanges, int, LmDataConfig]:
+    """The changes, the steps that are done, and the user's config."""
+    from headrace.config.lm_data import load_config
+    from headrace.errors import check_at_least
+    from headrace.run.anchors import last_checkpoint
+    from headrace.run.changes import run_changes
+
+    check_at_least("--step", step, 0, "Give the number of steps that are done.")
+    done = (last_checkpoint(run, lock) or 0) if step is None else step
+    with working("comparing"):
+        edited = load_config(config, settings or [])
+        changes = run_changes(lock, edited, done, newest_caches=newest_caches)
+    return changes, done, edited
+
+
+def _facts(changes: RunChanges, run: str, config: str, step: int) -> dict[str, Any]:
+    return {
+        "run": run,
+        "config": config,
+        "step": step,
+        "same": changes.same,
+        "fields": changes.fields,
+        "first_step": changes.first_step,
+        "amendment": None if changes.amendment is None else _fields_of(changes.amendment),
+        "refused": list(changes.refused),
+    }
+
+
+def _show_changes(changes: RunChanges, run: str, resolved: bool) -> None:
+    from rich.text import Text
+
+    console = terminal(soft_wrap=True)
+    if changes.fields is None:
+        console.print("The run has no config, so only what follows from it is compared.")
+    for line in (changes.fields or [])[:_SHOWN_FIELDS]:
+        console.print(Text(line))
+    if (more := len(changes.fields or []) - _SHOWN_FIELDS) > 0:
+        console.print(Text(f"{more:,} more (all with --json)", "dim"))
+    if resolved or (changes.fields is None and not changes.same):
+        console.print(Text("What follows from it:", "dim"))
+        for line in changes.plan:
+            console.print(Text(f"  {line}"))
+    if changes.same:
+        console.print(Text.assemble(("the same run ", "green"), run))
+    elif changes.amendment is not None:
+        console.print(f"From step {changes.amendment.step:,} on:")
+        for line in _written(changes.amendment).splitlines():
+            console.print(Text(f"  {line}", "bold"))
+    elif changes.first_step is not None:
+        console.print(f"The batches differ from step {changes.first_step:,} on.")
+    elif changes.refused:
+        console.print("A run cannot make these changes; undo them, or use another folder:")
+        for line in changes.refused[:_SHOWN_FIELDS]:
+            console.print(Text(f"  {line}"))
+    else:
+        console.print("They are different runs: restore the run's config, or use another folder.")
+
+
+def _newer_caches(lock: RunLock, edited: LmDataConfig) -> list[str]:
+    """Components whose caches have changed since the run read their state."""
+    from headrace.run.changes import config_of_run, newer_snapshots
+
+    if lock.config is None:
+        return []
+    return sorted(newer_snapshots(config_of_run(lock, edited)))
+
+
+def _fields_of(amendment: AmendmentConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(amendment).items() if value or name == "step"}
+
+
+def _written(amendment: AmendmentConfig) -> str:
+    """What an amendment changes, as a config says it.
+
+    Example:
+        >>> from headrace.mix.stage_config import AmendmentConfig
+        >>> print(_written(AmendmentConfig(60, weights={"web": 2}, drop=["code"])))
+        weights: {web: 2}
+        drop: [code]
+    """
+    import yaml
+
+    # Blends written in several lines have YAML's anchors where an object occurs twice: plain values
+    # have none.
+    plain = json.loads(json.dumps(_fields_of(amendment)))
+    del plain["step"]
+    for name in ("add", "weights"):
+        if name in plain:
+            plain[name] = _with_steps(plain[name])
+    return yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=1000).rstrip()
+
+
+def _with_steps(value: Any) -> Any:
+    """A (nested) mapping whose keys are steps where they look like them, as users write them."""
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    return {
+        int(name) if name.isdecimal() else name: _with_steps(inner)
+        for name, inner in fields.items()
+    }

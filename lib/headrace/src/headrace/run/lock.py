@@ -1,0 +1,246 @@
+"""The lock of a run: which run it is. It is read before anything is built.
+
+A run is a folder with ``lock.json``: the config with which the run goes on, at the state of its
+caches that it trains on and with its amendments, and the plan that follows from it, which has a
+fingerprint. It is written when the run begins and when it is amended. A resumed run takes its
+mixture and the states of its caches from the lock, so that neither a cache that has grown nor a
+release with other defaults changes a batch; then the plan of the dataset that was built must be
+that of the lock, or the run is refused, and the error shows the differences. Devices, hosts,
+budgets and paths are not part of it: they may change freely.
+
+Beside the lock, the folder has anchors (:mod:`headrace.run.anchors`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from headrace.config.writing import given_fields
+from headrace.errors import ConfigError, PlanMismatchError, of_another_version
+from headrace.run.anchors import planned_by
+from headrace.run.differences import config_differences, differences
+from headrace.run.plan_difference import first_difference, first_mixture, names_of
+from headrace.run.state import FINGERPRINT_DIGITS, LoaderState, steps_done
+from headrace.store import files
+
+if TYPE_CHECKING:
+    from headrace.config.lm_data import LmDataConfig
+
+LOCK_NAME = "lock.json"
+_VERSION = 1
+_SHOWN_DIFFERENCES = 20
+
+
+class Described(Protocol):
+    """An object that describes what determines its batches, such as a
+    :class:`~headrace.feed.loader.DataLoader`.
+    """
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class RunLock:
+    """What a run reads, in which order.
+
+    Attributes:
+        plan: Description of the loader with all defaults and derived values filled in, JSON values.
+        history: Plans that this one amends, oldest first: ``fingerprint``, and ``until_step``, the
+            first step that they no longer determine.
+        config: Fields of the config with which the run goes on: pinned to states of its caches, and
+            with all amendments; None: it has no config. Not part of the run's identity.
+        edited: Fields of the user's own config at the last change: as long as its mixture is the
+            same, the mixture of ``config`` is meant.
+    """
+
+    plan: dict[str, Any]
+    history: tuple[dict[str, Any], ...] = ()
+    config: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+    edited: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, loader: Described, edited: LmDataConfig | None = None) -> RunLock:
+        """The lock of a loader.
+
+        Args:
+            loader: The loader, or anything that describes itself as one does.
+            edited: The user's config, from which that of the run was made; None: they are the same.
+        """
+        # as it will be read: string keys, lists
+        plan = json.loads(json.dumps(loader.describe(), default=_plain))
+        config: LmDataConfig | None = getattr(planned_by(loader), "config", None)
+        if config is None:
+            return cls(plan)
+        return cls(
+            plan,
+            config=given_fields(_pinned(config, plan)),
+            edited=given_fields(config if edited is None else edited),
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest; equal for runs that load the same batches from the same data."""
+        canonical = json.dumps(self.plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+    def state(self, step: int) -> LoaderState:
+        """The state after ``step`` steps, for a checkpoint."""
+        return LoaderState(steps_done(step), self.fingerprint)
+
+    def check(self, state: LoaderState) -> None:
+        """Raises PlanMismatchError unless a saved state belongs to this run, or to its part before
+        an amendment.
+        """
+        if not isinstance(state, LoaderState):
+            raise ConfigError(
+                "is no LoaderState", field="state", value=state, cure="See LoaderState.from_json."
+            )
+        earlier = [
+            h
+            for h in self.history
+            if h["fingerprint"] == state.fingerprint and state.step <= h["until_step"]
+        ]
+        if state.fingerprint != self.fingerprint and not earlier:
+            cure = "Resume with the run's own config; the lock in its folder shows the difference."
+            problem = (
+                f"belongs to another run than {self.fingerprint}: its data, order or mixture differ"
+            )
+            raise PlanMismatchError(
+                problem, field="state.fingerprint", value=state.fingerprint, cure=cure
+            )
+
+    def first_difference(self, earlier: RunLock, *, declared: bool = False) -> int | None:
+        """The step from which on this run differs from an earlier one, by what may change while a
+        run goes on; None if it differs by more.
+
+        Args:
+            earlier: The earlier run.
+            declared: Whether all stages of the earlier run must be in this one.
+        """
+        return first_difference(self.plan, earlier.plan, declared=declared)
+
+    def check_same(self, other: RunLock, folder: str = "RUN") -> None:
+        """Raises PlanMismatchError, with the differences, unless ``other`` is this run, whose
+        folder is named.
+        """
+        if other.fingerprint == self.fingerprint:
+            return
+        fields: list[str] = []
+        if self.edited is not None and other.edited is not None:
+            fields = config_differences(self.edited, other.edited)
+        lines = fields or differences(self.plan, other.plan)
+        listed = "; ".join(lines[:_SHOWN_DIFFERENCES])
+        if more := len(lines[_SHOWN_DIFFERENCES:]):
+            listed += f"; and {more} more"
+        raise PlanMismatchError(
+            f"the run has another {'config' if fields else 'plan'}: {listed}",
+            field="config",
+            cure="Go back to the run's config, or take another folder."
+            + (f" To change the run: headrace run amend {folder} CONFIG." if fields else ""),
+        )
+
+    def amended_by(self, new: RunLock, first_step: int) -> RunLock:
+        """The lock after an amendment, with this one in its history."""
+        amended = {"fingerprint": self.fingerprint, "until_step": first_step}
+        return replace(new, history=(*self.history, amended))
+
+    def save(self, folder: str) -> None:
+        """Writes the lock into a run's folder, atomically. All processes of a run may do so at the
+        same time.
+        """
+        content: dict[str, Any] = {
+            "kind": "headrace run",
+            "version": _VERSION,
+            "fingerprint": self.fingerprint,
+            "history": list(self.history),
+        }
+        if self.config is not None:
+            content |= {"config": self.config, "edited": self.edited}
+        content["plan"] = self.plan
+        text = json.dumps(content, indent=1)  # the order of components is part of a run
+        files.write_atomic(files.join(folder, LOCK_NAME), text.encode() + b"\n", shared=True)
+
+    @classmethod
+    def load(cls, folder: str) -> RunLock | None:
+        """The lock in a folder; None if there is none.
+
+        Raises:
+            ConfigError: the file is not a run's lock, is damaged or of another version.
+        """
+        url = files.join(folder, LOCK_NAME)
+        if (raw := files.read_bytes(url)) is None:
+            return None
+        try:
+            content = json.loads(raw)
+            if content["version"] != _VERSION:
+                raise ConfigError(
+                    of_another_version(content["version"], _VERSION),
+                    field="lock",
+                    value=url,
+                    cure="Take another folder for this run.",
+                )
+            history = (
+                {**h, "fingerprint": str(h["fingerprint"]), "until_step": int(h["until_step"])}
+                for h in content["history"]
+            )
+            config, edited = (
+                None if content.get(name) is None else dict(content[name])
+                for name in ("config", "edited")
+            )
+            lock = cls(dict(content["plan"]), tuple(history), config, edited)
+            stored = content["fingerprint"]
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
+            raise ConfigError(f"is not a run's lock ({error})", field="lock", value=url) from error
+        if stored != lock.fingerprint:
+            raise ConfigError(
+                "is damaged: its fingerprint is not that of its plan",
+                field="lock",
+                value=url,
+                cure="Restore it, or take another folder for this run.",
+            )
+        return lock
+
+
+def _pinned(config: LmDataConfig, plan: Mapping[str, Any]) -> LmDataConfig:
+    """A config that names the snapshots of its caches which a plan describes."""
+    try:
+        mixed = plan["dataset"]
+        while "map" in mixed:
+            mixed = mixed["of"]
+        later = first_mixture(mixed).get("snapshots", {})
+        snapshots = {name: later.get(name, ()) for name in names_of(mixed)}
+    except (KeyError, TypeError, IndexError, AttributeError):  # not a mixture
+        return config
+    return at_snapshots(config, snapshots)
+
+
+def at_snapshots(config: LmDataConfig, snapshots: Mapping[str, Sequence[int]]) -> LmDataConfig:
+    """A config whose components start at these snapshots of their caches (empty: the first), by
+    name, where they name none themselves.
+    """
+    components = {
+        name: replace(part, snapshot=[*snapshots[name]] or [1] * len(part.caches))
+        if name in snapshots and part.snapshot is None
+        else part
+        for name, part in config.components.items()
+    }
+    return config if components == config.components else replace(config, components=components)
+
+
+def _plain(value: object) -> int | float:
+    if isinstance(value, np.integer | np.floating):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no JSON value")

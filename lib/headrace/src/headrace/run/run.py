@@ -1,0 +1,292 @@
+"""A run: a folder with a lock. It is opened first, and what it loads is built from it.
+
+run = open_run("runs/1", load_config("run.yaml"))
+loader = run.loader(mesh=mesh)
+...
+checkpoint["data"] = run.state(step).to_json()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
+from headrace.data.dataset import BatchOrder
+from headrace.errors import ConfigError, PlanMismatchError, check_path
+from headrace.mix.stage_config import AmendmentConfig
+from headrace.run.anchors import Anchors, last_checkpoint
+from headrace.run.changes import config_of_run
+from headrace.run.lock import Described, RunLock
+from headrace.run.state import LoaderState, steps_done
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh, NamedSharding
+
+    from headrace.batch.packed_batch import PackedBatch
+    from headrace.data.async_dataset import AsyncDataset
+    from headrace.feed.loader import DataLoader, LoaderOptions
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run.
+
+    Attributes:
+        folder: Path or URL of its folder.
+        lock: What it reads, in which order.
+        config: The config with which it goes on; None: it was opened with a loader.
+        fn: Function that its batches pass through on the host; None: none.
+    """
+
+    folder: str
+    lock: RunLock
+    config: LmDataConfig | None
+    fn: Callable[[PackedBatch], Any] | None
+    _source: Any = field(compare=False, repr=False)
+    _anchors: Anchors = field(compare=False, repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the run's plan, which its checkpoints name."""
+        return self.lock.fingerprint
+
+    @property
+    def history(self) -> tuple[dict[str, Any], ...]:
+        """Earlier plans of the run; see :class:`RunLock`."""
+        return self.lock.history
+
+    @property
+    def last_checkpoint(self) -> int | None:
+        """Steps that were done at the last checkpoint that the folder knows of; None: it knows of
+        none.
+        """
+        return last_checkpoint(self.folder, self.lock)
+
+    def loader(
+        self,
+        mesh: Mesh | None = None,
+        *,
+        batch_axis: str | Sequence[str] | None = None,
+        sharding: NamedSharding | None = None,
+        **options: Unpack[LoaderOptions],
+    ) -> DataLoader:
+        """A loader of the run; the arguments are those of :meth:`headrace.LmDataConfig.loader`.
+
+        Raises:
+            ConfigError: the run was opened with a loader, which is the one to use.
+        """
+        config = self._with_config("loader()")
+        return config.loader_of(
+            self.dataset, mesh, batch_axis=batch_axis, sharding=sharding, **options
+        )
+
+    @property
+    def dataset(self) -> AsyncDataset[Any]:
+        """The dataset of the run, for loaders other than headrace's own."""
+        self._with_config("dataset")
+        return self._source.dataset
+
+    def state(self, step: int) -> LoaderState:
+        """The state to save after ``step`` steps. This also saves an anchor in the run's folder."""
+        step = steps_done(step)
+        self._anchors.save(step)
+        return self.lock.state(step)
+
+    def check(self, state: LoaderState) -> None:
+        """Raises PlanMismatchError unless a saved state belongs to this run; see
+        :meth:`RunLock.check`.
+        """
+        self.lock.check(state)
+
+    def amend(
+        self,
+        step: int,
+        *,
+        add: Mapping[str, Any] | None = None,
+        weights: Mapping[str, Any] | None = None,
+        drop: Sequence[str] = (),
+        components: Mapping[str, ComponentConfig] | None = None,
+        done: int | None = None,
+    ) -> Run:
+        """Changes the run's mixture from a step on, and writes the change into its lock.
+
+        Loaders that were made before do not change: make a new one of the returned run.
+
+        Args:
+            step: The first step of the changed mixture, at or after the last checkpoint.
+            add: Weights of sources that join, or of groups of them.
+            weights: New weights of sources and groups, by name.
+            drop: Sources and groups that are no longer drawn.
+            components: Components that are new.
+            done: Steps that are done; None: those of the last checkpoint.
+
+        Raises:
+            PlanMismatchError: the step is done.
+            ConfigError: the run has no config; the change cannot be made; its field is named.
+        """
+        config = self._with_config("amend()")
+        amendment = AmendmentConfig(steps_done(step), dict(add or {}), dict(weights or {}), [*drop])
+        amended = replace(
+            config,
+            components={**config.components, **(components or {})},
+            amendments=[*config.amendments, amendment],
+        )
+        return amend_run(self.folder, self.lock, amended, done=done, fn=self.fn)
+
+    def _with_config(self, doing: str) -> LmDataConfig:
+        if self.config is None:
+            raise ConfigError(
+                f"was opened with a loader, without a config, and has no {doing}",
+                field="run",
+                value=self.folder,
+                cure="Use that loader, or open the run with a config: open_run(folder, config).",
+            )
+        return self.config
+
+
+def open_run(
+    folder: str | os.PathLike[str],
+    plan: LmDataConfig | Described,
+    step: int | LoaderState | None = None,
+    *,
+    fn: Callable[[PackedBatch], Any] | None = None,
+) -> Run:
+    """Starts a run in ``folder``, or goes on with the run there.
+
+    The lock in the folder is read first: the run goes on with the mixture and the states of caches
+    in it. An amendment that an edited config declares must begin at a step that is not done yet,
+    and is then written into the lock; other edits of the mixture are made by ``headrace run
+    amend``.
+
+    Args:
+        folder: Path or URL of the run's folder.
+        plan: The run's config; or, for a run of datasets that were made in Python, its loader.
+        step: Number of completed steps, or the state in the checkpoint from which the run goes on;
+            None: those of the last checkpoint that the folder knows of (:meth:`Run.state`). If it
+            is given, the loader is prepared for it, with an anchor of the folder or by counting.
+        fn: Function that batches pass through on the host, with a config; its name is part of the
+            run.
+
+    Returns:
+        The run; its :meth:`~Run.loader` loads it, its :meth:`~Run.state` is for checkpoints.
+
+    Raises:
+        PlanMismatchError: the folder has another run (the message shows the differences), the state
+            belongs to another run, or an amendment changes the past.
+
+    Example:
+        >>> import headrace.testing, tempfile
+        >>> from headrace import ComponentConfig, LmDataConfig
+        >>> web = ComponentConfig(headrace.testing.tiny_cache().path)
+        >>> config = LmDataConfig({"web": web}, seq_len=8, batch_size=8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = open_run(folder, config)
+        ...     with run.loader() as loader:
+        ...         print(loader.batch_at(0).tokens.shape, run.state(20).step)
+        (8, 8) 20
+    """
+    check_path("folder", folder, "Give a folder of the run's own: runs/1.")
+    folder = os.fspath(folder)
+    stored = RunLock.load(folder)
+    config: LmDataConfig | None = None
+    edited: LmDataConfig | None = None
+    source: Any = plan
+    if isinstance(plan, LmDataConfig):
+        edited = plan
+        config = config_of_run(stored, plan)
+        source = _order_of(config, fn)
+    elif not hasattr(plan, "describe"):
+        cure = "Give load_config(FILE), or the loader of a run that has no config."
+        raise ConfigError("is neither a config nor a loader", field="plan", value=plan, cure=cure)
+    lock = RunLock.of(source, edited)
+    if isinstance(step, LoaderState):
+        # before anything is recorded: the state is of the run in the folder, before or after the
+        # amendment
+        (stored or lock).check(step)
+        step = step.step
+    step = None if step is None else steps_done(step)
+    lock = _agreed(folder, stored, lock, step, declared=True)
+    anchors = Anchors(folder, lock, source)
+    anchors.use(step)
+    return Run(folder, lock, config, fn, source, anchors)
+
+
+def amend_run(
+    folder: str,
+    lock: RunLock,
+    amended: LmDataConfig,
+    edited: LmDataConfig | None = None,
+    *,
+    done: int | None = None,
+    fn: Callable[[PackedBatch], Any] | None = None,
+) -> Run:
+    """Writes a change of a run into its lock.
+
+    Args:
+        folder: The run's folder.
+        lock: The lock in it.
+        amended: The config with which the run goes on.
+        edited: The user's config, which from now on means this; None: the one that did so far.
+        done: Steps that are done; None: those of the last checkpoint.
+        fn: As for :func:`open_run`.
+
+    Raises:
+        PlanMismatchError: it would change steps that are done, or more than a run can change.
+    """
+    source = _order_of(amended, fn)
+    new = RunLock.of(source, edited)
+    if edited is None:
+        new = replace(new, edited=lock.edited)
+    new = _agreed(folder, lock, new, done)
+    return Run(folder, new, amended, fn, source, Anchors(folder, new, source))
+
+
+def _order_of(config: LmDataConfig, fn: Callable[[PackedBatch], Any] | None) -> BatchOrder:
+    dataset = config.dataset()
+    return BatchOrder(dataset if fn is None else dataset.map(fn), row_order=config.row_order)
+
+
+def _agreed(
+    folder: str, stored: RunLock | None, own: RunLock, step: int | None, *, declared: bool = False
+) -> RunLock:
+    """The lock of a run that goes on, written if it is new or amended."""
+    if stored is None:
+        own.save(folder)
+        return own
+    if own.fingerprint == stored.fingerprint:
+        return stored
+    if (first := own.first_difference(stored, declared=declared)) is None:
+        stored.check_same(own, folder)
+        raise AssertionError("plans with two fingerprints differ")
+    _check_future(first, step, folder, stored)
+    amended = stored.amended_by(own, first)
+    amended.save(folder)
+    return amended
+
+
+def _check_future(first: int, step: int | None, folder: str, stored: RunLock) -> None:
+    """Raises PlanMismatchError unless an amendment from step ``first`` on changes only what is not
+    done yet.
+    """
+    done = last_checkpoint(folder, stored) if step is None else step
+    if done is not None and first >= done:
+        return
+    problem = f"may touch the past: {done} steps are done"
+    cure = f"Begin it at step {done} or later."
+    if done is None:
+        problem = f"may touch the past: {folder} knows of no checkpoint"
+        cure = (
+            "Give the steps that are done: open_run(folder, config, 0), or those of your"
+            f" checkpoint; to headrace run amend: --step {first} --going-back."
+        )
+    elif step is None:
+        problem = f"{problem} at the last checkpoint"
+        cure = (
+            f"{cure} If you go back to an earlier checkpoint, say so: open_run(folder, config,"
+            f" {first}); to headrace run amend: --step {first} --going-back."
+        )
+    raise PlanMismatchError(problem, field="amendments.step", value=first, cure=cure)
