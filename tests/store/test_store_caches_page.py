@@ -75,6 +75,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
     write_lines(tmp_path / "chats.jsonl", [{"messages": messages}] * 5)
     write_lines(tmp_path / "pairs.jsonl", [{"prompt": "2+2=", "chosen": "4", "rejected": "5"}] * 5)
+    orca = {"system": "Be brief.", "question": "2+2=", "chosen": "4", "rejected": "5"}
+    write_lines(tmp_path / "orca.jsonl", [orca] * 5)
     write_lines(tmp_path / "questions.jsonl", [{"prompt": "2+2=", "answer": "4"}] * 5)
     (tmp_path / "takedowns.txt").write_text("4\n5\n")
     (tmp_path / "ids-kept.yaml").write_text(

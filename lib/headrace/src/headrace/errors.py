@@ -54,8 +54,8 @@ _LOGIN = re.compile(
     r"(?<!hf://)(?<=://)(?!arn:)"
     r"(?:[^/?#\s@:\['\",]*:(?!\d*(?:[/?#\s'\",;)\]]|$))\S*|[^/?#\s'\",]*)@"
 )
-_QUERY = re.compile(
-    r"(\w+)(://[^\s?'\"]*\?)([^\s#'\"]+?)(?=[;,:.)\]}]*(?:[\s'\"#]|$))"  # without what ends a clause
+_QUERY = re.compile(  # without what ends a clause
+    r"(\w+)(://[^\s?'\"]*\?)([^\s#'\"]+?)(?=[;,:.)\]}]*(?:[\s'\"#]|$))"
 )
 _SHOWN_IN_QUERIES = {
     "download",

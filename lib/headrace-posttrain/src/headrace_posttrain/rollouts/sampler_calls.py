@@ -175,7 +175,8 @@ class SamplerCalls:
         highest = max(int(ids.max()) for ids in group.tokens)
         if vocab_size is not None and highest >= vocab_size:
             raise ConfigError(
-                f"is not below the {vocab_size:,} ids of the vocabulary ({describe_prompt(prompt)})",
+                f"is not below the {vocab_size:,} ids of the vocabulary"
+                f" ({describe_prompt(prompt)})",
                 field="tokens",
                 value=highest,
                 cure="Look at the sampler's tokenizer; if the model has more ids than the prompts'"

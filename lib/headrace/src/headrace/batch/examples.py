@@ -160,8 +160,8 @@ def check_log_probs(field: str, values: np.ndarray) -> None:
         >>> check_log_probs("log_probs", np.array([-0.5, 0.2]))
         Traceback (most recent call last):
         headrace.errors.ConfigError: log_probs[1] = 0.2: is no log probability: these are finite and
-            at most 0. Give natural logarithms of probabilities, e.g. np.log(0.5), as the policy that
-            sampled has them; 0 for tokens that were not sampled.
+            at most 0. Give natural logarithms of probabilities, e.g. np.log(0.5), as the policy
+            that sampled has them; 0 for tokens that were not sampled.
     """
     wrong = np.flatnonzero(~np.isfinite(values) | (values > ROUNDING))
     if wrong.size:

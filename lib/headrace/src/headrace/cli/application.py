@@ -102,8 +102,10 @@ class _Commands(MutableMapping[str, Any]):
         raise TypeError("commands cannot be removed")
 
     def __iter__(self) -> Iterator[str]:
-        own = [*COMMANDS, *extensions.installed_names(extensions.COMMANDS)]
-        inner = [name.removeprefix(self._prefix) for name in own if name.startswith(self._prefix)]
+        full_names = [*COMMANDS, *extensions.installed_names(extensions.COMMANDS)]
+        inner = [
+            name.removeprefix(self._prefix) for name in full_names if name.startswith(self._prefix)
+        ]
         yield from (name for name in inner if " " not in name)
         if not self._prefix:
             yield from GROUPS

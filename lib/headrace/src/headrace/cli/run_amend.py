@@ -58,10 +58,10 @@ def diff(
         headrace run diff runs/1 run.yaml
     """
     lock = _lock_in(run)
-    changes, done, edited = _changes(lock, run, config, settings, step, newest_caches)
+    changes, steps_done, edited = _changes(lock, run, config, settings, step, newest_caches)
     newer = [] if newest_caches else _newer_caches(lock, edited)
     if as_json:
-        facts = _facts(changes, run, config, done)
+        facts = _facts(changes, run, config, steps_done)
         facts |= {"plan": changes.plan if resolved else None, "newer_caches": newer}
         say(json.dumps(facts, ensure_ascii=False))
     else:
@@ -99,8 +99,8 @@ def amend(
 
     Edit the config as the run is to go on: other weights, new or fewer components, other stages,
     in any order. This command writes the difference into the run's lock, as an amendment that
-    begins at its last checkpoint, or at a later --step. Steps before it stay as they were. The config needs
-    no note of it: the run goes on with the same command as before.
+    begins at its last checkpoint, or at a later --step. Steps before it stay as they were. The
+    config needs no note of it: the run goes on with the same command as before.
 
     For example:
 
@@ -111,9 +111,9 @@ def amend(
     from headrace.run.run import amend_run
 
     lock = _lock_in(run)
-    changes, done, edited = _changes(lock, run, config, settings, step, newest_caches)
+    changes, steps_done, edited = _changes(lock, run, config, settings, step, newest_caches)
     if as_json:
-        say(json.dumps(_facts(changes, run, config, done), ensure_ascii=False))
+        say(json.dumps(_facts(changes, run, config, steps_done), ensure_ascii=False))
     else:
         _show_changes(changes, run, False)
     if changes.amended is None:
@@ -121,7 +121,7 @@ def amend(
             return
         raise typer.Exit(1)
     with working("writing the amendment"):
-        amend_run(run, lock, changes.amended, edited, done=done if going_back else None)
+        amend_run(run, lock, changes.amended, edited, done=steps_done if going_back else None)
     if not as_json:
         say(f"Written into {run}/lock.json. Go on with the run as before.")
 
@@ -156,11 +156,11 @@ def _changes(
     from headrace.run.changes import run_changes
 
     check_at_least("--step", step, 0, "Give the number of steps that are done.")
-    done = (last_checkpoint(run, lock) or 0) if step is None else step
+    steps_done = (last_checkpoint(run, lock) or 0) if step is None else step
     with working("comparing"):
         edited = load_config(config, settings or [])
-        changes = run_changes(lock, edited, done, newest_caches=newest_caches)
-    return changes, done, edited
+        changes = run_changes(lock, edited, steps_done, newest_caches=newest_caches)
+    return changes, steps_done, edited
 
 
 def _facts(changes: RunChanges, run: str, config: str, step: int) -> dict[str, Any]:

@@ -94,8 +94,8 @@ def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[
     saved = [Damage("", problem, file=file) for file, problem in beside]
     report = replace(report, damages=[*report.damages, *saved])
     # Of a sound cache too: a repair that was killed at its end has left files.
-    done = repair_cache(cache, report.damages) if repair else None
-    repaired = done if report.damages else None
+    repair_report = repair_cache(cache, report.damages) if repair else None
+    repaired = repair_report if report.damages else None
     is_damaged = bool(report.damages) if repaired is None else bool(repaired.left)
     command = _repair_command(cache) if is_damaged else ""
     if not as_json:

@@ -147,17 +147,17 @@ class ComponentConfig:
         Raises:
             ConfigError: there are not as many values as caches.
         """
-        given = self.snapshot if field == "snapshot" else self.after
-        if given is None:
+        value = self.snapshot if field == "snapshot" else self.after
+        if value is None:
             return [None for _ in self.caches]
-        numbers = number_of_each(given)
+        numbers = number_of_each(value)
         if len(numbers) != len(self.caches) or min(numbers) < 1:
             cure = f"Give {[1] * len(self.caches)}, or leave it out."
             raise ConfigError(
                 "is not a number, from 1, for each of its"
                 f" {format_count(len(self.caches), 'cache')}",
                 field=f"components.{name}.{field}",
-                value=given,
+                value=value,
                 cure=cure,
             )
         return numbers

@@ -254,7 +254,7 @@ class _Loader(_OnceEach, yaml.SafeLoader):
         name = str(node.value)
         if not name.strip():
             raise _no_file(node)
-        include_place = _place(node)
+        include_place = _file_and_line(node)
         path = _beside(self.files[-1], name, include_place)
         if any(Location.parse(path).identity() == Location.parse(f).identity() for f in self.files):
             circle = " includes ".join([*self.files, path])
@@ -310,7 +310,7 @@ def _plain_value(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
     return loader.construct_scalar(cast("yaml.ScalarNode", node))
 
 
-def _place(node: yaml.Node) -> str:
+def _file_and_line(node: yaml.Node) -> str:
     return f"{node.start_mark.name}, line {node.start_mark.line + 1}"
 
 
@@ -318,7 +318,7 @@ def _no_file(node: yaml.Node) -> ConfigError:
     return ConfigError(
         "names no file",
         field=_INCLUDE,
-        value=_place(node),
+        value=_file_and_line(node),
         cure="Write one path behind it, such as !include sources.yaml.",
     )
 

@@ -223,17 +223,20 @@ def _history(read: Callable[[str], bytes], locations: Sequence[str]) -> History:
 def _gained(reached: Sequence[Snapshot], entry: _Named) -> list[Snapshot]:
     """What each cache of a component gains up to the snapshots that an amendment names."""
     targets = number_of_each(entry.value)
-    before = [one.number for one in reached]
+    numbers_before = [one.number for one in reached]
     if len(targets) != len(reached):
         problem = f"does not say it of its {format_count(len(reached), 'cache')}"
-        cure = f"Give one number for each: {before}."
+        cure = f"Give one number for each: {numbers_before}."
         raise ConfigError(problem, field=entry.field, value=entry.value, cure=cure)
     for snapshot, target in zip(reached, targets, strict=True):
         choose_snapshot(snapshot.path, target, snapshot.history, field=entry.field)
-    if any(new < old for old, new in zip(before, targets, strict=True)) or before == targets:
-        problem = f"is not later than snapshot {max(before)}, which the run has by then"
-        shown = f"headrace cache inspect {reached[0].path} shows them"
-        cure = f"Name a later one, or leave it out: {shown}."
+    if (
+        any(new < old for old, new in zip(numbers_before, targets, strict=True))
+        or numbers_before == targets
+    ):
+        problem = f"is not later than snapshot {max(numbers_before)}, which the run has by then"
+        listing = f"headrace cache inspect {reached[0].path} shows them"
+        cure = f"Name a later one, or leave it out: {listing}."
         raise ConfigError(problem, field=entry.field, value=entry.value, cure=cure)
     return [
         Snapshot(one.path, one.history, target, one.number)

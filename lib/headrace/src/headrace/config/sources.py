@@ -38,17 +38,17 @@ def build_caches(config: LmDataConfig, *, progress: bool) -> None:
     """Builds missing caches that have a source, and finishes unfinished ones: see
     ``LmDataConfig.build_caches``.
     """
-    wanted: list[tuple[str, SourceConfig, list[str]]] = []
+    sources: list[tuple[str, SourceConfig, list[str]]] = []
     for name, component in config.components.items():
         if component.source is not None:
-            wanted.append((name, component.source, _unbuilt(component)))
+            sources.append((name, component.source, _unbuilt(component)))
         elif not component.replicas:  # a copy is not built
             _check_there(name, _unbuilt(component))
     tokenizer = config.tokenizer or TokenizerConfig()
     with named_in_config():
-        faults = _faults({name: source for name, source, paths in wanted if paths}, tokenizer)
+        faults = _faults({name: source for name, source, paths in sources if paths}, tokenizer)
         refuse_faults([fault for some in faults.values() for fault in some])
-        for _, source, paths in wanted:
+        for _, source, paths in sources:
             for path in paths:
                 build_cache(source, tokenizer, path, progress=progress, first_look=False)
 
@@ -100,10 +100,10 @@ def _fields_in(options: str, path: str) -> str:
 def _faults(
     sources: dict[str, SourceConfig], tokenizer: TokenizerConfig
 ) -> dict[str, list[HeadraceError]]:
-    found = faults_of_sources([(source, tokenizer) for source in sources.values()])
+    faults_per_source = faults_of_sources([(source, tokenizer) for source in sources.values()])
     return {
         name: [in_config(fault, name) for fault in faults]
-        for name, faults in zip(sources, found, strict=True)
+        for name, faults in zip(sources, faults_per_source, strict=True)
         if faults
     }
 

@@ -293,22 +293,22 @@ def plan_build(
         options.get("compression", "none"),
     )
     layout.check_vocabulary(loaded.vocab_size)
-    given = Input.of(source, tokenizer, loaded)
-    check_tokenizer_engine(tokenizer.engine, given.tokenizer, given.kind)
+    inputs = Input.of(source, tokenizer, loaded)
+    check_tokenizer_engine(tokenizer.engine, inputs.tokenizer, inputs.kind)
     if options.get("first_look", True):
-        refuse_faults(given.faults())
+        refuse_faults(inputs.faults())
     job = BuildJob(
-        output, given.source, given.tokenizer.record(), layout, given.kind, given.template
+        output, inputs.source, inputs.tokenizer.record(), layout, inputs.kind, inputs.template
     )
-    planned = _planned(job, given.tokenizer, given.listed, part_bytes)
+    planned = _planned(job, inputs.tokenizer, inputs.listed, part_bytes)
     if options.get("hash_sources"):
         planned = structs.replace(
-            planned, sources=with_hashes(planned.sources, content_hashes(given.listed))
+            planned, sources=with_hashes(planned.sources, content_hashes(inputs.listed))
         )
     shows = options.get("progress", True) and sys.stderr.isatty()
-    listed = {f.shown_path: f for f in given.listed}
-    work = _Work(job, listed, given.tokenizer, shows, tokenizer.engine)
-    return work, planned, given.left_out
+    listed = {f.shown_path: f for f in inputs.listed}
+    work = _Work(job, listed, inputs.tokenizer, shows, tokenizer.engine)
+    return work, planned, inputs.left_out
 
 
 @dataclass(frozen=True)

@@ -324,8 +324,8 @@ def _turns_of_dialogue(text: str) -> list[dict[str, str]]:
     """The messages of a dialogue that is one text, with a blank line before each speaker."""
     pieces = re.split(r"(?:^|\n\n)(Human|Assistant):", text.strip())
     return [
-        {"role": _SPEAKERS[speaker], "content": said.strip()}
-        for speaker, said in zip(pieces[1::2], pieces[2::2], strict=True)
+        {"role": _SPEAKERS[speaker], "content": turn.strip()}
+        for speaker, turn in zip(pieces[1::2], pieces[2::2], strict=True)
     ]
 
 

@@ -401,11 +401,11 @@ def _refuse_unknown_columns(source: SourceConfig, listed: Sequence[SourceFile]) 
                 cure=did_you_mean(name, records[0]),
             )
     used = {name for column in source.columns("tokens") for name in (column, column.split(".")[0])}
-    known = {*used, *left_unused, *FIELDS["tokens"], *OF_TOKENIZERS}
+    explained = {*used, *left_unused, *FIELDS["tokens"], *OF_TOKENIZERS}
     unknown = [
         name
         for name in records[0]
-        if name not in known and all(_has_number_for_each_id(r, name, source) for r in records)
+        if name not in explained and all(_has_number_for_each_id(r, name, source) for r in records)
     ]
     if not unknown:
         return

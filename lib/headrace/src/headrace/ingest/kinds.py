@@ -371,16 +371,16 @@ def _starts_by_length(lengths: Any, field: str, start: int, stop: int, size: int
 
 def _starts_by_bounds(bounds: Any, field: str, start: int, stop: int, size: int) -> list[int]:
     """Where documents begin by the bounds of all of them, 0 first, which count padding or not."""
-    places = numbers(bounds, "int64", field, bools=False)
-    last = int(places[-1]) if places.size else -1
-    if last not in (size, stop - start) or places[0] != 0 or (np.diff(places) < 0).any():
+    borders = numbers(bounds, "int64", field, bools=False)
+    last = int(borders[-1]) if borders.size else -1
+    if last not in (size, stop - start) or borders[0] != 0 or (np.diff(borders) < 0).any():
         raise BadRecordError(
             f"has {size} ids, and bounds in field {field!r} that do not increase from 0 to it",
             "Write the bounds of all documents: [0, 5, 9] for two of 5 and 4 ids.",
         )
     if last != size:
-        places = places + start
-    inside = np.clip(places[:-1], start, stop)
+        borders = borders + start
+    inside = np.clip(borders[:-1], start, stop)
     return [start, *np.unique(inside[(inside > start) & (inside < stop)]).tolist()]
 
 
@@ -681,7 +681,7 @@ class MarkedKind(DocumentKind):
             )
         return True
 
-    def _given(self, record: Fields) -> Given:
+    def _template_extras(self, record: Fields) -> Given:
         """What the record gives to the template besides messages."""
         return Given(
             read_tools(self._field(record, "tools"), self._field_name("tools")),
@@ -759,7 +759,7 @@ class ChatKind(MarkedKind):
 
     def _documents(self, record: Fields) -> Sequence[Document]:
         messages = self._conversation(record)
-        given = self._given(record)
+        given = self._template_extras(record)
         how = self.config.chat
         chat = self._chat()
         marks = self._training_marks(messages, "messages")
@@ -769,9 +769,9 @@ class ChatKind(MarkedKind):
                 spans = ((0, len(text)),)
             spans = self._without_masked(spans, messages, marks, given)
         else:
-            wanted = _wanted_turns(messages, marks, how)
+            trained_turns = _wanted_turns(messages, marks, how)
             try:
-                text, spans = chat.spans_of_turns(messages, wanted, given)
+                text, spans = chat.spans_of_turns(messages, trained_turns, given)
             except TurnsError as bad:
                 cure = f"{bad.cure} {self._cure_by_mask(messages, marks, given)}".strip()
                 raise BadRecordError(bad.problem, cure) from None
@@ -787,9 +787,9 @@ class ChatKind(MarkedKind):
         if self.config.chat.roles != ["assistant"]:
             return ""
         for mask in _LAST_ANSWERS:
-            wanted = _wanted_turns(messages, marks, replace(self.config.chat, mask=mask))
+            trained_turns = _wanted_turns(messages, marks, replace(self.config.chat, mask=mask))
             try:
-                _, spans = self._chat().spans_of_turns(messages, wanted, given)
+                _, spans = self._chat().spans_of_turns(messages, trained_turns, given)
             except BadRecordError:
                 continue
             if spans:
@@ -882,7 +882,7 @@ class PreferenceKind(MarkedKind):
             _turns(answer, "assistant", self._field_name(name))
             for name, answer in (("chosen", chosen), ("rejected", rejected))
         ]
-        given = self._given(record)
+        given = self._template_extras(record)
         turns = None if prompt is None else _turns(prompt, "user", self._field_name("prompt"))
         if turns is None or all(
             a[0]["role"] != "assistant" for a in answers
@@ -998,7 +998,7 @@ class PromptsKind(MarkedKind):
             return (self._document(record, prompt, framed=(True, False)),)
         turns = _turns(prompt, "user", self._field_name("prompt"))
         messages = self._with_system(record, turns)
-        given = self._given(record)
+        given = self._template_extras(record)
         text = self._chat().render(messages, given, ask=True)
         unused = self._unwritten(messages, text, given, "prompt", ask=True)
         return (self._document(record, text, unused=unused),)

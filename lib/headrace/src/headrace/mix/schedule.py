@@ -292,8 +292,8 @@ def cosine_points(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float
         steps = {first + (last - first) * part // _COSINE_PIECES for part in range(_COSINE_PIECES)}
         for step in sorted(steps):
             share = (step - first) / (last - first)
-            gone = _sine_squared(share) if share <= 0.5 else 1.0 - _sine_squared(1.0 - share)
-            pieces.append((step, low + gone * (high - low)))
+            covered = _sine_squared(share) if share <= 0.5 else 1.0 - _sine_squared(1.0 - share)
+            pieces.append((step, low + covered * (high - low)))
     return (*pieces, points[-1])
 
 

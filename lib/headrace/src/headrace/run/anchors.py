@@ -1,5 +1,5 @@
-"""Anchors: a mixture's counts at the checkpoints of a run, so that a resumed run need not count up to
-its step.
+"""Anchors: a mixture's counts at the checkpoints of a run, so that a resumed run need not count up
+to its step.
 
 They are in a file beside the lock, since every process saves them at every checkpoint, and the lock
 must not change while a command amends it. If the file is deleted, damaged or of another run,

@@ -134,7 +134,7 @@ def run_changes(
     caches = newer_snapshots(declared) if newest_caches else {}
     if (same or first is not None) and not caches:
         return RunChanges(same, fields, plan, first, None, None if same else declared)
-    base = declared if same or first is not None else _begun(lock, declared)
+    base = declared if same or first is not None else _with_declared(lock, declared)
     # after what is declared: amendments stand in the order of their steps
     step = max(step, 1, *(amendment.step + 1 for amendment in base.amendments))
     amendment = None if base is declared else amendment_between(base, declared, step)
@@ -150,13 +150,13 @@ def run_changes(
     return RunChanges(first is None, fields, plan, first, amendment, amended)
 
 
-def _begun(lock: RunLock, edited: LmDataConfig) -> LmDataConfig:
+def _with_declared(lock: RunLock, edited: LmDataConfig) -> LmDataConfig:
     """The run's config with the amendments that an edited one declares beside those that it
     declared before, and the components that these add.
     """
     locked = decode(LmDataConfig, lock.config or {})
-    before = decode(LmDataConfig, lock.edited or {}).amendments
-    declared = [one for one in edited.amendments if one not in before]
+    declared_before = decode(LmDataConfig, lock.edited or {}).amendments
+    declared = [one for one in edited.amendments if one not in declared_before]
     if not declared:
         return locked
     added = added_later(declared)
@@ -257,12 +257,12 @@ def _spliced(base: LmDataConfig, edited: LmDataConfig, step: int) -> list[StageC
             for stage in config.resolved_stages()
         ]
 
-    before = [stage for stage in written(base) if (stage.step or 0) < step]
-    begun = [stage for stage in written(edited) if (stage.step or 0) <= step]
-    after = [stage for stage in written(edited) if (stage.step or 0) > step]
-    if begun[-1].weights != before[-1].weights:
-        before.append(replace(begun[-1], step=step))
-    return [*before, *after]
+    earlier = [stage for stage in written(base) if (stage.step or 0) < step]
+    begun_by_then = [stage for stage in written(edited) if (stage.step or 0) <= step]
+    later = [stage for stage in written(edited) if (stage.step or 0) > step]
+    if begun_by_then[-1].weights != earlier[-1].weights:
+        earlier.append(replace(begun_by_then[-1], step=step))
+    return [*earlier, *later]
 
 
 def _entries(blend: Mapping[str, Any]) -> _Entries:

@@ -272,12 +272,12 @@ def _check_future(first: int, step: int | None, folder: str, stored: RunLock) ->
     """Raises PlanMismatchError unless an amendment from step ``first`` on changes only what is not
     done yet.
     """
-    done = last_checkpoint(folder, stored) if step is None else step
-    if done is not None and first >= done:
+    reached = last_checkpoint(folder, stored) if step is None else step
+    if reached is not None and first >= reached:
         return
-    problem = f"may touch the past: {done} steps are done"
-    cure = f"Begin it at step {done} or later."
-    if done is None:
+    problem = f"may touch the past: {reached} steps are done"
+    cure = f"Begin it at step {reached} or later."
+    if reached is None:
         problem = f"may touch the past: {folder} knows of no checkpoint"
         cure = (
             "Give the steps that are done: open_run(folder, config, 0), or those of your"

@@ -114,8 +114,8 @@ class TemporaryFile:
         make_folder(path.parent)
         self._path = path
         host = re.sub(r"\W", "-", socket.gethostname())[:20]
-        own = f".{host}.{uuid.uuid4().hex[:8]}" if shared else ""
-        self._name = path.with_name(f"{path.name}{own}.tmp")
+        suffix = f".{host}.{uuid.uuid4().hex[:8]}" if shared else ""
+        self._name = path.with_name(f"{path.name}{suffix}.tmp")
         if shared:
             _sweep(path, host)
         self.content = _opened_alone(self._name)
@@ -163,14 +163,14 @@ def _opened_alone(name: Path) -> IO[bytes]:
 
 def _sweep(path: Path, host: str) -> None:
     """Deletes what killed writers of a shared file have left."""
-    for left in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
         try:
-            is_ours = left.name.startswith(f"{path.name}.{host}.")
-            if is_ours or time.time() - left.lstat().st_mtime > _OLD_S:
-                file = os.open(left, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            is_ours = leftover.name.startswith(f"{path.name}.{host}.")
+            if is_ours or time.time() - leftover.lstat().st_mtime > _OLD_S:
+                file = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    left.unlink(missing_ok=True)
+                    leftover.unlink(missing_ok=True)
                 finally:
                     os.close(file)
         except OSError:  # its writer lives, or it is not ours to delete

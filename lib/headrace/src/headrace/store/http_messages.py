@@ -108,15 +108,15 @@ async def _read_to_end(reader: asyncio.StreamReader, most: int) -> bytes:
 
 async def _read_chunked(reader: asyncio.StreamReader, most: int) -> bytes:
     pieces: list[bytes] = []
-    left = most
+    allowed = most
     while True:
         size = int((await reader.readline()).split(b";")[0], 16)
         if size == 0:
             while (await reader.readline()).strip():
                 pass  # trailers
             return b"".join(pieces)
-        if size > left:
+        if size > allowed:
             _check_size(most + 1, most)
-        left -= size
+        allowed -= size
         pieces.append(await reader.readexactly(size))
         await reader.readexactly(2)

@@ -354,8 +354,8 @@ def _why_held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
     deadline = time.monotonic() + holder.expiry_s / 2
     what = f"waiting for a heartbeat of {holder.who}, which may have been killed"
     with countdown(what) as show:
-        while (left := deadline - time.monotonic()) > 0:
-            show(left)
+        while (seconds := deadline - time.monotonic()) > 0:
+            show(seconds)
             time.sleep(min(holder.expiry_s / 20, 1.0))
             if slot.read() != raw:
                 return "its lease is being renewed"
