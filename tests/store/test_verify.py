@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import CacheError, CacheMissingError, ConfigError
-from headrace.store import CacheLayout, TokenCache, verify
+from headrace.errors import CacheError, CacheMissingError, ConfigError, ReadError
+from headrace.store import CacheLayout, TokenCache, retry, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter
@@ -253,3 +253,25 @@ def test_over_http(web):
             f"{url}/cache/parts/00002/input_ids/data/c/1",
             "is missing",
         )
+
+
+def test_damage_is_told_after_few_requests_and_a_run_still_asks_by_its_policy(web):
+    folder, url = web
+    root = write(folder / "cache")
+    shard = root / "parts" / "00001" / "input_ids" / "data" / "c" / "0"
+    content = bytearray(shard.read_bytes())
+    content[40] ^= 1  # of the second chunk of 32 tokens and 4 bytes of checksum
+    shard.write_bytes(content)
+    before = retry.use_policy(retry.RetryPolicy(damaged_attempts=5, first_delay_s=0.001))
+    try:
+        counts = retry.own_counts()
+        damaged = counts.damaged
+        (damage,) = verify(f"{url}/cache", deep=True).damages
+        assert damage.chunks == [[1, 1]]
+        assert counts.damaged - damaged == 2  # once more in its block, and once more by itself
+        damaged = counts.damaged
+        with pytest.raises(ReadError, match="chunk 1 cannot be read"):
+            TokenCache.open(f"{url}/cache").leaf("input_ids").parts[1].data.read(32, 64).result()
+        assert counts.damaged - damaged == 4
+    finally:
+        retry.use_policy(before)

@@ -27,12 +27,16 @@ MOVED = {
 }
 OF_CONFIG = {"inspect": "run tree", "diff": "run diff"}
 """The same where a config is typed: these two were of caches and of runs."""
+OF_CACHE = {"cat": "cache inspect"}
+"""The same where neither a config nor a step of a run is typed."""
+_OF_STEP = ("--step", "--row", "--run")
 
 
 def refuse_moved(old_name: str, arguments: Sequence[str]) -> None:
     """Raises ConfigError, with the line to type, for a command that has another name now."""
     with_config = any(word.endswith(CONFIG_SUFFIXES) for word in arguments)
-    names = MOVED | OF_CONFIG if with_config else MOVED
+    with_step = any(word.startswith(_OF_STEP) for word in arguments)
+    names = MOVED | (OF_CONFIG if with_config else {} if with_step else OF_CACHE)
     if old_name in names:
         if old_name == "completion":  # which takes the shell from the environment now
             arguments = ()

@@ -199,7 +199,13 @@ class StoredArray:
             chunks are then requested at the positions that follow from the layout, without reading
             ``zarr.json`` and the shards' indices. If a chunk is not there, its index is read after
             all.
+
+    Attributes:
+        damaged_attempts: Most requests over HTTP for bytes that come damaged, if it is set before
+            the first read; None: as the process's policy says.
     """
+
+    damaged_attempts: int | None = None
 
     _MISSING_IS_ZERO = False  # a lost shard is an error, not a run of zeros
 
@@ -379,7 +385,7 @@ class StoredArray:
         return await asyncio.shield(opening)
 
     async def _open_over_http(self) -> ShardedArray | None:
-        store = Store(self._kvstore)
+        store = Store(self._kvstore, self.damaged_attempts)
         if self._names is not None:
             stored = StoredLayout.parse(self.layout.zarr_metadata(self.length))
             try:

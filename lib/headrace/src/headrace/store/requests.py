@@ -53,10 +53,12 @@ class Store:
 
     Args:
         spec: TensorStore's.
+        damaged_attempts: Most requests for bytes that come damaged; None: as the policy says.
     """
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], damaged_attempts: int | None = None) -> None:
         self._spec = spec
+        self.damaged_attempts = damaged_attempts
         self._open()
 
     def _open(self) -> None:
@@ -314,7 +316,7 @@ async def get(
     most: dict[Failure, int] = {
         "transient": policy.rounds,
         "refused": policy.refused_attempts,
-        "damaged": policy.damaged_attempts,
+        "damaged": store.damaged_attempts or policy.damaged_attempts,
     }
     counts.index_requests += index
     while True:

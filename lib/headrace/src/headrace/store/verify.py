@@ -54,6 +54,10 @@ from headrace.store.table_check import table_problem
 
 _FILES_AT_ONCE = 16
 _PARTS_AT_ONCE = 2
+_DAMAGED_ATTEMPTS = 2
+"""Requests for bytes that come damaged. A run waits for other ones; here they are the finding. What
+fails in a block is read once more by itself, so it came damaged four times.
+"""
 
 
 @dataclass(frozen=True)
@@ -373,6 +377,7 @@ def _read_array(
     ordered: bool,
     advance: Callable[[int], None] | None,
 ) -> Iterator[Damage]:
+    array.damaged_attempts = _DAMAGED_ATTEMPTS
     step = max(BLOCK_ELEMENTS // array.chunk_elements, 1) * array.chunk_elements
     last = 0
     bad: list[tuple[int, str]] = []
