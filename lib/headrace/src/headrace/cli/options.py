@@ -166,6 +166,30 @@ def load_of_run(path: str, settings: list[str] | None, run: str | None) -> LmDat
     return config_of_run(None if run is None else RunLock.load(run), config)
 
 
+def load_config_or_run(target: str, settings: list[str] | None) -> LmDataConfig:
+    """Loads a config, or the one with which the run in a folder goes on.
+
+    Raises:
+        ConfigError: there is no config there; otherwise as for ``load_config``.
+    """
+    from headrace.config.lm_data import LmDataConfig, load_config
+    from headrace.config.parsing import decode, with_overrides
+    from headrace.errors import ConfigError
+    from headrace.run.lock import RunLock
+
+    lock = None if target.endswith(CONFIG_SUFFIXES) else RunLock.load(target)
+    if lock is None:
+        return load_config(target, settings or [])
+    if lock.config is None:
+        raise ConfigError(
+            "has no config: the run was started without one",
+            field="RUN",
+            value=target,
+            cure="Name the config of the run (.yaml).",
+        )
+    return decode(LmDataConfig, with_overrides(lock.config, settings or [], LmDataConfig))
+
+
 def check_run(
     folder: str, config: LmDataConfig, dataset: RunDataset, step: int | None = None
 ) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.analysis.simulate.forecast import Forecast
     from headrace.config.lm_data import LmDataConfig
     from headrace.data.mixture import MixtureDataset
-    from headrace.mix.schedule import ExchangeSetting, RowOrder
+    from headrace.mix.schedule import ExchangeSetting
 
 LONG_S = 5.0
 """Seconds of counting from which the user is warned."""
@@ -90,9 +90,8 @@ def command(
         headrace config simulate run.yaml --hosts 8,64 --csv forecast.csv
     """
     from headrace.analysis.check.judgments import NOT_JUDGED, RunOrders, judge_forecast
-    from headrace.analysis.check.sizes import planned_caches
     from headrace.analysis.excess import source_excess
-    from headrace.analysis.simulate.forecast import RunSteps, simulate
+    from headrace.analysis.resolved import ResolvedRun
     from headrace.analysis.simulate.host_forecast import Prices
     from headrace.config.lm_data import load_config
     from headrace.feed.micro_batches import MicroForecast
@@ -102,32 +101,27 @@ def command(
         # What cannot be written is refused before the long counting; what is there stays till then.
         with _open_csv(csv, "a"):
             pass
-    planned = planned_caches(
-        load_config(config, settings or []), parse_sizes(tokens), layout=layout, look=not declared
+    run = ResolvedRun.of(
+        load_config(config, settings or []),
+        parse_sizes(tokens),
+        layout=layout,
+        look=not declared,
+        num_steps=num_steps,
     )
-    resolved = planned.config
+    resolved = run.config
+    dataset = run.dataset
     _say_if_long(resolved)
-    dataset = resolved.dataset(planned.caches)
-    row_order: RowOrder = "locality" if resolved.row_order == "locality" else "stream"
     memory = resolved.prefetch_bytes if cache_mib is None else cache_mib << 20
     with working("looking at the steps"):
-        forecast = simulate(
-            dataset,
-            dataset.batch_schedule,
-            hosts=numbers,
-            cache_bytes=memory,
-            steps=RunSteps(first_step, num_steps, min(max_rows, 1 << 40)),
-            row_order=row_order,
-            prices=Prices(price_per_1000_reads, price_per_gib),
-            watch=partial(report, "counting examples"),
-        )
+        watch = partial(report, "counting examples")
+        examined = run.examine(numbers, first_step=first_step, max_rows=max_rows, watch=watch)
+        prices = Prices(price_per_1000_reads, price_per_gib)
+        forecast = examined.forecast(numbers, memory, prices)
     if csv is not None:
         _write_csv(csv, forecast.to_json()["by_hosts"])
-    noise = source_excess(
-        dataset, num_steps or resolved.run_steps, forecast.batch_size, parse_shares(icc)
-    )
+    noise = source_excess(dataset, run.steps, forecast.batch_size, parse_shares(icc))
     micro = (cut := resolved.micro_batches) and MicroForecast.of(
-        cut, dataset, dataset.batch_schedule, row_order
+        cut, dataset, dataset.batch_schedule, run.row_order
     )
     if as_json:
         more = {

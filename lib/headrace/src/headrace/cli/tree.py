@@ -3,131 +3,218 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
-from headrace.cli.options import AsJson, Config, Settings
+import typer
+
+from headrace.cli.options import AsJson, Settings, load_config_or_run
 from headrace.cli.remove import removal_line
-from headrace.cli.shown import figures_table, say, terminal
+from headrace.cli.shown import in_bytes, say, terminal, working
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.tree import Tree
 
-    from headrace.config.lm_data import LmDataConfig
-    from headrace.data.dataset import PlannedDataset
+WHOLE_SOURCES = 12
+"""Most sources that are shown with their nodes unless ``--all`` asks for all."""
+MOST_GROUPS = 30
+_SHOWN_WEIGHTS = 6
 
 
-def command(config: Config, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Show how a run is made: how it uses the tokens of its sources, and their weights.
+def command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="YAML file of an LmDataConfig, or folder of a run.", metavar="CONFIG|RUN"
+        ),
+    ],
+    settings: Settings = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show every source with its nodes, however many.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a run is made: its sources, which of their documents and rows it trains on, their
+    orders, and the mixture, with the count at each node.
 
-    Opens the ledgers of the caches, and reads no tokens.
+    Opens the ledgers of the caches, and reads no tokens. Caches that do not exist yet are planned
+    with their `expected_tokens`. More than 12 sources are shown in groups of like names.
 
     For example:
 
         headrace run tree run.yaml
 
-        headrace run tree run.yaml seq_len=4096 --json
-    """
-    from headrace.config.lm_data import load_config
+        headrace run tree run.yaml seq_len=4096 --all
 
-    facts = overview_of_run(load_config(config, settings or []))
+        headrace run tree runs/7b --json
+    """
+    from headrace.analysis.resolved import ResolvedRun
+    from headrace.analysis.tree import run_tree
+
+    config = load_config_or_run(target, settings)
+    with working("counting rows"):
+        facts = run_tree(ResolvedRun.of(config))
     if as_json:
         say(json.dumps(facts, ensure_ascii=False))
     else:
-        _show_run(terminal(), config, facts)
+        terminal().print(_tree(target, facts, folds=not show_all))
 
 
-def overview_of_run(config: LmDataConfig) -> dict[str, Any]:
-    """Token counts, shuffles and weights of a config's components, and tokens skipped by its
-    phases, as JSON values.
-    """
-    opened = config.open_caches()
-    dataset = config.dataset(opened)
-    first, _ = dataset.at_step(0)
-    described = first.describe()
-    shuffles = dict(
-        zip(described["names"], map(_shuffle, getattr(first, "components", ())), strict=True)
-    )
-    return {
-        "components": {
-            name: {**account.to_json(), **shuffles[name]}
-            for name, account in config.accounts(opened).items()
-        },
-        "stages": [
-            {key: stage[key] for key in ("step", "name", "weights")}
-            for stage in described["stages"]
-        ],
-        "num_steps": config.run_steps,
-        "unit": config.unit,
-        "skipped_tokens": {
-            f"{c.component} at step {c.step}": c.skipped_tokens for c in dataset.changes
-        },
-    }
-
-
-def _shuffle(component: PlannedDataset) -> dict[str, Any]:
-    """Name, strands and open bytes of a component's shuffle."""
-    order = component.shuffle_order()
-    return {
-        "shuffle": "none" if order is None else type(order).__name__,
-        "strands": 0 if order is None else order.strands,
-        "open_bytes": component.open_window().rows * component.row_bytes,
-    }
-
-
-def _show_run(console: Console, path: str, facts: dict[str, Any]) -> None:
+def _tree(target: str, facts: dict[str, Any], *, folds: bool) -> Tree:
     from rich.text import Text
+    from rich.tree import Tree
 
-    console.print(Text(path, "bold"))
-    heads = ("train", "held out", "removed", "in no row", "total", "strands", "open MiB")
-    table = figures_table("source", *heads, title="Tokens")
-    for name, one in facts["components"].items():
-        figures = [
-            f"{one[f'{key}tokens']:,}"
-            for key in ("train_", "validation_", "removed_", "dropped_", "")
-        ]
-        table.add_row(
-            Text(name), *figures, f"{one['strands']:,}", f"{one['open_bytes'] / 2**20:,.1f}"
-        )
-    console.print(table)
-    lines: list[str] = []
-    for name, one in facts["components"].items():
-        if one["unused_rows"]:
-            share = one["train_rows"] / (one["train_rows"] + one["unused_rows"])
-            rest = (
-                f"{format_count(one['unused_rows'], 'row')} with"
-                f" {format_count(one['unused_tokens'], 'token')}"
-            )
-            lines.append(
-                f"{name}: a subset of {one['train_rows']:,} rows is trained on ({share:.3%});"
-                f" {rest} are left out"
-            )
-        if one["listed_documents"]:
-            lines.append(f"{name}: {removal_line(one)}")
-        if one["incomplete_tokens"]:
-            what = format_count(one["incomplete_documents"], "document")
-            what += f" with {format_count(one['incomplete_tokens'], 'token')}"
-            lines.append(
-                f"{name}: {what} are in no row, because other documents of their units are removed"
-                " or empty"
-            )
-        if one["repeated_tokens"]:
-            reason = "rows overlap or cover several passes"
-            lines.append(
-                f"{name}: {one['repeated_tokens']:,} tokens of its rows are repeated: {reason}"
-            )
-        if one["padding_tokens"]:
-            share = one["padding_tokens"] / (
-                one["train_tokens"] + one["validation_tokens"] + one["padding_tokens"]
-            )
-            lines.append(
-                f"{name}: packed; {one['padding_tokens']:,} positions of its rows are padding"
-                f" ({share:.2%})"
-            )
+    tree = Tree(Text.assemble((target, "bold"), f"  {_run_line(facts)}"), guide_style="dim")
+    mixture = tree.add(Text(f"mixture of {format_count(len(facts['sources']), 'source')}"))
     for stage in facts["stages"]:
-        called = f" ({stage['name']})" if stage["name"] else ""
-        lines.append(f"weights from step {stage['step']:,}{called}: {json.dumps(stage['weights'])}")
+        mixture.add(Text(_stage_line(stage)))
     for where, tokens in facts["skipped_tokens"].items():
-        lines.append(f"{where}: {tokens:,} tokens skipped by the change of seq_len")
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
+        mixture.add(Text(f"{where}: {tokens:,} tokens skipped by the change of seq_len"))
+    sources = facts["sources"]
+    if not folds or len(sources) <= WHOLE_SOURCES:
+        for name, one in sources.items():
+            branch = tree.add(Text.assemble((name, "bold"), f"  {_drawn_line([one])}"))
+            for kind, text in _nodes(one):
+                branch.add(Text.assemble((f"{kind}  ", "dim"), text))
+        return tree
+    groups = sorted(
+        _groups(sources).items(),
+        key=lambda item: -sum(one["drawn"]["weight"] for one in item[1]),
+    )
+    for label, group in groups[:MOST_GROUPS]:
+        tree.add(Text.assemble((label, "bold"), f"  {_group_line(group)}"))
+    others = [one for _, group in groups[MOST_GROUPS:] for one in group]
+    if others:
+        tree.add(Text.assemble(("others", "bold"), f"  {_group_line(others)}"))
+    tree.add(Text("every source with its nodes: --all", "dim"))
+    return tree
+
+
+def _groups(sources: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Sources by the first word of their names, which is followed by ``*`` for several; each by
+    itself if they all begin alike.
+
+    Example:
+        >>> [*_groups({"web/high": {}, "web/low": {}, "code_py": {}})]
+        ['web*', 'code_py']
+    """
+    by_word: dict[str, list[str]] = {}
+    for name in sources:
+        by_word.setdefault(re.split(r"[^A-Za-z]", name, maxsplit=1)[0] or name, []).append(name)
+    if len(by_word) == 1:
+        return {name: [one] for name, one in sources.items()}
+    return {
+        f"{word}*" if names[1:] else names[0]: [sources[name] for name in names]
+        for word, names in by_word.items()
+    }
+
+
+def _run_line(facts: dict[str, Any]) -> str:
+    steps = facts["steps"]
+    length = "no known end" if steps is None else format_count(steps, "step")
+    sizes = _by_step(facts["batch_sizes"].items())
+    lengths = _by_step(facts["phases"])
+    unit = facts["unit"].replace("_", " ") if facts["unit"].endswith("tokens") else "tokens"
+    tokens = "" if steps is None else f", {facts['tokens']:,} {unit}"
+    return f"{length} of {sizes} rows of {lengths} tokens{tokens}"
+
+
+def _by_step(values: Iterable[Sequence[int]]) -> str:
+    """
+    Example:
+        >>> _by_step([(0, 8), (100, 16)])
+        '8, then 16 from step 100'
+    """
+    return ", then ".join(
+        f"{value:,}" + (f" from step {step:,}" if step else "") for step, value in values
+    )
+
+
+def _stage_line(stage: dict[str, Any]) -> str:
+    called = f" ({stage['name']})" if stage["name"] else ""
+    weights = [
+        f"{name} {weight:.4g}"
+        if isinstance(weight, float | int)
+        else f"{name} {json.dumps(weight)}"
+        for name, weight in stage["weights"].items()
+    ]
+    more = len(weights) - _SHOWN_WEIGHTS
+    listed = ", ".join(weights[:_SHOWN_WEIGHTS]) + (f" and {more:,} more" if more > 0 else "")
+    return f"from step {stage['step']:,}{called}: {listed}"
+
+
+def _drawn_line(sources: list[dict[str, Any]]) -> str:
+    """What the run draws of sources."""
+    drawn = [one["drawn"] for one in sources]
+    share = sum(one["weight"] for one in drawn)
+    parts = [f"{share:.2%} at first"]
+    if drawn[0]["rows"] is not None:
+        rows, tokens = (sum(one[name] for one in drawn) for name in ("rows", "tokens"))
+        parts.append(f"{format_count(rows, 'row')} drawn, {tokens:,} tokens")
+    epochs = [one["epochs"] for one in drawn if one["epochs"] is not None]
+    if epochs:
+        least, most = (f"{epoch:.3g}" for epoch in (min(epochs), max(epochs)))
+        parts.append(f"{least} epochs" if least == most else f"{least} to {most} epochs")
+    return ", ".join(parts)
+
+
+def _group_line(sources: list[dict[str, Any]]) -> str:
+    rows = sum(one["rows"]["rows"] for one in sources)
+    tokens = sum(one["cache"]["tokens"] for one in sources)
+    several = f"{len(sources):,} sources, " if sources[1:] else ""
+    return f"{several}{tokens:,} tokens, {format_count(rows, 'row')}; {_drawn_line(sources)}"
+
+
+def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
+    """The nodes of a source, from its cache to its order: what each is, and its counts."""
+    cache = one["cache"]
+    account = one["account"]
+    paths = ", ".join(cache["paths"])
+    documents = "" if cache["documents"] is None else f"{cache['documents']:,} documents, "
+    declared = "" if cache["exists"] else " (declared: it does not exist yet)"
+    nodes = [("cache", f"{paths}: {documents}{cache['tokens']:,} tokens{declared}")]
+    if account["listed_documents"]:
+        nodes.append(("filter", removal_line(account)))
+    elif account["removed_documents"]:
+        left_out = format_count(account["removed_documents"], "document")
+        nodes.append(("filter", f"{left_out}, {account['removed_tokens']:,} tokens left out"))
+    for erased in one["erased"]:
+        from_step = f" from step {erased['step']:,}" if erased["step"] else ""
+        nodes.append(("removed", f"{format_count(erased['documents'], 'document')}{from_step}"))
+    for kind, name, text in (
+        ("held out", "validation", f"by {one['held_out']}"),
+        ("subset", "unused", "not trained on"),
+    ):
+        if account[f"{name}_rows"]:
+            rows = format_count(account[f"{name}_rows"], "row")
+            nodes.append((kind, f"{rows}, {account[f'{name}_tokens']:,} tokens {text}"))
+    rows = one["rows"]
+    counts = f"{format_count(rows['rows'], 'row')}, {account['train_tokens']:,} tokens"
+    nodes.append(("rows", f"{rows['kind']} of {rows['length']:,} tokens: {counts}"))
+    for name, text in (
+        ("padding", "positions of the rows"),
+        ("dropped", "tokens of the cache are in no row"),
+        ("repeated", "tokens of the rows: they overlap or cover several passes"),
+    ):
+        if count := account[f"{name}_tokens"]:
+            nodes.append((name, f"{count:,} {text}"))
+    if account["incomplete_tokens"]:
+        what = format_count(account["incomplete_documents"], "document")
+        what += f" with {format_count(account['incomplete_tokens'], 'token')}"
+        nodes.append(("incomplete", f"{what}: others of their units are removed or empty"))
+    nodes.append(("order", _order_line(one["order"])))
+    if one["limits"]:
+        limits = ", ".join(f"{name} {value:,}" for name, value in one["limits"].items())
+        nodes.append(("limits", limits))
+    return nodes
+
+
+def _order_line(order: dict[str, Any]) -> str:
+    strands = f" of {format_count(order['strands'], 'strand')}" if order["strands"] else ""
+    blocks = (
+        f", blocks of {format_count(order['block_rows'], 'row')}" if order["block_rows"] else ""
+    )
+    held = f", {in_bytes(order['open_bytes'])} open" if order["open_bytes"] else ""
+    return f"{order['kind']}{strands}{blocks}{held}"

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from headrace.analysis.check.findings import Finding, findings
 from headrace.analysis.check.plan import RunPlan, plan_run
-from headrace.analysis.check.sizes import planned_caches
 from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.data.dataset import BatchOrder
 from headrace.data.packed import packed_datasets
@@ -245,15 +244,14 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
         hosts=_hosts(config, options, records),
         num_steps=steps,
     )
-    planned = planned_caches(config, options.sizes, layout=options.layout)
-    config = config.at_snapshots(planned.caches)
-    opened = config.open_caches(planned.caches)
-    dataset = config.dataset(opened)
-    there = {name: cache for name, cache in opened.items() if name not in planned.caches}
+    config = plan.run.settled
+    opened = plan.run.caches
+    dataset = plan.run.dataset
+    there = {name: cache for name, cache in opened.items() if name not in plan.run.planned.caches}
     lock = None
     if len(there) == len(opened):
         lock = RunLock.of(BatchOrder(dataset, row_order=config.row_order))
-    stored = config.datasets(opened)
+    stored = plan.run.config.datasets(opened)
     return PlanFacts(
         plan=plan,
         findings=tuple(findings(plan)),

@@ -3,45 +3,36 @@
 All of it follows from ledgers or declared sizes, without reading a token: the order is a pure
 function. Epochs are counted, not estimated by division: the quotas are walked to the last step.
 
-Price: a second of imports; then 2 us per row of the steps examined and 2 us per step of the run.
+Price: a second of imports; then 2 us per row of the steps examined, at most a million of them, and
+2 us per step of the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
 from headrace.analysis.check.bos import missing_bos
 from headrace.analysis.check.conversations import Conversations, look_at_conversations
-from headrace.analysis.check.sizes import PlannedCaches, planned_caches
 from headrace.analysis.excess import SourceExcess, source_excess
-from headrace.analysis.simulate.forecast import Forecast, RunSteps, simulate
+from headrace.analysis.resolved import ResolvedRun
+from headrace.analysis.simulate.forecast import DEFAULT_ROWS, Forecast
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.budgets import OpenBytes
 from headrace.data.dataset import PlannedDataset
-from headrace.data.erased import RunDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.rows import ends_by_token, segments_of
-from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.errors import ConfigError
 from headrace.feed.micro_batches import MicroForecast
 from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
-from headrace.mix.blend import is_size_rule
-from headrace.mix.data_end import DataEnd, check_some_batch, data_end
-from headrace.mix.repeats import repeats_somewhere
+from headrace.mix.data_end import DataEnd, data_end
 from headrace.mix.schedule import RowOrder
-from headrace.order.order import Identity
-from headrace.store.cache import TokenCache
 from headrace.store.replicas import ReplicaState, ReplicatedCache
 
-LOOKED_ROWS = 1 << 17
-"""Rows whose reads are forecast, but at least four batches and four times the strands: the reads of
-a braid become typical only after all its strands were opened.
-"""
-MOST_ROWS = 1 << 20
 _LOOKED_PACKS = 1 << 10
 
 
@@ -69,7 +60,9 @@ class ComponentPlan:
     last_share: float  # the same at the last step of the run, or of the last stage
     largest_share: float  # the largest seen at stage boundaries and between them
     drawn_rows: int | None  # rows in the whole run; None if its length is unknown
-    epochs: float | None  # passes over it in the run; None if the length is unknown
+    epochs: (
+        float | None
+    )  # passes over it in the run; None if the length is unknown, or it has no end
     replicas: tuple[
         ReplicaState, ...
     ] = ()  # the locations of its cache, if it has several, and their state
@@ -121,9 +114,17 @@ class RunPlan:
     micro_batches: (
         MicroForecast | None
     )  # how batches are split, and how full the micro-batches are; None: not split
-    # the config, and its components with those that amendments bring in
-    config: LmDataConfig = field(repr=False)
-    sources: Mapping[str, ComponentConfig] = field(repr=False)
+    run: ResolvedRun = field(repr=False, compare=False)  # the caches and the dataset it is of
+
+    @property
+    def config(self) -> LmDataConfig:
+        """The config, as it is written."""
+        return self.run.asked
+
+    @property
+    def sources(self) -> Mapping[str, ComponentConfig]:
+        """Its components, with those that amendments bring in."""
+        return self.run.settled.components
 
     @property
     def effective_batch(self) -> tuple[int, int] | None:
@@ -148,7 +149,7 @@ class RunPlan:
         plain = {
             k: v
             for k, v in vars(self).items()
-            if k not in ("config", "sources", "components", "forecast", "unlimited")
+            if k not in ("run", "components", "forecast", "unlimited")
         }
         return {
             **plain,
@@ -170,7 +171,7 @@ def plan_run(
     look: bool = True,
     hosts: Sequence[int] | None = None,
     num_steps: int | None = None,
-    max_rows: int = LOOKED_ROWS,
+    max_rows: int = DEFAULT_ROWS,
     icc: Mapping[str, float] | None = None,
 ) -> RunPlan:
     """Resolves a config.
@@ -199,45 +200,29 @@ def plan_run(
         >>> plan.tokens, round(plan.components[0].epochs, 3), plan.first_batch_chunks
         (65536000, 0.328, 32)
     """
-    if num_steps is not None:
-        config = replace(config, num_steps=num_steps)
-    _check_mixture(config)
-    original = config
-    planned = planned_caches(config, sizes, layout=layout, look=look)
-    config = planned.config.at_snapshots(planned.caches)
-    opened = config.open_caches(planned.caches)
-    dataset = config.dataset(opened)
-    steps, ends_early = _steps(dataset, config.run_steps)
+    run = ResolvedRun.of(config, sizes, layout=layout, look=look, num_steps=num_steps)
+    config = run.config
+    dataset = run.dataset
+    steps = run.steps
     end = data_end(dataset.batch_schedule, dataset.length)
-    first = cast("MixtureDataset", dataset.at_step(0)[0])
-    trained = config.train_datasets(opened)
-    drawn = None if steps is None else _drawn(dataset, steps)
+    first = run.first
     shares = _shares(first, steps)
-    order: RowOrder = "locality" if config.row_order == "locality" else "stream"
     size = dataset.batch_schedule.rows_at(0)[1]
-    strands = sum(
-        shuffle.strands for c in first.components if (shuffle := c.shuffle_order()) is not None
-    )
-    rows = max(4 * size, min(max(max_rows, 5 * strands), max(MOST_ROWS, max_rows)))
-    forecast, unlimited, refused = _forecasts(dataset, order, hosts or [1], config, steps, rows)
+    strands = sum(run.order_of(name).strands for name in first.names)
+    numbers = hosts or [1]
+    examined = run.examine(numbers, max_rows=max_rows)
+    unlimited = examined.forecast(numbers)
+    forecast = None
+    refused = None
+    try:
+        forecast = examined.forecast(numbers, config.prefetch_bytes)
+    except ConfigError as error:
+        refused = f"{error.problem}. {error.cure or ''}".strip()
     micro = config.micro_batches and MicroForecast.of(
-        config.micro_batches, dataset, dataset.batch_schedule, order
+        config.micro_batches, dataset, dataset.batch_schedule, run.row_order
     )
-    chunks, chunk_bytes = _first_batch(dataset, order)
-    components = tuple(
-        _component(
-            name,
-            config,
-            opened[name],
-            planned,
-            trained[name],
-            first,
-            shares[:, d],
-            drawn and drawn.of(d),
-            dataset,
-        )
-        for d, name in enumerate(first.names)
-    )
+    chunks, chunk_bytes = _first_batch(dataset, run.row_order)
+    components = tuple(_component(name, run, shares[:, d]) for d, name in enumerate(first.names))
     return RunPlan(
         components=components,
         stages=tuple(
@@ -247,9 +232,9 @@ def plan_run(
         batch_size=size,
         largest_batch=dataset.batch_schedule.max_size,
         steps=steps,
-        tokens=None if drawn is None else int(drawn.tokens.sum()),
+        tokens=None if steps is None else sum(source.tokens for source in run.drawn.values()),
         data_end=end if end is not None and end.num_steps == steps else None,
-        ends_early=ends_early,
+        ends_early=run.ends_early,
         first_batch_chunks=chunks,
         first_batch_bytes=chunk_bytes,
         forecast=forecast,
@@ -260,89 +245,24 @@ def plan_run(
         row_bytes=first.row_bytes,
         prefetch_bytes=config.prefetch_bytes,
         open_bytes=OpenBytes.of(dataset),
-        unpacked=planned.unpacked,
+        unpacked=run.planned.unpacked,
         micro_batches=micro,
-        config=original,
-        sources=original.at_snapshots(planned.caches).components,
+        run=run,
     )
 
 
-def _check_mixture(config: LmDataConfig) -> None:
-    """Reports errors of weights and stages before a missing cache is reported."""
-    blends = [config.weights, *(stage.weights for stage in config.stages)]
-    blends.append({name: component.weight for name, component in config.components.items()})
-    moves = any(amendment.caches for amendment in config.amendments)  # needs caches, too
-    if not moves and not any(
-        b is not None and (is_size_rule(b, config.components) or repeats_somewhere(b))
-        for b in blends
-    ):
-        config.resolved_stages()
-
-
-def _steps(dataset: RunDataset, wanted: int | None) -> tuple[int | None, int | None]:
-    """Steps of the run, and the step at which limits end it, if earlier."""
-    data = data_end(dataset.batch_schedule, dataset.length)
-    if data is None:
-        return wanted, None
-    if not data.rows:
-        raise ConfigError(
-            "has no row to train on", field="components", cure="Raise max_epochs or max_tokens."
-        )
-    check_some_batch(dataset.batch_schedule, data.rows)
-    end = data.num_steps
-    if wanted is None or end < wanted:
-        return end, None if wanted is None else end
-    return wanted, None
-
-
-class _Drawn(NamedTuple):
-    """Rows drawn from each component in a run, and their tokens."""
-
-    rows: np.ndarray
-    tokens: np.ndarray
-
-    def of(self, component: int) -> tuple[int, int]:
-        return int(self.rows[component]), int(self.tokens[component])
-
-
-def _drawn(dataset: RunDataset, steps: int) -> _Drawn:
-    step = 0
-    rows = np.zeros(1, np.int64)
-    tokens = np.zeros(1, np.int64)
-    while step < steps:
-        phase, until = dataset.at_step(step)
-        mixture = cast("MixtureDataset", phase)
-        draws = mixture.draws
-        stop = steps if until is None else min(until, steps)
-        try:
-            end = draws.starts_at(stop)
-        except IndexOutOfRangeError:
-            end = draws.starts_at(stop - 1) + _in_last_batch(dataset, stop - 1)
-        begin = draws.starts_at(step)
-        rows = rows + end - begin
-        tokens = tokens + mixture.tokens_of(end) - mixture.tokens_of(begin)
-        step = stop
-    return _Drawn(rows, tokens)
-
-
-def _in_last_batch(dataset: RunDataset, step: int) -> np.ndarray:
-    """Rows of each component in a last batch that the data do not fill."""
-    first = dataset.batch_schedule.rows_at(step)[0]
-    origin = dataset.explain(np.arange(first, dataset.length))
-    return np.bincount(origin.component, minlength=len(origin.names))
-
-
-def _unseen(name: str, config: LmDataConfig, rows: int, drawn: int, dataset: RunDataset) -> int:
+def _unseen(name: str, run: ResolvedRun, rows: int, drawn: int) -> int:
     """Rows that are never drawn, though limits of epochs allow it: less than a batch, or what is
     left where the data end. A run that stops earlier says so with ``num_steps``.
     """
+    config = run.config
     component = config.components[name]
     epochs = config.max_epochs if component.max_epochs is None else component.max_epochs
     is_alone = len(config.components) == 1 and config.stop_strategy != "restart"
     if len(config.phases) > 1 or component.max_tokens is not None or not (epochs or is_alone):
         return 0
     missing = max(min(rows, int(rows * (epochs or 1))) - drawn, 0)
-    is_less_than_a_batch = missing < dataset.batch_schedule.max_size
+    is_less_than_a_batch = missing < run.dataset.batch_schedule.max_size
     return missing if is_less_than_a_batch or config.run_steps is None else 0
 
 
@@ -357,33 +277,6 @@ def _shares(mixture: MixtureDataset, steps: int | None) -> np.ndarray:
     return mixture.weights_at(looks.astype(np.int64))
 
 
-def _forecasts(
-    dataset: PlannedDataset,
-    order: RowOrder,
-    hosts: Sequence[int],
-    config: LmDataConfig,
-    steps: int | None,
-    max_rows: int,
-) -> tuple[Forecast | None, Forecast, str | None]:
-    schedule = cast("MixtureDataset", dataset).batch_schedule
-
-    def forecast(cache_bytes: int | None) -> Forecast:
-        return simulate(
-            dataset,
-            schedule,
-            hosts=hosts,
-            cache_bytes=cache_bytes,
-            steps=RunSteps(num_steps=steps, max_rows=max_rows),
-            row_order=order,
-        )
-
-    unlimited = forecast(None)
-    try:
-        return forecast(config.prefetch_bytes), unlimited, None
-    except ConfigError as error:
-        return None, unlimited, f"{error.problem}. {error.cure or ''}".strip()
-
-
 def _first_batch(dataset: PlannedDataset, order: RowOrder) -> tuple[int, int]:
     """Stored chunks that the first batch touches, and their bytes."""
     schedule = cast("MixtureDataset", dataset).batch_schedule
@@ -394,20 +287,14 @@ def _first_batch(dataset: PlannedDataset, order: RowOrder) -> tuple[int, int]:
     return blocks.size, int(space.block_bytes()[array].sum())
 
 
-def _component(
-    name: str,
-    config: LmDataConfig,
-    cache: TokenCache,
-    planned: PlannedCaches,
-    trained: PlannedDataset,
-    mixture: MixtureDataset,
-    shares: np.ndarray,
-    drawn: tuple[int, int] | None,
-    dataset: RunDataset,
-) -> ComponentPlan:
-    component = mixture.components[mixture.names.index(name)]
-    order = component.shuffle_order() or Identity(len(trained))
-    window = component.open_window()
+def _component(name: str, run: ResolvedRun, shares: np.ndarray) -> ComponentPlan:
+    config = run.config
+    cache = run.caches[name]
+    trained = run.trained[name]
+    mixture = run.first
+    planned = run.planned
+    drawn = run.drawn.get(name)
+    order = run.order_of(name)
     row_tokens = mixture.tokens_of_rows(name, len(trained))
     documents = None
     if config.compat is not None:
@@ -415,8 +302,10 @@ def _component(
     some = trained.locate(np.arange(min(len(trained), _LOOKED_PACKS)))
     if (lengths := segments_of(trained.sources, some.source, some.row)) is not None:
         documents = float((lengths > 0).sum() / len(lengths))
-    unseen = 0 if drawn is None else _unseen(name, config, len(trained), drawn[0], dataset)
-    skipped = sum(change.skipped_tokens for change in dataset.changes if change.component == name)
+    unseen = 0 if drawn is None else _unseen(name, run, len(trained), drawn.rows)
+    skipped = sum(
+        change.skipped_tokens for change in run.dataset.changes if change.component == name
+    )
     return ComponentPlan(
         name=name,
         cache=config.components[name].shown_cache,
@@ -429,16 +318,16 @@ def _component(
         chunk_tokens=cache.layout.chunk_elements,
         shuffle=order.kind,
         strands=order.strands,
-        block_rows=order.io_block_size,
-        open_blocks=window.blocks,
-        open_bytes=window.rows * component.row_bytes,
-        mixes_all=window.everywhere or order.kind == "full",
-        held_windows=window.windows,
+        block_rows=order.block_rows,
+        open_blocks=order.open_blocks,
+        open_bytes=order.open_bytes,
+        mixes_all=order.mixes_all,
+        held_windows=order.held_windows,
         first_share=float(shares[0]),
         last_share=float(shares[-1]),
         largest_share=float(shares.max()),
-        drawn_rows=drawn and drawn[0],
-        epochs=None if drawn is None or not row_tokens else drawn[1] / row_tokens,
+        drawn_rows=drawn and drawn.rows,
+        epochs=drawn and drawn.epochs,
         replicas=cache.states if isinstance(cache, ReplicatedCache) else (),
         row_documents=documents,
         row_fill=1.0

@@ -161,38 +161,131 @@ def simulate(
         >>> forecast.exact, forecast.steps, forecast.by_hosts[0].block_fetches
         (True, 6, 10)
     """
-    if cache_bytes is not None and cache_bytes < 1:
-        cure = "Give the bytes that a host has for blocks, or None for as many as it wants."
-        raise ConfigError("is no memory", field="cache_bytes", value=cache_bytes, cure=cure)
     steps = steps or RunSteps()
-    num_steps = steps.num_steps
+    _check_memory(cache_bytes)
+    if steps.num_steps is not None:
+        _check_end(dataset, steps.num_steps, watch)
+    check_hosts(hosts, schedule.rows_at(steps.first_step)[1])
+    examined = examine(dataset, schedule, steps=steps, row_order=row_order, watch=watch)
+    return examined.forecast(hosts, cache_bytes, prices)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Steps of a run that were examined: what any forecast of its reads is made from.
+
+    Attributes:
+        dataset: The dataset.
+        schedule: Its batches.
+        run: Stretches of equal batches, from the first step examined to the last of the run.
+        seen: What was examined.
+        end: How the data end.
+        total: Steps of the run; None: no known end.
+        whole: Whether all steps from the first one on were examined.
+    """
+
+    dataset: PlannedDataset
+    schedule: BatchSchedule
+    run: Sequence[Stretch]
+    seen: Sequence[Seen]
+    end: DataEnd | None
+    total: int | None
+    whole: bool
+
+    @property
+    def steps(self) -> int:
+        """Steps examined."""
+        return sum(one.look.stop_step - one.look.first_step for one in self.seen)
+
+    def forecast(
+        self, hosts: Sequence[int], cache_bytes: int | None = None, prices: Prices | None = None
+    ) -> Forecast:
+        """The reads of the run on these numbers of hosts; arguments and errors as for
+        :func:`simulate`.
+        """
+        _check_memory(cache_bytes)
+        looks = [one.look for one in self.seen]
+        windows = self.seen[0].windows
+        block_bytes = windows.space.slot_bytes
+        examined_to_end = self.whole and self.total is not None
+        used = windows.distinct(looks[-1].stop_step) if examined_to_end else None
+        forecasts: list[HostForecast] = []
+        for number in hosts:
+            try:
+                forecasts.append(
+                    forecast_hosts(self.seen, number, cache_bytes, prices or Prices(), used)
+                )
+            except ConfigError as error:
+                raise ConfigError(
+                    error.problem,
+                    field="cache_bytes",
+                    value=cache_bytes,
+                    cure=f"A block takes {block_bytes} bytes.",
+                ) from error
+        open_bytes = OpenBytes.of(self.dataset)
+        shortages = (open_bytes.shortage(cache_bytes, number) for number in hosts)
+        ends_here = self.end is not None and self.end.rows and self.end.num_steps == self.total
+        return Forecast(
+            first_step=looks[0].first_step,
+            steps=self.steps,
+            exact=self.whole
+            and looks[0].first_step == 0
+            and looks[-1].stop_step == self.total
+            and all(h.hosts_replayed == h.hosts for h in forecasts),
+            looks=tuple(looks),
+            batch_size=max(look.batch_size for look in looks),
+            block_bytes=block_bytes,
+            distinct_blocks=weighted_mean(
+                [(q.distinct_blocks, weight) for one in self.seen for q, weight in one.parts]
+            ),
+            variance_ratio=_variance(self.seen),
+            by_hosts=tuple(forecasts),
+            notes=(
+                *(note for note in shortages if note),
+                *_notes(self.seen, self.run, self.schedule, self.total, max(hosts, default=1)),
+            ),
+            data_end=self.end if ends_here else None,
+        )
+
+
+def examine(
+    dataset: PlannedDataset,
+    schedule: BatchSchedule,
+    *,
+    steps: RunSteps,
+    row_order: RowOrder = "locality",
+    watch: Watch | None = None,
+) -> Examination:
+    """Examines steps of a run; arguments and errors as for :func:`simulate`."""
+    # 1. Where the run ends.
     first_step = steps.first_step
-    max_rows = steps.max_rows
-    if num_steps is not None:
-        _check_end(dataset, num_steps, watch)
     check_some_batch(schedule, dataset.length)
     end = data_end(schedule, dataset.length)
     ends = None if end is None or not end.rows else end.num_steps
-    total = min((step for step in (num_steps, ends) if step is not None), default=None)
+    total = min((step for step in (steps.num_steps, ends) if step is not None), default=None)
     if total is not None and first_step >= total:
         cure = f"The run has {total:,} steps: give one below {total:,}."
         raise ConfigError(
             "leaves no whole step to look at", field="first_step", value=first_step, cure=cure
         )
-    _check_hosts(hosts, schedule.rows_at(first_step)[1])
-    stop = _affordable(schedule, first_step, max_rows) if total is None else min(total, LAST_STEP)
+    # 2. Which steps are looked at: all, if there are few enough rows.
+    affordable = _affordable(schedule, first_step, steps.max_rows)
+    stop = affordable if total is None else min(total, LAST_STEP)
     run = stretches(dataset, schedule, first_step, stop)
-    replays_all = (
-        total is None or stop - first_step <= LEAST_STEPS or sum(s.rows for s in run) <= max_rows
+    whole = (
+        total is None
+        or stop - first_step <= LEAST_STEPS
+        or sum(s.rows for s in run) <= steps.max_rows
     )
-    looks = [all_steps(run, sample=total is None)] if replays_all else sampled(run, max_rows)
-    looked_at: list[Seen] = []
+    looks = [all_steps(run, sample=total is None)] if whole else sampled(run, steps.max_rows)
+    # 3. What they read.
+    seen: list[Seen] = []
     for look in looks:
         walk_to(dataset, look.first_step, watch)
-        looked_at.append(
+        seen.append(
             Seen.of(look, Windows(dataset, schedule, look.first_step, ends, row_order), run)
         )
-    if not any(one.parts for one in looked_at):
+    if not any(one.parts for one in seen):
         if end is not None and 0 < end.rows < run[0].batch_size:
             raise ConfigError(
                 f"is more than the {format_count(end.rows, 'row')} that the data have: the only"
@@ -203,51 +296,17 @@ def simulate(
                 " repeat.",
             )
         raise ConfigError("leaves no whole step to look at", field="first_step", value=first_step)
-    block_bytes = looked_at[0].windows.space.slot_bytes
-    used = looked_at[0].windows.distinct(stop) if replays_all and total is not None else None
-    forecasts: list[HostForecast] = []
-    for number in hosts:
-        try:
-            forecasts.append(
-                forecast_hosts(looked_at, number, cache_bytes, prices or Prices(), used)
-            )
-        except ConfigError as error:
-            raise ConfigError(
-                error.problem,
-                field="cache_bytes",
-                value=cache_bytes,
-                cure=f"A block takes {block_bytes} bytes.",
-            ) from error
-    return Forecast(
-        first_step=first_step,
-        steps=sum(look.stop_step - look.first_step for look in looks),
-        exact=replays_all
-        and first_step == 0
-        and stop == total
-        and all(h.hosts_replayed == h.hosts for h in forecasts),
-        looks=tuple(looks),
-        batch_size=max(look.batch_size for look in looks),
-        block_bytes=block_bytes,
-        distinct_blocks=weighted_mean(
-            [(q.distinct_blocks, weight) for one in looked_at for q, weight in one.parts]
-        ),
-        variance_ratio=_variance(looked_at),
-        by_hosts=tuple(forecasts),
-        notes=(
-            *(
-                note
-                for note in (
-                    OpenBytes.of(dataset).shortage(cache_bytes, number) for number in hosts
-                )
-                if note
-            ),
-            *_notes(looked_at, run, schedule, total, max(hosts, default=1)),
-        ),
-        data_end=end if ends is not None and ends == total else None,
-    )
+    return Examination(dataset, schedule, run, seen, end, total, whole)
 
 
-def _check_hosts(hosts: Sequence[int], size: int) -> None:
+def _check_memory(cache_bytes: int | None) -> None:
+    if cache_bytes is not None and cache_bytes < 1:
+        cure = "Give the bytes that a host has for blocks, or None for as many as it wants."
+        raise ConfigError("is no memory", field="cache_bytes", value=cache_bytes, cure=cure)
+
+
+def check_hosts(hosts: Sequence[int], size: int) -> None:
+    """Raises ConfigError for a number of hosts that cannot share a batch of ``size`` rows."""
     for number in hosts:
         if not 1 <= number <= size:
             cure = f"Give 1 to {size}, the rows of a batch."

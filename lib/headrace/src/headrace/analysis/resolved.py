@@ -1,0 +1,210 @@
+"""A config resolved for questions about its run.
+
+``config check``, ``config simulate``, ``run tree`` and the report all ask this object, so that no
+two of them can answer differently: it opens the caches, or makes stand-ins of the declared sizes,
+builds the dataset as a loader does, and says where the run ends and what is forecast of its reads.
+``run where`` and ``run cat`` ask the same dataset; they need no stand-ins and no forecast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, cast
+
+from headrace.analysis.check.sizes import PlannedCaches, planned_caches
+from headrace.analysis.simulate.forecast import (
+    DEFAULT_ROWS,
+    Examination,
+    RunSteps,
+    check_hosts,
+    examine,
+)
+from headrace.config.lm_data import LmDataConfig
+from headrace.data.dataset import PlannedDataset
+from headrace.data.erased import RunDataset
+from headrace.data.mixture import MixtureDataset
+from headrace.data.sources_at import sources_at
+from headrace.errors import ConfigError
+from headrace.metrics import SourceAt
+from headrace.mix.blend import is_size_rule
+from headrace.mix.data_end import check_some_batch, data_end
+from headrace.mix.policy import Watch
+from headrace.mix.repeats import repeats_somewhere
+from headrace.mix.schedule import RowOrder
+from headrace.order.order import Identity
+from headrace.store.cache import TokenCache
+
+
+class OrderFacts(NamedTuple):
+    """The order of a component.
+
+    Attributes:
+        kind: ``braid``, ``block``, ``full``, ``era`` or ``none``.
+        strands: Blocks open at a time, for a braid.
+        block_rows: Rows of a block; 0 if the order has none.
+        open_blocks: Blocks that it keeps open at a time by design; 0 if it has no blocks.
+        open_bytes: Bytes of rows that it draws from at a time, summed over hosts.
+        mixes_all: Whether each epoch is a shuffle of all its rows, however they lie in blocks.
+        held_windows: Multiple of ``open_bytes`` that the loader must be able to hold.
+    """
+
+    kind: str
+    strands: int
+    block_rows: int
+    open_blocks: int
+    open_bytes: int
+    mixes_all: bool
+    held_windows: int
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A config with its caches and its dataset.
+
+    Attributes:
+        asked: The config as it is written, with the number of steps that was asked for.
+        planned: Stand-ins for caches that do not exist, and the config to plan with.
+        caches: The cache of each component, open or a stand-in.
+        dataset: The dataset of the run.
+    """
+
+    asked: LmDataConfig
+    planned: PlannedCaches
+    caches: Mapping[str, TokenCache]
+    dataset: RunDataset
+
+    @classmethod
+    def of(
+        cls,
+        config: LmDataConfig,
+        sizes: Mapping[str, float] | None = None,
+        *,
+        layout: str = "headrace",
+        look: bool = True,
+        num_steps: int | None = None,
+    ) -> ResolvedRun:
+        """Resolves a config.
+
+        Args:
+            config: The config.
+            sizes: Tokens of components, overriding the config and caches.
+            layout: Chunk layout of future caches; see
+                :func:`~headrace.analysis.check.sizes.planned_caches`.
+            look: Whether to look for the caches whose sizes are declared.
+            num_steps: Steps of the run, overriding the config's.
+
+        Raises:
+            ConfigError: the config cannot be resolved; the same error as from a loader.
+            CacheError: a cache is missing and its size is not declared.
+
+        Example:
+            >>> from headrace import ComponentConfig
+            >>> sources = {"web": ComponentConfig("caches/web", expected_tokens=2e8)}
+            >>> run = ResolvedRun.of(LmDataConfig(sources, num_steps=1000))
+            >>> run.steps, run.drawn["web"].tokens
+            (1000, 65536000)
+        """
+        if num_steps is not None:
+            config = replace(config, num_steps=num_steps)
+        _check_mixture(config)
+        planned = planned_caches(config, sizes, layout=layout, look=look)
+        planned = replace(planned, config=planned.config.at_snapshots(planned.caches))
+        caches = planned.config.open_caches(planned.caches)
+        return cls(config, planned, caches, planned.config.dataset(caches))
+
+    @property
+    def config(self) -> LmDataConfig:
+        """The config to plan with: without packing of documents that do not exist yet."""
+        return self.planned.config
+
+    @cached_property
+    def settled(self) -> LmDataConfig:
+        """The config as it is written, with the components that amendments bring in."""
+        return self.asked.at_snapshots(self.planned.caches)
+
+    @property
+    def first(self) -> MixtureDataset:
+        """The mixture at step 0."""
+        return cast("MixtureDataset", self.dataset.at_step(0)[0])
+
+    @cached_property
+    def trained(self) -> Mapping[str, PlannedDataset]:
+        """The rows of each component that are trained on, in stored order."""
+        return self.config.train_datasets(self.caches)
+
+    def order_of(self, name: str) -> OrderFacts:
+        """The order of a component at step 0."""
+        component = self.first.components[self.first.names.index(name)]
+        order = component.shuffle_order() or Identity(len(self.trained[name]))
+        window = component.open_window()
+        return OrderFacts(
+            kind=order.kind,
+            strands=order.strands,
+            block_rows=order.io_block_size,
+            open_blocks=window.blocks,
+            open_bytes=window.rows * component.row_bytes,
+            mixes_all=window.everywhere or order.kind == "full",
+            held_windows=window.windows,
+        )
+
+    @property
+    def row_order(self) -> RowOrder:
+        """The order of rows in a batch."""
+        return "locality" if self.config.row_order == "locality" else "stream"
+
+    @cached_property
+    def steps(self) -> int | None:
+        """Steps of the run; None: no known end."""
+        end = data_end(self.dataset.batch_schedule, self.dataset.length)
+        wanted = self.config.run_steps
+        if end is None:
+            return wanted
+        if not end.rows:
+            raise ConfigError(
+                "has no row to train on", field="components", cure="Raise max_epochs or max_tokens."
+            )
+        check_some_batch(self.dataset.batch_schedule, end.rows)
+        return end.num_steps if wanted is None else min(end.num_steps, wanted)
+
+    @property
+    def ends_early(self) -> int | None:
+        """The step at which limits end it, if before the steps that were asked for."""
+        wanted = self.config.run_steps
+        return self.steps if self.steps is not None and self.steps != wanted is not None else None
+
+    @cached_property
+    def drawn(self) -> dict[str, SourceAt]:
+        """The sources at the end of the run; empty if it has no known end."""
+        if self.steps is None:
+            return {}
+        return sources_at(self.dataset, self.steps, is_over=True)
+
+    def examine(
+        self,
+        hosts: Sequence[int],
+        *,
+        first_step: int = 0,
+        max_rows: int = DEFAULT_ROWS,
+        watch: Watch | None = None,
+    ) -> Examination:
+        """Examines steps, from which reads are forecast for any memory; arguments as for
+        :func:`~headrace.analysis.simulate.forecast.simulate`.
+        """
+        schedule = self.dataset.batch_schedule
+        check_hosts(hosts, schedule.rows_at(first_step)[1])
+        steps = RunSteps(first_step, self.steps, max_rows)
+        return examine(self.dataset, schedule, steps=steps, row_order=self.row_order, watch=watch)
+
+
+def _check_mixture(config: LmDataConfig) -> None:
+    """Reports errors of weights and stages before a missing cache is reported."""
+    blends = [config.weights, *(stage.weights for stage in config.stages)]
+    blends.append({name: component.weight for name, component in config.components.items()})
+    moves = any(amendment.caches for amendment in config.amendments)  # needs caches, too
+    if not moves and not any(
+        b is not None and (is_size_rule(b, config.components) or repeats_somewhere(b))
+        for b in blends
+    ):
+        config.resolved_stages()

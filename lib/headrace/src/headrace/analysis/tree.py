@@ -1,0 +1,107 @@
+"""How a run is made: caches, sets of documents, rows, orders and one mixture, with the count at each
+node.
+
+Nothing is computed here. Caches, rows, orders and what the run draws are those of
+:class:`~headrace.analysis.resolved.ResolvedRun`, which ``config check`` asks as well; where the
+tokens of a source go is its account.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headrace.analysis.resolved import ResolvedRun
+
+_FIRST = np.zeros(1, np.int64)
+LIMITS = ("max_epochs", "max_tokens", "max_share")
+
+
+def run_tree(run: ResolvedRun) -> dict[str, Any]:
+    """How a run is made, as JSON values.
+
+    Returns:
+        ``steps`` and ``tokens`` of the run, None if it has no known end; ``unit``; ``phases``, the
+        first step and row length of each; ``batch_sizes``, by first step; ``stages``, the first
+        step, name and weights of each mixture; ``skipped_tokens`` of changes of the row length;
+        ``sources`` by name, each with its ``cache``, ``account``
+        (:class:`~headrace.data.component.Account`), ``held_out``, ``erased`` documents, ``rows``,
+        ``order``, ``limits`` and what the run has ``drawn`` of it.
+
+    Example:
+        >>> from headrace import ComponentConfig, LmDataConfig
+        >>> web = ComponentConfig("caches/web", expected_tokens=2e6)
+        >>> tree = run_tree(ResolvedRun.of(LmDataConfig({"web": web}, num_steps=20)))
+        >>> tree["tokens"], tree["sources"]["web"]["order"]["kind"]
+        (1310720, 'braid')
+    """
+    config = run.config
+    described = run.dataset.describe()
+    stages = run.first.describe()["stages"]
+    accounts = config.accounts(run.caches)
+    erased = described.get("removed", {})
+    return {
+        "steps": run.steps,
+        "tokens": None
+        if run.steps is None
+        else sum(source.tokens for source in run.drawn.values()),
+        "unit": config.unit,
+        "phases": [list(phase) for phase in config.phases],
+        "batch_sizes": dict(run.dataset.batch_schedule.points),
+        "stages": [{key: stage[key] for key in ("step", "name", "weights")} for stage in stages],
+        "skipped_tokens": {
+            f"{change.component} at step {change.step}": change.skipped_tokens
+            for change in run.dataset.changes
+        },
+        "sources": {
+            name: {
+                **_source(name, run),
+                "account": accounts[name].to_json(),
+                "erased": [
+                    {"step": int(step), "documents": record["documents"]}
+                    for step, record in erased.get(name, {}).items()
+                ],
+            }
+            for name in run.first.names
+        },
+    }
+
+
+def _source(name: str, run: ResolvedRun) -> dict[str, Any]:
+    """The cache, rows, order and draws of one source."""
+    component = run.config.components[name]
+    drawn = run.drawn.get(name)
+    rows = run.trained[name]
+    split, _ = run.config.held_out.get(name, (None, ""))
+    limits = {field: getattr(component, field) for field in LIMITS}
+    return {
+        "cache": _cache(name, run),
+        "held_out": None if split is None else split.by,
+        "rows": {
+            "kind": "windows" if component.packing is None else "packs",
+            "length": rows.seq_len,
+            "rows": len(rows),
+        },
+        "order": run.order_of(name)._asdict(),
+        "limits": {field: value for field, value in limits.items() if value is not None},
+        "drawn": {
+            "weight": float(run.first.weights_at(_FIRST)[0, run.first.names.index(name)]),
+            "rows": drawn and drawn.rows,
+            "tokens": drawn and drawn.tokens,
+            "epochs": drawn and drawn.epochs,
+        },
+    }
+
+
+def _cache(name: str, run: ResolvedRun) -> dict[str, Any]:
+    """The caches of a source, a path for each member; planned ones have no documents yet."""
+    cache = run.caches[name]
+    exists = name not in run.planned.caches
+    declared = run.config.components[name].caches
+    return {
+        "paths": [member.path for member in cache.members] if exists else declared,
+        "exists": exists,
+        "documents": cache.num_documents if exists else None,
+        "tokens": cache.num_tokens,
+    }

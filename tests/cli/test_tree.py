@@ -1,0 +1,124 @@
+"""``headrace run tree`` of a config, and ``headrace cache inspect`` of a filter: every token is
+somewhere, every filtered document is counted.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace import load_config, open_run
+from headrace.errors import ConfigError
+from headrace.testing import tiny_cache
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run_yaml(tmp_path: Path) -> str:
+    for k, name in enumerate("ab"):
+        tiny_cache(tmp_path / name, documents=200, parts=2, seed=k)
+    (tmp_path / "ids.txt").write_text("3\n5\n3\n9999\n")
+    (tmp_path / "run.yaml").write_text(
+        "seq_len: 16\nbatch_size: 8\nvalidation: {one_in: 10}\nweights: {temperature:"
+        " 2}\ncomponents:\n"
+        f"  a: {{cache: {tmp_path}/a, remove: {tmp_path}/ids.txt, remove_not_found: count}}\n"
+        f"  b: {{cache: {tmp_path}/b}}\n"
+    )
+    return str(tmp_path / "run.yaml")
+
+
+def test_every_token_of_a_config_is_accounted_for(headrace: Run, run_yaml: str):
+    code, out, err = headrace("run", "tree", run_yaml, "num_steps=20", "--json")
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    for one in facts["sources"].values():
+        account = one["account"]
+        held = account["train_tokens"] + account["validation_tokens"]
+        kept = held + account["removed_tokens"] + account["dropped_tokens"]
+        assert kept == account["tokens"] == one["cache"]["tokens"]
+        assert one["rows"]["rows"] == account["train_rows"]
+        assert min(account["validation_tokens"], one["order"]["strands"]) > 0
+    a = facts["sources"]["a"]["account"]
+    counts = [a[f"{k}_documents"] for k in ("listed", "repeated", "not_found", "removed")]
+    assert counts == [4, 1, 1, 2]
+    assert a["removed_tokens"] > 0
+    assert sum(facts["stages"][0]["weights"].values()) == pytest.approx(1)
+    assert (
+        facts["tokens"]
+        == 20 * 8 * 16
+        == sum(one["drawn"]["tokens"] for one in facts["sources"].values())
+    )
+
+
+def test_the_folder_of_a_run_is_enough(headrace: Run, run_yaml: str, tmp_path: Path):
+    open_run(str(tmp_path / "run"), load_config(run_yaml))
+    of_config = json.loads(headrace("run", "tree", run_yaml, "--json")[1])
+    assert json.loads(headrace("run", "tree", str(tmp_path / "run"), "--json")[1]) == of_config
+    code, _, err = headrace("run", "tree", str(tmp_path / "a"))
+    assert code == 2
+    assert "is a folder" in err
+
+
+def test_removed_documents_are_those_of_the_run(headrace: Run, run_yaml: str, tmp_path: Path):
+    assert headrace("cache", "remove", str(tmp_path / "b"), "7", "9")[0] == 0
+    _, out, _ = headrace("run", "tree", run_yaml)
+    assert "removed  2 documents" in out
+    _, out, _ = headrace("run", "tree", run_yaml, "components.b.snapshot=1")
+    assert "removed  " not in out
+
+
+def test_hundreds_of_sources_are_readable(headrace: Run, tmp_path: Path):
+    sources = {
+        f"{group}_{k}": {"cache": f"gone/{group}{k}", "expected_tokens": 10**6, "weight": 1 + k}
+        for group in ("web", "code", "books", "math")
+        for k in range(50)
+    }
+    config = tmp_path / "many.yaml"
+    fields = {"seq_len": 16, "batch_size": 400, "num_steps": 10, "components": sources}
+    config.write_text(json.dumps(fields))
+    _, folded, _ = headrace("run", "tree", str(config))
+    assert len(folded.splitlines()) < 20
+    assert "web*  50 sources, 50,000,000 tokens, 3,125,000 rows; 25.00% at first" in folded
+    _, whole, _ = headrace("run", "tree", str(config), "--all")
+    assert all(f"{name}  " in whole for name in sources)
+    assert whole.count("rows  windows of 16 tokens: 62,500 rows, 1,000,000 tokens") == 200
+    alike = {f"s{k}": one for k, one in enumerate(sources.values())}
+    config.write_text(json.dumps({**fields, "components": alike}))
+    _, folded, _ = headrace("run", "tree", str(config))
+    assert "others  170 sources, " in folded
+
+
+def test_documents_that_are_alone_in_their_unit_are_said(headrace: Run, run_yaml: str):
+    settings = [run_yaml, "components.a.packing={unit: 2, long: drop}", "seq_len=128"]
+    a = json.loads(headrace("run", "tree", *settings, "--json")[1])["sources"]["a"]["account"]
+    assert a["incomplete_documents"] == 2  # 2 and 4, as 3 and 5 are removed
+    assert 0 < a["incomplete_tokens"] <= a["dropped_tokens"]
+    assert (
+        f"incomplete  2 documents with {a['incomplete_tokens']:,} tokens"
+        in headrace("run", "tree", *settings)[1]
+    )
+
+
+def test_a_filter_is_told_in_words(headrace: Run, run_yaml: str, tmp_path: Path):
+    _, out, _ = headrace("run", "tree", run_yaml, "batch_size=16")
+    assert "the filter lists 4 documents (1 repeated, 1 not found) and removes 2 with" in out
+    assert "from step 0: a " in out
+    code, out, _ = headrace(
+        "cache",
+        "inspect",
+        str(tmp_path / "b"),
+        "--samples",
+        "0",
+        "--remove",
+        str(tmp_path / "ids.txt"),
+    )
+    assert code == 0
+    assert "the filter lists 4 documents (1 repeated, 1 not found) and removes 2 with" in out
+
+
+def test_numbers_that_no_document_has_are_refused_unless_they_may_be_counted(run_yaml: str):
+    with pytest.raises(ConfigError, match="the cache has 200") as caught:
+        load_config(run_yaml, ["components.a.remove_not_found=refuse"]).datasets()
+    assert (caught.value.field, caught.value.value) == ("components.a.remove", 9999)
