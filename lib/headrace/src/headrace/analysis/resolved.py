@@ -64,13 +64,13 @@ class ResolvedRun:
     """A config with its caches and its dataset.
 
     Attributes:
-        asked: The config as it is written, with the number of steps that was asked for.
+        original: The config as it is written, with the number of steps that was asked for.
         planned: Stand-ins for caches that do not exist, and the config to plan with.
         caches: The cache of each component, open or a stand-in.
         dataset: The dataset of the run.
     """
 
-    asked: LmDataConfig
+    original: LmDataConfig
     planned: PlannedCaches
     caches: Mapping[str, TokenCache]
     dataset: RunDataset
@@ -122,7 +122,7 @@ class ResolvedRun:
     @cached_property
     def settled(self) -> LmDataConfig:
         """The config as it is written, with the components that amendments bring in."""
-        return self.asked.at_snapshots(self.planned.caches)
+        return self.original.at_snapshots(self.planned.caches)
 
     @property
     def first(self) -> MixtureDataset:
@@ -158,21 +158,21 @@ class ResolvedRun:
     def steps(self) -> int | None:
         """Steps of the run; None: no known end."""
         end = data_end(self.dataset.batch_schedule, self.dataset.length)
-        wanted = self.config.run_steps
+        limit = self.config.run_steps
         if end is None:
-            return wanted
+            return limit
         if not end.rows:
             raise ConfigError(
                 "has no row to train on", field="components", cure="Raise max_epochs or max_tokens."
             )
         check_some_batch(self.dataset.batch_schedule, end.rows)
-        return end.num_steps if wanted is None else min(end.num_steps, wanted)
+        return end.num_steps if limit is None else min(end.num_steps, limit)
 
     @property
     def ends_early(self) -> int | None:
         """The step at which limits end it, if before the steps that were asked for."""
-        wanted = self.config.run_steps
-        return self.steps if self.steps is not None and self.steps != wanted is not None else None
+        limit = self.config.run_steps
+        return self.steps if self.steps is not None and self.steps != limit is not None else None
 
     @cached_property
     def drawn(self) -> dict[str, SourceAt]:

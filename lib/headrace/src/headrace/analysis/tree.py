@@ -1,5 +1,5 @@
-"""How a run is made: caches, sets of documents, rows, orders and one mixture, with the count at each
-node.
+"""How a run is made: caches, sets of documents, rows, orders and one mixture, with the count at
+each node.
 
 Nothing is computed here. Caches, rows, orders and what the run draws are those of
 :class:`~headrace.analysis.resolved.ResolvedRun`, which ``config check`` asks as well; where the

@@ -1,4 +1,4 @@
-"""What ``headrace cache inspect --icc`` measures: how similar neighbouring rows of a cache are."""
+"""What ``headrace cache inspect --icc`` measures: how similar neighbouring rows are."""
 
 from __future__ import annotations
 

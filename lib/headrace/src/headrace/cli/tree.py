@@ -216,5 +216,5 @@ def _order_line(order: dict[str, Any]) -> str:
     blocks = (
         f", blocks of {format_count(order['block_rows'], 'row')}" if order["block_rows"] else ""
     )
-    held = f", {in_bytes(order['open_bytes'])} open" if order["open_bytes"] else ""
-    return f"{order['kind']}{strands}{blocks}{held}"
+    open_bytes = f", {in_bytes(order['open_bytes'])} open" if order["open_bytes"] else ""
+    return f"{order['kind']}{strands}{blocks}{open_bytes}"

@@ -119,7 +119,7 @@ class RunPlan:
     @property
     def config(self) -> LmDataConfig:
         """The config, as it is written."""
-        return self.run.asked
+        return self.run.original
 
     @property
     def sources(self) -> Mapping[str, ComponentConfig]:

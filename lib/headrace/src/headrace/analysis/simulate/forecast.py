@@ -166,8 +166,8 @@ def simulate(
     if steps.num_steps is not None:
         _check_end(dataset, steps.num_steps, watch)
     check_hosts(hosts, schedule.rows_at(steps.first_step)[1])
-    examined = examine(dataset, schedule, steps=steps, row_order=row_order, watch=watch)
-    return examined.forecast(hosts, cache_bytes, prices)
+    examination = examine(dataset, schedule, steps=steps, row_order=row_order, watch=watch)
+    return examination.forecast(hosts, cache_bytes, prices)
 
 
 @dataclass(frozen=True)
@@ -178,24 +178,24 @@ class Examination:
         dataset: The dataset.
         schedule: Its batches.
         run: Stretches of equal batches, from the first step examined to the last of the run.
-        seen: What was examined.
+        examined: What was examined.
         end: How the data end.
         total: Steps of the run; None: no known end.
-        whole: Whether all steps from the first one on were examined.
+        is_complete: Whether all steps from the first one on were examined.
     """
 
     dataset: PlannedDataset
     schedule: BatchSchedule
     run: Sequence[Stretch]
-    seen: Sequence[Seen]
+    examined: Sequence[Seen]
     end: DataEnd | None
     total: int | None
-    whole: bool
+    is_complete: bool
 
     @property
     def steps(self) -> int:
         """Steps examined."""
-        return sum(one.look.stop_step - one.look.first_step for one in self.seen)
+        return sum(one.look.stop_step - one.look.first_step for one in self.examined)
 
     def forecast(
         self, hosts: Sequence[int], cache_bytes: int | None = None, prices: Prices | None = None
@@ -204,16 +204,16 @@ class Examination:
         :func:`simulate`.
         """
         _check_memory(cache_bytes)
-        looks = [one.look for one in self.seen]
-        windows = self.seen[0].windows
+        looks = [one.look for one in self.examined]
+        windows = self.examined[0].windows
         block_bytes = windows.space.slot_bytes
-        examined_to_end = self.whole and self.total is not None
+        examined_to_end = self.is_complete and self.total is not None
         used = windows.distinct(looks[-1].stop_step) if examined_to_end else None
         forecasts: list[HostForecast] = []
         for number in hosts:
             try:
                 forecasts.append(
-                    forecast_hosts(self.seen, number, cache_bytes, prices or Prices(), used)
+                    forecast_hosts(self.examined, number, cache_bytes, prices or Prices(), used)
                 )
             except ConfigError as error:
                 raise ConfigError(
@@ -228,7 +228,7 @@ class Examination:
         return Forecast(
             first_step=looks[0].first_step,
             steps=self.steps,
-            exact=self.whole
+            exact=self.is_complete
             and looks[0].first_step == 0
             and looks[-1].stop_step == self.total
             and all(h.hosts_replayed == h.hosts for h in forecasts),
@@ -236,13 +236,13 @@ class Examination:
             batch_size=max(look.batch_size for look in looks),
             block_bytes=block_bytes,
             distinct_blocks=weighted_mean(
-                [(q.distinct_blocks, weight) for one in self.seen for q, weight in one.parts]
+                [(q.distinct_blocks, weight) for one in self.examined for q, weight in one.parts]
             ),
-            variance_ratio=_variance(self.seen),
+            variance_ratio=_variance(self.examined),
             by_hosts=tuple(forecasts),
             notes=(
                 *(note for note in shortages if note),
-                *_notes(self.seen, self.run, self.schedule, self.total, max(hosts, default=1)),
+                *_notes(self.examined, self.run, self.schedule, self.total, max(hosts, default=1)),
             ),
             data_end=self.end if ends_here else None,
         )
@@ -272,20 +272,20 @@ def examine(
     affordable = _affordable(schedule, first_step, steps.max_rows)
     stop = affordable if total is None else min(total, LAST_STEP)
     run = stretches(dataset, schedule, first_step, stop)
-    whole = (
+    is_complete = (
         total is None
         or stop - first_step <= LEAST_STEPS
         or sum(s.rows for s in run) <= steps.max_rows
     )
-    looks = [all_steps(run, sample=total is None)] if whole else sampled(run, steps.max_rows)
+    looks = [all_steps(run, sample=total is None)] if is_complete else sampled(run, steps.max_rows)
     # 3. What they read.
-    seen: list[Seen] = []
+    examined: list[Seen] = []
     for look in looks:
         walk_to(dataset, look.first_step, watch)
-        seen.append(
+        examined.append(
             Seen.of(look, Windows(dataset, schedule, look.first_step, ends, row_order), run)
         )
-    if not any(one.parts for one in seen):
+    if not any(one.parts for one in examined):
         if end is not None and 0 < end.rows < run[0].batch_size:
             raise ConfigError(
                 f"is more than the {format_count(end.rows, 'row')} that the data have: the only"
@@ -296,7 +296,7 @@ def examine(
                 " repeat.",
             )
         raise ConfigError("leaves no whole step to look at", field="first_step", value=first_step)
-    return Examination(dataset, schedule, run, seen, end, total, whole)
+    return Examination(dataset, schedule, run, examined, end, total, is_complete)
 
 
 def _check_memory(cache_bytes: int | None) -> None:
