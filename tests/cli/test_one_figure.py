@@ -91,6 +91,7 @@ def agree(headrace, caches, config):
     tree = ask("run", "tree")
     assert tree["steps"] == plan["steps"]
     assert tree["tokens"] == plan["tokens"]
+    here = None
     if plan["steps"] is not None:
         here = ask("run", "where", "--step", str(plan["steps"]))
         assert here["num_steps"] == plan["steps"]
@@ -101,6 +102,6 @@ def agree(headrace, caches, config):
         assert (node["rows"]["rows"], node["order"]["kind"]) == (one["rows"], one["shuffle"])
         assert node["drawn"]["rows"] == one["drawn_rows"]
         assert node["drawn"]["epochs"] == one["epochs"]
-        if plan["steps"] is not None:
+        if here is not None:
             source = here["sources"][one["name"]]
             assert (source["rows"], source["epochs"]) == (one["drawn_rows"], one["epochs"])

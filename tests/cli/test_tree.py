@@ -55,10 +55,26 @@ def test_every_token_of_a_config_is_accounted_for(headrace: Run, run_yaml: str):
 def test_the_folder_of_a_run_is_enough(headrace: Run, run_yaml: str, tmp_path: Path):
     open_run(str(tmp_path / "run"), load_config(run_yaml))
     of_config = json.loads(headrace("run", "tree", run_yaml, "--json")[1])
-    assert json.loads(headrace("run", "tree", str(tmp_path / "run"), "--json")[1]) == of_config
+    run = str(tmp_path / "run")
+    assert json.loads(headrace("run", "tree", run, "--json")[1]) == of_config
+    for question in ("where", "cat"):
+        asked = headrace("run", question, run_yaml, "--step", "3", "--json")
+        assert headrace("run", question, run, "--step", "3", "--json") == asked
     code, _, err = headrace("run", "tree", str(tmp_path / "a"))
     assert code == 2
     assert "is a folder" in err
+
+
+def test_a_run_that_was_amended_is_shown_as_it_goes_on(
+    headrace: Run, run_yaml: str, tmp_path: Path
+):
+    run = str(tmp_path / "run")
+    open_run(run, load_config(run_yaml)).amend(9, drop=["b"], done=0)
+    assert headrace("cache", "remove", str(tmp_path / "a"), "7")[0] == 0
+    amended = json.loads(headrace("run", "tree", run, "num_steps=10", "--json")[1])
+    assert [stage["step"] for stage in amended["stages"]] == [0, 9]
+    assert not amended["sources"]["a"]["erased"]
+    assert headrace("run", "where", run, "--step", "10")[0] == 0
 
 
 def test_removed_documents_are_those_of_the_run(headrace: Run, run_yaml: str, tmp_path: Path):

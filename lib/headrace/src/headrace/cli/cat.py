@@ -13,13 +13,14 @@ import typer
 from headrace.cli.options import (
     ID_LEAF,
     AsJson,
-    Config,
+    ConfigOrRun,
     Decoder,
     IdLeaf,
     SameRun,
     Settings,
     check_run,
     load_of_run,
+    lock_at,
 )
 from headrace.cli.shown import coloured, legend, marked, one_line, printable, say, terminal, working
 from headrace.errors import ConfigError, did_you_mean, format_count, redact
@@ -37,7 +38,7 @@ _SHOWN_VALUES = 4
 
 
 def command(
-    config: Config,
+    target: ConfigOrRun,
     settings: Settings = None,
     step: Annotated[int, typer.Option(help="The step, counted from 0.", metavar="S")] = 0,
     row: Annotated[
@@ -62,14 +63,15 @@ def command(
 
         headrace run cat run.yaml --step 12345 --row 7
 
-        headrace run cat run.yaml --step 12345 --run runs/7b --json
+        headrace run cat runs/7b --step 12345 --json
 
         headrace run cat run.yaml --step 0 batch_size=4 seed=1
     """
     from headrace.data.provenance import rows_of_step
 
     with working("finding the rows"):
-        resolved = load_of_run(config, settings, run)
+        run = target if run is None and lock_at(target) else run
+        resolved = load_of_run(target, settings, run)
         dataset = resolved.dataset()
         if run is not None:
             check_run(run, resolved, dataset, step)

@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
     from headrace.data.erased import RunDataset
+    from headrace.run.lock import RunLock
 
 
 def check_local_folder(output: Path) -> None:
@@ -34,6 +35,10 @@ ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
 """Whose format a cache has."""
 
 Config = Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")]
+ConfigOrRun = Annotated[
+    str,
+    typer.Argument(help="YAML file of an LmDataConfig, or folder of a run.", metavar="CONFIG|RUN"),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Argument(
@@ -158,12 +163,18 @@ def refuse_typed(
 
 def load_of_run(path: str, settings: list[str] | None, run: str | None) -> LmDataConfig:
     """Loads a config; for a run, with the mixture and the states of caches in its lock."""
-    from headrace.config.lm_data import load_config
     from headrace.run.changes import config_of_run
     from headrace.run.lock import RunLock
 
-    config = load_config(path, settings or [])
+    config = load_config_or_run(path, settings)
     return config_of_run(None if run is None else RunLock.load(run), config)
+
+
+def lock_at(target: str) -> RunLock | None:
+    """The lock of the run whose folder is named; None: a config is named."""
+    from headrace.run.lock import RunLock
+
+    return None if target.endswith(CONFIG_SUFFIXES) else RunLock.load(target)
 
 
 def load_config_or_run(target: str, settings: list[str] | None) -> LmDataConfig:
@@ -175,9 +186,8 @@ def load_config_or_run(target: str, settings: list[str] | None) -> LmDataConfig:
     from headrace.config.lm_data import LmDataConfig, load_config
     from headrace.config.parsing import decode, with_overrides
     from headrace.errors import ConfigError
-    from headrace.run.lock import RunLock
 
-    lock = None if target.endswith(CONFIG_SUFFIXES) else RunLock.load(target)
+    lock = lock_at(target)
     if lock is None:
         return load_config(target, settings or [])
     if lock.config is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import AsJson, Settings, load_config_or_run
+from headrace.cli.options import AsJson, ConfigOrRun, Settings, load_config_or_run
 from headrace.cli.remove import removal_line
 from headrace.cli.shown import in_bytes, say, terminal, working
 from headrace.errors import format_count
@@ -24,12 +24,7 @@ _SHOWN_WEIGHTS = 6
 
 
 def command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="YAML file of an LmDataConfig, or folder of a run.", metavar="CONFIG|RUN"
-        ),
-    ],
+    target: ConfigOrRun,
     settings: Settings = None,
     show_all: Annotated[
         bool, typer.Option("--all", help="Show every source with its nodes, however many.")

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import AsJson, Config, SameRun, Settings, check_run, load_of_run
+from headrace.cli.options import (
+    AsJson,
+    ConfigOrRun,
+    SameRun,
+    Settings,
+    check_run,
+    load_of_run,
+    lock_at,
+)
 from headrace.cli.shown import figures_table, say, terminal, working
 from headrace.errors import format_count
 
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    config: Config,
+    target: ConfigOrRun,
     settings: Settings = None,
     step: Annotated[
         int, typer.Option(help="Number of steps done, which is the next step to load.")
@@ -52,11 +60,12 @@ def command(
 
         headrace run where --step 120000 run.yaml --json | jq .sources.web.epochs
 
-        headrace run where --step 120000 run.yaml --document 4711 --component web
+        headrace run where --step 120000 runs/7b --document 4711 --component web
     """
     from headrace.run.where import where
 
-    resolved = load_of_run(config, settings, run)
+    run = target if run is None and lock_at(target) else run
+    resolved = load_of_run(target, settings, run)
     if run is not None:
         check_run(run, resolved, resolved.dataset(), max(step - 1, 0))
     if document is not None or component is not None:
