@@ -97,10 +97,8 @@ def test_the_fields_of_the_config_come_first_and_what_follows_stays_behind(cache
 
 
 def test_a_run_without_a_config(caches, tmp_path):
-    open_run(tmp_path, config_of(caches, {"web": 3, "code": 1}))
-    content = json.loads((tmp_path / "lock.json").read_text())
-    del content["config"], content["edited"]
-    (tmp_path / "lock.json").write_text(json.dumps(content))
+    run = open_run(tmp_path, config_of(caches, {"web": 3, "code": 1}))
+    replace(run.lock, config=None, edited=None).save(str(tmp_path))
     loaded = RunLock.load(str(tmp_path))
     assert loaded is not None
     changes = run_changes(loaded, config_of(caches, {"web": 2, "code": 1}), 10)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import ConfigError, PlanMismatchError
+from headrace.errors import CacheError, ConfigError, PlanMismatchError
 from headrace.mix import BatchSchedule
 from headrace.mix.draws import Draws
 from headrace.run import LoaderState, RunLock, open_run
@@ -145,20 +145,30 @@ def test_what_is_no_state(data):
 def test_a_lock_of_another_version_is_refused(tmp_path, version):
     open_run(str(tmp_path), Fake(a=1))
     file = tmp_path / "lock.json"
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "version": version}))
-    with pytest.raises(ConfigError, match="was written by another version of headrace") as caught:
+    seal, _, content = file.read_text().partition("\n")
+    file.write_text(json.dumps({**json.loads(seal), "version": version}) + "\n" + content)
+    with pytest.raises(CacheError, match="was written by another version of headrace") as caught:
         open_run(str(tmp_path), Fake(a=1))
-    assert caught.value.field == "lock"
+    assert caught.value.field == "run lock"
     assert str(version) in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 1, "plan": 3}'])
-def test_what_is_no_manifest(tmp_path, content):
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', "{}\n{}\n"])
+def test_what_is_no_lock(tmp_path, content):
     (tmp_path / "lock.json").write_text(content)
-    with pytest.raises(ConfigError, match="is not a run's lock") as caught:
+    with pytest.raises(CacheError, match="is damaged: it has no seal") as caught:
         open_run(str(tmp_path), Fake(a=1))
-    assert caught.value.field == "lock"
+    assert caught.value.field == "run lock"
+
+
+def test_a_lock_can_be_read_and_not_be_edited(tmp_path):
+    open_run(str(tmp_path), Fake(seed=1))
+    file = tmp_path / "lock.json"
+    text = file.read_text()
+    assert '\n  "seed": 1' in text
+    file.write_text(text.replace('"seed": 1', '"seed": 2'))
+    with pytest.raises(CacheError, match="its digest is not that of what it holds"):
+        open_run(str(tmp_path), Fake(seed=2))
 
 
 def mixture(stages, components=("a",), **more):

@@ -19,22 +19,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from headrace.config.writing import given_fields
-from headrace.errors import ConfigError, PlanMismatchError, of_another_version
+from headrace.errors import ConfigError, PlanMismatchError
 from headrace.run.anchors import planned_by
 from headrace.run.differences import config_differences, differences
 from headrace.run.plan_difference import first_difference, first_mixture, names_of
 from headrace.run.state import FINGERPRINT_DIGITS, LoaderState, steps_done
 from headrace.store import files
+from headrace.store.records import RecordKind, read_record, write_record
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
 
 LOCK_NAME = "lock.json"
-_VERSION = 1
 _SHOWN_DIFFERENCES = 20
+
+
+class _Content(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of the file; see :class:`RunLock`. What people look for comes first."""
+
+    history: list[dict[str, Any]]
+    config: dict[str, Any] | None
+    edited: dict[str, Any] | None
+    plan: dict[str, Any]
+
+
+_LOCK = RecordKind("run lock", 1, _Content, indented=True)
 
 
 class Described(Protocol):
@@ -154,64 +167,22 @@ class RunLock:
         """Writes the lock into a run's folder, atomically. All processes of a run may do so at the
         same time.
         """
-        content: dict[str, Any] = {
-            "kind": "headrace run",
-            "version": _VERSION,
-            "fingerprint": self.fingerprint,
-            "history": list(self.history),
-        }
-        if self.config is not None:
-            content |= {"config": self.config, "edited": self.edited}
-        content["plan"] = self.plan
-        text = json.dumps(content, indent=1)  # the order of components is part of a run
-        files.write_atomic(files.join(folder, LOCK_NAME), text.encode() + b"\n", shared=True)
+        content = _Content([*self.history], self.config, self.edited, self.plan)
+        url = files.join(folder, LOCK_NAME)
+        write_record(url, _LOCK, content, self.fingerprint, shared=True)
 
     @classmethod
     def load(cls, folder: str) -> RunLock | None:
         """The lock in a folder; None if there is none.
 
         Raises:
-            ConfigError: the file is not a run's lock, is damaged or of another version.
+            CacheCorruptError: the file is not a run's lock, is damaged or of another version.
         """
-        url = files.join(folder, LOCK_NAME)
-        if (raw := files.read_bytes(url)) is None:
+        cure = "Restore it, or take another folder for this run."
+        content = read_record(files.join(folder, LOCK_NAME), _LOCK, cure=cure)
+        if content is None:
             return None
-        try:
-            content = json.loads(raw)
-            if content["version"] != _VERSION:
-                raise ConfigError(
-                    of_another_version(content["version"], _VERSION),
-                    field="lock",
-                    value=url,
-                    cure="Take another folder for this run.",
-                )
-            history = (
-                {**h, "fingerprint": str(h["fingerprint"]), "until_step": int(h["until_step"])}
-                for h in content["history"]
-            )
-            config, edited = (
-                None if content.get(name) is None else dict(content[name])
-                for name in ("config", "edited")
-            )
-            lock = cls(dict(content["plan"]), tuple(history), config, edited)
-            stored = content["fingerprint"]
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ) as error:
-            raise ConfigError(f"is not a run's lock ({error})", field="lock", value=url) from error
-        if stored != lock.fingerprint:
-            raise ConfigError(
-                "is damaged: its fingerprint is not that of its plan",
-                field="lock",
-                value=url,
-                cure="Restore it, or take another folder for this run.",
-            )
-        return lock
+        return cls(content.plan, tuple(content.history), content.config, content.edited)
 
 
 def _pinned(config: LmDataConfig, plan: Mapping[str, Any]) -> LmDataConfig:

@@ -1,9 +1,9 @@
 """Sealed records: one way to write a small file, and one way to read it or to refuse it.
 
-A record is two lines of JSON. The first is the seal: the ``kind`` of the file, the ``version`` of
+A record is two texts of JSON. The first, one line, is the seal: the ``kind`` of the file, the ``version`` of
 its format, what it is ``of`` (the fingerprint of a cache; empty if it is of none) and a ``digest``
-of these three and the second line. The second line is the content. docs/formats.md has the fields
-of every kind.
+of these three and the content. The content is one line, or indented if people are to read it.
+docs/formats.md has the fields of every kind.
 
 Invariants: a reader sees the file as it was before a write or as it is after it, also after a power
 cut; equal contents make equal bytes; a byte that changes is noticed. Price: a write is one file
@@ -40,6 +40,7 @@ class RecordKind(Generic[ContentT]):
         name: Its name, which errors give as their field.
         version: The version of the content.
         content: The type of the content.
+        indented: Whether the content has a line for each field.
 
     Example:
         >>> notes = RecordKind("notes", 1, list[str])
@@ -55,6 +56,7 @@ class RecordKind(Generic[ContentT]):
     name: str
     version: int
     content: type[ContentT]
+    indented: bool = False
 
     def __post_init__(self) -> None:
         # msgspec resolves types at their first use, and the process dies if two threads do so at
@@ -64,9 +66,11 @@ class RecordKind(Generic[ContentT]):
 
     def encode(self, content: ContentT, of: str = "") -> bytes:
         """The bytes of a record."""
-        line = msgspec.json.encode(content)
-        seal = _Seal(self.name, self.version, of, _digest(self.name, self.version, of, line))
-        return msgspec.json.encode(seal) + b"\n" + line + b"\n"
+        text = msgspec.json.encode(content)
+        if self.indented:
+            text = msgspec.json.format(text, indent=1)
+        seal = _Seal(self.name, self.version, of, _digest(self.name, self.version, of, text))
+        return msgspec.json.encode(seal) + b"\n" + text + b"\n"
 
     def decode(
         self, raw: bytes, url: str, of: str | None = None, cure: str | None = None
@@ -87,7 +91,7 @@ class RecordKind(Generic[ContentT]):
             return CacheCorruptError(problem, field=self.name, value=url, cure=cure)
 
         head, _, rest = raw.partition(b"\n")
-        line = rest.removesuffix(b"\n")
+        text = rest.removesuffix(b"\n")
         try:
             seal = msgspec.json.decode(head, type=_Seal)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -96,19 +100,19 @@ class RecordKind(Generic[ContentT]):
             raise refused(f"is a file of another kind: {seal.kind!r}")
         if seal.version != self.version:
             raise refused(of_another_version(seal.version, self.version))
-        is_whole = raw == head + b"\n" + line + b"\n"
-        if not is_whole or seal.digest != _digest(seal.kind, seal.version, seal.of, line):
+        is_whole = raw == head + b"\n" + text + b"\n"
+        if not is_whole or seal.digest != _digest(seal.kind, seal.version, seal.of, text):
             raise refused("is damaged: its digest is not that of what it holds")
         if of is not None and seal.of != of:
             raise refused(f"is of another cache: it names {seal.of}, and this one is {of}")
         try:
-            return msgspec.json.decode(line, type=self.content)
+            return msgspec.json.decode(text, type=self.content)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise refused(f"cannot be used ({error})") from error
 
 
-def _digest(kind: str, version: int, of: str, line: bytes) -> str:
-    sealed = f"{kind}\n{version}\n{of}\n".encode() + line
+def _digest(kind: str, version: int, of: str, text: bytes) -> str:
+    sealed = f"{kind}\n{version}\n{of}\n".encode() + text
     return f"sha256:{hashlib.sha256(sealed).hexdigest()}"
 
 
