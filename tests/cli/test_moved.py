@@ -14,7 +14,7 @@ OLD = (
     *("reshuffle a 'shuffled a'", "pack a --seq-len 8", "diff a a --json", "diff run run.yaml"),
     *("consolidate a one", "convert a theirs --layout levanter", "icc a --seq-len 8 --save"),
     *("simulate run.yaml --hosts 1,2", "config schema -o schema.json", "where run.yaml --step 3"),
-    *("cat run.yaml --step 1 --row 0", "cat a", "cat a --json --id-leaf name"),
+    *("cat run.yaml --step 1 --row 0", "cat a", "cat a --json --id-leaf name", "cat run"),
     *("report run.yaml -o page.html", "completion fish"),
 )
 

@@ -9,8 +9,9 @@ from headrace.data.dataset import BatchOrder
 from headrace.feed.exchange import RowExchange
 from headrace.feed.reader import Grouping, PlannedReader
 from headrace.metrics import IterationStats
-from headrace.store import CacheLayout
-from headrace.testing import write_cache
+from headrace.store import CacheLayout, TokenCache
+from headrace.store.retry import own_counts
+from headrace.testing import random_documents, web_server, write_cache
 
 HOSTS = 4
 STEPS = 60
@@ -18,11 +19,12 @@ SEQ_LEN = 4
 
 
 class Host:
-    def __init__(self, number):
+    def __init__(self, number, hosts=HOSTS):
         self.number = number
+        self.hosts = hosts
 
     def local_rows(self, size):
-        return np.arange(self.number * size // HOSTS, (self.number + 1) * size // HOSTS)
+        return np.arange(self.number * size // self.hosts, (self.number + 1) * size // self.hosts)
 
     def local_columns(self, seq_len):
         return 0, seq_len
@@ -88,3 +90,40 @@ def test_the_setting_says_which_reads_are_the_runs(dataset):
     )
     assert "off; auto would turn it on" in str(four.describe_exchange("off", 16))
     assert forecast.to_json()["by_hosts"][1]["exchange"]["worth_it"] is True
+
+
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_the_forecast_counts_all_requests_of_readers(tmp_path, compression, splits):
+    """Offsets of 20,000 documents are two chunks, here in two files; some parts are never met."""
+    layout = CacheLayout("uint8", 64, 1, compression)
+    many = [random_documents(20_000, max_tokens=3, seed=0), random_documents(20, seed=1)]
+    few = [random_documents(5, seed=seed) for seed in range(2, 30)]
+    for name, parts in (("many", many), ("few", few)):
+        write_cache(tmp_path / name, parts, eos_id=255, layout=layout)
+
+    def mixture(url):
+        rows = {
+            name: TokenSeqDataset(
+                TokenCache.open(f"{url}/{name}"), 16, split_documents=splits
+            ).shuffle(0)
+            for name in ("many", "few")
+        }
+        return MixtureDataset(rows, {"many": 1.0, "few": 2.0}, 4)
+
+    with web_server(tmp_path) as url:
+        planned = mixture(url)
+        forecast = simulate(
+            planned, planned.batch_schedule, hosts=[1, 2], steps=RunSteps(num_steps=5)
+        )
+        for of_hosts in forecast.by_hosts:
+            counts = own_counts()
+            requests = counts.requests - counts.retries
+            for number in range(of_hosts.hosts):
+                order = BatchOrder(mixture(url))  # each host has opened the caches itself
+                host = Host(number, of_hosts.hosts)
+                reader = PlannedReader(order, host, 1 << 20, IterationStats(), Grouping(0))
+                assert sum(1 for _ in reader.batches(0, 5)) == 5
+            sent = counts.requests - counts.retries - requests
+            assert of_hosts.requests - of_hosts.opening_requests == sent
+            assert (of_hosts.index_requests > 0) == (splits or compression == "zstd")

@@ -235,7 +235,11 @@ def show(forecast: Forecast, components: int, seq_len: int, exchange: ExchangeSe
         hosts = format_count(h.hosts, "host")
         if text := h.describe_exchange(exchange, forecast.batch_size):
             console.print(text)
-        described = f", {h.index_requests:,} for zarr.json and indices" if h.index_requests else ""
+        described = (
+            f", {h.index_requests:,} for zarr.json, indices and ends of documents"
+            if h.index_requests
+            else ""
+        )
         console.print(
             f"{hosts} on an object store: {format_count(h.requests, 'request')} in these steps,"
             f" {h.opening_requests:,} to open the caches{described}."

@@ -176,8 +176,7 @@ def ends_of(
     stored = {
         k: s
         for k, s in enumerate(sources)
-        if isinstance(_ends(s), DocumentEnds)
-        or (_ends(s) is not None and getattr(s, "has_gaps", False))
+        if stored_ends(s) is not None or (_ends(s) is not None and getattr(s, "has_gaps", False))
     }
     if not stored:
         return None
@@ -232,6 +231,12 @@ def ends_by_token(sources: Sequence[RowSource]) -> dict[int, int]:
     end.
     """
     return {k: end for k, s in enumerate(sources) if isinstance(end := _ends(s), int)}
+
+
+def stored_ends(source: RowSource) -> DocumentEnds | None:
+    """Where a source reads the ends of its documents; None: nowhere."""
+    ends = _ends(source)
+    return ends if isinstance(ends, DocumentEnds) else None
 
 
 def _ends(source: object) -> DocumentEnds | int | None:

@@ -33,7 +33,15 @@ from jaxtyping import Int32, Int64, UInt8
 
 from headrace.data.columns import RunColumn, columns_of, run_columns
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Pieces, Rows, RowSource, ends_of, fill_of, segments_of
+from headrace.data.rows import (
+    Pieces,
+    Rows,
+    RowSource,
+    ends_of,
+    fill_of,
+    segments_of,
+    stored_ends,
+)
 from headrace.feed.exchange import Arranged, RowExchange
 from headrace.feed.placement import Placement
 from headrace.mix.data_end import held_rows, repeated_from
@@ -41,6 +49,7 @@ from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import WindowUses, window_uses
 from headrace.store.arrays import ArrayList
 from headrace.store.chunk_pages import ChunkPages
+from headrace.store.document_ends import DocumentEnds
 
 
 class BlockSpace:
@@ -61,6 +70,7 @@ class BlockSpace:
             first.setdefault(_stored_in(*one), len(first))
             for one in zip(sources, arrays, strict=True)
         ]
+        ends = [stored_ends(source) for source in sources]
         sources = [sources[number_of.index(number)] for number in range(len(first))]
         self.arrays = ArrayList.join([ArrayList.of(s.arrays) for s in sources])
         dtypes = {run.dtype for run in self.arrays.runs if run.dtype is not None}
@@ -70,7 +80,15 @@ class BlockSpace:
             RunColumn("tokens", 1, dtype, 0, self.arrays, fill=fill),
             *run_columns(sources),
         ]
-        self.first_array = np.cumsum([0] + [len(s.arrays) for s in sources])[number_of]
+        bounds = np.cumsum([0] + [len(s.arrays) for s in sources])
+        self.first_array = bounds[number_of]
+        # Stored ends of documents, by the first of the arrays beside which they lie, and one past
+        # the last
+        self._ends = {
+            (int(bounds[number]), int(bounds[number + 1])): one
+            for number, one in zip(number_of, ends, strict=True)
+            if one is not None
+        }
         chunks = [run.chunk for run in self.arrays.runs]
         self.chunk = self.arrays.spread(chunks)
         self._one_chunk = chunks[0] if len(set(chunks)) == 1 else None
@@ -98,16 +116,26 @@ class BlockSpace:
         )
 
     def index_requests(self, blocks: Int64[np.ndarray, " u"]) -> int:
-        """Requests for ``zarr.json``, file indices and pages of checksums by a host that reads
-        these blocks, which must be distinct.
+        """Requests for ``zarr.json``, file indices, pages of checksums and stored ends of documents
+        by a host that reads these blocks, which must be distinct.
         """
         kinds = [kind.arrays for kind in self.kinds]
         array = self.array_of(blocks)
+        arrays_read = np.unique(array)
+        split = self._split_arrays(arrays_read)
         pages: dict[ChunkPages, list[np.ndarray]] = {}
-        for kind in kinds:
-            for of_cache, numbers in kind.page_requests(np.unique(array)):
+        for pages_of_kind in (
+            *(kind.page_requests(arrays_read) for kind in kinds),
+            self.arrays.page_requests(np.array(sorted(split), np.int64), "offsets"),
+        ):
+            for of_cache, numbers in pages_of_kind:
                 pages.setdefault(of_cache, []).append(numbers)
         requests = sum(np.unique(np.concatenate(numbers)).size for numbers in pages.values())
+        described = self.arrays.spread([run.described for run in self.arrays.runs])
+        requests += sum(
+            ends.requests(part, described=bool(described[number]))
+            for number, (ends, part) in split.items()
+        )
         if all(run.computed or run.dtype is None for kind in kinds for run in kind.runs):
             return requests
         chunk = blocks - self.first_block[array]
@@ -130,6 +158,17 @@ class BlockSpace:
                 np.stack([array[needs_request], shard[needs_request]]), axis=1
             ).shape[1]
         return requests
+
+    def _split_arrays(self, arrays: Int64[np.ndarray, " n"]) -> dict[int, tuple[DocumentEnds, int]]:
+        """Those of some arrays beside which the ends of documents are read, and the part of each;
+        of several over one part, the first, because ends are kept.
+        """
+        first_of_part: dict[tuple[DocumentEnds, int], int] = {}
+        for (first, stop), ends in self._ends.items():
+            low, high = np.searchsorted(arrays, (first, stop))
+            for number in arrays[low:high].tolist():
+                first_of_part.setdefault((ends, number - first), number)
+        return {number: part for part, number in first_of_part.items()}
 
     def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
         """Elements of a block of each array: a single number if all are equal, because it divides

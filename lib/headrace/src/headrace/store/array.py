@@ -53,13 +53,13 @@ import tensorstore as ts
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
 from headrace.store import files, logins, retry
 from headrace.store.failures import DamagedAnswerError
-from headrace.store.layout import CHUNKS, OWNER, CacheLayout, StoredLayout, owner_of
+from headrace.store.layout import CHUNKS, CRC_BYTES, OWNER, CacheLayout, StoredLayout, owner_of
 from headrace.store.location import Location
 from headrace.store.mapped import MappedArray, map_array
 from headrace.store.pending import ArrayFuture, PendingRead, store_error
 from headrace.store.places import LocalPlaces
 from headrace.store.requests import Store, arrived, get, read_context, submit
-from headrace.store.sharded import ShardedArray, described_by
+from headrace.store.sharded import REQUEST_BYTES, ShardedArray, described_by
 
 # of a long read: chunks in each of its reads, and reads in flight
 _FILL_CHUNKS = 16
@@ -255,6 +255,20 @@ class StoredArray:
     @cached_property
     def _over_http(self) -> bool:
         return self._kvstore["driver"] in ("gcs", "s3", "http")
+
+    def requests_of_all(self, *, described: bool) -> int:
+        """Requests over HTTP of one read of the whole array: for chunks, neighbours together;
+        unless it is ``described`` (by ``names``), for ``zarr.json``; and for indices of files,
+        unless it is described and not compressed. Compressed chunks count as if they were not.
+        """
+        chunks = -(-self.length // self.chunk_elements)
+        files_filled, rest = divmod(chunks, self.layout.shard_chunks)
+        stored_bytes = self.chunk_elements * self.dtype.itemsize + CRC_BYTES
+        together = max(REQUEST_BYTES // stored_bytes, 1)
+        requests = files_filled * -(-self.layout.shard_chunks // together) - (-rest // together)
+        if described and self.layout.compression == "none":
+            return requests
+        return requests + files_filled + (rest > 0) + (not described)
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -166,10 +166,10 @@ class ArrayList(Sequence[StoredArray]):
         return self.runs[run].get(number - int(self._first[run]))
 
     def page_requests(
-        self, arrays: Int64[np.ndarray, " n"]
+        self, arrays: Int64[np.ndarray, " n"], folder: str = "data"
     ) -> list[tuple[ChunkPages, Int64[np.ndarray, " pages"]]]:
-        """The distinct pages of checksums that have to be requested to read some of the arrays; see
-        :mod:`headrace.store.chunk_pages`.
+        """The distinct pages of checksums that have to be requested to read some of the arrays, or
+        the ``offsets`` beside them; see :mod:`headrace.store.chunk_pages`.
         """
         bounds = np.searchsorted(arrays, self._first)
         requests: list[tuple[ChunkPages, np.ndarray]] = []
@@ -177,9 +177,8 @@ class ArrayList(Sequence[StoredArray]):
             self.runs, self._first.tolist(), bounds, bounds[1:], strict=False
         ):
             if run.pages is not None and high > low:
-                requests.append(
-                    (run.pages[0], run.pages[0].requests(run.pages[1], arrays[low:high] - first))
-                )
+                pages, leaf = run.pages
+                requests.append((pages, pages.requests(leaf, arrays[low:high] - first, folder)))
         return requests
 
     def spread(self, values: Sequence[Any], dtype: Any = np.int64) -> np.ndarray:

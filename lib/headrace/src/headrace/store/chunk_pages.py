@@ -65,11 +65,15 @@ class ChunkPages:
         begin = pages.start * PAGE_CHUNKS
         return np.concatenate([np.zeros(0, np.uint32), *contents])[first - begin : stop - begin]
 
-    def requests(self, leaf: str, parts: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " pages"]:
-        """The pages that have to be requested to read the values of a leaf in some parts."""
+    def requests(
+        self, leaf: str, parts: Int64[np.ndarray, " n"], folder: str = "data"
+    ) -> Int64[np.ndarray, " pages"]:
+        """The pages that have to be requested to read the values of a leaf in some parts, or its
+        ``offsets``.
+        """
         if not self._table.head.chunks:
             return np.zeros(0, np.int64)
-        first = self._kinds[leaf, "data"].first
+        first = self._kinds[leaf, folder].first
         low = first[parts] // PAGE_CHUNKS
         high = -(-first[parts + 1] // PAGE_CHUNKS)
         steps = np.zeros(pages_of(self._table.head.chunks) + 1, np.int64)

@@ -50,6 +50,7 @@ class DocumentEnds:
         # By part: one past the last token of each document, ascending. Threads that meet store
         # equal values.
         self._ends: dict[int, UInt[np.ndarray, " d"]] = {}
+        self._requests: dict[tuple[int, bool], int] = {}
 
     def within(
         self,
@@ -90,6 +91,17 @@ class DocumentEnds:
             ends_per_array.append(ends[document].astype(np.int64) - 1 - start[run])
         nothing = [np.zeros(0, np.int64)]
         return np.concatenate(runs or nothing), np.concatenate(ends_per_array or nothing)
+
+    def requests(self, part: int, *, described: bool) -> int:
+        """Requests over HTTP with which the offsets of a part are read; ``described`` as in
+        :class:`~headrace.store.arrays.ArrayRun`. Reads nothing.
+        """
+        key = (part, described)
+        if key not in self._requests:
+            offsets = self._parts.once(part).offsets
+            assert offsets is not None  # tokens are ragged
+            self._requests[key] = offsets.requests_of_all(described=described)
+        return self._requests[key]
 
     def _load(self, numbers: Iterable[int]) -> None:
         """Reads the offsets of parts that are not there yet, several at a time."""

@@ -78,11 +78,10 @@ class HostForecast:
         block_fetches: Block reads of all hosts in all steps examined, including the cold start: the
             sum of the loaders' ``block_fetches`` for these steps.
         requests: HTTP requests of all hosts in these steps: for blocks, ``index_requests`` and
-            ``opening_requests``; without retries and hedges, and without the stored ends of
-            documents, which each host reads once for each part that it meets under
-            ``split_documents``.
-        index_requests: Requests for ``zarr.json`` and the indices of files. None needed for
-            uncompressed caches of headrace.
+            ``opening_requests``; without retries and hedges.
+        index_requests: Requests for ``zarr.json`` and the indices of files: none for uncompressed
+            caches of headrace. Under ``split_documents`` also those for the stored ends of
+            documents, which each host reads once for each part that it meets.
         opening_requests: Requests that open the caches: each cache is opened by one host for all,
             as in runs under ``jax.distributed``; a cache without ``ledger.bin`` by every host.
         hosts_replayed: Hosts that were replayed; if not all, ``block_fetches`` is extrapolated from

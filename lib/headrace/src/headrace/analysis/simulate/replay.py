@@ -190,7 +190,7 @@ class Fetches:
     by_host: Int64[np.ndarray, " replayed"]  # of each host, in all steps
     blocks_held: int  # most blocks in use at a time on a host, if each is read once
     moved: float  # rows per step that hosts read for others
-    index_requests: int  # requests of all hosts for zarr.json and the indices of files
+    index_requests: int  # of all hosts, for zarr.json, indices of files and ends of documents
 
 
 def replay(
