@@ -1,8 +1,8 @@
 """Sealed records: one way to write a small file, and one way to read it or to refuse it.
 
-A record is two texts of JSON. The first, one line, is the seal: the ``kind`` of the file, the ``version`` of
-its format, what it is ``of`` (the fingerprint of a cache; empty if it is of none) and a ``digest``
-of these three and the content. The content is one line, or indented if people are to read it.
+A record is two texts of JSON. The first, one line, is the seal: the ``kind`` of the file, the
+``version`` of its format, what it is ``of`` (the fingerprint of a cache; empty if it is of none)
+and a ``digest`` of these three and the content. The content is one line, or indented if people are to read it.
 docs/formats.md has the fields of every kind.
 
 Invariants: a reader sees the file as it was before a write or as it is after it, also after a power
