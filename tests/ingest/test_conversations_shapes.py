@@ -15,6 +15,7 @@ from headrace.cli import main
 from headrace.store import open_cache
 
 TEMPLATE = (
+    "{{ mood }}"
     "{% if tools %}<tools>{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{{"
     " m.content or '' }}"
     "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | tojson"
@@ -200,6 +201,32 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
         {"system": "S", "prompt": "Q"},
         [("<system>S</s><user>Q</s><assistant>", "<system>S</s><user>Q</s><assistant>")],
     ),
+    "pairs with tools": (
+        "preference",
+        {"tools": [TOOL], "prompt": "Q", "chosen": "A", "rejected": "B"},
+        [
+            (f"<tools>{json.dumps([TOOL])}{CHAT}", "A</s>"),
+            (f"<tools>{json.dumps([TOOL])}<user>Q</s><assistant>B</s>", "B</s>"),
+        ],
+    ),
+    "pairs of other names with tools": (
+        "preference",
+        {"tools": json.dumps([TOOL]), "question": "Q", "chosen": "A", "rejected": "B"},
+        [
+            (f"<tools>{json.dumps([TOOL])}{CHAT}", "A</s>"),
+            (f"<tools>{json.dumps([TOOL])}<user>Q</s><assistant>B</s>", "B</s>"),
+        ],
+    ),
+    "prompts with tools and a system": (
+        "prompts",
+        {"system": "S", "tools": [TOOL], "prompt": "Q"},
+        [(prompt := f"<tools>{json.dumps([TOOL])}<system>S</s><user>Q</s><assistant>", prompt)],
+    ),
+    "prompts with variables": (
+        "prompts",
+        {"chat_template_kwargs": {"mood": "calm"}, "prompt": "Q"},
+        [("calm<user>Q</s><assistant>", "calm<user>Q</s><assistant>")],
+    ),
     "question for prompt": ("prompts", {"question": "Q", "answer": "A"}, [("Q", "Q")]),
     "other ids": ("tokens", {"token_ids": [65, 66]}, [("AB", "AB")]),
 }
@@ -319,6 +346,28 @@ def test_a_named_system_makes_turns_of_every_record(
         path = written(tmp_path, {"instructions": empty, "prompt": "Q"}, format)
         assert build(capsys, path, "--kind", "prompts", *fields[:2])[0] == 0
         assert [text for text, _ in texts(path)] == ["<user>Q</s><assistant>"]
+
+
+@pytest.mark.parametrize("extras", [{"tools": [TOOL]}, {"chat_template_kwargs": {"mood": "calm"}}])
+def test_what_is_for_templates_may_be_left_unused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], extras: dict[str, Any]
+):
+    record = {"prompt": "Q ", "chosen": "A", "rejected": "B", **extras}
+    source = written(tmp_path, record, "jsonl")
+    status, said = build(capsys, source, "--kind", "preference")
+    assert status == 2
+    assert build(capsys, source, "--kind", "preference", *cure_of(said, 1))[0] == 0
+    assert texts(source) == [("Q A", "A"), ("Q B", "B")]
+
+
+@pytest.mark.parametrize("empty", [[], "", "[]", None])
+def test_texts_with_empty_tools_stay_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], empty: Any
+):
+    record = {"tools": empty, "chat_template_kwargs": {}, "prompt": "Q "}
+    source = written(tmp_path, record, "jsonl")
+    assert build(capsys, source, "--kind", "prompts")[0] == 0
+    assert [text for text, _ in texts(source)] == ["Q "]
 
 
 @pytest.mark.parametrize("empty", ["", " ", None])

@@ -18,7 +18,7 @@ prompts       ``prompt``: a text or messages                  ``[bos] ids``, or 
 ============  ==============================================  ======================================
 
 The last three may have ``system`` and ``tools``, too, which go to the template. Texts of pairs and
-prompts need none, and become turns of it if the field of ``system`` is named.
+prompts need none, and become turns of it if the field of one of these is named.
 
 ``loss_mask`` is uint8, one value per token: 1 if the token itself is trained on, which it is if any
 of its characters is. Of messages that say ``weight: 0`` or the like, no token is. The prompt of a
@@ -78,6 +78,7 @@ from headrace.ingest.records import (
 from headrace.ingest.source import (
     BOUNDS,
     FIELDS,
+    OF_TEMPLATES,
     TOKEN_MASKS,
     ChatConfig,
     SourceConfig,
@@ -96,6 +97,12 @@ _LAST_ANSWERS: tuple[Mask, ...] = ("last_assistant_turn", "last_assistant_messag
 """Masks for templates that render earlier answers otherwise than the last."""
 _OF_MESSAGES = ("messages", "question", "answer", "prompt", "chosen", "rejected")
 """What may hold messages."""
+_FOR_TEMPLATES = {
+    "system": "a system message",
+    "tools": "tools",
+    "variables": "variables of the template",
+}
+"""What a record may have for a template besides messages, in words."""
 
 
 class EncodedBatch(NamedTuple):
@@ -660,24 +667,32 @@ class MarkedKind(DocumentKind):
         return [system, *messages]
 
     def _keeps_texts(self, record: Fields) -> bool:
-        """Whether texts of a record stay as they are. If the field of the system message is named,
-        they are turns of the template in every record.
+        """Whether texts of a record stay as they are. If a field of what templates take besides
+        messages is named, they are turns of the template in every record.
 
         Raises:
-            BadRecordError: it is not named, and there is a system message.
+            BadRecordError: none is named, and there is something for a template.
         """
-        if self.config.requires(self.kind, "system"):
+        if any(self.config.requires(self.kind, name) for name in OF_TEMPLATES):
             return False
-        if self._system(record):
-            field = self._field_name("system")
-            options = f"--field system={field}{'' if self.template else ' --chat-template FILE'}"
+        given = self._template_extras(record)
+        values = {
+            "system": self._system(record),
+            "tools": given.tools,
+            "variables": given.variables,
+        }
+        for name, value in values.items():
+            if not value:
+                continue
+            field = self._field_name(name)
+            options = f"--field {name}={field}{'' if self.template else ' --chat-template FILE'}"
             if not self._field(record, "prompt"):
                 prompt = cure_of_shape("prompt", record).removeprefix("Say ").rstrip(".")
                 options = f"{prompt} {options}".strip()
             raise BadRecordError(
-                f"holds plain texts, and a system message for them in field {field!r}",
+                f"holds plain texts, and {_FOR_TEMPLATES[name]} for them in field {field!r}",
                 f"Say {options} to make turns of them with the chat template: of the system, the"
-                " user and the assistant. Or leave it unused: --field system=none.",
+                f" user and the assistant. Or leave it unused: --field {name}=none.",
             )
         return True
 

@@ -72,12 +72,13 @@ PRE_TOKENIZED = ("megatron", "nmoe")
 NOTHING = "none"
 """Selects no field: an optional value is ignored, whether records have it or not."""
 _MADE_OF_TWO = (("chat", "messages"), ("tokens", "tokens"))
-_OF_TEMPLATES = {
+OF_TEMPLATES = {
     "system": "system",
     "tools": "tools",
     "variables": "chat_template_kwargs",
     "documents": NOTHING,
 }
+"""What templates take of a record besides messages, and its default field."""
 _MASKS_BY_MEANING = {
     # 1 at an id: it is trained on.
     "trained": (
@@ -125,22 +126,22 @@ FIELDS: dict[str, dict[str, str]] = {
         "question": NOTHING,
         "context": NOTHING,
         "answer": NOTHING,
-        **_OF_TEMPLATES,
+        **OF_TEMPLATES,
     },
     "preference": {
         "chosen": "chosen",
         "rejected": "rejected",
         "prompt": "prompt",
-        **_OF_TEMPLATES,
+        **OF_TEMPLATES,
     },
-    "prompts": {"prompt": "prompt", **_OF_TEMPLATES},
+    "prompts": {"prompt": "prompt", **OF_TEMPLATES},
 }
 """What each kind reads from a record, and its default field."""
 OPTIONAL = (
     *(("tokens", name) for name in FIELDS["tokens"] if name != "tokens"),
     *(("chat", name) for name in FIELDS["chat"] if name != "messages"),
     ("preference", "prompt"),
-    *((kind, name) for kind in ("preference", "prompts") for name in _OF_TEMPLATES),
+    *((kind, name) for kind in ("preference", "prompts") for name in OF_TEMPLATES),
 )
 """What is optional in a record, unless its field is named."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
