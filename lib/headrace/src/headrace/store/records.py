@@ -2,8 +2,8 @@
 
 A record is two texts of JSON. The first, one line, is the seal: the ``kind`` of the file, the
 ``version`` of its format, what it is ``of`` (the fingerprint of a cache; empty if it is of none)
-and a ``digest`` of these three and the content. The content is one line, or indented if people are to read it.
-docs/formats.md has the fields of every kind.
+and a ``digest`` of these three and the content. The content is one line, or indented if people are
+to read it. docs/formats.md has the fields of every kind.
 
 Invariants: a reader sees the file as it was before a write or as it is after it, also after a power
 cut; equal contents make equal bytes; a byte that changes is noticed. Price: a write is one file
