@@ -20,7 +20,7 @@ from headrace.cli.decoded import documents_with_id, sample
 from headrace.cli.inspect_show import length_statistics, show_samples, token_statistics
 from headrace.errors import ConfigError
 from headrace.ingest import ChatConfig, LeafConfig, SourceConfig, TokenizerConfig, build_cache
-from headrace.ingest.tokenize import cache_tokenizer
+from headrace.ingest.tokenize import cache_tokenizer, decode, load_tokenizer
 from headrace.store import TokenCache
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.testing import tiny_cache, write_cache
@@ -106,6 +106,28 @@ def test_runs_are_the_text(chats: str):
         trained = "".join(text for text, is_trained in one.runs if is_trained)
         assert trained == f"{i}, é {'!' * i}"
         assert one.trained_tokens == len(trained.encode())
+
+
+@pytest.mark.parametrize(("trains_end", "marked"), [(1, "⟦yo{}⟧"), (0, "⟦yo⟧{}")])
+def test_the_mask_says_whether_an_end_token_is_trained_on(
+    headrace: Run, tmp_path: Path, trains_end: int, marked: str
+):
+    end_id = load_tokenizer(TokenizerConfig("bytes")).eos_id
+    assert end_id is not None
+    ids = np.array([*b"yo", end_id])
+    mask = np.array([1, 1, trains_end])
+    write_cache(tmp_path / "c", [[ids]], vocab_size=512, mask=lambda tokens: mask)
+    (tmp_path / "run.yaml").write_text(
+        "seq_len: 3\nbatch_size: 1\nnum_steps: 1\n"
+        f"components:\n  c: {{cache: {tmp_path}/c, shuffle: false}}\n"
+    )
+    end = decode(load_tokenizer(TokenizerConfig("bytes")), ids[2:])
+    assert end
+    bytes_ids = ("--tokenizer", "bytes")
+    inspected = headrace("cache", "inspect", str(tmp_path / "c"), "--document", "0", *bytes_ids)
+    assert inspected[1].splitlines()[-1] == marked.format(end)
+    shown = headrace("run", "cat", str(tmp_path / "run.yaml"), "--row", "0", *bytes_ids)
+    assert shown[1].splitlines()[-1] == marked.format(end)
 
 
 def test_a_long_document_keeps_its_marks(tmp_path: Path):

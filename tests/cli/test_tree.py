@@ -10,6 +10,7 @@ import pytest
 
 from headrace import load_config, open_run
 from headrace.errors import ConfigError
+from headrace.store import TokenCache
 from headrace.testing import tiny_cache
 
 Run = Callable[..., tuple[int, str, str]]
@@ -77,12 +78,30 @@ def test_a_run_that_was_amended_is_shown_as_it_goes_on(
     assert headrace("run", "where", run, "--step", "10")[0] == 0
 
 
-def test_removed_documents_are_those_of_the_run(headrace: Run, run_yaml: str, tmp_path: Path):
+@pytest.mark.parametrize("packing", ["null", "{algorithm: next_fit}"])
+def test_removed_documents_are_those_of_the_run(
+    headrace: Run, run_yaml: str, tmp_path: Path, packing: str
+):
+    packed = f"components.b.packing={packing}"
     assert headrace("cache", "remove", str(tmp_path / "b"), "7", "9")[0] == 0
-    _, out, _ = headrace("run", "tree", run_yaml)
-    assert "removed  2 documents" in out
-    _, out, _ = headrace("run", "tree", run_yaml, "components.b.snapshot=1")
+    removed_tokens = int(TokenCache.open(tmp_path / "b").lengths(0, 10)[[7, 9]].sum())
+    out = headrace("run", "tree", run_yaml, packed)[1]
+    assert f"removed  2 documents, {removed_tokens} tokens: their places in the rows stay" in out
+    facts = json.loads(headrace("run", "tree", run_yaml, packed, "--json")[1])
+    assert facts["sources"]["b"]["erased"] == [
+        {"step": 0, "documents": 2, "tokens": removed_tokens}
+    ]
+    out = headrace("run", "tree", run_yaml, packed, "components.b.snapshot=1")[1]
     assert "removed  " not in out
+
+
+def test_tokens_left_out_by_a_change_of_seq_len_are_shown(headrace: Run, run_yaml: str):
+    changing = ("num_steps=10", "validation=null", "seq_len={0: 16, 5: 64}")
+    facts = json.loads(headrace("run", "tree", run_yaml, *changing, "--json")[1])
+    out = headrace("run", "tree", run_yaml, *changing)[1]
+    assert set(facts["skipped_tokens"]) == {"a at step 5", "b at step 5"}
+    for where, tokens in facts["skipped_tokens"].items():
+        assert f"{where}: {tokens:,} tokens skipped by the change of seq_len" in out
 
 
 def test_hundreds_of_sources_are_readable(headrace: Run, tmp_path: Path):

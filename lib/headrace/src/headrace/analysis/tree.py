@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrace.analysis.resolved import ResolvedRun
+from headrace.data.erased import ErasedDataset
 
 _FIRST = np.zeros(1, np.int64)
 LIMITS = ("max_epochs", "max_tokens", "max_share")
@@ -26,8 +27,10 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
         first step and row length of each; ``batch_sizes``, by first step; ``stages``, the first
         step, name and weights of each mixture; ``skipped_tokens`` of changes of the row length;
         ``sources`` by name, each with its ``cache``, ``account``
-        (:class:`~headrace.data.component.Account`), ``held_out``, ``erased`` documents, ``rows``,
-        ``order``, ``limits`` and what the run has ``drawn`` of it.
+        (:class:`~headrace.data.component.Account`), ``held_out``, ``rows``, ``order``, ``limits``,
+        what the run has ``drawn`` of it, and what is ``erased`` of its rows from which step on:
+        documents that were removed from its cache, whose tokens ``account`` still counts, because
+        they keep their places.
 
     Example:
         >>> from headrace import ComponentConfig, LmDataConfig
@@ -37,10 +40,9 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
         (1310720, 'braid')
     """
     config = run.config
-    described = run.dataset.describe()
     stages = run.first.describe()["stages"]
     accounts = config.accounts(run.caches)
-    erased = described.get("removed", {})
+    erasures = run.dataset.erasures if isinstance(run.dataset, ErasedDataset) else {}
     return {
         "steps": run.steps,
         "tokens": None
@@ -59,8 +61,8 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
                 **_source(name, run),
                 "account": accounts[name].to_json(),
                 "erased": [
-                    {"step": int(step), "documents": record["documents"]}
-                    for step, record in erased.get(name, {}).items()
+                    {"step": step, "documents": one.documents, "tokens": one.tokens.total}
+                    for step, one in erasures.get(name, ())
                 ],
             }
             for name in run.first.names

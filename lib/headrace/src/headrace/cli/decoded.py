@@ -59,13 +59,15 @@ def sample(
 ) -> Sample:
     """Decodes the document at a position (without a tokenizer: lists its ids); of a long one only
     both ends, unless ``whole``. The sample has the document's number, which differs from its
-    position in a shuffled cache.
+    position in a shuffled cache. Where a mask says what is trained on, the tokens of start and end
+    are part of the text, as in ``headrace run cat``: the mask marks them as any others.
     """
     ids = cache.document(document)
+    mask = _mask(cache, document, int(ids.size))
     first = 0
     last = int(ids.size)
     bos = eos = None
-    if tokenizer is not None:
+    if tokenizer is not None and mask is None:
         if last and tokenizer.bos_id is not None and int(ids[0]) == tokenizer.bos_id:
             bos = tokenizer.bos
             first = 1
@@ -74,7 +76,6 @@ def sample(
             last = last - 1
     left_out = 0 if whole else max(0, last - first - _HEAD_IDS - _TAIL_IDS)
     cut, resume = (first + _HEAD_IDS, last - _TAIL_IDS) if left_out else (last, last)
-    mask = _mask(cache, document, int(ids.size))
     head, tail = (decode(tokenizer, ids[a:b]) for a, b in ((first, cut), (resume, last)))
     runs: list[list[tuple[str, bool]]] = [[], []]
     if mask is not None:

@@ -175,9 +175,6 @@ def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
     elif account["removed_documents"]:
         left_out = format_count(account["removed_documents"], "document")
         nodes.append(("filter", f"{left_out}, {account['removed_tokens']:,} tokens left out"))
-    for erased in one["erased"]:
-        from_step = f" from step {erased['step']:,}" if erased["step"] else ""
-        nodes.append(("removed", f"{format_count(erased['documents'], 'document')}{from_step}"))
     for kind, name, text in (
         ("held out", "validation", f"by {one['held_out']}"),
         ("subset", "unused", "not trained on"),
@@ -188,6 +185,11 @@ def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
     rows = one["rows"]
     counts = f"{format_count(rows['rows'], 'row')}, {account['train_tokens']:,} tokens"
     nodes.append(("rows", f"{rows['kind']} of {rows['length']:,} tokens: {counts}"))
+    for erased in one["erased"]:
+        from_step = f" from step {erased['step']:,}" if erased["step"] else ""
+        what = f"{format_count(erased['documents'], 'document')}, {erased['tokens']:,} tokens"
+        places = "their places in the rows stay, and are not trained on"
+        nodes.append(("removed", f"{what}{from_step}: {places}"))
     for name, text in (
         ("padding", "positions of the rows"),
         ("dropped", "tokens of the cache are in no row"),

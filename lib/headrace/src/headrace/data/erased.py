@@ -216,6 +216,9 @@ class ErasedDataset(WrappingDataset):
         drawn_from: First step of components that amendments add. Nothing of them is erased before,
             so that the amendment adds no mask to earlier batches.
 
+    Attributes:
+        erasures: As given.
+
     Example:
         >>> import headrace.testing
         >>> from headrace import TokenSeqDataset
@@ -238,7 +241,7 @@ class ErasedDataset(WrappingDataset):
     ) -> None:
         self.base = base
         self.batch_schedule = base.batch_schedule
-        self._erasures = erasures
+        self.erasures = erasures
         self._drawn_from = drawn_from or {}
         self._from_step = {
             name: [(max(step, self._drawn_from.get(name, 0)), one) for step, one in of_component]
@@ -254,7 +257,7 @@ class ErasedDataset(WrappingDataset):
         """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`."""
         return ErasedDataset(
             cast("MixtureDataset | PhasedDataset", self.base).with_loss_weights(weights),
-            self._erasures,
+            self.erasures,
             self._drawn_from,
         )
 
@@ -322,7 +325,7 @@ class ErasedDataset(WrappingDataset):
 
     def describe(self) -> dict[str, Any]:
         recorded = {
-            n: {str(step): one.record for step, one in ones} for n, ones in self._erasures.items()
+            n: {str(step): one.record for step, one in ones} for n, ones in self.erasures.items()
         }
         return {**self.base.describe(), "removed": recorded}
 
