@@ -124,7 +124,8 @@ def test_a_datum_and_back(tokens, data):
     batch = pack_examples([example], len(tokens))
     assert batch.tokens[0].tolist() == tokens
     assert batch.token_weights[0].tolist() == [*weights[1:], 0.0]
-    [rollout] = join_turns([Turn(tokens[:1], tokens[1:], weights[1:])], weight=-0.25)
+    log_probs = [-weight for weight in weights[1:]]
+    [rollout] = join_turns([Turn(tokens[:1], tokens[1:], log_probs)], weight=-0.25)
     again = rl_datum(example_of_datum(rl_datum(rollout)))
     same(again, rl_datum(rollout))
 

@@ -102,9 +102,7 @@ def runs(draw: st.DrawFn) -> tuple[list[tuple[int, int]], ShuffleConfig, BatchSc
     sizes = {0: 8, **{s: draw(st.integers(1, 12)) for s in steps[:1]}}
     strands = st.integers(1, 180)
     blocks = st.none() | st.integers(1, 40)
-    braids = st.builds(
-        BraidShuffleConfig, strands=strands, io_block_size=blocks, version=st.sampled_from([1, 2])
-    )
+    braids = st.builds(BraidShuffleConfig, strands=strands, io_block_size=blocks)
     return (
         phases,
         draw(st.sampled_from(SHUFFLES) | braids),

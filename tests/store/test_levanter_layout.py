@@ -397,8 +397,10 @@ def test_ledgers_that_cannot_be_used(tmp_path, change, error, problem):
 def test_nothing_is_overwritten(tmp_path):
     ours = write_cache(tmp_path / "ours", [random_documents(3)])
     write_levanter(ours, str(tmp_path / "out"))
+    write_levanter(ours, str(tmp_path / "out"))  # it is finished: nothing is to do
+    other = write_cache(tmp_path / "other", [random_documents(4)])
     with pytest.raises(CacheError, match="holds a cache of Levanter already"):
-        write_levanter(ours, str(tmp_path / "out"))
+        write_levanter(other, str(tmp_path / "out"))
     with pytest.raises(CacheError, match="holds a token cache already"):
         write_levanter(ours, str(tmp_path / "ours"))
     (tmp_path / "damaged").mkdir()

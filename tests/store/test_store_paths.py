@@ -78,7 +78,7 @@ def test_the_command_line_builds_and_inspects_there(remote, tmp_path, monkeypatc
     here = TokenCache.open(tmp_path / "here")
     remote.proxy.faults = FAULTS
     remote.proxy.next("error", times=2)
-    told = json.loads(run(monkeypatch, capsys, "inspect", remote.root, "--json"))
+    told = json.loads(run(monkeypatch, capsys, "cache", "inspect", remote.root, "--json"))
     assert (told["documents"], told["tokens"]) == (60, here.num_tokens)
     remote.proxy.next("cut", times=2)
     there = TokenCache.open(remote.root)

@@ -579,11 +579,12 @@ def _fault_of_one_value(trial: _Trial) -> SourceError | None:
         return None
     head = bytearray()
     reader = open_head(file, ())
-    with suppress(EndOfHeadError, SourceError):
+    with suppress(EndOfHeadError, SourceError, CacheError):
         for block in cast("BlockReader", reader).blocks():
             head += block
-    which = _records_in(head.decode(errors="replace").strip(), trial.bad)
-    if not which:
+    text = head.decode(errors="replace").strip()
+    which = _records_in(text, trial.bad)
+    if not which or (trial.is_whole and not _is_json(text)):
         return None
     command = f"jq -c {shlex.quote(which)}"
     name = shlex.quote(file.shown_path)
@@ -597,6 +598,19 @@ def _fault_of_one_value(trial: _Trial) -> SourceError | None:
         field=file.shown_path,
         cure=f"Convert it, and build from what that writes: {command} > {output}",
     )
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text is one JSON value after the other."""
+    decoder = json.JSONDecoder()
+    reached = 0
+    try:
+        while reached < len(text):
+            _, reached = decoder.raw_decode(text, reached)
+            reached += len(text) - reached - len(text[reached:].lstrip())
+    except ValueError:
+        return False
+    return True
 
 
 def _records_in(text: str, bad: Sequence[BadRecordError]) -> str:

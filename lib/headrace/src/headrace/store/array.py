@@ -89,7 +89,8 @@ def kvstore_spec(url: str) -> dict[str, Any]:
         _follow_gcs_emulator()
     if spec["driver"] == "http":
         headers = logins.header(Location.parse(url))
-        spec["headers"] = [f"{name}: {value}" for name, value in headers.items()]
+        if headers:
+            spec["headers"] = [f"{name}: {value}" for name, value in headers.items()]
     if spec["driver"] == "s3":
         spec |= _s3_server(spec["bucket"], _s3_profile(*map(os.environ.get, _PROFILE_VARIABLES)))
         if os.environ.get("AWS_ACCESS_KEY_ID"):  # do not ask profiles and metadata servers first
