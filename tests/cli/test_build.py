@@ -202,7 +202,9 @@ def test_other_settings_on_an_existing_output(headrace: Run, corpus: Path, tmp_p
     assert code == 2
     assert "eos '<eos>' there, none now" in err
     assert "--restart" in err
-    assert headrace(*command, "--eos", "none", "--restart")[0] == 0
+    code, _, err = headrace(*command, "--eos", "none", "--restart")
+    assert (code, f"the finished cache {tmp_path}/c is deleted" in err) == (0, True)
+    assert headrace("build", str(corpus), "-o", str(tmp_path / "d"), *BYTES, "--restart")[2] == ""
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path):

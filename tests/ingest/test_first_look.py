@@ -6,6 +6,8 @@ import gzip
 import json
 import random
 import re
+import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,21 @@ def test_records_that_all_fail_alike_blame_no_line(
     # Fifty alike, and then another: none is good, and the file would be left out.
     path.write_text("".join([line % 1 + "\n"] * 50 + ["[1]\n"]))
     assert set(faults(tmp_path, on_bad_line="skip")) == {"a.jsonl"}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a b.txt"])
+@pytest.mark.parametrize("rule", ["error", "skip"])
+def test_a_packed_file_is_read_once_its_name_says_so(tmp_path: Path, name: str, rule: str):
+    content = b"text" if name.endswith("txt") else lines(GOOD)
+    packed = {"gzip": gzip.compress(content), "zstd": zstandard.compress(content)}
+    for compression, data in packed.items():
+        folder = tmp_path / compression
+        write(folder, {name: data})
+        (fault,) = faults(folder, on_bad_line=rule).values()
+        assert fault.problem == f"is packed by {compression}, and its name does not say so"
+        command = (fault.cure or "").removeprefix("Rename it: ")
+        subprocess.run(shlex.split(command), check=True)
+        assert faults(folder, on_bad_line=rule) == {}
 
 
 def test_single_bad_records_are_skipped_if_told_so(tmp_path: Path):

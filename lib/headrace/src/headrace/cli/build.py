@@ -68,7 +68,12 @@ def command(
     append: flags.AppendOption = False,
     repair: flags.RepairOption = False,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Delete the contents of DIR and start over.")
+        bool,
+        typer.Option(
+            "--restart",
+            help="Delete the contents of DIR, also a finished cache, and start over. To keep it"
+            " until the new one is complete, build into another DIR.",
+        ),
     ] = False,
     as_json: AsJson = False,
     help_all: HelpAll = False,
@@ -171,6 +176,7 @@ def _build(
     from headrace.ingest.build import build_cache
     from headrace.ingest.build_shuffled import build_shuffled
     from headrace.ingest.tokenize import TokenizerConfig
+    from headrace.store.ledger import is_finished
 
     path, bos, eos, engine = encoder
     if path is None:
@@ -183,6 +189,12 @@ def _build(
     with kept_when_interrupted():
         if repair:
             repair_parts(output)
+        if options["restart"] and is_finished(output):
+            say(
+                f"Once the first look at the sources finds no fault, the finished cache {output} is"
+                " deleted. To keep it until the new one is complete, build into another folder.",
+                err=True,
+            )
         if how is None:
             return build_cache(source, tokenizer, output, **options)
         say(

@@ -330,7 +330,7 @@ def with_texts_for_bytes(value: Any) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            raise not_utf8(error, "value") from None
+            raise BadRecordError(not_utf8(error, "value").problem) from None
     if isinstance(value, list | tuple):
         return [with_texts_for_bytes(one) for one in value]
     if isinstance(value, dict):

@@ -160,10 +160,14 @@ def record_of(
     record = dict(zip(names, values, strict=True))
     if not has_bytes:
         return record
-    try:
-        return with_texts_for_bytes(record)
-    except BadRecordError as bad:
-        return bad
+    texts: dict[str, Any] = {}
+    for name, value in record.items():
+        try:
+            texts[name] = with_texts_for_bytes(value)
+        except BadRecordError as bad:
+            cure = "Write the table anew with text in this column, decoded from its encoding."
+            return BadRecordError(f"holds bytes in field {name!r}: {bad.problem}", cure)
+    return texts
 
 
 def column_values(column: Any) -> list[Any]:

@@ -27,6 +27,7 @@ import codecs
 import io
 import itertools
 import json
+import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -50,6 +51,8 @@ from headrace.ingest.records import (
 )
 from headrace.store.files import open_source
 
+_PACKED = ((b"\x1f\x8b\x08", "gzip", ".gz"), (b"\x28\xb5\x2f\xfd", "zstd", ".zst"))
+"""How packed files begin, and the endings of their names."""
 BLOCK_BYTES = 1 << 20
 # A few stored bytes may unpack to very many, so a decompressor gets little at a time, which bounds
 # its output.
@@ -91,6 +94,26 @@ class BlockReader(Reader):
                 unpacked if self.part is not None and self.part.start else without_bom(unpacked)
             )
 
+    def blocks_of_text(self) -> Iterator[bytes]:
+        """The blocks of a file that holds text, and not packed text without saying so.
+
+        Raises:
+            SourceError: they cannot be read, or are packed and the name of the file does not say
+                so.
+        """
+        blocks = self.blocks()
+        head = next(blocks, b"")
+        for magic, compression, ending in _PACKED if self.compression == "none" else ():
+            if head.startswith(magic):
+                name = shlex.quote(self.path)
+                raise SourceError(
+                    f"is packed by {compression}, and its name does not say so",
+                    field=self.path,
+                    cure=f"Rename it: mv {name} {name}{ending}",
+                )
+        yield head
+        yield from blocks
+
     def _lines_between(self, stream: IO[bytes], start: int, stop: int | None) -> Iterator[bytes]:
         """The lines that begin at the bytes ``start .. stop`` of the unpacked file (None: to its
         end).
@@ -112,7 +135,9 @@ class JsonlReader(BlockReader):
     unit: ClassVar[str] = "line"
 
     def __iter__(self) -> Iterator[Row]:
-        for number, line in enumerate(split_lines(self.blocks(), self.max_record_bytes), start=1):
+        for number, line in enumerate(
+            split_lines(self.blocks_of_text(), self.max_record_bytes), start=1
+        ):
             if line is None:
                 yield number, self.too_long()
                 continue
@@ -181,7 +206,7 @@ class TextReader(BlockReader):
         blocks: list[bytes] = []
         size = 0
         decoder = codecs.getincrementaldecoder("utf-8")()
-        for block in self.blocks():
+        for block in self.blocks_of_text():
             blocks.append(block)
             if (size := size + len(block)) > self.max_record_bytes:
                 yield 1, self.too_long()
