@@ -11,7 +11,14 @@ from typer.testing import CliRunner
 
 from headrace.cli.application import application
 from headrace.errors import ConfigError, SourceError
-from headrace.ingest import BuildReport, ChatConfig, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest import (
+    BuildReport,
+    ChatConfig,
+    LeafConfig,
+    SourceConfig,
+    TokenizerConfig,
+    build_cache,
+)
 from headrace.store import open_cache
 
 # Writes users and assistants, what was thought only in the last turn, and calls only in place of a
@@ -319,3 +326,15 @@ def test_a_variable_that_the_template_does_not_read_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"chat\.variables\.lod.*Did you mean 'loud'"):
         made("lod")
     assert trained(made("loud")) == "A</s>"
+
+
+def test_fields_beside_messages_within_a_field_are_counted(tmp_path: Path):
+    said = {"messages": [ASK, ANSWER], "tools": [CALL], "system": "S"}
+    record = {"id": 1, "data": {**said, "meta": {"url": "u", "score": 1}}}
+    report = build(tmp_path, record, fields={"messages": "data.messages"})
+    names = ["data.meta", "data.system", "data.tools", "id"]
+    assert report.unused_fields == dict.fromkeys(names, 1)
+    leaf = LeafConfig("data.meta.score", "int32")
+    report = build(tmp_path, record, fields={"messages": "data.messages"}, leaves={"score": leaf})
+    names = ["data.meta.url", "data.system", "data.tools", "id"]
+    assert report.unused_fields == dict.fromkeys(names, 1)

@@ -380,3 +380,66 @@ def test_records_keyed_by_ids_do_not_fill_memory(tmp_path: Path):
     report, _ = built(tmp_path, rows)
     assert sum(report.unused_fields.values()) == 2000
     assert len(report.unused_fields) == 257
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_columns_beside_ids_within_a_field_are_refused_until_said(
+    tmp_path: Path,
+    format: str,  # noqa: A002
+):
+    inner = {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, 7, -100], "url": "u"}
+    rows = [{"id": 1, "data": {**inner, "attention_mask": [1, 1, 1, 0]}}] * 2
+    fields = {"tokens": "data.input_ids"}
+    with pytest.raises(SourceError, match=r"data\.labels, data\.attention_mask beside") as error:
+        built(tmp_path, rows, format, fields=fields)
+    advice = dict(re.findall(r"--field ([a-z_]+)=([a-z_.]+[a-z])", error.value.cure or "")[:2])
+    assert advice == {"labels": "data.labels", "attention_mask": "data.attention_mask"}
+    report, cache = built(tmp_path, rows, format, output="cured", fields={**fields, **advice})
+    assert documents(cache) == [([5, 6, 7], [0, 1, 1])] * 2
+    assert report.unused_fields == {"data.url": 2, "id": 2}
+    leave = dict(re.findall(r"--field ([a-z_]+)=(none)", error.value.cure or ""))
+    report, cache = built(tmp_path, rows, format, output="cured", fields={**fields, **leave})
+    assert documents(cache) == [([5, 6, 7, 8], None)] * 2
+    assert report.unused_fields == dict.fromkeys(
+        ("data.attention_mask", "data.labels", "data.url", "id"), 2
+    )
+
+
+def test_a_mask_beside_ids_that_a_later_record_has_is_refused(tmp_path: Path):
+    rows: list[dict[str, Any]] = [{"data": {"input_ids": [5, 6]}}] * 30000
+    rows.append({"data": {"input_ids": [5, 6], "loss_mask": [0, 1]}})
+    with pytest.raises(SourceError, match=r"data\.loss_mask beside its ids") as error:
+        built(tmp_path, rows, fields={"tokens": "data.input_ids"})
+    assert "line 30001" in str(error.value)
+
+
+def test_a_null_beside_ids_says_nothing(tmp_path: Path):
+    rows = [{"data": {"input_ids": [5, 6], "labels": None}}]
+    _, cache = built(tmp_path, rows, fields={"tokens": "data.input_ids"})
+    assert documents(cache) == [([5, 6], None)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_unknown_columns_beside_ids_within_a_field_are_refused(
+    tmp_path: Path,
+    format: str,  # noqa: A002
+):
+    rows = [{"data": {"input_ids": [5, 6, 7], "keep": [0, 1, 1]}}] * 2
+    fields = {"tokens": "data.input_ids"}
+    with pytest.raises(SourceError, match=r"nothing says what it means.*data\.keep") as error:
+        built(tmp_path, rows, format, fields=fields)
+    masks = ([0, 1, 1], [1, 0, 0], None)
+    advice = re.findall(r"--field ([a-z_.]+)=([a-z.]+)", error.value.cure or "")
+    assert len(advice) == len(masks)
+    for (name, field), mask in zip(advice, masks, strict=True):
+        settings = {**fields, name: field}
+        report, cache = built(tmp_path, rows, format, output="cured", fields=settings)
+        assert documents(cache) == [([5, 6, 7], mask)] * 2
+        assert report.unused_fields == ({"data.keep": 2} if field == "none" else {})
+    rows = [{"data": {"input_ids": [5, 6, 7], "quality": [0.5, 2.0, 7.0]}}] * 2
+    with pytest.raises(SourceError) as error:
+        built(tmp_path, rows, format, fields=fields)
+    (text,) = re.findall(r"--leaf (\S+)", error.value.cure or "")
+    leaves = dict([parse_leaf(text)])
+    _, cache = built(tmp_path, rows, format, output="cured", fields=fields, leaves=leaves)
+    assert cache.leaf("quality").document(1).tolist() == [0.5, 2.0, 7.0]

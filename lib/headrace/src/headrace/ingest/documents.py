@@ -22,7 +22,14 @@ from headrace.ingest.readers.columnar import ArrowReader, ParquetReader
 from headrace.ingest.readers.datasets import DatasetReader, FunctionReader, HubReader
 from headrace.ingest.readers.shards import MegatronReader, NmoeReader, index_path
 from headrace.ingest.readers.streams import BlockReader, JsonlReader, TextReader, WarcReader
-from headrace.ingest.records import BadRecordError, Fields, Reader, Slice
+from headrace.ingest.records import (
+    BadRecordError,
+    Fields,
+    Reader,
+    Slice,
+    containers_of,
+    names_in,
+)
 from headrace.ingest.source import PRE_TOKENIZED, TOKEN_MASKS, SourceConfig, SourceFile
 
 READERS: dict[str, type[Reader]] = {
@@ -114,6 +121,7 @@ class DocumentReader:
         self._unused: Counter[str] = Counter()
         self._optional_fields: set[str] = set()
         self._rows = 0
+        self._containers = containers_of(maker.columns)
 
     @property
     def stored_bytes(self) -> int:
@@ -164,12 +172,12 @@ class DocumentReader:
 
     def _note_fields(self, record: Fields) -> None:
         self._rows += 1
-        self._shapes[tuple(record)] += 1
+        self._shapes[tuple(names_in(record, self._containers))] += 1
         if len(self._shapes) >= _MOST_SHAPES:
             self._count_shapes()
 
     def _count_shapes(self) -> None:
-        used = {name for column in self._maker.columns for name in (column, column.split(".")[0])}
+        used = self._containers.union(self._maker.columns)
         for shape, rows in self._shapes.items():
             self._count_unused([name for name in shape if name not in used], rows)
             self._optional_fields.update(self._maker.optional.intersection(shape))

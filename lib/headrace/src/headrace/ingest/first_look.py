@@ -55,7 +55,9 @@ from headrace.ingest.records import (
     EndOfHeadError,
     Fields,
     Reader,
+    containers_of,
     lookup,
+    names_in,
     numbers,
 )
 from headrace.ingest.source import (
@@ -392,20 +394,25 @@ def _refuse_unknown_columns(source: SourceConfig, listed: Sequence[SourceFile]) 
     if file is None or not records:
         return
     left_unused = {name for name, field in source.fields.items() if field == NOTHING}
+    used = set(source.columns("tokens"))
+    containers = containers_of(used)
+    present = [set(names_in(record, containers)) for record in records]
     for name in left_unused - FIELDS["tokens"].keys():
-        if all(name not in record for record in records):
+        if all(name not in names for names in present):
             raise SourceError(
                 f"has no column {name!r} in its first records, which --field {name}=none leaves"
                 " unused",
                 field=file.shown_path,
                 cure=did_you_mean(name, records[0]),
             )
-    used = {name for column in source.columns("tokens") for name in (column, column.split(".")[0])}
-    explained = {*used, *left_unused, *FIELDS["tokens"], *OF_TOKENIZERS}
+    explained = {*used, *left_unused}
+    known = {*FIELDS["tokens"], *OF_TOKENIZERS}
     unknown = [
         name
-        for name in records[0]
-        if name not in explained and all(_has_number_for_each_id(r, name, source) for r in records)
+        for name in names_in(records[0], containers)
+        if name not in explained
+        and name.split(".")[-1] not in known
+        and all(_has_number_for_each_id(r, name, source) for r in records)
     ]
     if not unknown:
         return
@@ -421,13 +428,13 @@ def _refuse_unknown_columns(source: SourceConfig, listed: Sequence[SourceFile]) 
 def _cure_of_unknown(name: str, records: Sequence[Fields]) -> str:
     """The options that say what a column with a number for each id means."""
     column = shlex.quote(name)
-    if all(np.isin(np.asarray(record[name]), (0, 1)).all() for record in records):
+    if all(np.isin(np.asarray(lookup(record, name)), (0, 1)).all() for record in records):
         return (
             f"{name}: --field loss_mask={column} if 1 marks what is trained on, --field"
             f" prompt_mask={column} if 1 marks what is not, --field {column}=none to leave it"
             " unused"
         )
-    leaf = shlex.quote(f"{name}={name}:float32:token")
+    leaf = shlex.quote(f"{name.split('.')[-1]}={name}:float32:token")
     return (
         f"{name}: --leaf {leaf} to keep it beside the ids, --field {column}=none to leave it unused"
     )
@@ -459,7 +466,7 @@ def _has_number_for_each_id(record: Fields, name: str, source: SourceConfig) -> 
     try:
         ids = [lookup(record, source.field_of("tokens", part) or "") for part in parts]
         size = sum(map(len, ids))
-        return 0 < size == numbers(record.get(name), "float64", name).size
+        return 0 < size == numbers(lookup(record, name), "float64", name).size
     except (BadRecordError, TypeError):
         return False
 

@@ -67,9 +67,11 @@ from headrace.ingest.fim import content_keys, fill_in_middle
 from headrace.ingest.records import (
     BadRecordError,
     Fields,
+    containers_of,
     cure_of_shape,
     joined,
     lookup,
+    names_in,
     numbers,
     string_of,
     type_name,
@@ -93,6 +95,8 @@ CHOSEN = LeafSpec("chosen", "uint8", "fixed")
 Stretches: TypeAlias = Sequence[tuple[int, int]]
 """First and last place (exclusive) of each document of a record."""
 _NO_LABEL = -100
+_OF_IDS = ("tokens", "question", "answer")
+"""What holds ids, all or a part of them."""
 _LAST_ANSWERS: tuple[Mask, ...] = ("last_assistant_turn", "last_assistant_message")
 """Masks for templates that render earlier answers otherwise than the last."""
 _OF_MESSAGES = ("messages", "question", "answer", "prompt", "chosen", "rejected")
@@ -220,8 +224,21 @@ class TokensKind(DocumentKind):
         self._masks = [name for name in TOKEN_MASKS if config.requires(kind, name)]
         if self._masks:
             self.own_leaves = (LOSS_MASK,)
+        of_ids = [field for name in _OF_IDS if (field := self._fields[name])]
+        self._containers = containers_of(of_ids)
+        self._siblings = {
+            f"{container}.{name}": name
+            for container in {field.rpartition(".")[0] for field in of_ids} - {""}
+            for name, usual in FIELDS[kind].items()
+            if name == usual and name not in config.fields
+        }
+        """What the table of columns knows, within a field that holds ids, and is not read."""
+        for column in self.columns:
+            self._siblings.pop(column, None)
 
     def documents(self, record: Fields) -> Sequence[Document]:
+        if self._siblings:
+            self._refuse_siblings(record)
         if self._fields["tokens"] is None:
             ids = np.concatenate([self._ids(record, "question"), self._ids(record, "answer")])
         else:
@@ -256,6 +273,26 @@ class TokensKind(DocumentKind):
             own_mask = None if mask is None else mask[start:stop]
             documents.append(Document("", own_ids.nbytes, own_leaves, ids=own_ids, mask=own_mask))
         return documents
+
+    def _refuse_siblings(self, record: Fields) -> None:
+        """Raises BadRecordError if a column that says something about the ids is beside them in
+        another field, and nothing says whether it is to be read.
+        """
+        there = [
+            field
+            for field in names_in(record, self._containers)
+            if field in self._siblings and lookup(record, field) is not None
+        ]
+        if there:
+            names = [self._siblings[field] for field in there]
+            use = " ".join(
+                f"--field {name}={field}" for name, field in zip(names, there, strict=True)
+            )
+            leave = " ".join(f"--field {name}=none" for name in names)
+            raise BadRecordError(
+                f"has {', '.join(there)} beside its ids, and nothing says whether to read it",
+                f"Say {use} to read it. Or leave it unused: {leave}.",
+            )
 
     def _ids(self, record: Fields, name: str) -> np.ndarray:
         value = self._field(record, name)

@@ -308,6 +308,35 @@ def lookup(record: Fields, field: str, cure: str = "") -> Any:
     return value
 
 
+def containers_of(columns: Iterable[str]) -> set[str]:
+    """The fields that others are within, and that are not read whole.
+
+    Example:
+        >>> sorted(containers_of(["id", "a.b.c"]))
+        ['a', 'a.b']
+    """
+    names = set(columns)
+    parts = [name.split(".") for name in names]
+    return {".".join(one[:depth]) for one in parts for depth in range(1, len(one))} - names
+
+
+def names_in(
+    record: Mapping[str, Any], containers: Collection[str], path: str = ""
+) -> Iterator[str]:
+    """The fields of a record: of its containers, those within them.
+
+    Example:
+        >>> list(names_in({"a": {"b": 1, "c": {"d": 2}}, "e": {"f": 3}}, {"a"}))
+        ['a.b', 'a.c', 'e']
+    """
+    for name, value in record.items():
+        field = f"{path}{name}"
+        if field in containers and isinstance(value, Mapping):
+            yield from names_in(value, containers, f"{field}.")
+        else:
+            yield field
+
+
 def string_of(value: Any, field: str, cure: str = "") -> str:
     """A value that must be a string; otherwise raises BadRecordError."""
     if not isinstance(value, str):
