@@ -465,6 +465,71 @@ def test_arguments_may_be_an_object_or_its_json(
     assert set(made) == {made[0]}
 
 
+OF_CALLS = "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+END_OF_CALLS = "{% endfor %};{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ({"u": "km", "b": True}, "b"),
+        ({"u": "km", "b": [1, 2]}, "b"),
+        ({"u": "km", "o": {"b": False}}, "o.b"),
+    ],
+)
+@pytest.mark.parametrize("content", [None, ""])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_argument_that_a_template_cannot_write_is_refused_with_its_place(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: dict[str, Any],
+    place: str,
+    content: Any,
+    as_json: bool,
+):
+    given = json.dumps(arguments) if as_json else arguments
+    turn: dict[str, Any] = {"role": "assistant", "content": content}
+    turn["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": given}}]
+    source = written(tmp_path, {"messages": [USER, turn]}, "jsonl")
+    path = f"c.function.arguments.{place}"
+    template = f"{OF_CALLS}{{{{ c.function.arguments.u }}}}{{{{ {path} }}}}{END_OF_CALLS}"
+    options = ["--kind", "chat", *CHAT_OPTIONS, "--chat-template"]
+    status, said = build(capsys, source, *options, template)
+    assert status == 2, said
+    assert f"messages[1].tool_calls[0].function.arguments.{place}" in "".join(said.split())
+    cured = template.replace(f"{{{{ {path} }}}}", f"{{{{ {path} | tojson }}}}")
+    assert build(capsys, source, *options, cured)[0] == 0
+    value = arguments.get("b", False)
+    assert [text for text, _ in texts(source)] == [f"Q;km{json.dumps(value)};"]
+
+
+@pytest.mark.parametrize(
+    ("written_call", "wanted"),
+    [
+        ("{{ c.function.arguments }}", '{"u": "km", "b": true}'),
+        ("{{ 'f' + c.function.arguments | trim }}", 'f{"u": "km", "b": true}'),
+        ("{{ c.function.arguments[:5] }}", '{"u":'),
+        (
+            "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
+            "{{ c.function.arguments.b }}{% endif %}",
+            '{"u": "km", "b": true}',
+        ),
+    ],
+)
+def test_arguments_are_a_text_to_templates_that_take_no_object(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written_call: str, wanted: str
+):
+    call = {"name": "f", "arguments": {"u": "km", "b": True}}
+    turn: dict[str, Any] = {"role": "assistant", "content": None}
+    turn["tool_calls"] = [{"type": "function", "function": call}]
+    source = written(tmp_path, {"messages": [USER, turn]}, "jsonl")
+    template = f"{OF_CALLS}{written_call}{END_OF_CALLS}"
+    options = ["--kind", "chat", *CHAT_OPTIONS, "--chat-template", template]
+    status, said = build(capsys, source, *options)
+    assert status == 0, said
+    assert [text for text, _ in texts(source)] == [f"Q;{wanted};"]
+
+
 @pytest.mark.parametrize("value", ["f(x)", "[1]", '"f"'])
 def test_a_call_that_is_none_is_refused_with_its_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str

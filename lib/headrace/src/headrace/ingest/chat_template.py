@@ -30,7 +30,9 @@ from typing import Any
 from headrace.errors import ConfigError, install_command
 from headrace.ingest.conversations import (
     Message,
+    arguments_of,
     with_arguments_as_text,
+    with_plain_arguments,
     with_text_parts,
     with_texts_for_nulls,
     with_wrapped_calls,
@@ -375,11 +377,16 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Message], given: Given, ask: bool) -> str:
         """The text of messages, in the first of their forms that the template reads."""
         failures: list[tuple[list[dict[str, Any]], BadRecordError]] = []
-        for form in self._forms([dict(m) for m in messages]):
+        for form, of_objects in self._forms([dict(m) for m in messages]):
             try:
-                return self._render_form(form, given, ask)
+                text = self._render_form(form, given, ask)
             except BadRecordError as error:
                 failures.append((form, error))
+                continue
+            if of_objects is None or self._keeps_arguments(form, of_objects, text, given, ask):
+                return text
+            failures = [failure for failure in failures if failure[0] is of_objects]
+            break
         first_form, problem = failures[0]
         if isinstance(problem, self._bounded.SpelledError):
             path = self._place_written(self._values(first_form, given), ask)
@@ -390,27 +397,53 @@ class ChatTemplate:
             ) from None
         raise problem
 
-    def _forms(self, messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    def _keeps_arguments(
+        self,
+        form: list[dict[str, Any]],
+        of_objects: list[dict[str, Any]],
+        text: str,
+        given: Given,
+        ask: bool,
+    ) -> bool:
+        """Whether a text has all arguments of calls, which are texts in its form, or the template
+        does not take them as objects either: one that does finds no names in a text.
+        """
+        spelled = [one for one in arguments_of(form) if isinstance(one, str)]
+        if all(one in text or _to_json(one)[1:-1] in text for one in spelled):
+            return True
+        for keep_objects in (True, False):
+            plain_form = with_plain_arguments(of_objects, keep_objects=keep_objects)
+            try:
+                self._render_form(plain_form, given, ask)
+            except BadRecordError:
+                continue
+            return False
+        return True
+
+    def _forms(
+        self, messages: list[dict[str, Any]]
+    ) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
         """The messages as most templates take them, then with other spellings of what templates
-        disagree on.
+        disagree on; with arguments as texts, also the form that has them as objects.
 
         Some ask whether a content is none, others add it to a text; some write arguments with
         tojson, others as they are.
         """
         if self._takes_parts:
             messages = with_text_parts(messages)
-        yield messages
+        yield messages, None
         has_nulls = any(m.get("content", "") is None for m in messages)
         has_calls = any("tool_calls" in m for m in messages)
         if any("function" not in call for m in messages for call in m.get("tool_calls", ())):
             yield from self._forms(with_wrapped_calls(messages))
         # Texts for nulls come later: a template that asks for none would then write no call.
         if has_calls:
-            yield with_arguments_as_text(messages)
+            yield with_arguments_as_text(messages), messages
         if has_nulls:
-            yield with_texts_for_nulls(messages)
-        if has_nulls and has_calls:
-            yield with_texts_for_nulls(with_arguments_as_text(messages))
+            without_nulls = with_texts_for_nulls(messages)
+            yield without_nulls, None
+            if has_calls:
+                yield with_arguments_as_text(without_nulls), without_nulls
 
     def _shows(self, messages: list[dict[str, Any]]) -> bool:
         """Whether the template writes the text of a message of this form."""

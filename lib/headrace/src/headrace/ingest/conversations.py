@@ -247,6 +247,40 @@ def with_arguments_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any
     ]
 
 
+def with_plain_arguments(
+    messages: list[dict[str, Any]], *, keep_objects: bool
+) -> list[dict[str, Any]]:
+    """The messages with a word in place of what is no text or number in arguments of tool calls,
+    but for objects if they are kept.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict) and keep_objects:
+            return {name: plain(one) for name, one in value.items()}
+        is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+        return value if is_plain else "headrace"
+
+    def of_call(call: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(call.get("function"), dict):
+            return call | {"function": of_call(call["function"])}
+        arguments = call.get("arguments")
+        if not isinstance(arguments, dict):
+            return call
+        return call | {"arguments": {name: plain(one) for name, one in arguments.items()}}
+
+    return [
+        m | {"tool_calls": [of_call(call) for call in m["tool_calls"]]} if "tool_calls" in m else m
+        for m in messages
+    ]
+
+
+def arguments_of(messages: Iterable[Message]) -> list[Any]:
+    """The arguments of all tool calls."""
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    functions = [call.get("function", call) for call in calls]
+    return [one["arguments"] for one in functions if isinstance(one, dict) and "arguments" in one]
+
+
 def _wrapped_calls(calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         call if "function" in call else {"type": "function", "function": call} for call in calls
