@@ -84,6 +84,7 @@ def test_marins_training_runs_on_headraces_rows(prefix):
             "web": {"cache": str(web / "train"), "weight": 3},
         },
     }
-    manifest = json.loads((training / "checkpoints" / "headrace" / "lock.json").read_text())
+    lock = RunLock.load(str(training / "checkpoints" / "headrace"))
     ours = RunLock.of(decode(LmDataConfig, expected).loader())
-    assert manifest["fingerprint"] == ours.fingerprint
+    assert lock is not None
+    assert lock.fingerprint == ours.fingerprint

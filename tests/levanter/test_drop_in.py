@@ -388,9 +388,10 @@ def test_evaluation_on_tagged_sets_is_levanters_own_to_the_last_digit(
     ]
     fed_run = {"data": data, **stock_run(tokenizer_folder, tmp_path, steps=6)}
     ours = max(train(MODULE, tmp_path, fed_run, "--data_seed", "5").items())[1]
-    manifest = json.loads((tmp_path / "run" / "headrace" / "lock.json").read_text())
+    lock = RunLock.load(str(tmp_path / "run" / "headrace"))
     expected = fed(config, seq_len=SEQ_LEN, batch_size=BATCH, seed=5).own
-    assert manifest["fingerprint"] == RunLock.of(expected.loader()).fingerprint
+    assert lock is not None
+    assert lock.fingerprint == RunLock.of(expected.loader()).fingerprint
 
     (checkpoint,) = (tmp_path / "run").glob("step-*")
     alone = {
@@ -417,6 +418,7 @@ def test_a_config_that_includes_its_data_trains_and_evaluates_as_it_is(
     )
     logged = max(train(MODULE, tmp_path, run).items())[1]
     assert "eval/paloma/loss" in logged
-    manifest = json.loads((tmp_path / "run" / "headrace" / "lock.json").read_text())
+    lock = RunLock.load(str(tmp_path / "run" / "headrace"))
     expected = fed(config, seq_len=SEQ_LEN, batch_size=BATCH).own
-    assert manifest["fingerprint"] == RunLock.of(expected.loader()).fingerprint
+    assert lock is not None
+    assert lock.fingerprint == RunLock.of(expected.loader()).fingerprint

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from headrace.errors import ConfigError, PlanMismatchError
+from headrace.run import RunLock
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
 
@@ -184,4 +185,4 @@ def test_the_command_trains_evaluates_and_leaves(tmp_path, data_config, tokenize
     assert "eval loss" in done.stderr
     assert "b loss" in done.stderr
     assert steps_done_in(str(tmp_path / "run")) == 1
-    assert json.loads((tmp_path / "run" / "headrace" / "lock.json").read_text())["fingerprint"]
+    assert RunLock.load(str(tmp_path / "run" / "headrace"))
