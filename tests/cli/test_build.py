@@ -169,7 +169,7 @@ def test_json(headrace: Run, corpus: Path, tmp_path: Path):
             ["corpus", "--engine", "dask"],
             "--engine = 'dask': is not a choice here. Known names: 'auto'",
         ),
-        ("{", ["corpus"], "1.jsonl, line 1: is not valid JSON"),
+        ('{"text": ', ["corpus"], "1.jsonl, line 1: is not valid JSON"),
         ('{"text": "\udcff"}', ["corpus"], "1.jsonl, line 1: is not UTF-8"),
         ("", ["corpus/[0].txt"], "matches no file"),
     ],

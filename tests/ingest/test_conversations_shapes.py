@@ -145,6 +145,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {
         [(CHAT, "A</s>")],
     ),
     "answer": ("chat", {"question": "Q", "answer": "A"}, [(CHAT, "A</s>")]),
+    "open orca": (
+        "chat",
+        {"system_prompt": "S", "question": "Q", "response": "A"},
+        [(f"<system>S</s>{CHAT}", "A</s>")],
+    ),
+    "open orca without a system": (
+        "chat",
+        {"system_prompt": "", "question": "Q", "response": "A"},
+        [(CHAT, "A</s>")],
+    ),
+    "system beside sharegpt, as text": (
+        "text",
+        {"sys_prompt": "S", "conversations": [HUMAN, GPT]},
+        [(f"<system>S</s>{CHAT}", "A</s>")],
+    ),
     "chat as text": ("text", {"messages": [USER, ANSWER]}, [(CHAT, "A</s>")]),
     "sharegpt as text": ("text", {"conversations": [HUMAN, GPT]}, [(CHAT, "A</s>")]),
     "two systems": (
@@ -248,6 +263,25 @@ def test_another_shape_is_refused_with_options_that_read_it(
     status, said = build(capsys, source, *options)
     assert status == 0, (cure, said)
     assert texts(source) == wanted
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_a_rejected_answer_is_not_trained_on_unless_it_is_said(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    format: str,  # noqa: A002
+):
+    options = ("--kind", "chat", "--field", "question=prompt", "--field", "answer=completion")
+    record = {"prompt": "Q", "completion": "A"}
+    source = written(tmp_path, {**record, "label": False}, format)
+    status, said = build(capsys, source, *options, *CHAT_OPTIONS)
+    assert (status, "holds an answer that was rejected (label: false)" in said) == (2, True)
+    assert build(capsys, source, *options, *CHAT_OPTIONS, *cure_of(said))[0] == 0
+    assert texts(source) == [(CHAT, "A</s>")]
+    for label in (True, None, "Paris", 0):
+        source = written(tmp_path, {**record, "label": label}, format)
+        assert build(capsys, source, *options, *CHAT_OPTIONS)[0] == 0
+        assert texts(source) == [(CHAT, "A</s>")]
 
 
 ONE_PAIR = [(CHAT, "A</s>"), ("<user>Q</s><assistant>B</s>", "B</s>")]

@@ -2,7 +2,11 @@
 path.
 """
 
+import gzip
+import importlib
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -160,12 +164,31 @@ class TestBadInput:
             SourceConfig([str(tmp_path / "*.txt")]).files()
 
     def test_a_folder_without_text_says_what_it_has(self, tmp_path: Path):
-        touch(tmp_path, "a.bin", "b.csv", "Makefile")
-        with pytest.raises(SourceError, match=r"\.jsonl.*it has \.bin, \.csv, Makefile"):
+        touch(tmp_path, "a.bin", "b.cfg", "Makefile")
+        with pytest.raises(SourceError, match=r"\.jsonl.*it has \.bin, \.cfg, Makefile"):
             SourceConfig([str(tmp_path)]).files()
         (tmp_path / "empty").mkdir()
         with pytest.raises(SourceError, match="it is empty"):
             SourceConfig([str(tmp_path / "empty")]).files()
+
+    @pytest.mark.parametrize("name", ["a b.csv", "a.tsv", "a.csv.gz"])
+    @pytest.mark.parametrize("named", ["file", "folder", "extension"])
+    def test_separated_values_are_read_once_they_are_converted(
+        self, tmp_path: Path, name: str, named: str
+    ):
+        separator = "\t" if ".tsv" in name else ","
+        content = f'n{separator}text\n1{separator}"one, ""two""\nthree"\n'.encode()
+        (tmp_path / name).write_bytes(gzip.compress(content) if ".gz" in name else content)
+        path = tmp_path / name if named == "file" else tmp_path
+        extensions = [Path(name.removesuffix(".gz")).suffix] if named == "extension" else []
+        with pytest.raises(SourceError) as caught:
+            SourceConfig([str(path)], extensions=extensions).files()
+        command = (caught.value.cure or "").partition(": ")[2]
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        subprocess.run(["bash", "-c", command], check=True, env=environment)
+        (parquet,) = SourceConfig([str(tmp_path)]).files()
+        (row,) = importlib.import_module("pyarrow.parquet").read_table(parquet.path).to_pylist()
+        assert row == {"n": 1, "text": 'one, "two"\nthree'}
 
     def test_all_files_empty(self, tmp_path: Path):
         (tmp_path / "a.jsonl").touch()

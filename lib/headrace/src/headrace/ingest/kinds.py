@@ -853,6 +853,12 @@ class ChatKind(MarkedKind):
         if self.config.field_of("chat", "messages") is not None:
             messages = self._messages(record, "messages")
         else:
+            if self._field(record, "label") is False:
+                raise BadRecordError(
+                    f"holds an answer that was rejected ({self._field_name('label')}: false),"
+                    " which would be trained on",
+                    "To train on rejected answers, too, leave the label unused: --field label=none.",
+                )
             context = self._field(record, "context")
             question_turns = _turns(
                 self._field(record, "question"), "user", self._field_name("question")

@@ -230,6 +230,8 @@ _CONVERSATIONS = (
     (("input", "output"), "--field question=input --field answer=output"),
 )
 """Fields of usual records of conversations, and the options that read them."""
+_SYSTEMS = ("system_prompt", "system_message", "sys_prompt")
+"""Usual names of the system message of a conversation, besides ``system``, which is read."""
 _KINDS = (
     (("input_ids",), "--kind tokens"),
     (("chosen", "rejected"), "--kind preference"),
@@ -276,12 +278,19 @@ def cure_of_shape(missing: str, names: Iterable[str]) -> str:
     Example:
         >>> cure_of_shape("messages", ["id", "prompt", "completion"])
         'Say --field question=prompt --field answer=completion.'
+        >>> cure_of_shape("messages", ["system_prompt", "question", "response"])
+        'Say --field question=question --field answer=response --field system=system_prompt.'
     """
     shapes = _OTHER_SHAPES.get(missing, ())
     present = set(names)
     fitting = (options for shape, options in shapes if present.issuperset(shape))
     options = next(fitting, None)
-    return "" if options is None else f"Say {options}."
+    if options is None:
+        return ""
+    system = next((name for name in _SYSTEMS if name in present), None)
+    if system is not None and (missing == "messages" or "--kind chat" in options):
+        options += f" --field system={system}"
+    return f"Say {options}."
 
 
 def lookup(record: Fields, field: str, cure: str = "") -> Any:

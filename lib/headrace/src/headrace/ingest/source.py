@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -126,6 +127,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "question": NOTHING,
         "context": NOTHING,
         "answer": NOTHING,
+        "label": "label",
         **OF_TEMPLATES,
     },
     "preference": {
@@ -146,6 +148,7 @@ OPTIONAL = (
 """What is optional in a record, unless its field is named."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
+_SEPARATORS = {".csv": ",", ".tsv": r"\t"}
 HF_SCHEME = "hf://"
 _OF_SAVED_DATASET = {"dataset_info.json", "state.json"}
 _OF_SPLITS = "dataset_dict.json"
@@ -502,6 +505,12 @@ class SourceConfig:
                 field=path,
                 cure="Unpack it, or pack it again as .gz or .zst.",
             )
+        if self.format == "auto" and _ending_of_format(path) in _SEPARATORS:
+            raise SourceError(
+                "is a table of separated values, whose lines are no texts",
+                field=path,
+                cure=f"Convert it, and build from what that writes: {_conversion(path)}",
+            )
         kind = self._classify(path)
         if kind is None:
             raise SourceError(
@@ -553,10 +562,13 @@ class SourceConfig:
             chosen = [e for e in entries if self._is_wanted(e.path)]
             if not chosen:
                 endings = Counter(_ending(e.path) for e in entries)
+                tables = [e.path for e in entries if _ending_of_format(e.path) in _SEPARATORS]
                 extensions = ", ".join(self._wanted_extensions())
                 problem = f"is a folder without {extensions} files ({endings_in_words(endings)})"
                 cure = "Name a folder that holds some."
-                if endings:
+                if tables:
+                    cure = f"Convert tables, and build from the folder: {_conversion(tables[0])}"
+                elif endings:
                     most = endings.most_common(1)[0][0]
                     cure = (
                         f"Choose others with --extension {most} (in Python:"
@@ -588,6 +600,23 @@ def split_compression(path: str) -> tuple[str, Compression]:
     stem, extension = os.path.splitext(path)
     compression = _COMPRESSIONS.get(extension.lower())
     return (stem, compression) if compression else (path, "none")
+
+
+def _ending_of_format(path: str) -> str:
+    """The extension that tells the format of a file."""
+    return os.path.splitext(split_compression(path)[0])[1].lower()
+
+
+def _conversion(path: str) -> str:
+    """The command that writes a table of separated values as Parquet."""
+    ending = _ending_of_format(path)
+    program = (
+        "import sys, pyarrow.csv as csv, pyarrow.parquet as parquet; how ="
+        f" csv.ParseOptions(delimiter='{_SEPARATORS[ending]}', newlines_in_values=True);"
+        " parquet.write_table(csv.read_csv(sys.argv[1], parse_options=how), sys.argv[2])"
+    )
+    output = os.path.splitext(split_compression(path)[0])[0] + ".parquet"
+    return f'python -c "{program}" {shlex.quote(path)} {shlex.quote(output)}'
 
 
 def _without_saved_datasets(entries: list[Entry]) -> tuple[list[SourceFile], list[Entry]]:
