@@ -857,7 +857,7 @@ class ChatKind(MarkedKind):
                 raise BadRecordError(
                     f"holds an answer that was rejected ({self._field_name('label')}: false),"
                     " which would be trained on",
-                    "To train on rejected answers, too, leave the label unused: --field label=none.",
+                    "To train on rejected ones, too, leave the label unused: --field label=none.",
                 )
             context = self._field(record, "context")
             question_turns = _turns(
