@@ -265,6 +265,32 @@ def test_the_printed_command_makes_the_change(
     assert (again.code, again.out.split()[:3]) == (0, ["the", "same", "run"])
 
 
+def test_an_amendment_of_which_no_step_is_done_is_changed(headrace, caches, tmp_path):
+    folder = str(tmp_path / "run")
+    path = tmp_path / "run.yaml"
+    args = ("run", "amend", folder, str(path))
+    path.write_text(config_text(caches, {"components": OWN}))
+    run = open_run(folder, load_config(str(path)))
+    run.state(20)
+    with run.loader() as loader:
+        first = tokens(loader, range(40))
+    for changed in ({"code": {"weight": 9}}, {"math": {"weight": 2}}, {"code": {"weight": 2}}):
+        path.write_text(config_text(caches, {"components": {**OWN, **changed}}))
+        assert headrace(*args).code == 0
+        run = open_run(folder, load_config(str(path)))
+        assert run.config is not None
+        assert [one.step for one in run.config.amendments] == [20]
+        for step in (20, 30):
+            assert shares(run.config, step) == pytest.approx(shares(load_config(str(path)), step))
+        assert {h["until_step"] for h in run.history} == {20}
+    path.write_text(config_text(caches, {"components": OWN}))  # back to what it was
+    assert headrace(*args).code == 0
+    run = open_run(folder, load_config(str(path)))
+    with run.loader() as loader:
+        now = tokens(loader, range(40))
+    assert all(np.array_equal(a, b) for a, b in zip(first, now, strict=True))
+
+
 def test_what_is_done_is_not_amended(headrace, caches, tmp_path):
     folder = str(tmp_path / "run")
     path = tmp_path / "run.yaml"

@@ -134,7 +134,7 @@ def run_changes(
     caches = newer_snapshots(declared) if newest_caches else {}
     if (same or first is not None) and not caches:
         return RunChanges(same, fields, plan, first, None, None if same else declared)
-    base = declared if same or first is not None else _with_declared(lock, declared)
+    base = declared if same or first is not None else _with_declared(lock, declared, step)
     # after what is declared: amendments stand in the order of their steps
     step = max(step, 1, *(amendment.step + 1 for amendment in base.amendments))
     amendment = None if base is declared else amendment_between(base, declared, step)
@@ -150,11 +150,11 @@ def run_changes(
     return RunChanges(first is None, fields, plan, first, amendment, amended)
 
 
-def _with_declared(lock: RunLock, edited: LmDataConfig) -> LmDataConfig:
-    """The run's config with the amendments that an edited one declares beside those that it
-    declared before, and the components that these add.
+def _with_declared(lock: RunLock, edited: LmDataConfig, step: int) -> LmDataConfig:
+    """The run's config up to a step, with the amendments that an edited one declares beside those
+    that it declared before, and the components that these add.
     """
-    locked = decode(LmDataConfig, lock.config or {})
+    locked = _without_later(decode(LmDataConfig, lock.config or {}), edited, step)
     declared_before = decode(LmDataConfig, lock.edited or {}).amendments
     declared = [one for one in edited.amendments if one not in declared_before]
     if not declared:
@@ -171,6 +171,20 @@ def _with_declared(lock: RunLock, edited: LmDataConfig) -> LmDataConfig:
         return replace(locked, components=components, amendments=amendments)
     except ConfigError:  # they do not fit the run
         return locked
+
+
+def _without_later(locked: LmDataConfig, edited: LmDataConfig, step: int) -> LmDataConfig:
+    """The run's config without its last changes of the mixture that begin at a step or later and
+    that the edited one does not declare: what it wants from that step on takes their place.
+    """
+    kept = list(locked.amendments)
+    while kept and kept[-1].step >= step and not kept[-1].caches:
+        if kept[-1] in edited.amendments:
+            break
+        kept.pop()
+    gone = added_later(locked.amendments) - added_later(kept)
+    components = {name: one for name, one in locked.components.items() if name not in gone}
+    return replace(locked, components=components, amendments=kept)
 
 
 def amendment_between(

@@ -113,19 +113,22 @@ def _mixture_amended(
         _loss_weights_differ(new.pop("loss_weights", {}), old.pop("loss_weights", {}), old["names"])
     ]
     # Stage by stage, until one differs.
+    drawn_from: set[str] = set()
     for new_stage, old_stage in zip_longest(new.pop("stages"), old.pop("stages")):
         if new_stage is not None and old_stage is not None:
             # Sources that are new and have no weight in it are not in it until they get one.
             first.append(_take_out_newcomers(new_stage, old["names"]))
-        if new_stage != old_stage:
+        if old_stage is None or new_stage != old_stage:
             first.append(min(one["step"] for one in (new_stage, old_stage) if one is not None))
             break
+        drawn_from.update(sources_of(old_stage["weights"]))
+    # Sources of which nothing was drawn yet may be given up.
+    old["names"] = [name for name in old["names"] if name in new["names"] or name in drawn_from]
     new["names"] = new["names"][: len(old["names"])]  # new components come last
-    components = old["components"]
-    new.setdefault("snapshots", {})
-    old.setdefault("snapshots", {})
-    for part in ("components", "limits", "snapshots"):  # what only later stages use may be new
-        new[part] = {k: v for k, v in new[part].items() if k in components}
+    for mixture in (new, old):
+        mixture.setdefault("snapshots", {})
+        for part in ("components", "limits", "snapshots"):  # what only later stages use may be new
+            mixture[part] = {k: v for k, v in mixture[part].items() if k in old["names"]}
     if future:
         for mixture in (new, old):
             del mixture["limits"]
