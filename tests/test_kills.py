@@ -123,9 +123,7 @@ class Server:
         return tuple(json.loads(self._process.stdout.readline()))
 
     def close(self):
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()  # which closes both pipes
 
 
 @pytest.fixture(scope="module")

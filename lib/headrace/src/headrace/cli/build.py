@@ -71,8 +71,7 @@ def command(
         bool,
         typer.Option(
             "--restart",
-            help="Delete the contents of DIR, also a finished cache, and start over. To keep it"
-            " until the new one is complete, build into another DIR.",
+            help="Delete the contents of DIR first, also a finished cache (another DIR keeps it).",
         ),
     ] = False,
     as_json: AsJson = False,

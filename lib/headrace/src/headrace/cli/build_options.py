@@ -246,8 +246,7 @@ AppendOption = Annotated[
     bool,
     typer.Option(
         "--append",
-        help="Add SOURCES to the finished cache in DIR, in its next snapshot; settings that are"
-        " left out are those of the cache.",
+        help="Add SOURCES to the finished cache in DIR, as its next snapshot.",
     ),
 ]
 RepairOption = Annotated[
