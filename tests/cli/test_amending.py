@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def test_a_source_is_added_whatever_the_order_of_keys(caches, tmp_path_factory, 
 WEIGHTED = st.dictionaries(
     st.sampled_from(NAMES), st.sampled_from([1, 2, 3.5, {"linear": {0: 1, 90: 3}}]), min_size=1
 )
-FORMS = {
+FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "own weights": lambda weights: {"components": {n: {"weight": w} for n, w in weights.items()}},
     "one blend": lambda weights: {"components": {n: {} for n in weights}, "weights": weights},
     "stages": lambda weights: {
@@ -263,6 +264,21 @@ def test_the_printed_command_makes_the_change(
     assert headrace("run", "diff", "runs/1", "run.yaml").code == 0
     again = headrace("run", "amend", "runs/1", "run.yaml")
     assert (again.code, again.out.split()[:3]) == (0, ["the", "same", "run"])
+
+
+def test_a_later_stage_is_changed_by_the_command_alone(headrace, caches, tmp_path):
+    folder = str(tmp_path / "run")
+    path = tmp_path / "run.yaml"
+    fields = FORMS["stages"]({"code": 1, "docs": 1})
+    path.write_text(config_text(caches, fields))
+    open_run(folder, load_config(str(path))).state(20)
+    later = {"step": 70, "weights": {"code": 5, "docs": 1}}
+    path.write_text(config_text(caches, {**fields, "stages": [fields["stages"][0], later]}))
+    edited = load_config(str(path))
+    with pytest.raises(PlanMismatchError, match="has another config"):
+        open_run(folder, edited)
+    assert headrace("run", "amend", folder, str(path)).code == 0
+    assert [h["until_step"] for h in open_run(folder, edited).history] == [70]
 
 
 def test_an_amendment_of_which_no_step_is_done_is_changed(headrace, caches, tmp_path):

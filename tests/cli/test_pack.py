@@ -87,27 +87,12 @@ def test_comparing_saves_nothing(headrace: Run, cache: str):
 
 
 def test_units(headrace: Run, cache: str):
-    facts = json.loads(
-        headrace("cache", "pack", cache, "-s", "64", "--long", "drop", "--unit", "2", "--json")[1]
-    )
+    dropping = ("cache", "pack", cache, "-s", "64", "--long", "drop", "--unit", "2")
+    facts = json.loads(headrace(*dropping, "--json")[1])
     plan = PackedTokenDataset(cache, 64, long="drop", unit=2).plan
     assert facts["checksum"] == plan.checksum
     assert facts["counts"]["documents"] == 300
-    rows = json.loads(
-        headrace(
-            "cache",
-            "pack",
-            cache,
-            "-s",
-            "64",
-            "--long",
-            "drop",
-            "--unit",
-            "2",
-            "--compare",
-            "--json",
-        )[1]
-    )
+    rows = json.loads(headrace(*dropping, "--compare", "--json")[1])
     assert {one["algorithm"] for one in rows} == {"bfd", "wfd", "ffd", "next_fit", "windowed"}
     assert next(one for one in rows if one["algorithm"] == "windowed")["packs"] == len(plan)
     alone = headrace("cache", "pack", cache, "-s", "64", "--unit", "2", "--json")

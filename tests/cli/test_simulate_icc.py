@@ -13,19 +13,14 @@ def cache(tmp_path):
     return tiny_cache(tmp_path / "cache", documents=2000)
 
 
+def typed_for(cache):
+    """What asks how similar the rows of a block are."""
+    sizes = ("--seq-len", "8", "--batch-size", "16", "--block", "16")
+    return ("cache", "inspect", "--icc", cache.path, *sizes)
+
+
 def test_table_and_json(headrace, cache):
-    arguments = (
-        "cache",
-        "inspect",
-        "--icc",
-        cache.path,
-        "--seq-len",
-        "8",
-        "--batch-size",
-        "16",
-        "--block",
-        "16",
-    )
+    arguments = typed_for(cache)
     said = headrace(*arguments)
     assert said.code == 0
     assert "between blocks" in said.out
@@ -38,19 +33,7 @@ def test_table_and_json(headrace, cache):
 def test_losses_of_a_model(headrace, cache, tmp_path):
     rows = cache.num_tokens // 8
     np.save(tmp_path / "losses.npy", np.repeat(np.arange(rows // 16 + 1), 16)[:rows] * 1.0)
-    arguments = (
-        "cache",
-        "inspect",
-        "--icc",
-        cache.path,
-        "--seq-len",
-        "8",
-        "--batch-size",
-        "16",
-        "--block",
-        "16",
-        "--losses",
-    )
+    arguments = (*typed_for(cache), "--losses")
     assert "needs shuffling" in headrace(*arguments, str(tmp_path / "losses.npy")).out
     (tmp_path / "text.npy").write_text("no array")
     refused = headrace(*arguments, str(tmp_path / "text.npy"))

@@ -177,6 +177,26 @@ def lock_at(target: str) -> RunLock | None:
     return None if target.endswith(CONFIG_SUFFIXES) else RunLock.load(target)
 
 
+def lock_in(folder: str, field: str, or_else: str = "") -> RunLock:
+    """The lock in a folder.
+
+    Raises:
+        ConfigError: there is none; names the ``field`` that gave the folder.
+    """
+    from headrace.errors import ConfigError
+    from headrace.run.lock import LOCK_NAME, RunLock
+
+    lock = RunLock.load(folder)
+    if lock is None:
+        raise ConfigError(
+            f"is not the folder of a run: it has no {LOCK_NAME}",
+            field=field,
+            value=folder,
+            cure=f"Name the folder passed to open_run{or_else}.",
+        )
+    return lock
+
+
 def load_config_or_run(target: str, settings: list[str] | None) -> LmDataConfig:
     """Loads a config, or the one with which the run in a folder goes on.
 
@@ -221,14 +241,7 @@ def check_run(
     from headrace.run.anchors import Anchors
     from headrace.run.lock import RunLock
 
-    stored = RunLock.load(folder)
-    if stored is None:
-        raise ConfigError(
-            "is not the folder of a run: it has no lock.json",
-            field="--run",
-            value=folder,
-            cure="Name the folder passed to open_run, or leave --run out.",
-        )
+    stored = lock_in(folder, "--run", ", or leave --run out")
     planned = BatchOrder(dataset, row_order=config.row_order)
     planned_lock = RunLock.of(planned)
     if planned_lock.fingerprint == stored.fingerprint:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from headrace.cli.options import AsJson, Config, Settings
+from headrace.cli.options import AsJson, Config, Settings, lock_in
 from headrace.cli.shown import say, terminal, working
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def diff(
 
         headrace run diff runs/1 run.yaml
     """
-    lock = _lock_in(run)
+    lock = lock_in(run, "RUN")
     changes, steps_done, edited = _changes(lock, run, config, settings, step, newest_caches)
     newer = [] if newest_caches else _newer_caches(lock, edited)
     if as_json:
@@ -110,7 +110,7 @@ def amend(
     """
     from headrace.run.run import amend_run
 
-    lock = _lock_in(run)
+    lock = lock_in(run, "RUN")
     changes, steps_done, edited = _changes(lock, run, config, settings, step, newest_caches)
     if as_json:
         say(json.dumps(_facts(changes, run, config, steps_done), ensure_ascii=False))
@@ -124,21 +124,6 @@ def amend(
         amend_run(run, lock, changes.amended, edited, done=steps_done if going_back else None)
     if not as_json:
         say(f"Written into {run}/lock.json. Go on with the run as before.")
-
-
-def _lock_in(run: str) -> RunLock:
-    from headrace.errors import ConfigError
-    from headrace.run.lock import LOCK_NAME, RunLock
-
-    lock = RunLock.load(run)
-    if lock is None:
-        raise ConfigError(
-            f"is not the folder of a run: it has no {LOCK_NAME}",
-            field="RUN",
-            value=run,
-            cure="Name the folder passed to open_run.",
-        )
-    return lock
 
 
 def _changes(

@@ -12,9 +12,9 @@ gone, or have another weight. A run with stages gets other stages from its step 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.config.lm_data import LmDataConfig
 from headrace.config.parsing import decode
@@ -27,6 +27,9 @@ from headrace.mix.stage_config import AmendmentConfig, StageConfig, added_later
 from headrace.run.differences import config_differences, differences
 from headrace.run.lock import RunLock, at_snapshots
 from headrace.store.snapshots import history_of
+
+if TYPE_CHECKING:
+    from headrace.batch.packed_batch import PackedBatch
 
 _Entries: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
 """For each entry of a blend, by name: the groups that contain it, and its weight."""
@@ -308,5 +311,11 @@ def newer_snapshots(config: LmDataConfig) -> dict[str, int | list[int]]:
     return newer
 
 
+def order_of(config: LmDataConfig, fn: Callable[[PackedBatch], Any] | None = None) -> BatchOrder:
+    """What a run with this config loads; ``fn`` as for :func:`headrace.open_run`."""
+    dataset = config.dataset()
+    return BatchOrder(dataset if fn is None else dataset.map(fn), row_order=config.row_order)
+
+
 def _lock_of(config: LmDataConfig) -> RunLock:
-    return RunLock.of(BatchOrder(config.dataset(), row_order=config.row_order))
+    return RunLock.of(order_of(config))

@@ -134,7 +134,7 @@ class RunLock:
 
         Args:
             earlier: The earlier run.
-            declared: Whether all stages of the earlier run must be in this one.
+            declared: Whether all stages of the earlier run must be in this one as they were.
         """
         return first_difference(self.plan, earlier.plan, declared=declared)
 

@@ -27,16 +27,14 @@ def first_difference(
     Args:
         new: The description of a loader, as JSON values.
         old: That of another.
-        declared: Whether all stages of the old plan must be in the new one: a config may declare
-            what comes after them, and take nothing back.
+        declared: Whether all stages of the old plan must be in the new one as they were: a config
+            may declare what comes after them, and take nothing back.
     """
     new_plan = copy.deepcopy(dict(new))
     old_plan = copy.deepcopy(dict(old))
     try:
         new_data = new_plan.pop("dataset")
         old_data = old_plan.pop("dataset")
-        if declared and not _goes_on(_stages_of(new_data), _stages_of(old_data)):
-            return None
         removed = removals_differ(
             new_data.pop("removed", {}), old_data.pop("removed", {}), names_of(old_data)
         )
@@ -44,23 +42,14 @@ def first_difference(
             first = removed
         else:
             first = (
-                _phases_amended(new_data["phases"], old_data["phases"])
+                _phases_amended(new_data["phases"], old_data["phases"], declared=declared)
                 if "phases" in new_data
-                else _mixture_amended(new_data, old_data)
+                else _mixture_amended(new_data, old_data, declared=declared)
             )
             first = first if first is None or removed is None else min(first, removed)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError):  # not a mixture
         return None
     return (first or None) if new_plan == old_plan else None
-
-
-def _stages_of(described: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return list(first_mixture(described)["stages"])
-
-
-def _goes_on(new: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether stages begin at the same steps as older ones, and others come after them."""
-    return [one["step"] for one in new[: len(old)]] == [one["step"] for one in old]
 
 
 def first_mixture(mixed: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -103,11 +92,12 @@ def removals_differ(
 
 
 def _mixture_amended(
-    new: dict[str, Any], old: dict[str, Any], *, future: bool = False
+    new: dict[str, Any], old: dict[str, Any], *, declared: bool, future: bool = False
 ) -> int | None:
     """The first step at which two mixtures differ, if only their stages and loss weights do; None
-    if they differ otherwise. With ``future``, all of it comes after that step, so earlier draws may
-    differ. Changes both descriptions.
+    if they differ otherwise, or if stages are ``declared`` and one is not as it was. With
+    ``future``, all of it comes after that step, so earlier draws may differ. Changes both
+    descriptions.
     """
     first = [
         _loss_weights_differ(new.pop("loss_weights", {}), old.pop("loss_weights", {}), old["names"])
@@ -119,6 +109,8 @@ def _mixture_amended(
             # Sources that are new and have no weight in it are not in it until they get one.
             first.append(_take_out_newcomers(new_stage, old["names"]))
         if old_stage is None or new_stage != old_stage:
+            if declared and old_stage is not None:
+                return None
             first.append(min(one["step"] for one in (new_stage, old_stage) if one is not None))
             break
         drawn_from.update(sources_of(old_stage["weights"]))
@@ -184,17 +176,20 @@ def _loss_weights_differ(
     return min(first, default=None)
 
 
-def _phases_amended(new: list[dict[str, Any]], old: list[dict[str, Any]]) -> int | None:
+def _phases_amended(
+    new: list[dict[str, Any]], old: list[dict[str, Any]], *, declared: bool
+) -> int | None:
     """The same for a mixture whose rows change their length. The starts of phases after that step
     may differ.
     """
     if [phase["step"] for phase in new] != [phase["step"] for phase in old]:
         return None
-    first = _mixture_amended(*(copy.deepcopy(one[0]["dataset"]) for one in (new, old)))
+    first_phases = (copy.deepcopy(one[0]["dataset"]) for one in (new, old))
+    first = _mixture_amended(*first_phases, declared=declared)
     if first is None:
         return None
     steps = {
-        _mixture_amended(n["dataset"], o["dataset"], future=n["step"] > first)
+        _mixture_amended(n["dataset"], o["dataset"], declared=declared, future=n["step"] > first)
         for n, o in zip(new, old, strict=True)
     }
     return first if steps == {first} else None

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
-from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, PlanMismatchError, check_path
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.run.anchors import Anchors, last_checkpoint
-from headrace.run.changes import config_of_run
+from headrace.run.changes import config_of_run, order_of
 from headrace.run.lock import Described, RunLock
 from headrace.run.state import LoaderState, steps_done
 
@@ -198,7 +197,7 @@ def open_run(
     if isinstance(plan, LmDataConfig):
         edited = plan
         config = config_of_run(stored, plan)
-        source = _order_of(config, fn)
+        source = order_of(config, fn)
     elif not hasattr(plan, "describe"):
         cure = "Give load_config(FILE), or the loader of a run that has no config."
         raise ConfigError("is neither a config nor a loader", field="plan", value=plan, cure=cure)
@@ -237,17 +236,12 @@ def amend_run(
     Raises:
         PlanMismatchError: it would change steps that are done, or more than a run can change.
     """
-    source = _order_of(amended, fn)
+    source = order_of(amended, fn)
     new = RunLock.of(source, edited)
     if edited is None:
         new = replace(new, edited=lock.edited)
     new = _agreed(folder, lock, new, done)
     return Run(folder, new, amended, fn, source, Anchors(folder, new, source))
-
-
-def _order_of(config: LmDataConfig, fn: Callable[[PackedBatch], Any] | None) -> BatchOrder:
-    dataset = config.dataset()
-    return BatchOrder(dataset if fn is None else dataset.map(fn), row_order=config.row_order)
 
 
 def _agreed(
