@@ -175,9 +175,9 @@ def show_end(screen: Screen, folder: DemoFolder, checks: Sequence[Check]) -> Non
     cache, config = (shlex.quote(str(path)) for path in (folder.caches / "docs", folder.config))
     screen.show_pairs(
         [
-            (f"{program} inspect {cache}", "what is in a token cache"),
+            (f"{program} cache inspect {cache}", "what is in a token cache"),
             (
-                f"{program} cat {config} --step 12 --row 0",
+                f"{program} run cat {config} --step 12 --row 0",
                 "what the model saw at a step, and where it comes from",
             ),
         ]
