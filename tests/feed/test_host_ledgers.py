@@ -219,8 +219,8 @@ def test_four_processes_open_a_run_once(root, served, tmp_path):
         for host in hosts:
             host.kill()
     assert [host.returncode for host in hosts] == [0] * PROCESSES, said
-    assert len(opened(proxy)) <= 2 * 8, opened(proxy)
-    assert len(opened(proxy)) == 2 * 5, opened(proxy)  # one of them is the list of snapshots
+    # snapshots.json, ledger.json, ledger.bin, and the zarr.json of the first part, of two caches
+    assert len(opened(proxy)) == 2 * 4, opened(proxy)
     chunks = [entry.path for entry in proxy.log if "/c/" in entry.path]
     assert chunks
     assert len({json.loads(out.splitlines()[-1])["fingerprint"] for out, _ in said}) == 1
