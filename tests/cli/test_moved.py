@@ -1,5 +1,6 @@
 """Commands by their old names: the error says what to type, and that works as it is printed."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from headrace import load_config, open_run
 from headrace.cli.moved import MOVED
 from headrace.testing import tiny_cache
 
+REPOSITORY = Path(__file__).parents[2]
 OLD = (
     *("inspect a --samples 1", "inspect run.yaml seed=2", "verify a --deep", "remove a 3"),
     *("reshuffle a 'shuffled a'", "pack a --seq-len 8", "diff a a --json", "diff run run.yaml"),
@@ -43,6 +45,26 @@ def test_what_is_printed_for_an_old_name_works(headrace, typed):
 
 def test_every_old_name_is_tried():
     assert {name for name in MOVED for typed in OLD if typed.startswith(f"{name} ")} == {*MOVED}
+
+
+def test_nothing_that_we_print_or_write_has_an_old_name():
+    """A command in a text, by the name that the library, a script or a page gives it."""
+    old_names = "|".join(name for name in MOVED if " " not in name)
+    typed = re.compile(rf"(?:headrace|{{program}}) (?:{old_names}) +[^\s]")
+    files = [
+        file
+        for folder in ("lib", "scripts", "experiments", "docs")
+        for suffix in ("py", "md", "ipynb", "sh")
+        for file in (REPOSITORY / folder).rglob(f"*.{suffix}")
+    ]
+    assert len(files) > 300
+    lines = [
+        f"{file.relative_to(REPOSITORY)}: {line.strip()}"
+        for file in [REPOSITORY / "README.md", *files]
+        for line in file.read_text().splitlines()
+        if typed.search(line)
+    ]
+    assert [line for line in lines if not line.startswith("docs/cli.md: A command that")] == []
 
 
 def test_a_name_that_never_was_is_a_slip(headrace):
