@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from headrace.batch import Example, pack_examples, pack_pairs, pack_rows, unified_loss
+from headrace.batch import Example, pack_examples, pack_rows, unified_loss
 from headrace.demo import Transformer
-from headrace_posttrain import ScoredGroup, group_advantages
+from headrace_posttrain import ScoredGroup, group_advantages, pack_pairs
 
 ROWS = 4
 LENGTH = 16

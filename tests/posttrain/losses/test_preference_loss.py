@@ -13,9 +13,17 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from headrace.batch import dpo_weights, pair_log_probs, pair_weights, token_nll, unified_loss
+from headrace.batch import token_nll, unified_loss
 from headrace.errors import ConfigError
-from headrace_posttrain import PreferenceLoss, kto_loss, kto_reference_point, preference_loss
+from headrace_posttrain import (
+    PreferenceLoss,
+    dpo_weights,
+    kto_loss,
+    kto_reference_point,
+    pair_log_probs,
+    pair_weights,
+    preference_loss,
+)
 from headrace_posttrain.losses.preference_loss import PRESETS
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "losses.json").read_text())

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.batch import pack_rows, segment_sums
+from headrace.batch import pack_rows
 from headrace.errors import ConfigError
-from headrace_posttrain import gae, group_advantages, kl_penalty, value_loss, whiten, whiten_labels
+from headrace_posttrain import (
+    gae,
+    group_advantages,
+    kl_penalty,
+    segment_sums,
+    value_loss,
+    whiten,
+    whiten_labels,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "losses.json").read_text())
 ROLLOUTS = GOLDEN["rollouts"]

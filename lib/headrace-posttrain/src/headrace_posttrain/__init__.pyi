@@ -7,10 +7,18 @@ from .losses.policy_loss import PolicyLoss as PolicyLoss
 from .losses.policy_loss import importance_ratio as importance_ratio
 from .losses.policy_loss import kl_estimate as kl_estimate
 from .losses.policy_loss import policy_loss as policy_loss
+from .losses.preference import dpo_weights as dpo_weights
+from .losses.preference import pack_pairs as pack_pairs
+from .losses.preference import pair_log_probs as pair_log_probs
+from .losses.preference import pair_weights as pair_weights
 from .losses.preference_loss import PreferenceLoss as PreferenceLoss
 from .losses.preference_loss import kto_loss as kto_loss
 from .losses.preference_loss import kto_reference_point as kto_reference_point
 from .losses.preference_loss import preference_loss as preference_loss
+from .losses.segments import discounted_sums as discounted_sums
+from .losses.segments import segment_means as segment_means
+from .losses.segments import segment_sums as segment_sums
+from .losses.segments import spread_segments as spread_segments
 from .ranks.dp_schedule import Balance as Balance
 from .ranks.dp_schedule import dp_balanced_packing as dp_balanced_packing
 from .ranks.dp_schedule import dp_schedule as dp_schedule
@@ -40,3 +48,7 @@ from .rollouts.prompt_order import tinker_schedule as tinker_schedule
 from .rollouts.selection import NoGroupError as NoGroupError
 from .rollouts.settings import RLSettings as RLSettings
 from .rollouts.store import RolloutStore as RolloutStore
+from .sft import Media as Media
+from .sft import Message as Message
+from .sft import TrainOnWhat as TrainOnWhat
+from .sft import conversation as conversation

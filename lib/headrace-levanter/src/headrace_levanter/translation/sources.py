@@ -175,7 +175,8 @@ def _format(
     into.differs(
         path,
         "chosen and rejected answers alternate as documents: with packing {unit: 2, long: drop},"
-        " the rejected ones have weight -1; you provide the loss (headrace.batch.preference)",
+        " the rejected ones have weight -1; you provide the loss"
+        " (headrace_posttrain.preference_loss)",
     )
     pair = {name: said.get(f"{name}_field", name) for name in ("chosen", "rejected")}
     return {"kind": "preference", "fields": pair, "chat": chat}

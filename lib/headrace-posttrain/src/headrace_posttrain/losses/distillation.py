@@ -29,9 +29,9 @@ from jaxtyping import Array, Float, Int
 
 from headrace.batch.loss import Denominator, LabelBatch, token_mean, weighted_mean
 from headrace.batch.packed_batch import ExpandedBatch, PackedBatch
-from headrace.batch.segments import next_in_segment
 from headrace.batch.vocabulary import DEFAULT_CHUNK, token_stats
 from headrace.errors import ConfigError, check_at_least, check_choice
+from headrace_posttrain.losses.segments import next_in_segment
 
 Direction: TypeAlias = Literal["forward", "reverse"]
 SMALLEST_REST = 1e-7

@@ -56,8 +56,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from headrace.batch.loss import Denominator, LossBatch, token_mean, weighted_mean
-from headrace.batch.segments import segment_means, segment_sums, spread_segments
 from headrace.errors import ConfigError, check_choice, check_not_negative
+from headrace_posttrain.losses.segments import segment_means, segment_sums, spread_segments
 
 Level: TypeAlias = Literal["token", "sequence", "sequence_token", "product"]
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]

@@ -31,7 +31,7 @@ preset      settings                                                   source
 ==========  =========================================================  ============================
 
 KTO (arXiv:2402.01306) needs no pairs: :func:`kto_loss`. If only gradients are needed, DPO is also
-the unified loss of weighted pairs: :mod:`headrace.batch.preference`.
+the unified loss of weighted pairs: :mod:`headrace_posttrain.losses.preference`.
 
 Price: sums over segments; and one forward pass of the reference for its log probabilities.
 """
@@ -47,8 +47,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from headrace.batch.packed_batch import PackedBatch
-from headrace.batch.segments import segment_sums
 from headrace.errors import ConfigError, check_choice, check_not_negative
+from headrace_posttrain.losses.segments import segment_sums
 
 Link: TypeAlias = Literal["sigmoid", "robust", "hinge", "square"]
 
@@ -151,7 +151,8 @@ def preference_loss(
 
     Example:
         >>> import numpy as np
-        >>> from headrace.batch import Example, pack_pairs
+        >>> from headrace.batch import Example
+        >>> from headrace_posttrain import pack_pairs
         >>> batch = pack_pairs([(Example(np.array([1, 2])), Example(np.array([1, 3])))], 4)
         >>> zeros = jnp.zeros((1, 4))
         >>> value, metrics = preference_loss(zeros, batch, reference_log_probs=zeros)

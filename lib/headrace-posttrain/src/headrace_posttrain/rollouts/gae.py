@@ -15,9 +15,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from headrace.batch.loss import Denominator, LossBatch, token_mean
-from headrace.batch.segments import discounted_sums, next_in_segment, run_backwards, spread_segments
 from headrace.errors import ConfigError
 from headrace_posttrain.losses.policy_loss import Estimator, kl_estimate
+from headrace_posttrain.losses.segments import (
+    discounted_sums,
+    next_in_segment,
+    run_backwards,
+    spread_segments,
+)
 
 
 def gae(

@@ -75,7 +75,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             has it; ``none``: train on all tokens. See :mod:`headrace.batch.masks`.
         columns: Further leaves for batches, by their names there; see :mod:`headrace.data.columns`.
         pairs: Whether documents are preference pairs, alternately chosen and rejected
-            (:mod:`headrace.batch.preference`), which are packed with ``unit=2``; None: yes if the
+            (:mod:`headrace.data.pairs`), which are packed with ``unit=2``; None: yes if the
             cache marks the chosen ones, as caches built by headrace do. False: rejected answers are
             trained on as chosen ones are.
         plans: Folder or URL for plans; None: ``plans`` in the cache's own folder.

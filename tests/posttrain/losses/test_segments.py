@@ -8,15 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from headrace.batch import (
-    PackedBatch,
-    discounted_sums,
-    pack_rows,
-    segment_means,
-    segment_sums,
-    spread_segments,
-)
-from headrace.batch.segments import next_in_segment
+from headrace.batch import PackedBatch, pack_rows
+from headrace_posttrain import discounted_sums, segment_means, segment_sums, spread_segments
+from headrace_posttrain.losses.segments import next_in_segment
 
 ROWS = 4
 LENGTH = 12

@@ -11,16 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 
-from headrace.batch import (
-    Example,
-    dpo_weights,
-    pack_pairs,
-    pair_log_probs,
-    pair_weights,
-    token_nll,
-    unified_loss,
-)
-from headrace.batch.preference import pair_examples
+from headrace.batch import Example, token_nll, unified_loss
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset, PackedTokenDataset
 from headrace.data.documents import DocumentFilter
@@ -32,6 +23,8 @@ from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
 from headrace.testing import write_cache
+from headrace_posttrain import dpo_weights, pack_pairs, pair_log_probs, pair_weights
+from headrace_posttrain.losses.preference import pair_examples
 
 
 def some_pairs(count=5, seed=0):

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.analysis import RunSteps, simulate
 from headrace.analysis.check.sizes import planned_caches
-from headrace.batch import Media, Message, conversation, pack_examples
-from headrace.batch.sft import MODES
+from headrace.batch import pack_examples
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset, PackedTokenDataset, TokenSeqDataset
 from headrace.data.phased import PhasedDataset
@@ -27,6 +26,8 @@ from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
 from headrace.testing import write_cache
+from headrace_posttrain import Media, Message, conversation
+from headrace_posttrain.sft import MODES
 
 CHAT = [
     Message("system", [[10]], [1], trainable=True),
