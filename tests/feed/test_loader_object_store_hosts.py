@@ -98,9 +98,11 @@ def write(root):
     return blocks
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def far(tmp_path_factory) -> Iterator[tuple[Gate, str]]:
-    """A web server behind a gate, and the folder that it serves."""
+    """A web server behind a gate of its own, where no other test's reads are still on their way,
+    and the folder that it serves.
+    """
     folder = tmp_path_factory.mktemp("far")
     with web_server(folder) as server:
         proxy = Gate(server)
