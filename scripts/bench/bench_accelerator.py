@@ -29,7 +29,7 @@ import numpy as np
 from _common import Report, run_bench
 
 from headrace import DataLoader, TokenSeqDataset
-from headrace.demo.model import Transformer, make_optimizer, train_step
+from headrace.demo.train import Transformer, make_optimizer, train_step
 from headrace.feed.prefetch import Prefetched
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache

@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_cache_grows(folder: Path):
     text = run("build", "new", "-o", "web", "--append", "--engine", "inline")
     assert "Built web/appended/1: 8 documents" in text
-    assert text.endswith("amendments: [{step: STEP, caches: {COMPONENT: 2}}]\n")
+    assert text.endswith("headrace run amend RUN CONFIG --newest-caches\n")
     assert "is already finished" in run(
         "build", "new", "-o", "web", "--append", "--engine", "inline"
     )
@@ -65,7 +65,7 @@ def test_a_cache_grows(folder: Path):
     assert len(json.loads(run("cache", "verify", "web", "--deep", "--json"))["appended"]) == 1
     assert run("cache", "verify", "web").count("sound") == 2
     assert json.loads(run("cache", "remove", "web", 11, 2, "--json"))["snapshot"] == 3
-    assert "{COMPONENT: 3}" in run("cache", "remove", "web", 11)
+    assert "New runs use snapshot 3." in run("cache", "remove", "web", 11)
     assert "removed" in run("cache", "inspect", "web", "--samples", 0)
     difference = run("cache", "diff", "web", "web/appended/1", ok=False)
     assert "snapshots" in difference

@@ -4,13 +4,16 @@ tests/demo.
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
+from headrace import open_run, progress
 from headrace.config import load_config
+from headrace.store import open_cache
 from headrace.store.ledger import read_ledger
 
 
@@ -66,6 +69,18 @@ def test_a_dry_run_writes_nothing(headrace, texts):
     done = headrace("init", "texts", "--dry-run")
     assert (done.code, sorted(p.name for p in texts.parent.iterdir())) == (2, ["texts"])
     assert "texts/on/latin.txt, line 1: is not UTF-8" in done.err
+
+
+def test_rows_are_held_out_of_a_source_that_has_enough(headrace, texts):
+    for name, rows in (("none", 39), ("two", 41), ("most", 2000)):
+        (texts / name).mkdir()
+        (texts / name / "a.txt").write_text("x" * (256 * rows))
+    assert headrace("init", "texts").code == 0
+    config = load_config("run.yaml")
+    assert {name: len(rows) for name, rows in config.validation_datasets().items()} == {
+        "two": 2,
+        "most": 64,
+    }
 
 
 def test_names_that_yaml_would_not_take_for_text_are_quoted(headrace, texts):
@@ -248,3 +263,73 @@ def test_a_config_of_another_folder_names_that_folder(headrace, texts):
             2,
             "Paths in a config are relative to the current folder: cd first",
         )
+
+
+def test_what_came_since_is_named_and_added_by_what_is_printed(headrace, texts):
+    init = ["init", "texts", "-o", "first"]
+    assert headrace(*init).code == 0
+    config = Path("first/run.yaml")
+    before = config.read_bytes()
+    (texts / "code" / "new.py").write_text("a new line of text\n" * 100)
+    records_of(texts, web="body")
+    said = headrace(*init, "--text-field", "body")
+    assert (said.code, config.read_bytes()) == (0, before)
+    assert "code: 1 new file, 1.9 kB -> first/caches/code" in said.out
+    assert "a new source, web: 1 file (.jsonl), 11.4 kB, text in field body" in said.out
+    assert not Path("first/caches/web").exists()
+    typed = said.out.splitlines()[-1].removeprefix("To train on this, too, type: headrace ")
+    added = headrace(*shlex.split(typed))
+    assert added.code == 0
+    lines = added.out.splitlines()
+    assert lines[2] == "Add to the components of first/run.yaml:"
+    config.write_text(config.read_text() + lines[3] + "\n")
+    assert [one.number for one in open_cache("first/caches/code").snapshots] == [2]
+    assert lines[-2:] == ["  cd first", "  headrace run amend runs/1 run.yaml --newest-caches"]
+    again = headrace(*init)
+    assert (again.code, "run.yaml: already exists" in again.err.replace("': ", ": ")) == (2, True)
+
+
+def test_a_run_is_moved_to_what_came_since(headrace, texts, monkeypatch):
+    assert headrace("init", "texts", "-o", "first").code == 0
+    monkeypatch.chdir("first")
+    open_run("runs/1", load_config("run.yaml")).state(10)
+    (texts / "code" / "new.py").write_text("a new line of text\n" * 100)
+    monkeypatch.chdir("..")
+    added = headrace("init", "texts", "-o", "first", "--append")
+    monkeypatch.chdir("first")
+    assert headrace(*added.out.splitlines()[-1].split()[1:]).code == 0
+    run = open_run("runs/1", load_config("run.yaml"), 10)
+    assert [amendment.caches for amendment in run.config.amendments] == [{"code": 2}]
+
+
+def test_one_text_that_is_most_of_all_is_named(headrace, texts):
+    (texts / "code" / "big.txt").write_text("a line of text\n" * 10_000)
+    said = headrace("init", "texts", "--dry-run")
+    assert "texts/code/big.txt is one document with 97% of all text, 150.0 kB" in said.err
+    assert "move it to a folder of its own" in said.err
+    (texts / "code" / "big.txt").rename(texts / "code" / "big.jsonl")
+    (texts / "code" / "big.jsonl").write_text('{"text": "one of many"}\n' * 9000)
+    assert "is one document" not in headrace("init", "texts", "--dry-run").err
+
+
+def test_an_empty_folder_and_a_list_in_a_file_are_said_before_anything_is_built(headrace, texts):
+    (texts / "empty").mkdir()
+    refused = headrace("init", "texts/empty")
+    assert (refused.code, "folder = 'texts/empty': " in refused.err) == (2, True)
+    (texts / "on" / "list.json").write_text(json.dumps([{"text": "a"}, {"text": "b"}]))
+    refused = headrace("init", "texts", "-o", "first")
+    assert refused.code == 2
+    assert "is a JSON file, and not one object on each line. Convert it" in refused.err
+    assert not Path("first").exists()
+
+
+def test_progress_is_printed_in_lines_where_there_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with progress.bar() as bar:
+        task = bar.add_task("building", total=4, rate="")
+        for _ in range(2):
+            bar.advance(task)
+        bar.update(task, advance=2, rate="6.0 MB/s")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:13] for line in lines] == ["building: 25%", "building: 50%", "building: 100"]
+    assert "6.0 MB/s" in lines[-1]

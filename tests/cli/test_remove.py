@@ -35,7 +35,7 @@ def cache(tmp_path):
 def test_snapshots_are_counted_and_the_amendment_is_printed(cache, tmp_path):
     text = run("cache", "remove", cache.path, 17, 40)
     assert text.splitlines()[0] == f"{cache.path}: 2 documents removed; in snapshot 2,"
-    assert "amendments: [{step: STEP, caches: {COMPONENT: 2}}]" in text
+    assert "headrace run amend RUN CONFIG --newest-caches" in text
     (tmp_path / "ids.txt").write_text("40\n41\n41\n")
     facts = json.loads(run("cache", "remove", cache.path, "--file", tmp_path / "ids.txt", "--json"))
     assert (facts["new_documents"], facts["listed_documents"], facts["snapshot"]) == (1, 3, 3)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.batch import pack_rows
 from headrace.demo import Transformer, make_optimizer, train_step
-from headrace.demo.model import next_token_loss, replicate, rotate
+from headrace.demo.train import next_token_loss, rotate
 
 VOCAB = 17
 SEQ = 12
@@ -179,7 +179,8 @@ def test_training_on_one_batch_learns_it_and_stays_on_every_device(model, device
         pack_rows(random_rows(8, seed=7)), NamedSharding(mesh, PartitionSpec("data"))
     )
     optimizer = make_optimizer(40, peak_lr=1e-2)
-    trained, state = replicate((model, optimizer.init(eqx.filter(model, eqx.is_array))), mesh)
+    fresh = (model, optimizer.init(eqx.filter(model, eqx.is_array)))
+    trained, state = eqx.filter_shard(fresh, NamedSharding(mesh, PartitionSpec()))
     losses = []
     for _ in range(40):
         trained, state, loss = train_step(trained, state, optimizer, batch)

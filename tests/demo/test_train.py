@@ -2,8 +2,11 @@
 nothing had been.
 """
 
+import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +22,12 @@ seq_len: 16
 batch_size: 8
 num_steps: 60
 components:
-  a: {cache: caches/a, weight: {linear: {0: 1, 60: 3}}}
-  b: {cache: caches/b}
+  a: {cache: caches/a, weight: {linear: {0: 1, 60: 3}}, validation: 12}
+  b: {cache: caches/b, validation: 4}
 """
+
+
+ONE_CPU = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 
 
 @pytest.fixture
@@ -52,8 +58,46 @@ def train(
         return process.wait(), "".join(lines)
 
 
+def figures(run: Path) -> dict[tuple[int, str], float]:
+    """What the program logged, by step and name."""
+    lines = (run / "stats/host-00000.jsonl").read_text().splitlines()
+    logged = [line for line in map(json.loads, lines) if line["kind"] == "figures"]
+    return {(one["step"], name): x for one in logged for name, x in one["figures"].items()}
+
+
 def losses(printed: str) -> dict[str, str]:
     return dict(re.findall(r"step +(\d+) of 60  loss ([\d.]+)", printed))
+
+
+def test_it_imports_nothing_of_the_demo():
+    assert "headrace.demo" not in Path(program.__file__).read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_and_fewer_steps_can_be_asked_for(folder):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    command = [sys.executable, str(folder / PROGRAM), "--run", "runs/two", "--steps", "20"]
+    others = [
+        subprocess.Popen([*command, "--distributed", address, "2", f"{k}"], env=ONE_CPU)
+        for k in (0, 1)
+    ]
+    assert [one.wait() for one in others] == [0, 0]
+    alone = [*command[:3], "runs/one", *command[4:]]
+    subprocess.run(alone, env=ONE_CPU, check=True)
+    two = figures(folder / "runs/two")
+    one = figures(folder / "runs/one")
+    assert (
+        [*two]
+        == [*one]
+        == [(9, "train/loss"), *((19, n) for n in ("train/loss", "eval/a", "eval/b"))]
+    )
+    assert [*two.values()] == pytest.approx([*one.values()], rel=1e-3)
+    resumed = subprocess.run(
+        [*command[:-1], "30"], env=ONE_CPU, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert resumed.stdout.startswith("resumes from step 20, runs/two/checkpoints/20")
 
 
 @pytest.mark.slow
@@ -72,7 +116,10 @@ def test_a_killed_and_a_stopped_run_go_on(folder):
         first
     ).items()
     assert (folder / "runs/parts/report.html").stat().st_size > 10_000
-    assert len(list((folder / "runs/parts/checkpoints").iterdir())) == 2
+    assert sorted(p.name for p in (folder / "runs/parts/checkpoints").iterdir()) == ["55", "60"]
+    logged = figures(folder / "runs/parts")
+    assert {name for _, name in logged} == {"train/loss", "eval/a", "eval/b"}
+    assert logged == figures(folder / "runs/whole")
     (folder / "run.yaml").write_text(CONFIG.replace("seq_len: 16", "seq_len: 8"))
     refused = subprocess.run(
         [sys.executable, str(folder / PROGRAM), "--run", "runs/parts"],

@@ -9,13 +9,14 @@ if there is one, and the time left.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
 T = TypeVar("T")
 Watcher: TypeAlias = Callable[[str, float, float], None]
@@ -23,6 +24,8 @@ Watcher: TypeAlias = Callable[[str, float, float], None]
 
 _watcher: ContextVar[Watcher | None] = ContextVar("headrace_watcher", default=None)
 _BAR_WIDTH = 24
+LINE_EVERY_S = 10.0
+"""Seconds between two lines of progress where output is no terminal."""
 
 
 @contextmanager
@@ -87,8 +90,8 @@ def countdown(what: str) -> Iterator[Callable[[float], None]]:
 
 
 def bar(*, show: bool = True) -> Progress:
-    """A progress bar on stderr, if that is a terminal; it disappears at the end. Its tasks have a
-    field ``rate``.
+    """A progress bar on stderr, which disappears at the end; where that is no terminal, a line
+    every :data:`LINE_EVERY_S` seconds. Its tasks have a field ``rate``.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
@@ -111,8 +114,32 @@ def bar(*, show: bool = True) -> Progress:
             )
             return Text(f"{time} so far" if remaining is None else f"{time} left")
 
+    class Lines(Progress):
+        """What a bar shows, in lines for a log."""
+
+        printed_at = time.monotonic()
+
+        def update(self, task_id: TaskID, *args: Any, **fields: Any) -> None:
+            super().update(task_id, *args, **fields)
+            self.print_line(task_id)
+
+        def advance(self, task_id: TaskID, advance: float = 1) -> None:
+            super().advance(task_id, advance)
+            self.print_line(task_id)
+
+        def print_line(self, task_id: TaskID) -> None:
+            now = time.monotonic()
+            task = self._tasks[task_id]
+            if not show or task.total is None or now - self.printed_at < LINE_EVERY_S:
+                return
+            self.printed_at = now
+            left = "" if task.time_remaining is None else f"{task.time_remaining:.0f} s left"
+            parts = [f"{task.percentage:.0f}%", str(task.fields["rate"]), left]
+            print(f"{task.description}: {'  '.join(filter(None, parts))}", file=sys.stderr)
+
     console = Console(stderr=True)
-    return Progress(
+    kind = Progress if console.is_terminal else Lines
+    return kind(
         TextColumn("{task.description}"),
         BarColumn(_BAR_WIDTH),
         Share(),

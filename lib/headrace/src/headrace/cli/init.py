@@ -8,6 +8,7 @@ import importlib.util
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,13 +22,18 @@ from headrace.cli.shown import in_bytes, say
 from headrace.errors import check_path, format_count
 
 if TYPE_CHECKING:
+    from headrace.errors import ConfigError
+    from headrace.ingest.build import BuildReport
     from headrace.ingest.source import SourceConfig
     from headrace.ingest.survey import FoundSource
+    from headrace.ingest.tokenize import TokenizerConfig
 
 CONFIG = "run.yaml"
 PROGRAM = "train.py"
 _SEQ_LEN = 256
 _BATCH = 16
+_HELD_OUT = 64  # rows of a source
+_HELD_OUT_OF = 20  # at most one row in so many is held out
 _FEWEST_STEPS = 100
 _MOST_STEPS = 1000
 
@@ -62,13 +68,20 @@ def command(
             "--dry-run", help="Look at the sources, show what would be done, and write nothing."
         ),
     ] = False,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append", help="Add the files that came since to the caches of an earlier init."
+        ),
+    ] = False,
 ) -> None:
     """Build token caches from a folder of texts, and write a run.yaml and a train.py that trains on
     them.
 
     Each subfolder becomes a source, weighted by its number of tokens. The program saves
     checkpoints, resumes after it is killed, and writes a report at the end. If this command is
-    interrupted, run it again to resume.
+    interrupted, run it again to resume. Once it is done, the same command finds the files that
+    came since, and says how to train on them.
 
     For example:
 
@@ -77,28 +90,39 @@ def command(
         headrace init texts --tokenizer llama3/ --output runs/first
     """
     from headrace.errors import ConfigError
-    from headrace.ingest.build import build_cache
     from headrace.ingest.first_look import faults_of_sources, refuse_faults
     from headrace.ingest.survey import survey
     from headrace.ingest.tokenize import TokenizerConfig
     from headrace.store import durable
-    from headrace.store.joined import open_cache
     from headrace.store.ledger import is_finished
 
     check_path("folder", folder, "Give a folder that holds texts.")
     output = output.expanduser()
     _check_output(folder, output)
+    # The config is written last: with it, an earlier command has done all.
+    is_done = (output / CONFIG).exists()
+    if is_done and restart:
+        raise _exists(output / CONFIG)
+    if append and not is_done:
+        cure = "Leave out --append: nothing was built there."
+        raise ConfigError("has no run.yaml", field="output", value=str(output), cure=cure)
     listed = [(source, source.config(text_field or (), on_bad_line)) for source in survey(folder)]
+    with_text = [(source, config) for source, config in listed if source.files]
+    if is_done:
+        again = ["headrace", "init", folder, "--output", str(output), "--append"]
+        again += [part for name in text_field or () for part in ("--text-field", name)]
+        again += [] if on_bad_line == "error" else ["--on-bad-line", on_bad_line]
+        _grow(output, with_text, shlex.join(again), append=append and not dry_run)
+        return
     for source, config in listed:
         say(_in_words(source, config, output))
+    _warn_of_long_text([source for source, _ in with_text])
     _refuse_unused_fields(text_field or [], [config for _, config in listed])
-    with_text = [(source, config) for source, config in listed if source.files]
-    caches = {source.name: output / "caches" / source.name for source, _ in with_text}
     encoder = TokenizerConfig(tokenizer)
     unbuilt = [
         (config, encoder)
         for source, config in with_text
-        if restart or not is_finished(str(caches[source.name]))
+        if restart or not is_finished(str(_cache_of(source, output)))
     ]
     refuse_faults([fault for faults in faults_of_sources(unbuilt) for fault in faults])
     if dry_run:
@@ -107,30 +131,110 @@ def command(
         return
     chosen: list[tuple[FoundSource, int, int]] = []
     for source, config in with_text:
-        cache = caches[source.name]
-        with kept_when_interrupted(), _restarted_alone(cache):
-            report = build_cache(config, encoder, str(cache), restart=restart, first_look=False)
-        rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
-        if report.skipped_lines:
-            skipped = format_count(report.skipped_lines, "bad line")
-            say(f"{source.name}: {skipped} skipped, the first: {report.first_skipped}", err=True)
+        tokens, rows = _build(source, config, encoder, output, restart=restart)
         if rows:
-            chosen.append((source, report.tokens, rows))
-        else:
-            few = format_count(report.tokens, "token")
-            say(
-                f"{source.name} is left out of {CONFIG}: it has {few}, but a row has {_SEQ_LEN}",
-                err=True,
-            )
+            chosen.append((source, tokens, rows))
     if not chosen:
         cure = f"Give more text: a row has {_SEQ_LEN} tokens, more than any source."
         raise ConfigError(
             "has too little text to train on", field="folder", value=folder, cure=cure
         )
-    # The config comes last: with it, all is there.
     durable.write_file(output / PROGRAM, [_program()])
     durable.write_file(output / CONFIG, [config_text(folder, chosen).encode()])
     _say_what_is_next(output)
+
+
+def _cache_of(source: FoundSource, output: Path) -> Path:
+    return output / "caches" / source.name
+
+
+def _build(
+    source: FoundSource,
+    config: SourceConfig,
+    encoder: TokenizerConfig,
+    output: Path,
+    *,
+    restart: bool,
+) -> tuple[int, int]:
+    """Builds the cache of a source, unless it is there: its tokens, and the rows that they fill."""
+    from headrace.ingest.build import build_cache
+    from headrace.store.joined import open_cache
+
+    cache = _cache_of(source, output)
+    with kept_when_interrupted(), _restarted_alone(cache):
+        report = build_cache(config, encoder, str(cache), restart=restart, first_look=False)
+    _say_what_was_skipped(source, report)
+    rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
+    if not rows:
+        few = format_count(report.tokens, "token")
+        say(
+            f"{source.name} is left out of {CONFIG}: it has {few}, but a row has {_SEQ_LEN}",
+            err=True,
+        )
+    return report.tokens, rows
+
+
+def _say_what_was_skipped(source: FoundSource, report: BuildReport) -> None:
+    if report.skipped_lines:
+        skipped = format_count(report.skipped_lines, "bad line")
+        say(f"{source.name}: {skipped} skipped, the first: {report.first_skipped}", err=True)
+
+
+def _grow(
+    output: Path,
+    sources: list[tuple[FoundSource, SourceConfig]],
+    again: str,
+    *,
+    append: bool,
+) -> None:
+    """Adds the files that came since to caches of an earlier command, and builds those of sources
+    that came; or, without ``append``, says which these are and what does it: ``again``.
+    """
+    import yaml
+
+    from headrace.ingest.append import append_cache, encoder_of, new_files
+    from headrace.ingest.first_look import faults_of_sources, refuse_faults
+    from headrace.store.joined import open_cache
+    from headrace.store.ledger import is_finished
+
+    finished = [one for one in sources if is_finished(str(_cache_of(one[0], output)))]
+    joining = [one for one in sources if one not in finished]
+    growing: list[tuple[FoundSource, SourceConfig]] = []
+    for source, config in finished:
+        cache = _cache_of(source, output)
+        if fresh := new_files(config, str(cache)):
+            growing.append((source, replace(config, paths=[file.path for file in fresh])))
+            size = in_bytes(sum(file.size or 0 for file in fresh))
+            say(f"{source.name}: {format_count(len(fresh), 'new file')}, {size} -> {cache}")
+    if not finished or not (growing or joining):
+        raise _exists(output / CONFIG)
+    for source, config in joining:
+        say(f"a new source, {_in_words(source, config, output)}")
+    if not append:
+        say(f"To train on this, too, type: {again}")
+        return
+    encoder = encoder_of(str(_cache_of(finished[0][0], output)))
+    looked_at = faults_of_sources([(config, encoder) for _, config in (*growing, *joining)])
+    refuse_faults([fault for faults in looked_at for fault in faults])
+    for source, config in growing:
+        reading = {"extensions": config.extensions, "on_bad_line": config.on_bad_line}
+        with kept_when_interrupted():
+            report = append_cache(config.paths, str(_cache_of(source, output)), source=reading)
+        _say_what_was_skipped(source, report)
+    for source, config in joining:
+        _build(source, config, encoder, output, restart=False)
+    components = yaml.safe_load((output / CONFIG).read_text())["components"]
+    missing: list[str] = []
+    for source, _ in (*growing, *joining):
+        cache = open_cache(_cache_of(source, output))
+        if source.name not in components and (rows := cache.num_tokens // _SEQ_LEN):
+            missing.append(_component(source, cache.num_tokens, rows))
+    if missing:
+        say("\n".join([f"Add to the components of {output / CONFIG}:", *missing]))
+    say("Then move a run that has begun to it; new runs use it anyway:")
+    if str(output) != ".":
+        say(f"  cd {shlex.quote(str(output))}")
+    say(f"  headrace run amend runs/1 {CONFIG} --newest-caches")
 
 
 @contextmanager
@@ -157,8 +261,6 @@ def _program() -> bytes:
 
 def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
     """The config of a first run, with comments, from sources with their tokens and rows."""
-    import yaml
-
     rows = sum(rows for _, _, rows in taken)
     batch = min(_BATCH, 1 << (rows.bit_length() - 1))
     one_pass = rows // batch
@@ -170,21 +272,27 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
         f"batch_size: {batch}  # rows in a batch, over all devices",
         f"num_steps: {steps}  # one pass over all text is {format_count(one_pass, 'step')}",
         "seed: 0  # another seed gives another order",
-        "components:",
+        "components:  # weight: share of the rows, here that of the tokens; validation: rows held out",
     ]
-    for source, tokens, _ in taken:
-        name = (
-            yaml.safe_dump(source.name).removesuffix("...\n").strip()
-        )  # quoted where YAML would read a number
-        size = f"{tokens:,} tokens of {format_count(source.files, 'file')}"
-        lines.append(
-            f"  {name}: {{cache: caches/{source.name}, weight: {tokens / 1e6:.3g}}}  # {size}"
-        )
+    lines += [_component(*one) for one in taken]
     return "\n".join(lines) + "\n"
 
 
+def _component(source: FoundSource, tokens: int, rows: int) -> str:
+    """The line of a source in the config."""
+    import yaml
+
+    # quoted where YAML would read a number
+    name = yaml.safe_dump(source.name).removesuffix("...\n").strip()
+    held_out = min(_HELD_OUT, rows // _HELD_OUT_OF)
+    fields = [f"cache: caches/{source.name}", f"weight: {tokens / 1e6:.3g}"]
+    fields += [f"validation: {held_out}"] if held_out > 1 else []
+    size = f"{tokens:,} tokens of {format_count(source.files, 'file')}"
+    return f"  {name}: {{{', '.join(fields)}}}  # {size}"
+
+
 def _check_output(folder: str, output: Path) -> None:
-    """Refuses an output that is a file, holds a config or program, or is inside the folder of
+    """Refuses an output that is a file, holds a program of its own, or is inside the folder of
     texts.
     """
     from headrace.errors import ConfigError
@@ -197,16 +305,9 @@ def _check_output(folder: str, output: Path) -> None:
         )
     program = output / PROGRAM
     # Without a config, the program is the rest of a command that was killed.
-    has_own = program.exists() and program.read_bytes() != _program()
-    for name in (CONFIG, *([PROGRAM] if has_own else [])):
-        if (output / name).exists():
-            cure = f"Give another folder: --output FOLDER, or delete {output / name}."
-            raise ConfigError(
-                "already exists, and is not overwritten",
-                field="output",
-                value=str(output / name),
-                cure=cure,
-            )
+    is_done = (output / CONFIG).exists()
+    if not is_done and program.exists() and program.read_bytes() != _program():
+        raise _exists(program)
     if files.is_local(folder) and output.resolve().is_relative_to(
         files.local_path(folder).resolve()
     ):
@@ -214,6 +315,33 @@ def _check_output(folder: str, output: Path) -> None:
         raise ConfigError(
             f"is inside {folder}, the folder of texts", field="output", value=str(output), cure=cure
         )
+
+
+def _exists(path: Path) -> ConfigError:
+    from headrace.errors import ConfigError
+
+    cure = f"Give another folder: --output FOLDER, or delete {path}."
+    problem = "already exists, and is not overwritten"
+    return ConfigError(problem, field="output", value=str(path), cure=cure)
+
+
+def _warn_of_long_text(sources: list[FoundSource]) -> None:
+    """Says if one text is most of all that there is."""
+    total = sum(source.bytes for source in sources)
+    for source in sources:
+        if source.largest is None or sum(one.files for one in sources) == 1:
+            continue
+        size = source.largest.size or 0
+        if 2 * size > total:
+            cure = f"lower the weight of {source.name} in {CONFIG}"
+            if source.files > 1:
+                cure = "move it to a folder of its own, which gets a weight of its own"
+            say(
+                f"{source.largest.path} is one document with {size / total:.0%} of all text,"
+                f" {in_bytes(size)}, and will be that share of the rows. To train on less of it,"
+                f" {cure}.",
+                err=True,
+            )
 
 
 def _refuse_unused_fields(text_fields: list[str], configs: list[SourceConfig]) -> None:
@@ -246,7 +374,7 @@ def _say_what_is_next(output: Path) -> None:
     say(f"Wrote {output / CONFIG} and {output / PROGRAM}. Next:")
     if str(output) != ".":
         say(f"  cd {shlex.quote(str(output))}")
-    if importlib.util.find_spec("optax") is None:
-        say(f"  {install_command('headrace[demo]')}  # optax, which train.py needs")
+    if any(importlib.util.find_spec(name) is None for name in ("optax", "orbax")):
+        say(f"  {install_command('headrace[demo]')}  # optax and orbax, which train.py needs")
     say(f"  headrace config simulate {CONFIG}  # what it will read")
     say(f"  python {PROGRAM}  # trains; run it again to resume after a stop")

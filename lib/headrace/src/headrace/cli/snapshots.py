@@ -49,11 +49,8 @@ def to_use_it(snapshot: int) -> str:
 
     Example:
         >>> print(to_use_it(3))
-        New runs use snapshot 3. For a run in progress, add for each component with this cache:
-        amendments: [{step: STEP, caches: {COMPONENT: 3}}]
+        New runs use snapshot 3. To move a run in progress to it:
+        headrace run amend RUN CONFIG --newest-caches
     """
-    return (
-        f"New runs use snapshot {snapshot}. For a run in progress, add for each component with this"
-        " cache:\n"
-        f"amendments: [{{step: STEP, caches: {{COMPONENT: {snapshot}}}}}]"
-    )
+    move = "headrace run amend RUN CONFIG --newest-caches"
+    return f"New runs use snapshot {snapshot}. To move a run in progress to it:\n{move}"

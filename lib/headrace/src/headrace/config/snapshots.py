@@ -31,6 +31,7 @@ from headrace.errors import CacheError, ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import history_reader
 from headrace.mix.amendments import number_of_each
 from headrace.mix.stage_config import AmendmentConfig, added_later
+from headrace.order.holdout import ValidationConfig
 from headrace.order.intervals import Intervals
 from headrace.store import files
 from headrace.store.cache import TokenCache
@@ -134,7 +135,8 @@ def settle(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> Settled:
             if grown := [one for one in gained if one.members]:
                 newcomer = entry.amendment.newcomers[entry.name]
                 _check_can_grow(base, newcomer, config, entry, grown[0])
-                components = _with_newcomer(components, base, newcomer, grown, later)
+                one = _newcomer(components[base], base, grown, config.validation)
+                components = _with_newcomer(components, newcomer, one, later)
                 snapshots[newcomer] = grown
                 moves[newcomer] = []
                 drawn_from[newcomer] = entry.amendment.step
@@ -276,16 +278,19 @@ def _check_can_grow(
         )
 
 
-def _with_newcomer(
-    components: Mapping[str, ComponentConfig],
-    base: str,
-    newcomer: str,
+def _newcomer(
+    base: ComponentConfig,
+    name: str,
     grown: Sequence[Snapshot],
-    later: set[str],
-) -> dict[str, ComponentConfig]:
-    """The components with one for what another gains, before those of later amendments."""
-    one = replace(
-        components[base],
+    default: ValidationConfig | None,
+) -> ComponentConfig:
+    """The component for what ``base`` gains: its settings, of which some are about the old documents
+    alone. So is a number of rows that are held out: it was met with what was there first.
+    """
+    split = base.validation_in(name, default)
+    counts_rows = split is not None and split[0].rows is not None
+    return replace(
+        base,
         cache=[snapshot.path for snapshot in grown],
         snapshot=[snapshot.number for snapshot in grown],
         after=[snapshot.after for snapshot in grown],
@@ -293,10 +298,20 @@ def _with_newcomer(
         source=None,
         expected_tokens=None,
         remove=None,
+        validation="none" if counts_rows else base.validation,
     )
-    first = {name: part for name, part in components.items() if name not in later}
-    last = {name: part for name, part in components.items() if name in later}
-    return {**first, newcomer: one, **last}
+
+
+def _with_newcomer(
+    components: Mapping[str, ComponentConfig],
+    name: str,
+    newcomer: ComponentConfig,
+    later: set[str],
+) -> dict[str, ComponentConfig]:
+    """The components with one more, before those of later amendments."""
+    first = {one: part for one, part in components.items() if one not in later}
+    last = {one: part for one, part in components.items() if one in later}
+    return {**first, name: newcomer, **last}
 
 
 def without_removed(

@@ -23,7 +23,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.markup import escape
 
@@ -41,9 +41,9 @@ from headrace.demo.checks import (
     refuses_another_order,
     same_batches,
 )
-from headrace.demo.model import Transformer, make_optimizer, replicate, train_step
 from headrace.demo.screen import Check, Screen, StepLog, StepRecord
 from headrace.demo.settings import DemoFolder, DemoSettings
+from headrace.demo.train import Transformer, make_optimizer, train_step
 from headrace.errors import ConfigError
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
@@ -258,7 +258,8 @@ class TrainingRun:
                 state = load_data_state(resume)
                 lock.check(state)
                 start = state.step
-            model, opt_state = replicate((model, opt_state), mesh)
+            everywhere = NamedSharding(mesh, PartitionSpec())
+            model, opt_state = eqx.filter_shard((model, opt_state), everywhere)
 
             with loader.iter_from_step(start) as batches:
                 for step in range(start, until):

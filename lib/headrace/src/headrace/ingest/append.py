@@ -11,6 +11,7 @@ new sources, whose files are listed twice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
@@ -27,7 +28,7 @@ from headrace.ingest.plan import (
     is_changed,
 )
 from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.ingest.source import SourceConfig
+from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
 from headrace.store.cache import TokenCache
@@ -113,6 +114,46 @@ def append_cache(
         report = build_shuffled(reading, encoder, folder, how, **settings)
     add_appended(output, built, number, TokenCache.open(folder).as_member)
     return report
+
+
+def new_files(source: SourceConfig, output: str) -> list[SourceFile]:
+    """The files of a source that are not in a finished cache yet.
+
+    Raises:
+        SourceError, CacheError: the files cannot be listed, or the cache cannot be read.
+        ConfigError, CacheUnfinishedError: as for :func:`append_cache`.
+    """
+    cache = _finished(output)[0]
+    members = len(history_of(output, cache.as_member.fingerprint).members)
+    records = [one for number in range(members) for one in _files_of(member_path(output, number))]
+    paths = {_canonical_path(str(record["path"])) for record in records}
+    traces = _traces(records)
+    return [
+        file
+        for file in source.files(Counter())
+        if _canonical_path(file.path) not in paths
+        and _trace({"path": file.path, "size": file.size, "version": file.version}) not in traces
+    ]
+
+
+def encoder_of(output: str) -> TokenizerConfig:
+    """The tokenizer of a finished cache, for a cache beside it; errors as for :func:`new_files`."""
+    return _tokenizer(output, _finished(output)[1], {})
+
+
+def _files_of(folder: str) -> list[dict[str, Any]]:
+    """The records of the source files of a cache, or of what was appended to one."""
+    ledger = read_ledger(folder)
+    if ledger is None:
+        return []
+    return ledger.metadata.get(SHUFFLED, {}).get("sources", ledger.sources)
+
+
+def _traces(records: Sequence[Mapping[str, Any]]) -> set[tuple[object, ...]]:
+    """The traces of files with relative paths; see :func:`_trace`."""
+    return {
+        _trace(record) for record in records if files.absolute(path := str(record["path"])) != path
+    }
 
 
 def _finished(output: str) -> tuple[TokenCache, Ledger]:
@@ -221,23 +262,14 @@ def _number_of(output: str, members: int, wanted: Ledger) -> int:
     folders: dict[str, str] = {}
     for number in reversed(range(members)):
         folder = member_path(output, number)
-        ledger = read_ledger(folder)
-        records = (
-            []
-            if ledger is None
-            else ledger.metadata.get(SHUFFLED, {}).get("sources", ledger.sources)
-        )
+        records = _files_of(folder)
         earlier = {_canonical_path(str(record["path"])): record for record in records}
         same = now.keys() == earlier.keys() and not any(
             is_changed(earlier[path], now[path]) for path in now
         )
         if 0 < number == members - 1 and same:
             return number
-        traces = {
-            _trace(record)
-            for record in records
-            if files.absolute(path := str(record["path"])) != path
-        }
+        traces = _traces(records)
         folders |= {
             path: folder for path, one in now.items() if path in earlier or _trace(one) in traces
         }

@@ -33,6 +33,7 @@ USUAL_TEXT_FIELDS = ("text", "content")
 _HEAD = 4096
 _HEADS = 5
 _WITH_FIELDS = {ending for name in ("jsonl", "parquet", "arrow") for ending in FORMATS[name]}
+_OF_RECORDS = {ending for name, endings in FORMATS.items() if name != "text" for ending in endings}
 _OF_OTHER_FORMATS = {ending for endings in FORMATS.values() for ending in endings} - set(
     USUAL_ENDINGS
 )
@@ -51,6 +52,7 @@ class FoundSource:
         bytes: Their stored size.
         left_out: Other files, by extension; ``empty .txt`` if none has a byte.
         with_fields: Some files whose records have named fields.
+        largest: The largest of its files that are one document each; None: it has none.
     """
 
     name: str
@@ -60,6 +62,7 @@ class FoundSource:
     bytes: int
     left_out: Counter[str]
     with_fields: list[Entry]
+    largest: Entry | None
 
     def config(
         self, text_fields: Sequence[str] = (), on_bad_line: OnBadLine = "error"
@@ -148,7 +151,11 @@ def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
     safe = re.sub(r"[^\w-]+", "-", unicodedata.normalize("NFC", name)).strip("-") or "text"
     size = sum(entry.size or 0 for entry in chosen)
     with_fields = [entry for entry in chosen if entry.size and _ending(entry.path) in _WITH_FIELDS]
-    return FoundSource(safe, paths, endings, len(chosen), size, left_out, with_fields[:_HEADS])
+    whole = [entry for entry in chosen if _ending(entry.path) not in _OF_RECORDS]
+    largest = max(whole, key=lambda entry: entry.size or 0, default=None)
+    return FoundSource(
+        safe, paths, endings, len(chosen), size, left_out, with_fields[:_HEADS], largest
+    )
 
 
 def _named_apart(sources: list[FoundSource]) -> list[FoundSource]:
