@@ -67,7 +67,7 @@ def test_a_store_that_does_not_come_back_is_an_error_and_a_resume_completes(
     web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
-        retry._Process, "policy", replace(retry.policy(), first_delay_s=0.005, attempts=4)
+        retry._Process, "policy", replace(retry.policy(), first_delay_s=0.005, deadline_s=0.1)
     )
     with web_server(web) as server, FaultProxy(server) as proxy:
         config = SourceConfig([f"{proxy.url}/{i}.jsonl" for i in range(3)])
@@ -101,7 +101,7 @@ def test_credentials_are_written_nowhere(
     web: Path, tmp_path: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
-        retry._Process, "policy", replace(retry.policy(), first_delay_s=0.005, attempts=4)
+        retry._Process, "policy", replace(retry.policy(), first_delay_s=0.005, deadline_s=0.1)
     )
     with web_server(web) as server:
         host = server.removeprefix("http://")

@@ -77,7 +77,7 @@ def root(remote: Remote) -> str:
 @pytest.fixture
 def quick() -> Iterator[None]:
     """A policy that gives up soon."""
-    before = retry.use_policy(retry.RetryPolicy(attempts=4, first_delay_s=0.01, timeout_s=2.0))
+    before = retry.use_policy(retry.RetryPolicy(deadline_s=0.2, first_delay_s=0.01, timeout_s=2.0))
     yield
     retry.use_policy(before)
 

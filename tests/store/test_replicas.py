@@ -23,7 +23,13 @@ LAYOUT = CacheLayout("uint8", 64, 4)
 @pytest.fixture(autouse=True)
 def soon_given_up():
     before = use_policy(
-        RetryPolicy(attempts=2, damaged_attempts=2, first_delay_s=0.001, max_delay_s=0.002)
+        RetryPolicy(
+            deadline_s=0.3,
+            replica_after_s=0.05,
+            damaged_attempts=2,
+            first_delay_s=0.001,
+            max_delay_s=0.002,
+        )
     )
     yield
     use_policy(before)

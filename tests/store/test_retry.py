@@ -1,12 +1,22 @@
 """Policies of asking again: bounds, jitter, and what is worth another try."""
 
+import re
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.store import RetryPolicy, retry, use_policy
-from headrace.store.retry import RequestCounts, with_retries
+from headrace.store import RetryPolicy, use_policy
+from headrace.store.retry import (
+    Patience,
+    RequestCounts,
+    retry_after_s,
+    tried,
+    waiting_at_most,
+    with_retries,
+)
 
 
 @given(st.integers(1, 200), st.floats(0, 1), st.floats(0, 5), st.floats(0, 60))
@@ -18,17 +28,11 @@ def test_delays_lie_between_nothing_and_a_bound_that_doubles(failed, uniform, fi
     assert policy.delay_s(failed, lambda: 0.0) == 0
 
 
-@pytest.mark.parametrize(("attempts", "rounds"), [(1, 1), (2, 1), (3, 2), (20, 10)])
-def test_tensorstore_makes_every_second_request_itself(attempts, rounds):
-    policy = RetryPolicy(attempts=attempts)
-    assert policy.rounds == rounds
-    assert policy.tensorstore_context()["s3_request_retries"]["max_retries"] == 1
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"attempts": 0},
+        {"damaged_attempts": 0},
+        {"replica_after_s": 0},
         {"timeout_s": 0},
         {"deadline_s": -1},
         {"first_delay_s": -0.1},
@@ -59,36 +63,78 @@ class Failing:
 
 @pytest.fixture
 def policy():
-    before = use_policy(RetryPolicy(attempts=8, first_delay_s=0.001))
+    before = use_policy(RetryPolicy(first_delay_s=0.001, max_delay_s=0.002, deadline_s=0.05))
     yield
     use_policy(before)
 
 
-@pytest.mark.usefixtures("policy")
-def test_asking_again_ends():
-    def passing(error):
-        return isinstance(error, OSError)
+def passing(error):
+    return isinstance(error, OSError)
 
-    assert with_retries(Failing([OSError(), OSError(), OSError()]), passing) == 4
-    for errors, asked in (
-        ([OSError(str(k)) for k in range(9)], 4),
-        ([OSError("0"), KeyError("1")], 2),
+
+@pytest.mark.usefixtures("policy")
+def test_what_fails_is_asked_again_until_it_comes():
+    assert with_retries(Failing([OSError()] * 7), passing, "x") == 8
+
+
+@pytest.mark.usefixtures("policy")
+def test_what_does_not_pass_and_what_was_asked_often_enough_is_not_asked_again():
+    for errors, most, asked in (
+        ([OSError("0"), KeyError("1")], None, 2),
+        ([OSError("0")] * 9, 1, 1),
     ):
         failing = Failing(errors)
-        with pytest.raises((OSError, KeyError), match=str(asked - 1)):  # the last one
-            with_retries(failing, passing)
+        with pytest.raises((OSError, KeyError), match=str(asked - 1)) as caught:
+            with_retries(failing, passing, "x", most)
         assert failing.asked == asked
+        assert tried(caught.value) == ""
+
+
+class Forever(Failing):
+    def __call__(self):
+        self.errors.append(OSError("away"))
+        return super().__call__()
 
 
 @pytest.mark.usefixtures("policy")
-def test_asking_again_ends_at_the_deadline():
-    use_policy(RetryPolicy(attempts=8, first_delay_s=100, max_delay_s=100, deadline_s=0.001))
-    failing = Failing([OSError("a"), OSError("b")])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retry.random, "random", lambda: 0.5)
-        with pytest.raises(OSError, match="a"):
-            with_retries(failing, lambda _: True)
-    assert failing.asked == 1
+@pytest.mark.parametrize("first_delay_s", [0.001, 100.0])
+def test_time_decides_and_the_last_request_is_sent_as_it_ends(first_delay_s):
+    use_policy(RetryPolicy(first_delay_s=first_delay_s, max_delay_s=first_delay_s, deadline_s=0.05))
+    began = time.monotonic()
+    with pytest.raises(OSError, match="away") as caught:
+        with_retries(Forever([]), passing, "x")
+    assert time.monotonic() - began >= 0.05
+    assert re.fullmatch(r"given up after \d+ rounds in \d+\.\d s", tried(caught.value))
+
+
+@pytest.mark.usefixtures("policy")
+def test_what_was_given_up_is_not_asked_again_by_an_outer_loop():
+    inner = Forever([])
+    with pytest.raises(OSError, match="away"):
+        with_retries(lambda: with_retries(inner, passing, "x"), passing, "x")
+    with pytest.raises(OSError, match="away"), waiting_at_most(0.001):
+        with_retries(inner, passing, "x")
+    assert inner.asked > 3
+
+
+def test_retry_after_is_waited_for_within_the_time_that_is_left():
+    before = use_policy(RetryPolicy(max_delay_s=0.0, deadline_s=10.0))
+    patience = Patience("x")
+    assert patience.wait_s("429", 7.0) == 7.0
+    assert 9.0 < patience.wait_s("429", 60.0) <= 10.0
+    use_policy(before)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("7", 7.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0), ("soon", 0.0), ("-1", 0.0)],
+)
+def test_retry_after_is_a_number_or_a_date(value, seconds):
+    error = OSError("of a client")
+    error.response = {"ResponseMetadata": {"HTTPHeaders": {"retry-after": value}}}
+    outer = OSError("of ours")
+    outer.__cause__ = error
+    assert retry_after_s(outer) == seconds
 
 
 def test_counts_add_and_subtract():

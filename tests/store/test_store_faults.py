@@ -27,7 +27,7 @@ ROWS = 1024
 BATCH = 16
 LAYOUT = CacheLayout("uint16", BLOCK * SEQ, SHARD)
 CHUNK = LAYOUT.chunk_elements
-POLICY = retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=60.0)
+POLICY = retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=60.0, hedge_p95=None)
 
 
 def rows(count=ROWS):
@@ -203,26 +203,25 @@ def test_a_store_that_is_slow_as_a_whole_is_not_asked_twice(remote, cache, polic
 
 def test_hedges_after_a_multiple_of_the_95th_percentile(monkeypatch):
     policy = retry.RetryPolicy(hedge_p95=2.0)
-    monkeypatch.setattr(requests, "_latencies", requests.deque([0.1] * 49))
+    monkeypatch.setattr(requests, "_latencies", requests.deque([0.2] * 49))
     assert requests._hedge_after(policy) is None
-    requests._latencies.append(0.1)
-    assert requests._hedge_after(policy) == pytest.approx(0.2)
+    requests._latencies.append(0.2)
+    assert requests._hedge_after(policy) == pytest.approx(0.4)
+    near = requests.deque([0.001] * 50)
+    monkeypatch.setattr(requests, "_latencies", near)
+    assert requests._hedge_after(policy) == 0.25  # what a nearby store does not reach by chance
 
 
-def test_a_store_that_disappears_is_an_error_after_so_many_requests(remote, cache, policy):
-    policy(retry.RetryPolicy(attempts=4, first_delay_s=0.01))
+def test_a_store_that_disappears_is_an_error_after_so_long(remote, cache, policy):
+    policy(retry.RetryPolicy(deadline_s=0.3, first_delay_s=0.01))
     batches = loader(cache, prefetch_bytes=16 * CHUNK * 2).iter_from_step(0)
     next(batches)
     remote.proxy.down = True
     remote.proxy.clear()
     with pytest.raises(
-        ReadError, match=r"chunk \d+ cannot be read for step \d+ .*given up after 2 rounds"
+        ReadError, match=r"chunk \d+ cannot be read for step \d+ .*given up after \d+ rounds in"
     ) as caught:
         list(batches)
-    asked = Counter((r.path.partition("?")[0], r.range) for r in remote.proxy.log)
-    # four attempts in each of two rounds, of which curl repeats what goes over a connection that
-    # was used before
-    assert max(asked.values()) <= 2 * 2 * 4
     assert caught.value.value == cache.parts[0].data.url
     assert f"shard file {cache.parts[0].data.url}/c/" in str(caught.value)
     remote.proxy.down = False
@@ -230,11 +229,12 @@ def test_a_store_that_disappears_is_an_error_after_so_many_requests(remote, cach
 
 
 def test_the_deadline_ends_the_retries(remote, cache, policy):
-    policy(retry.RetryPolicy(attempts=1000, first_delay_s=0.05, max_delay_s=0.1, deadline_s=0.6))
+    policy(retry.RetryPolicy(first_delay_s=0.05, max_delay_s=0.1, deadline_s=0.6))
     remote.proxy.faults = Faults(error_rate=1.0)
-    with pytest.raises(ReadError, match="given up after"):
+    began = time.monotonic()
+    with pytest.raises(ReadError, match=r"given up after \d+ rounds in \d+\.\d s"):
         cache.tokens(0, 1)
-    assert remote.proxy.count(fate="error") < 1000  # which would take half a minute at least
+    assert time.monotonic() - began >= 0.6
 
 
 def test_permission_refused_says_as_whom_it_asked(remote, cache, policy, monkeypatch):
@@ -301,12 +301,15 @@ def test_with_ledger_bin_what_is_lost_is_named_too_and_an_index_is_not_missed(ow
 
 def test_a_lost_shard_is_named(own_cache, policy):
     files.delete_keys(files.join(data_url(own_cache.path, "00000"), "c", "1"))
-    with pytest.raises(ReadError, match=r"NOT_FOUND: it is missing, shard file .*/c/1\b"):
+    policy(dataclasses.replace(POLICY, deadline_s=0.3))
+    with pytest.raises(
+        ReadError, match=r"NOT_FOUND: it is missing; given up after .*, shard file .*/c/1\b"
+    ):
         list(loader(own_cache))
 
 
 def test_a_host_that_nobody_answers_at_is_no_missing_folder(policy):
-    policy(retry.RetryPolicy(attempts=2, first_delay_s=0.01))
+    policy(retry.RetryPolicy(deadline_s=0.05, first_delay_s=0.01))
     with pytest.raises(CacheError, match="cannot be reached") as caught:
         TokenCache.open("http://127.0.0.1:9/cache")
     assert not isinstance(caught.value, CacheMissingError)

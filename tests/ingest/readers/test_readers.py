@@ -437,7 +437,7 @@ class Flaky(io.BytesIO):
 def test_reading_goes_on_where_it_failed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(retry._Process, "policy", replace(retry.policy(), first_delay_s=0.001))
     data = bytes(range(256)) * 9
-    file = PatientFile(lambda: Flaky(data))
+    file = PatientFile(lambda: Flaky(data), "flaky")
     got = b""
     while block := file.read(100):
         got += block
@@ -450,7 +450,7 @@ def test_reading_goes_on_where_it_failed(monkeypatch: pytest.MonkeyPatch):
         raise FileNotFoundError("x")
 
     with pytest.raises(FileNotFoundError):
-        PatientFile(gone)
+        PatientFile(gone, "gone")
 
 
 def test_slices_are_values():

@@ -198,7 +198,9 @@ def stat_file(path: str) -> tuple[int | None, str]:
     else:
         fs, inner = files.filesystem(path)
         fs.invalidate_cache()
-        entry = _remote_entry(path, retry.with_retries(lambda: fs.info(inner), files.transient))
+        entry = _remote_entry(
+            path, retry.with_retries(lambda: fs.info(inner), files.transient, path)
+        )
     return entry.size, entry.version
 
 
@@ -264,7 +266,7 @@ def _list_remote(url: str) -> Listing | None:
     fs, path = files.filesystem(url)
     try:
         with files.client_errors(url):
-            return retry.with_retries(lambda: _ask_remote(fs, path, url), files.transient)
+            return retry.with_retries(lambda: _ask_remote(fs, path, url), files.transient, url)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -31,7 +31,7 @@ MOST_STALLS = 100
 MOST_HOSTS = 10
 _HELP = {
     "start": "Nothing. It happens once per start.",
-    "store": "Use hedged requests, more prefetch_bytes, or a store that is closer.",
+    "store": "Use more prefetch_bytes, or a store that is closer.",
     "decode": "Free CPU cores, or use caches without compression.",
     "check": "Use a faster disk, or run fewer readers on it.",
     "budget": "Increase prefetch_bytes.",

@@ -202,8 +202,8 @@ class StoredArray:
             all.
 
     Attributes:
-        damaged_attempts: Most requests over HTTP for bytes that come damaged, if it is set before
-            the first read; None: as the process's policy says.
+        damaged_attempts: Most requests over HTTP for bytes that come damaged or are missing, if it
+            is set before the first read; None: as the process's policy says.
     """
 
     damaged_attempts: int | None = None
@@ -400,7 +400,8 @@ class StoredArray:
         return await asyncio.shield(opening)
 
     async def _open_over_http(self) -> ShardedArray | None:
-        store = Store(self._kvstore, self.damaged_attempts)
+        missing_attempts = 1 if self._MISSING_IS_ZERO else self.damaged_attempts
+        store = Store(self._kvstore, self.url, self.damaged_attempts, missing_attempts)
         if self._names is not None:
             stored = StoredLayout.parse(self.layout.zarr_metadata(self.length))
             try:
@@ -412,8 +413,6 @@ class StoredArray:
             )
         try:
             metadata = await get(store, "zarr.json", None, described_by, index=True)
-            if metadata is None:
-                raise FileNotFoundError("NOT_FOUND: zarr.json is missing")
         except (ValueError, OSError) as error:
             raise self._not_opened(error) from error
         try:
@@ -458,7 +457,7 @@ class StoredArray:
             "recheck_cached_metadata": "open",
             "fill_missing_data_reads": self._MISSING_IS_ZERO,
         }
-        return ts.open(spec, read=True, write=False, context=read_context(retry.policy().attempts))
+        return ts.open(spec, read=True, write=False, context=read_context(retry.policy().retries))
 
     def _not_opened(self, error: Exception) -> CacheError:
         cure = "Check that the cache was copied whole; build it again if not."

@@ -117,9 +117,5 @@ class ChunkPages:
             return from_page(page, stored)
 
         folder, name = Location.parse(self._table.url).up()
-        values = await get(
-            Store(kvstore_spec(str(folder))), name, slice(start, stop), decode, index=True
-        )
-        if values is None:
-            raise FileNotFoundError(f"NOT_FOUND: {self._table.url} is missing")
-        return values
+        store = Store(kvstore_spec(str(folder)), str(folder))
+        return await get(store, name, slice(start, stop), decode, index=True)

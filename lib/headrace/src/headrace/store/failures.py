@@ -17,8 +17,9 @@ _TRANSIENT = re.compile(
 )
 
 
+_MISSING = re.compile(r"NOT_FOUND\b")
 _REFUSED = re.compile(rf"(PERMISSION_DENIED|UNAUTHENTICATED)\b|.*{_CODE}3", re.DOTALL)
-Failure: TypeAlias = Literal["transient", "refused", "damaged"]
+Failure: TypeAlias = Literal["transient", "missing", "refused", "damaged"]
 
 
 class StoreFailedError(OSError):
@@ -26,7 +27,11 @@ class StoreFailedError(OSError):
 
 
 class DamagedAnswerError(StoreFailedError):
-    """The store's answer is missing or is not what was stored."""
+    """The store's answer is not what was stored."""
+
+
+class MissingAnswerError(DamagedAnswerError):
+    """The store says that there is no such file."""
 
 
 def transient(error: BaseException) -> bool:
@@ -61,7 +66,15 @@ def failure_of(error: BaseException) -> Failure:
     """
     if transient(error):
         return "transient"
+    if _MISSING.match(str(error)):
+        return "missing"
     return "refused" if _REFUSED.match(str(error)) else "damaged"
+
+
+def throttles(error: BaseException) -> bool:
+    """Whether the store asked for fewer requests: with a status that may have a ``Retry-After``."""
+    status = _STATUS.search(str(error))
+    return status is not None and status[1] in ("429", "503")
 
 
 def reason(error: BaseException) -> str:

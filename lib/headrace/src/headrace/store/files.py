@@ -186,7 +186,9 @@ def client_errors(url: str) -> Iterator[None]:
     except Exception as error:  # botocore, google.auth and aiohttp have no common base
         if is_local(url) and isinstance(error, OSError):
             raise
-        problem = f"cannot be reached ({type(error).__name__}: {error})"
+        given_up = retry.tried(error)
+        lasting = f"; {given_up}" if given_up else ""
+        problem = f"cannot be reached ({type(error).__name__}: {error}{lasting})"
         cure = "Check the address, the network and the credentials of this machine."
         if _refuses(error):
             problem = f"may not be used ({error}), asked as {asked_as(url)}"
@@ -273,7 +275,10 @@ def _call(url: str, method: str, *args: Any, **options: Any) -> Any:
 
     with client_errors(url):
         return retry.with_retries(
-            lambda: retry.with_retries(ask, transient), refused, retry.policy().refused_attempts
+            lambda: retry.with_retries(ask, transient, url),
+            refused,
+            url,
+            retry.policy().refused_attempts,
         )
 
 
@@ -318,7 +323,10 @@ def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
     if is_local(url):
         return ask()
     return retry.with_retries(
-        ask, lambda error: isinstance(error, CacheCorruptError), retry.policy().damaged_attempts
+        ask,
+        lambda error: isinstance(error, CacheCorruptError),
+        url,
+        retry.policy().damaged_attempts,
     )
 
 
@@ -467,7 +475,7 @@ def delete_keys(url: str) -> None:
             raise CacheError(f"is listed with {key!r}", field="file", value=url, cure=cure)
     with client_errors(url):
         for at in range(0, len(keys), _MOST_DELETED):
-            _delete(fs, keys[at : at + _MOST_DELETED])
+            _delete(fs, keys[at : at + _MOST_DELETED], url)
 
 
 def is_file(url: str) -> bool:
@@ -480,7 +488,7 @@ def is_file(url: str) -> bool:
         return False
 
 
-def _delete(fs: Any, keys: Sequence[str]) -> None:
+def _delete(fs: Any, keys: Sequence[str], url: str) -> None:
     """Deletes objects of a filesystem by their exact names."""
     if not getattr(fs, "async_impl", False):
         for key in keys:
@@ -496,7 +504,7 @@ def _delete(fs: Any, keys: Sequence[str]) -> None:
             if isinstance(answer, BaseException) and not isinstance(answer, FileNotFoundError):
                 raise answer
 
-    retry.with_retries(lambda: sync(fs.loop, delete), transient)
+    retry.with_retries(lambda: sync(fs.loop, delete), transient, url)
 
 
 def open_source(path: str) -> IO[bytes]:
@@ -504,7 +512,7 @@ def open_source(path: str) -> IO[bytes]:
     return (
         open_read(path)
         if is_local(path)
-        else cast("IO[bytes]", PatientFile(lambda: open_read(path)))
+        else cast("IO[bytes]", PatientFile(lambda: open_read(path), path))
     )
 
 
@@ -551,9 +559,10 @@ class PatientFile(SeekableFile):
     failures.
     """
 
-    def __init__(self, open_file: Callable[[], IO[bytes]]) -> None:
+    def __init__(self, open_file: Callable[[], IO[bytes]], url: str) -> None:
         super().__init__()
         self._open = open_file
+        self._url = url
         self._file: IO[bytes] | None = None
         self._size: int | None = None
         self._retried(lambda _: None)  # a file that is not there is noticed when it is opened
@@ -596,7 +605,7 @@ class PatientFile(SeekableFile):
                 self._drop()
                 raise
 
-        return retry.with_retries(attempt, _may_pass)
+        return retry.with_retries(attempt, _may_pass, self._url)
 
     def _inner(self) -> IO[bytes]:
         if self._file is None:

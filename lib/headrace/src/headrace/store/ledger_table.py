@@ -364,7 +364,7 @@ def _read_range(url: str, start: int, stop: int) -> bytes:
 def _retried(url: str, read: Callable[[], T]) -> T:
     """Remote content that is damaged is requested again."""
     most = 1 if files.is_local(url) else retry.policy().damaged_attempts
-    return retry.with_retries(read, lambda error: isinstance(error, CacheCorruptError), most)
+    return retry.with_retries(read, lambda error: isinstance(error, CacheCorruptError), url, most)
 
 
 def _head_end(url: str, data: bytes) -> int:

@@ -391,7 +391,7 @@ def created_array(url: str, metadata: Mapping[str, Any], *, resume: bool) -> Any
 
 def _writing_context() -> Any:
     policy = retry.policy()
-    return ts.Context(policy.tensorstore_context(policy.write_retries))
+    return ts.Context(policy.tensorstore_context(policy.retries))
 
 
 def written(future: Any, url: str, kept: str = ": finished parts are kept") -> Any:

@@ -1,24 +1,28 @@
 """One cache with several locations, such as two clouds: what one cannot deliver is read from the
 next.
 
-The first location that opens is used. A read that fails there, after all retries of the policy in
-:mod:`headrace.store.retry`, continues at the next location, and so on in turn, until all have
-failed. A location that cannot be reached, or refuses, is skipped by all later reads; one with a
-damaged answer is skipped only by that read, because the rest of it may be intact. Each switch is
-counted (``replica_switches``), and logged once per location and cause.
+The first location that opens is used. A read that fails there for
+:attr:`RetryPolicy.replica_after_s <headrace.store.RetryPolicy>` continues at the next location, and
+so on in turn. A location that cannot be reached, or refuses, is skipped by all later reads; one
+with a damaged answer is skipped only by that read, because the rest of it may be intact. If all
+locations are away, as when this machine has lost its network, they are asked in turn until the
+policy's deadline. Each switch is counted (``replica_switches``), and logged once per location and
+cause.
 
 Invariant: reads return the same bytes at every location, because all must have the same ledger; a
 location with a different one is refused before anything is read from it. Price: one Python call per
-read. A read that meets a dead location first takes as long as the policy allows: see
-``RetryPolicy.deadline_s``.
+read.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -33,7 +37,7 @@ from headrace.store.layout import LeafKind
 from headrace.store.leaf import LeafPart
 from headrace.store.mapped import MappedArray
 from headrace.store.pending import ArrayFuture
-from headrace.store.retry import own_counts
+from headrace.store.retry import own_counts, policy, tried, waiting_at_most
 
 State: TypeAlias = Literal["read", "reached", "unreached", "differs"]
 _LOG = logging.getLogger(__name__)
@@ -168,9 +172,10 @@ class Replicas:
         arrays = self.opened(place).leaf(leaf).parts[part]
         return arrays.offsets if offsets and arrays.offsets is not None else arrays.data
 
-    def next_place(self, place: int, error: Exception) -> int:
-        """The location at which to continue after a read has failed at one."""
-        following = (place + 1) % len(self.paths)
+    def switch(self, place: int, following: int, error: Exception) -> None:
+        """Counts and logs that a read continues at another location; unless only this answer was
+        damaged, later reads start there, too.
+        """
         damaged = not _is_unreachable(error)
         with _counting:
             own_counts().replica_switches += 1
@@ -182,23 +187,25 @@ class Replicas:
         if news:
             what = "what is damaged there is" if damaged else "reads go on"
             _LOG.warning("%s: %s at %s (%s)", self.paths[place], what, self.paths[following], error)
-        return following
 
     def _opened_first(self) -> tuple[int, TokenCache]:
-        errors: list[CacheError] = []
-        for number, path in enumerate(self.paths):
+        turns = Turns(0, len(self.paths))
+        errors: dict[int, CacheError] = {}
+        while turns.place is not None:
+            number = turns.place
+            path = self.paths[number]
             try:
-                cache = TokenCache.open(path)
+                with turns.waiting():
+                    cache = TokenCache.open(path)
             except CacheError as error:
-                errors.append(error)
+                errors[number] = error
+                turns.next(again=bool(tried(error)))
                 continue
-            for lost, problem in zip(self.paths, errors, strict=False):
-                _LOG.warning("%s: reads begin at %s (%s)", lost, path, problem)
+            for lost, problem in errors.items():
+                _LOG.warning("%s: reads begin at %s (%s)", self.paths[lost], path, problem)
             return number, cache
-        others = "; ".join(
-            f"{path} {e.problem}" for path, e in zip(self.paths[1:], errors[1:], strict=True)
-        )
-        first = errors[0]
+        first = errors.pop(0)
+        others = "; ".join(f"{self.paths[n]} {e.problem}" for n, e in sorted(errors.items()))
         raise type(first)(
             f"{first.problem}; nor can: {others}",
             field="cache",
@@ -209,7 +216,8 @@ class Replicas:
     def _state(self, number: int) -> ReplicaState:
         path = self.paths[number]
         try:
-            self.opened(number)
+            with waiting_at_most(policy().replica_after_s):
+                self.opened(number)
         except CacheError as error:
             return ReplicaState(
                 path, "differs" if error.field == "replicas" else "unreached", error.problem
@@ -248,14 +256,59 @@ class ReplicatedArray(StoredArray):
             return None  # reading goes on elsewhere
 
 
+class Turns:
+    """Which location one read asks: the next one after each failure. One that was given up only
+    because time was over gets another turn, until the policy's deadline, counted from the first
+    failure, has passed.
+
+    Args:
+        first: Number of the location that is asked first.
+        count: Number of locations.
+
+    Attributes:
+        place: The one to ask now; None: none is left.
+
+    Example:
+        >>> turns = Turns(1, 3)
+        >>> for _ in range(3):
+        ...     print(turns.place)
+        ...     turns.next(again=False)
+        1
+        2
+        0
+        >>> turns.place is None
+        True
+    """
+
+    def __init__(self, first: int, count: int) -> None:
+        self.place: int | None = first
+        self._others = deque((first + k) % count for k in range(1, count))
+        self._fresh = count  # locations that were not asked yet, and this one
+        self._first_failure: float | None = None
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """What starts in it does not wait for this location longer than one with replicas may."""
+        return waiting_at_most(policy().replica_after_s)
+
+    def next(self, *, again: bool) -> None:
+        """To be called after a failure, with whether this location may get another turn."""
+        now = time.monotonic()
+        if self._first_failure is None:
+            self._first_failure = now
+        self._fresh -= 1
+        if again and self.place is not None:
+            self._others.append(self.place)
+        over = self._fresh <= 0 and now - self._first_failure >= policy().deadline_s
+        self.place = self._others.popleft() if self._others and not over else None
+
+
 class _Reading:
     """A read in flight that restarts at the next location if it fails."""
 
     def __init__(self, array: ReplicatedArray, begin: Callable[[StoredArray], ArrayFuture]) -> None:
         self._array = array
         self._begin = begin
-        self._place = array.replicas.current
-        self._left = len(array.replicas.paths) - 1  # places that may still be asked
+        self._turns = Turns(array.replicas.current, len(array.replicas.paths))
         self._read = self._begin_read()
 
     def result(self, timeout: float | None = None) -> np.ndarray:
@@ -274,8 +327,10 @@ class _Reading:
 
     def _begin_read(self) -> ArrayFuture:
         while True:
+            assert self._turns.place is not None  # otherwise the last error was raised
             try:
-                return self._begin(self._array.at(self._place))
+                with self._turns.waiting():
+                    return self._begin(self._array.at(self._turns.place))
             except (ReadError, CacheError) as error:
                 self._step(error)
 
@@ -285,11 +340,12 @@ class _Reading:
 
     def _step(self, error: ReadError | CacheError) -> None:
         """Switches to the next location; raises the error of this one if it was the last."""
-        if not self._left:
+        failed = self._turns.place
+        self._turns.next(again=bool(tried(error)))
+        if failed is None or self._turns.place is None:
             fail = partial(type(error), field=error.field, value=error.value, cure=error.cure)
             raise fail(f"{error.problem}, and none of its replicas gives it") from error
-        self._left -= 1
-        self._place = self._array.replicas.next_place(self._place, error)
+        self._array.replicas.switch(failed, self._turns.place, error)
 
 
 def _is_unreachable(error: BaseException | None) -> bool:
@@ -301,6 +357,6 @@ def _is_unreachable(error: BaseException | None) -> bool:
             return not isinstance(error, DamagedAnswerError)
         if error.__cause__ is None:
             lost = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
-            return lost or failure_of(error) != "damaged"
+            return lost or failure_of(error) in ("transient", "refused")
         error = error.__cause__
     return False

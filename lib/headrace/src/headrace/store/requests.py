@@ -25,20 +25,24 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import tensorstore as ts
 
-from headrace.store import retry
+from headrace.store import files, retry
 from headrace.store.failures import (
     DamagedAnswerError,
     Failure,
+    MissingAnswerError,
     StoreFailedError,
     failure_of,
     reason,
+    throttles,
 )
+from headrace.store.location import Location
 
 T = TypeVar("T")
 IDLE_S = 5.0
@@ -46,6 +50,16 @@ _BEAT_S = 0.5
 _END_S = 5.0
 _KEPT_LATENCIES = 500
 _ENOUGH_LATENCIES = 50
+_FEW_FAILURES = 3  # of one read; fewer are no outage
+_looked_at: dict[str, float] = {}  # server -> when it was asked for its Retry-After
+_not_before: dict[str, float] = {}  # server -> when it may be asked again
+_FINAL: dict[Failure, type[StoreFailedError]] = {
+    "transient": StoreFailedError,
+    "refused": StoreFailedError,
+    "missing": MissingAnswerError,
+    "damaged": DamagedAnswerError,
+}
+_LEAST_HEDGE_S = 0.25  # what comes sooner is not late, however near the store is
 
 
 class Store:
@@ -53,12 +67,22 @@ class Store:
 
     Args:
         spec: TensorStore's.
+        url: The folder, for the log.
         damaged_attempts: Most requests for bytes that come damaged; None: as the policy says.
+        missing_attempts: Most requests for a file that is missing; None: only time counts.
     """
 
-    def __init__(self, spec: dict[str, Any], damaged_attempts: int | None = None) -> None:
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        url: str,
+        damaged_attempts: int | None = None,
+        missing_attempts: int | None = None,
+    ) -> None:
         self._spec = spec
+        self.url = url
         self.damaged_attempts = damaged_attempts
+        self.missing_attempts = missing_attempts
         self._open()
 
     def _open(self) -> None:
@@ -125,13 +149,16 @@ class _Loop:
             self._take()
 
     def begin(
-        self, work: Callable[[], Coroutine[Any, Any, Any]], future: concurrent.futures.Future[Any]
+        self,
+        work: Callable[[], Coroutine[Any, Any, Any]],
+        future: concurrent.futures.Future[Any],
+        context: Context,
     ) -> None:
         """Starts a read for which :func:`_entered` was called. Call it in the thread."""
         if self.ended or future.cancelled():
             self._finish(future, _EndedError())
             return
-        task = self.loop.create_task(work())
+        task = self.loop.create_task(work(), context=context)
         self._tasks.add(task)
         task.add_done_callback(partial(self._finished, future))
         future.add_done_callback(partial(self._dropped, task))
@@ -220,10 +247,12 @@ _latencies: deque[float] = deque(maxlen=_KEPT_LATENCIES)
 
 
 def submit(work: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
-    """Starts a coroutine on the background loop; ``cancel()`` of the future ends it."""
+    """Starts a coroutine on the background loop, with the caller's context variables
+    (:func:`headrace.store.retry.waiting_at_most`); ``cancel()`` of the future ends it.
+    """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     state = _entered()
-    state.hand_over(partial(state.begin, work, future))
+    state.hand_over(partial(state.begin, work, future, copy_context()))
     return future
 
 
@@ -294,9 +323,9 @@ async def get(
     decode: Callable[[bytes], Awaitable[T]],
     *,
     index: bool = False,
-) -> T | None:
-    """Requests bytes of a stored file, with the retries of the policy, and decodes them; None if
-    there is no such file.
+) -> T:
+    """Requests bytes of a stored file that has to be there, with the retries of the policy, and
+    decodes them.
 
     Args:
         store: Its store.
@@ -306,15 +335,17 @@ async def get(
         index: Whether to count it as a request for an index.
 
     Raises:
+        MissingAnswerError: it is missing, after all retries.
         DamagedAnswerError: it is damaged, after all retries.
-        StoreFailedError: the store failed too often, or permanently.
+        StoreFailedError: the store failed until the deadline, or permanently.
     """
     policy = retry.policy()
     counts = retry.own_counts()
-    began = time.monotonic()
+    patience = retry.Patience(store.url)
     failures: Counter[Failure] = Counter()
-    most: dict[Failure, int] = {
-        "transient": policy.rounds,
+    most: dict[Failure, float] = {
+        "transient": math.inf,
+        "missing": store.missing_attempts or math.inf,
         "refused": policy.refused_attempts,
         "damaged": store.damaged_attempts or policy.damaged_attempts,
     }
@@ -323,26 +354,50 @@ async def get(
         answer: bytes | None = None
         try:
             answer = await _one(store.kvstore, key, byte_range, policy)
-            return None if answer is None else await decode(_of_range(answer, byte_range))
+            value = await decode(_of_range(answer, byte_range))
+            patience.succeeded()
+            return value
         except (ValueError, OSError, NotImplementedError) as error:
             kind = failure_of(error)
             failures[kind] += 1
-            wait = policy.delay_s(failures.total())
-            if failures[kind] >= most[kind] or time.monotonic() + wait - began > policy.deadline_s:
+            least_s = 0.0
+            if throttles(error) and failures.total() >= _FEW_FAILURES:
+                least_s = await _pause_s(store.url)
+            wait = patience.wait_s(reason(error), least_s)
+            if wait is None or failures[kind] >= most[kind]:
                 came = "" if answer is None else f"; what came begins with {answer[:24]!r}"
-                rounds = failures.total()
-                seconds = time.monotonic() - began
-                given_up = (
-                    f"; given up after {rounds} rounds in {seconds:.1f} s" if rounds > 1 else ""
-                )
-                failure = DamagedAnswerError if kind == "damaged" else StoreFailedError
-                raise failure(f"{reason(error)}{came}{given_up}") from error
+                given_up = f"; {patience.tried}" if patience.tried else ""
+                failure = _FINAL[kind](f"{reason(error)}{came}{given_up}")
+                if wait is None:
+                    failure.add_note(patience.tried)
+                raise failure from error
         await asyncio.sleep(wait)
         counts.retries += 1
         counts.damaged += kind == "damaged"
         counts.refused += kind == "refused"
         if kind == "refused":
             store.renew()
+
+
+async def _pause_s(url: str) -> float:
+    """Seconds that a web server that is throttling wants to be left alone. TensorStore does not
+    tell its ``Retry-After``, so fsspec's client asks for one byte, at most once a second for all
+    reads. Buckets, which seldom send one, are not asked.
+    """
+    location = Location.parse(url)
+    now = time.monotonic()
+    if location.is_web and now - _looked_at.get(location.bucket, -math.inf) >= 1:
+        _looked_at[location.bucket] = now
+        counts = retry.own_counts()
+        counts.requests += 1
+        counts.retries += 1
+        fs, path = files.filesystem(url)
+        asking = asyncio.run_coroutine_threadsafe(fs._cat_file(path, start=0, end=1), fs.loop)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(asking), retry.policy().timeout_s)
+        except Exception as error:  # noqa: BLE001  # only what it asks for matters
+            _not_before[location.bucket] = time.monotonic() + retry.retry_after_s(error)
+    return max(_not_before.get(location.bucket, now) - time.monotonic(), 0.0)
 
 
 def _of_range(answer: bytes, byte_range: slice | None) -> bytes:
@@ -356,7 +411,7 @@ def _of_range(answer: bytes, byte_range: slice | None) -> bytes:
 
 async def _one(
     kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy
-) -> bytes | None:
+) -> bytes:
     """One request and, if it is late, its hedge."""
     state = _thread.state
     assert state is not None  # this runs on its loop
@@ -383,9 +438,7 @@ async def _one(
                 task.cancel()
 
 
-async def _first_good(
-    asking: set[asyncio.Task[bytes | None]], first: Any, asked: float
-) -> bytes | None:
+async def _first_good(asking: set[asyncio.Task[bytes]], first: Any, asked: float) -> bytes:
     """The first successful answer; the last failure if all fail."""
     running = set(asking)
     while True:
@@ -401,12 +454,14 @@ async def _first_good(
 
 async def _ask(
     kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy
-) -> bytes | None:
+) -> bytes:
     retry.own_counts().requests += 1
     answer = await arrived(kvstore.read(key, byte_range=byte_range), policy.timeout_s)
     if answer.state == "unspecified":  # of 304, which nobody asked for
         raise ValueError("DATA_LOSS: an answer without bytes")
-    return None if answer.state == "missing" else bytes(answer.value)
+    if answer.state == "missing":
+        raise ValueError("NOT_FOUND: it is missing")
+    return bytes(answer.value)
 
 
 def _hedge_after(policy: retry.RetryPolicy) -> float | None:
@@ -414,4 +469,5 @@ def _hedge_after(policy: retry.RetryPolicy) -> float | None:
         return policy.hedge_after_s
     if policy.hedge_p95 is None or len(_latencies) < _ENOUGH_LATENCIES:
         return None
-    return policy.hedge_p95 * float(np.percentile(np.fromiter(_latencies, float), 95))
+    usual_s = float(np.percentile(np.fromiter(_latencies, float), 95))
+    return max(policy.hedge_p95 * usual_s, _LEAST_HEDGE_S)

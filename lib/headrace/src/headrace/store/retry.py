@@ -1,11 +1,16 @@
 """When requests to a store are retried, what that costs, and how many requests this process has
 sent.
 
-408, 429 and 5xx, no answer in time, a broken connection and a truncated answer are retried with
-exponential backoff and full jitter, up to a number of requests and a deadline. So are **damaged**
+408, 429 and 5xx, no answer in time, a broken connection, a truncated answer, and 404 for a chunk
+that the ledger lists, are retried with exponential backoff and full jitter until
+:attr:`RetryPolicy.deadline_s` has passed since the first failure; the last request is sent just
+then. Time decides, not a number of requests: a store that is away for less than that ends no run,
+however fast it refuses. A ``Retry-After`` is waited for where a client tells it. **Damaged**
 answers (other bytes than were stored, a web page instead, an ignored range) and **refused**
-requests (401, 403, a redirect; retried with fresh credentials), each with its own limit. Missing
-files are not requested again.
+requests (401, 403, a redirect; retried with fresh credentials) have their own limits besides, since
+waiting seldom cures them. Other missing files are not requested again.
+
+While a store is away, the log says what is waited for and until when (:class:`Patience`).
 
 A **hedge** is a second request for a late answer: the first answer wins. Both are counted, as whole
 requests.
@@ -27,19 +32,30 @@ clients, such as those of ``datasets`` for ``hf://``.
 from __future__ import annotations
 
 import importlib
+import logging
+import math
 import random
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from itertools import accumulate
+from email.utils import parsedate_to_datetime
+from itertools import accumulate, takewhile
 from typing import Any, TypeVar
 
 import tensorstore as ts
 
-from headrace.errors import ConfigError, check_at_least
+from headrace.errors import ConfigError, check_at_least, redact
+from headrace.store.location import Location
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+_SAID_AFTER_S = 2.0  # a shorter failure is not worth a line
+_SAID_EVERY_S = 30.0
+_MOST_WRITES = 10_000
 _DRIVERS = ("gcs", "s3", "http")
 _JITTER = (
     random.Random()
@@ -48,20 +64,20 @@ _JITTER = (
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often, how fast and for how long requests to a store are retried.
+    """For how long and how fast requests to a store are retried.
 
     Attributes:
-        attempts: Requests per object, without hedges; an odd number acts as the next even one.
         first_delay_s: Wait before the second request.
         max_delay_s: The longest wait between two.
         timeout_s: A request that takes longer is given up and retried.
-        deadline_s: After this time, no further request for the object is started.
+        deadline_s: An object is requested until so long after its first failure.
+        replica_after_s: The same for a store whose cache has a replica, which is read then.
         damaged_attempts: Requests for an object whose answers are damaged.
         refused_attempts: Requests for an object that the store refuses or redirects.
         concurrency: Largest number of concurrent requests of this process.
-        hedge_after_s: Seconds after which a late request is hedged. None: never.
-        hedge_p95: Alternative: this multiple of the 95th percentile of the last 500 answers, once
-            there are 50.
+        hedge_after_s: Seconds after which a late request is hedged; None: as ``hedge_p95`` says.
+        hedge_p95: This multiple of the 95th percentile of the last 500 answers, once there are 50,
+            and at least a quarter of a second; None: never.
         hedge_share: Largest share of requests that are hedged, so that a slow store does not get
             twice the load.
         redirect_hosts: Hosts (with their subdomains) to which web servers may redirect besides
@@ -71,29 +87,30 @@ class RetryPolicy:
         ConfigError: a value is not usable.
 
     Example:
-        >>> RetryPolicy(hedge_p95=3.0).attempts
-        20
+        >>> RetryPolicy(deadline_s=600).max_delay_s
+        5.0
     """
 
-    attempts: int = 20
     first_delay_s: float = 0.05
-    max_delay_s: float = 20.0
+    max_delay_s: float = 5.0
     timeout_s: float = 30.0
     deadline_s: float = 120.0
+    replica_after_s: float = 5.0
     concurrency: int = 64
     hedge_after_s: float | None = None
-    hedge_p95: float | None = None
+    hedge_p95: float | None = 3.0
     hedge_share: float = 0.05
     damaged_attempts: int = 6
     refused_attempts: int = 6
     redirect_hosts: tuple[str, ...] = ("hf.co", "huggingface.co")
 
     def __post_init__(self) -> None:
-        for name in ("attempts", "damaged_attempts", "refused_attempts", "concurrency"):
+        for name in ("damaged_attempts", "refused_attempts", "concurrency"):
             check_at_least(f"retry.{name}", getattr(self, name))
         for name in ("first_delay_s", "max_delay_s"):
             check_at_least(f"retry.{name}", getattr(self, name), 0)
-        for name in ("timeout_s", "deadline_s", "hedge_after_s", "hedge_p95"):
+        positive = ("timeout_s", "deadline_s", "replica_after_s", "hedge_after_s", "hedge_p95")
+        for name in positive:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError("must be above 0", field=f"retry.{name}", value=value)
@@ -101,11 +118,6 @@ class RetryPolicy:
             raise ConfigError(
                 "must lie in 0 .. 1", field="retry.hedge_share", value=self.hedge_share
             )
-
-    @property
-    def rounds(self) -> int:
-        """Number of requests made here; TensorStore may add one to each."""
-        return (self.attempts + 1) // 2
 
     def delay_s(self, failed: int, uniform: Callable[[], float] = _JITTER.random) -> float:
         """Seconds to wait after the ``failed``-th failure, counted from 1: random up to a limit
@@ -118,19 +130,19 @@ class RetryPolicy:
         return min(self.max_delay_s, self.first_delay_s * 2.0 ** min(failed, 60)) * uniform()
 
     @property
-    def write_retries(self) -> int:
-        """TensorStore's number of retries when it writes, where it makes all of them, within the
-        deadline.
+    def retries(self) -> int:
+        """TensorStore's number of retries within the deadline, where it makes all of them, as when
+        it writes.
 
         Example:
-            >>> RetryPolicy().write_retries, RetryPolicy(attempts=4).write_retries
-            (13, 3)
+            >>> RetryPolicy().retries, RetryPolicy(deadline_s=1).retries
+            (29, 4)
         """
         waits = accumulate(
-            min(self.max_delay_s, self.first_delay_s * 2.0**k)
-            for k in range(min(self.attempts, 64))
+            min(self.max_delay_s, self.first_delay_s * 2.0 ** min(k, 60))
+            for k in range(_MOST_WRITES)
         )
-        return min(self.attempts - 1, sum(waited <= self.deadline_s for waited in waits))
+        return sum(1 for _ in takewhile(lambda waited: waited <= self.deadline_s, waits))
 
     def tensorstore_context(self, max_retries: int = 1) -> dict[str, Any]:
         """TensorStore's settings for this policy. Hanging requests count in its own limit."""
@@ -226,9 +238,9 @@ def use_policy(new: RetryPolicy) -> RetryPolicy:
         The previous policy.
 
     Example:
-        >>> before = use_policy(RetryPolicy(attempts=4, hedge_after_s=0.5))
-        >>> use_policy(before).attempts
-        4
+        >>> before = use_policy(RetryPolicy(deadline_s=30, hedge_after_s=0.5))
+        >>> use_policy(before).deadline_s
+        30
     """
     previous = _Process.policy
     _Process.policy = new
@@ -246,26 +258,197 @@ def request_counts() -> RequestCounts:
     return _Process.counts + RequestCounts(requests=inner, retries=inner)
 
 
+_limit_s: ContextVar[float | None] = ContextVar("limit_s", default=None)
+
+
+@contextmanager
+def waiting_at_most(seconds: float | None) -> Iterator[None]:
+    """Reads that start in the block give up so long after their first failure, if that is before
+    the policy's deadline; None: they do not.
+    """
+    token = _limit_s.set(seconds)
+    try:
+        yield
+    finally:
+        _limit_s.reset(token)
+
+
+class Patience:
+    """The time within which one object is requested again: from its first failure on, until the
+    policy's deadline or that of :func:`waiting_at_most`.
+
+    Args:
+        url: The object; the log names its store.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._policy = policy()
+        limit_s = _limit_s.get()
+        self._deadline_s = self._policy.deadline_s
+        if limit_s is not None:
+            self._deadline_s = min(limit_s, self._deadline_s)
+        self._failures = 0
+        self._first_failure = 0.0
+
+    def wait_s(self, why: str, least_s: float = 0.0) -> float | None:
+        """Seconds to wait after a failure; None: the time is over.
+
+        Args:
+            why: The failure, in words.
+            least_s: What the store asked for (``Retry-After``).
+        """
+        now = time.monotonic()
+        if not self._failures:
+            self._first_failure = now
+        self._failures += 1
+        left_s = self._first_failure + self._deadline_s - now
+        if left_s <= 0:
+            return None
+        # Never past the deadline: the last request is sent just then.
+        wait_s = min(least_s + self._policy.delay_s(self._failures), left_s)
+        if now + wait_s - self._first_failure >= _SAID_AFTER_S:
+            _outages.say(self._url, why, self._first_failure, now + left_s)
+        return wait_s
+
+    def succeeded(self) -> None:
+        """To be called when the object has come."""
+        if self._failures:
+            _outages.end(self._url)
+
+    @property
+    def tried(self) -> str:
+        """How long it was tried; empty after one request."""
+        if self._failures < 2:
+            return ""
+        seconds = time.monotonic() - self._first_failure
+        return f"given up after {self._failures} rounds in {seconds:.1f} s"
+
+
+class _Outages:
+    """What the log said about stores that are away. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Of each store: when it failed first, and when that was said last.
+        self._said: dict[str, tuple[float, float]] = {}
+
+    def say(self, url: str, why: str, since: float, deadline: float) -> None:
+        store = store_of(url)
+        now = time.monotonic()
+        with self._lock:
+            first, last = self._said.get(store, (since, -math.inf))
+            if now - last < _SAID_EVERY_S:
+                return
+            self._said[store] = first, now
+        left_s = deadline - now
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + left_s))
+        _LOG.warning(
+            "%s does not answer (%s): it is asked again until %s, for %.0f s more",
+            store,
+            redact(why),
+            until,
+            left_s,
+        )
+
+    def end(self, url: str) -> None:
+        store = store_of(url)
+        with self._lock:
+            said = self._said.pop(store, None)
+        if said is not None:
+            _LOG.warning("%s answers again, after %.0f s", store, time.monotonic() - said[0])
+
+
+_outages = _Outages()
+
+
+def store_of(url: str) -> str:
+    """The bucket or the server of an object, or its local path."""
+    location = Location.parse(url)
+    return f"{location.scheme}://{location.bucket}" if location.bucket else location.shown
+
+
 def with_retries(
-    ask: Callable[[], T], transient: Callable[[Exception], bool], most: int | None = None
+    ask: Callable[[], T],
+    transient: Callable[[Exception], bool],
+    url: str,
+    most: int | None = None,
 ) -> T:
     """Calls ``ask``, which must be safe to repeat, until it succeeds, fails with an error that is
-    not ``transient``, exhausts the policy, or was called ``most`` times; then raises the last
-    error.
+    not ``transient``, the time is over, or it was called ``most`` times; then raises the last
+    error, with a note that says how long it was tried.
+
+    Args:
+        ask: What to call.
+        transient: Whether an error may pass.
+        url: What is asked for.
+        most: Most calls; None: only time counts.
     """
-    current = policy()
-    began = time.monotonic()
-    failed = 0
+    patience = Patience(url)
+    calls = 0
     while True:
         try:
-            return ask()
+            answer = ask()
         except Exception as error:
-            failed += 1
-            wait = current.delay_s(failed)
-            late = time.monotonic() + wait - began > current.deadline_s
-            if not transient(error) or failed >= (most or current.rounds) or late:
+            calls += 1
+            if not transient(error) or tried(error):
                 raise
+            if calls == most:
+                raise
+            wait = patience.wait_s(_said(error), retry_after_s(error))
+            if wait is None:
+                error.add_note(patience.tried)
+                raise
+        else:
+            patience.succeeded()
+            return answer
         time.sleep(wait)
+
+
+def tried(error: BaseException | None) -> str:
+    """How long it was tried, of an error that came because time was over; else empty."""
+    while error is not None:
+        for note in getattr(error, "__notes__", ()):
+            if note.startswith("given up after"):
+                return note
+        error = error.__cause__
+    return ""
+
+
+def _said(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def retry_after_s(error: BaseException | None) -> float:
+    """Seconds that a store asks to wait, by the ``Retry-After`` of the answer behind a client's
+    error; 0 if it asks for none.
+
+    Example:
+        >>> error = OSError()
+        >>> error.headers = {"Retry-After": "7"}
+        >>> retry_after_s(error), retry_after_s(OSError())
+        (7.0, 0.0)
+    """
+    while error is not None:
+        response = getattr(error, "response", None)  # botocore's
+        metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+        headers = getattr(error, "headers", None) or metadata.get("HTTPHeaders") or {}  # aiohttp's
+        value = headers.get("Retry-After") or headers.get("retry-after")
+        if value is not None:
+            return _seconds(value)
+        error = error.__cause__
+    return 0.0
+
+
+def _seconds(retry_after: str) -> float:
+    """A number of seconds, or a date."""
+    if retry_after.strip().isdecimal():
+        return float(retry_after)
+    try:
+        return max(parsedate_to_datetime(retry_after).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return 0.0
 
 
 def own_counts() -> RequestCounts:

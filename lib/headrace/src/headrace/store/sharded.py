@@ -25,7 +25,7 @@ import google_crc32c
 import numpy as np
 import tensorstore as ts
 
-from headrace.store.failures import DamagedAnswerError, StoreFailedError
+from headrace.store.failures import DamagedAnswerError, MissingAnswerError, StoreFailedError
 from headrace.store.layout import (
     CRC_BYTES,
     NO_CHUNK,
@@ -316,7 +316,7 @@ class ShardedArray:
         begin = spans[0].start
         end = spans[-1].stop
 
-        async def decode(data: bytes) -> bool:
+        async def decode(data: bytes) -> None:
             for piece, span in zip(run, spans, strict=True):
                 encoded = data[span.start - begin : span.stop - begin]
                 if self._checksums is not None:
@@ -325,11 +325,11 @@ class ShardedArray:
                     await self._decode.into(
                         out[piece.at : piece.at + piece.size], encoded, piece.start
                     )
-            return True
 
         try:
-            if not await self._request(run[0].chunk, slice(begin, end), decode):
-                raise self._damaged(run[0].chunk, "NOT_FOUND: it is missing")
+            await self._request(run[0].chunk, slice(begin, end), decode)
+        except MissingAnswerError:
+            raise
         except DamagedAnswerError:
             stored = (
                 None
@@ -386,14 +386,14 @@ class ShardedArray:
         chunk = shard * self.shard_chunks
         entries = np.full((self.shard_chunks, 2), _ABSENT)
 
-        async def decode(data: bytes) -> bool:
+        async def decode(data: bytes) -> None:
             await self._decode_index.into(entries, data)
-            return True
 
-        if not await self._request(chunk, self._index_span, decode, index=True):
-            entries[:] = _ABSENT
+        try:
+            await self._request(chunk, self._index_span, decode, index=True)
+        except MissingAnswerError:
             if not self._missing_is_zero:
-                raise self._damaged(chunk, "NOT_FOUND: it is missing")
+                raise
         _indices.put((self._number, shard), entries)
         return entries
 
@@ -407,15 +407,13 @@ class ShardedArray:
         self,
         chunk: int,
         span: slice,
-        decode: Callable[[bytes], Awaitable[bool]],
+        decode: Callable[[bytes], Awaitable[None]],
         *,
         index: bool = False,
-    ) -> bool | None:
-        """Requests and decodes bytes of a shard file; None if it does not exist."""
+    ) -> None:
+        """Requests and decodes bytes of a shard file."""
         try:
-            return await get(
-                self._store, f"c/{chunk // self.shard_chunks}", span, decode, index=index
-            )
+            await get(self._store, f"c/{chunk // self.shard_chunks}", span, decode, index=index)
         except StoreFailedError as error:
             why = str(error)
             if why.startswith("OUT_OF_RANGE"):

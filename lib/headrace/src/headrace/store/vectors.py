@@ -334,7 +334,9 @@ class PiecedVector:
             return values
 
         again = retry.policy().damaged_attempts
-        return retry.with_retries(ask, lambda error: isinstance(error, CacheCorruptError), again)
+        return retry.with_retries(
+            ask, lambda error: isinstance(error, CacheCorruptError), self._url, again
+        )
 
     def _damaged(self, problem: str) -> CacheCorruptError:
         return damaged(self._url, problem, self._what)

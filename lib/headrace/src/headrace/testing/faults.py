@@ -12,11 +12,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import re
+import struct
 import threading
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -26,8 +30,9 @@ from headrace.errors import ConfigError
 from headrace.store.http_messages import Head, read_body, read_head
 
 Fate: TypeAlias = Literal[
-    "ok", "error", "cut", "close", "hang", "flip", "page", "whole", "redirect", "head"
+    "ok", "error", "cut", "close", "hang", "flip", "page", "whole", "redirect", "head", "reset"
 ]
+Outage: TypeAlias = Literal["503", "429", "refused", "reset"]
 _FATES: tuple[Fate, ...] = (
     "error",
     "cut",
@@ -41,6 +46,7 @@ _FATES: tuple[Fate, ...] = (
 )
 _PAGE = b"<!doctype html><title>Sign in</title><p>Who are you?"
 _SIGN_IN = "/sign-in"
+_NO_LINGER = struct.pack("ii", 1, 0)  # a closed connection is reset
 _MAX_HEAD = 1 << 16
 _NONCE = re.compile(r"[?&]tensorstore=[0-9a-f]+")  # TensorStore adds it against proxies
 
@@ -183,9 +189,14 @@ class FaultProxy:
         self._released: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._server: asyncio.Server | None = None
+        self._comeback: asyncio.Task[None] | None = None
         self.down = False
         """While True, every connection is closed at once, as if the server had disappeared."""
         self.port = 0
+        self._outage: Outage | None = None
+        self._away_until = 0.0
+        self._open: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
@@ -221,6 +232,37 @@ class FaultProxy:
         with self._lock:
             scripted: tuple[str, Fate, int] = (path_contains, fate, status)
             self._scripted += [scripted] * times
+
+    def outage(self, kind: Outage, seconds: float) -> None:
+        """Lets the server be away for so long from now on.
+
+        Args:
+            kind: What clients get: a status (429 with the remaining seconds as ``Retry-After``), a
+                reset connection, or none at all.
+            seconds: How long.
+        """
+        with self._lock:
+            self._outage = kind
+            self._away_until = time.monotonic() + seconds
+        if kind == "refused":
+            assert self._loop is not None  # of a proxy that runs
+            asyncio.run_coroutine_threadsafe(self._refuse(seconds), self._loop).result()
+
+    @property
+    def away_s(self) -> float:
+        """Seconds until the end of the outage; 0 if there is none."""
+        return max(self._away_until - time.monotonic(), 0.0)
+
+    async def _refuse(self, seconds: float) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self._open:
+            writer.transport.abort()
+        self._comeback = asyncio.ensure_future(self._return(seconds))
+
+    async def _return(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._server = await self._listen()
 
     def release(self) -> None:
         """Closes the connections of requests that hang."""
@@ -273,15 +315,20 @@ class FaultProxy:
             asyncio.Event(),
         )
 
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with suppress(asyncio.CancelledError):  # the proxy stops
-                await _Connection(self, reader, writer).serve()
-
-        server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=_MAX_HEAD)
-        self.port = int(server.sockets[0].getsockname()[1])
+        self._server = await self._listen()
+        self.port = int(self._server.sockets[0].getsockname()[1])
         self._ready.set()
         await self._stopped.wait()
-        server.close()  # asyncio.run cancels what still runs
+        self._server.close()  # asyncio.run cancels what still runs
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=_MAX_HEAD)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        with suppress(asyncio.CancelledError):  # the proxy stops
+            await _Connection(self, reader, writer).serve()
+        self._open.discard(writer)
 
     def decide(self, head: Head) -> tuple[LoggedRequest, int]:
         """Logs a request, and returns its fate and, for an error, the status."""
@@ -310,6 +357,9 @@ class FaultProxy:
                 fate = "page"
             if self.down:
                 fate = "close"
+            if self.away_s and self._outage is not None:
+                fate = "reset" if self._outage == "reset" else "error"
+                status = int(self._outage) if self._outage.isdecimal() else status
             entry = LoggedRequest(*key, fate=fate, late_s=late)
             self._log.append(entry)
         return entry, status
@@ -349,14 +399,21 @@ class _Connection:
         entry, status = self._proxy.decide(head)
         if entry.late_s:
             await asyncio.sleep(entry.late_s)
+        if entry.fate == "reset":
+            socket = self._writer.get_extra_info("socket")
+            socket.setsockopt(SOL_SOCKET, SO_LINGER, _NO_LINGER)
+            self._writer.transport.abort()
+            return False
         if entry.fate == "close":
             return False
         if entry.fate == "hang":
             await self._proxy.hang(self._reader)
             return False
         if entry.fate == "error":
+            away_s = math.ceil(self._proxy.away_s)
+            headers = {"retry-after": str(away_s)} if away_s and status == 429 else {}
             await self._send(
-                entry, f"HTTP/1.1 {status} Injected", {}, b"injected fault\n", head.method
+                entry, f"HTTP/1.1 {status} Injected", headers, b"injected fault\n", head.method
             )
             return True
         if entry.fate == "page":

@@ -1,0 +1,259 @@
+"""Stores that are away for a while, as a run begins and in its middle: the run goes on; if they do
+not come back in time, an error says how long it tried.
+
+By default a second of an outage takes a fiftieth of one: all times are settings of the policy.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from headrace import ComponentConfig, LmDataConfig
+from headrace.errors import CacheError, HeadraceError, ReadError
+from headrace.store import CacheLayout, RetryPolicy, TokenCache, open_replicas, retry, use_policy
+from headrace.testing import FaultProxy, Faults, web_server, write_cache
+from headrace.testing.faults import Outage
+
+FASTER = 50
+USUAL = RetryPolicy()
+FAST = RetryPolicy(
+    first_delay_s=USUAL.first_delay_s / FASTER,
+    max_delay_s=USUAL.max_delay_s / FASTER,
+    deadline_s=USUAL.deadline_s / FASTER,
+    replica_after_s=USUAL.replica_after_s / FASTER,
+)
+KINDS = get_args(Outage)
+LAYOUT = CacheLayout("uint16", 64, 4)
+TOKENS = np.arange(256 * 64, dtype=np.uint16)
+STEPS = 120
+
+
+@pytest.fixture
+def fast() -> None:
+    use_policy(FAST)  # until the test ends: tests/conftest.py
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    write_cache(tmp_path / "cache", [[TOKENS]], vocab_size=1 << 16, layout=LAYOUT)
+    return tmp_path
+
+
+@pytest.fixture
+def proxy(written: Path) -> Iterator[FaultProxy]:
+    with web_server(written) as server, FaultProxy(server) as proxy:
+        yield proxy
+
+
+def batches(cache: str, begun: Callable[[], None] = lambda: None) -> list[np.ndarray]:
+    """The batches of a run with little memory; ``begun`` is called after the first."""
+    config = LmDataConfig(
+        {"a": ComponentConfig(cache)},
+        seq_len=16,
+        batch_size=8,
+        num_steps=STEPS,
+        prefetch_bytes=12288,
+    )
+    taken: list[np.ndarray] = []
+    for batch in config.loader():
+        taken.append(np.asarray(batch.tokens))
+        if len(taken) == 1:
+            begun()
+    return taken
+
+
+def check_outage(written: Path, proxy: FaultProxy, kind: Outage, seconds: float) -> None:
+    """A run whose store is away as it begins, and again in its middle, has the usual batches."""
+    right = batches(str(written / "cache"))
+    proxy.outage(kind, seconds)
+    same = batches(f"{proxy.url}/cache", lambda: proxy.outage(kind, seconds))
+    assert np.array_equal(same, right)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("seconds", [30, 60, 110])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_after_an_outage(
+    written: Path, proxy: FaultProxy, kind: Outage, seconds: int
+):
+    check_outage(written, proxy, kind, seconds / FASTER)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_an_outage_in_real_time(written: Path):
+    """With the usual policy: one proxy for each, side by side."""
+    use_policy(USUAL)
+    cases = [(kind, seconds) for kind in KINDS for seconds in (30, 60, 110)]
+    with ExitStack() as stack, ThreadPoolExecutor(len(cases)) as pool:
+        server = stack.enter_context(web_server(written))
+        proxies = [stack.enter_context(FaultProxy(server)) for _ in cases]
+        checks = [
+            pool.submit(check_outage, written, proxy, kind, seconds)
+            for proxy, (kind, seconds) in zip(proxies, cases, strict=True)
+        ]
+        for check in checks:
+            check.result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_two_minutes_it_is_an_error_in_real_time(proxy: FaultProxy, kind: Outage):
+    use_policy(USUAL)
+    check_given_up(proxy, kind, 150, USUAL.deadline_s)
+
+
+def check_given_up(proxy: FaultProxy, kind: Outage, seconds: float, deadline_s: float) -> None:
+    cache = TokenCache.open(f"{proxy.url}/cache")
+    proxy.outage(kind, seconds)
+    with ThreadPoolExecutor() as pool:
+        attempts = (
+            pool.submit(TokenCache.open, cache.path),
+            pool.submit(cache.tokens, 0, 64),
+        )
+        failures = [attempt.exception() for attempt in attempts]
+    assert [type(failure) for failure in failures] == [CacheError, ReadError]
+    for failure in failures:
+        said = re.search(r"given up after \d+ rounds in (\d+\.\d) s", str(failure))
+        assert said is not None, failure
+        assert float(said[1]) >= round(deadline_s, 1)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_outage_beyond_the_deadline_is_an_error_that_says_how_long_it_tried(
+    proxy: FaultProxy, kind: Outage
+):
+    use_policy(replace(FAST, deadline_s=1.0))
+    check_given_up(proxy, kind, 60.0, 1.0)
+
+
+def test_no_request_is_sent_before_retry_after_has_passed(proxy: FaultProxy):
+    """Of a ledger's requests the second waits; of those for chunks TensorStore tells no header:
+    after a few, one of fsspec's does.
+    """
+    use_policy(replace(FAST, deadline_s=60.0))
+    proxy.outage("429", 2.0)
+    cache = TokenCache.open(f"{proxy.url}/cache")
+    assert proxy.count(fate="error") == 1
+    proxy.clear()
+    proxy.outage("429", 2.0)
+    assert np.array_equal(cache.tokens(0, 64), TOKENS[:64])
+    assert proxy.count(fate="error") <= 2 * 3 + 1
+
+
+def test_requests_are_those_that_were_logged(proxy: FaultProxy):
+    """Also the one that asks for Retry-After."""
+    use_policy(replace(FAST, deadline_s=60.0))
+    cache = TokenCache.open(f"{proxy.url}/cache")
+    proxy.clear()
+    before = retry.request_counts()
+    proxy.outage("429", 1.0)
+    assert np.array_equal(cache.tokens(0, 64), TOKENS[:64])
+    spent = retry.request_counts() - before
+    assert spent.requests == len(proxy.log)
+    assert spent.retries == len(proxy.log) - 1
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_chunk_that_the_ledger_lists_is_asked_for_again_while_it_is_missing(proxy: FaultProxy):
+    cache = TokenCache.open(f"{proxy.url}/cache")
+    proxy.clear()
+    proxy.next("error", times=12, status=404)
+    assert np.array_equal(cache.tokens(0, 64), TOKENS[:64])
+    assert proxy.count(fate="error") == 12
+
+
+def test_the_log_says_what_is_waited_for_and_until_when(
+    proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+):
+    use_policy(replace(FAST, max_delay_s=0.5, deadline_s=60.0))
+    caplog.set_level(logging.WARNING)
+    began = time.time()
+    cache = TokenCache.open(f"{proxy.url}/cache")
+    proxy.outage("503", 2.5)
+    reads = [cache.parts[0].data.read(64 * k, 64 * k + 64) for k in range(8)]
+    for read in reads:
+        read.result()
+    away, back = (record.getMessage() for record in caplog.records)  # not one for each read
+    told = re.fullmatch(
+        re.escape(proxy.url)
+        + r" does not answer \(ABORTED: Service Unavailable, HTTP status 503\): it is asked again"
+        r" until (\d\d:\d\d:\d\d), for \d+ s more",
+        away,
+    )
+    assert told is not None, away
+    ends = [time.strftime("%H:%M:%S", time.localtime(began + 60 + late)) for late in range(10)]
+    assert told[1] in ends
+    assert re.fullmatch(re.escape(proxy.url) + r" answers again, after [2-9] s", back)
+
+
+@pytest.fixture
+def two(written: Path) -> Iterator[tuple[FaultProxy, FaultProxy]]:
+    """Two locations of the cache."""
+    with web_server(written) as server, FaultProxy(server) as a, FaultProxy(server) as b:
+        yield a, b
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replica_is_read_after_a_few_seconds(two: tuple[FaultProxy, FaultProxy], kind: Outage):
+    """The deadline is an hour away."""
+    use_policy(replace(FAST, deadline_s=3600.0))
+    first, second = two
+    cache = open_replicas([f"{first.url}/cache", f"{second.url}/cache"])
+    first.outage(kind, 60.0)
+    assert np.array_equal(cache.tokens(0, 64), TOKENS[:64])
+    opened = open_replicas([f"{first.url}/cache", f"{second.url}/cache"])
+    assert opened.path == f"{second.url}/cache"
+
+
+@pytest.mark.usefixtures("fast")
+def test_if_all_replicas_are_away_they_are_asked_in_turn_until_the_deadline(
+    two: tuple[FaultProxy, FaultProxy],
+):
+    roots = [f"{place.url}/cache" for place in two]
+    cache = open_replicas(roots)
+    for place in two:
+        place.outage("503", 110 / FASTER)
+    assert np.array_equal(cache.tokens(0, 64), TOKENS[:64])
+    for place in two:
+        place.outage("refused", 110 / FASTER)
+    assert np.array_equal(open_replicas(roots).tokens(64, 128), TOKENS[64:128])
+    use_policy(replace(FAST, deadline_s=0.5))
+    for place in two:
+        place.outage("reset", 60.0)
+    with pytest.raises(ReadError, match="none of its replicas gives it"):
+        cache.tokens(128, 192)
+    with pytest.raises(HeadraceError, match=r"given up after .*; nor can: .*given up after"):
+        open_replicas(roots)
+
+
+def test_late_answers_are_hedged_by_default_within_their_share(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(retry._Process, "counts", retry.RequestCounts())
+    use_policy(USUAL)
+    cache = TokenCache.open(f"{proxy.url}/cache")
+    for k in range(60):  # so many answers say what is usual
+        chunk = cache.parts[0].data.layout.chunk_elements
+        cache.parts[0].data.read_into(np.empty(chunk, np.uint16), k % 16 * chunk).result()
+    before = retry.request_counts()
+    proxy.next("hang")
+    assert np.array_equal(
+        cache.parts[0].data.read_into(np.empty(64, np.uint16), 0).result(), TOKENS[:64]
+    )
+    spent = retry.request_counts() - before
+    assert (spent.hedges, spent.hedges_won) == (1, 1)
+    proxy.faults = Faults(latency_s=1.0)  # slow as a whole
+    for read in [cache.parts[0].data.read(64 * k, 64 * k + 64) for k in range(1, 16)]:
+        read.result()
+    counts = retry.own_counts()
+    assert counts.hedges <= max(1, USUAL.hedge_share * counts.requests)
