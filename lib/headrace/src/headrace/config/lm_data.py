@@ -42,7 +42,7 @@ from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.snapshots import Settled, settle, without_removed
 from headrace.config.sources import build_caches
 from headrace.config.typed import check_fields
-from headrace.config.writing import dump
+from headrace.config.writing import FREE_FIELDS, dump
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
 from headrace.errors import ConfigError, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
@@ -553,6 +553,13 @@ class LmDataConfig:
         """``row_exchange``, however it is written."""
         ways: dict[Any, Any] = {None: "auto", True: "on", False: "off"}
         return ways.get(self.row_exchange, self.row_exchange)
+
+    def binding_fields(self) -> dict[str, Any]:
+        """The fields on which batches depend, as the values of :meth:`to_yaml`."""
+        import yaml
+
+        fields: dict[str, Any] = yaml.safe_load(self.to_yaml())
+        return {name: fields[name] for name in fields if name not in FREE_FIELDS}
 
     def to_yaml(self) -> str:
         """The config as YAML that ``load_config`` reads back to an equal one."""

@@ -9,6 +9,9 @@ from typing import Any, cast
 
 from headrace.errors import redact
 
+FREE_FIELDS = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches", "cache_catalog")
+"""Fields of a run's config on which no batch depends: they may change at any step."""
+
 
 def dump(config: Any) -> str:
     """A config dataclass as YAML; what grants access in addresses is masked."""

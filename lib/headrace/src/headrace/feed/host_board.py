@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -34,7 +34,9 @@ _LAST_GATES = 16
 _FAREWELL_S = 10.0
 _SOON_S = 1.0
 _ANSWER_S = 3.0
+_VERDICT_S = 3.0
 _FOLDER = "headrace/hosts/"
+_VERDICT = "headrace/verdict/"
 _LONGEST_TEXT = 500
 _NOT_THE_USERS = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -74,6 +76,9 @@ class HostEntry:
         name: Name of its host.
         pid: Process ID on that host; 0: unknown.
         beat: How often it has renewed its entry.
+        address: Address of its machine.
+        port: Where the others connect to it to notice its end; 0: nowhere yet.
+        ended: Whether its program has ended.
         gates: Its iterations, by the name that they have on all hosts.
         silent_s: Seconds since it last renewed its entry, as far as this process has looked.
     """
@@ -81,8 +86,24 @@ class HostEntry:
     name: str
     pid: int
     beat: int
+    address: str = ""
+    port: int = 0
+    ended: bool = False
     gates: dict[str, GateEntry] = field(default_factory=dict[str, GateEntry])
     silent_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all processes of the job are told of a death.
+
+    Attributes:
+        process: The process that is dead.
+        problem: Which host it is, and how it is known, in words.
+    """
+
+    process: int
+    problem: str
 
 
 class HostBoard:
@@ -101,16 +122,20 @@ class HostBoard:
         self.has_dead = (
             False  # whether a process of the job is dead: JAX's shutdown would wait for it
         )
+        self.answered_at = time.monotonic()  # when the store, in process 0, last answered
+        self.ended = False
         self._beat = 0
-        # of the store, in process 0
-        self._answered = time.monotonic()
+        self._port = 0
+        self._watch: threading.Thread | None = None
+        self._wake_watch: Callable[[], None] = lambda: None
+        self._verdict: Verdict | None = None
+        self._judged = threading.Event()
         self._entries = list[tuple[str, str]]()
         self._gates: dict[str, Callable[[], GateEntry]] = {}
         self._iterations: dict[tuple[int, ...], int] = {}
         self._last_seen: dict[int, tuple[int, float]] = {}
         self._lock = threading.Lock()
         self._due: SimpleQueue[None] = SimpleQueue()  # a finaliser may put, from any thread
-        self._ended = False
         self._threads: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._renew, name="headrace-host-board", daemon=True)
         atexit.register(self._end)  # before JAX's own, which was registered first
@@ -137,6 +162,45 @@ class HostBoard:
                 del self._gates[oldest]
         return name
 
+    def add_watch(self, port: int, watch: threading.Thread, wake: Callable[[], None]) -> None:
+        """Tells the others where to connect to notice the end of this process, and starts the
+        thread that watches them.
+        """
+        self._port = port
+        self._watch = watch
+        self._wake_watch = wake
+        watch.start()
+        self.renew_soon()
+
+    def declare_dead(self, verdict: Verdict) -> None:
+        """Tells all processes that one of them is dead. The first verdict of a job holds."""
+        text = json.dumps(asdict(verdict))
+        self._ask(
+            lambda: self.client.key_value_set(f"{_VERDICT}first", text)
+        )  # refused if there is one
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict of the job, if this process has read one."""
+        return self._verdict
+
+    def read_verdict(self) -> Verdict | None:
+        """The verdict of the job; None: all live, as far as is known."""
+        texts = self._ask(lambda: self.client.key_value_dir_get(_VERDICT))
+        if texts and self._verdict is None:
+            self.has_dead = True
+            self._verdict = Verdict(**json.loads(texts[0][1]))
+            self._judged.set()
+        return self._verdict
+
+    def await_verdict(self) -> Verdict | None:
+        """The verdict of the job, for which a process waits some seconds before it reports an
+        error: devices raise one because another process died, and before that is known.
+        """
+        if self._port:
+            self._judged.wait(_VERDICT_S)
+        return self._verdict
+
     def renew_soon(self) -> None:
         """Requests that the entry is written now, not at the next beat. Does not wait for it."""
         self._due.put(None)
@@ -151,6 +215,9 @@ class HostBoard:
                     "name": socket.gethostname(),
                     "pid": os.getpid(),
                     "beat": self._beat,
+                    "address": self.address,
+                    "port": self._port,
+                    "ended": self.ended,
                     "gates": gates,
                 }
             )
@@ -170,7 +237,7 @@ class HostBoard:
             reply = None
             with suppress(Exception):
                 reply = request()
-                self._answered = time.monotonic()
+                self.answered_at = time.monotonic()
             answer.put(reply)
 
         try:
@@ -178,7 +245,7 @@ class HostBoard:
         except (
             RuntimeError
         ):  # Python 3.12 starts no thread during shutdown: ask here, unless the store is silent
-            if time.monotonic() - self._answered > 3 * BEAT_S:
+            if time.monotonic() - self.answered_at > 3 * BEAT_S:
                 return None
             ask()
         with suppress(Empty):
@@ -192,7 +259,7 @@ class HostBoard:
         self._entries = self._ask(lambda: self.client.key_value_dir_get(_FOLDER)) or self._entries
         now = time.monotonic()
         entries = dict[int, HostEntry]()
-        unanswered_s = 0.0 if self._answered >= asked_at else now - self._answered
+        unanswered_s = 0.0 if self.answered_at >= asked_at else now - self.answered_at
         for key, text in self._entries:
             values = json.loads(text)
             gates = {name: GateEntry(**gate) for name, gate in values.pop("gates").items()}
@@ -216,7 +283,7 @@ class HostBoard:
         self._threads[-1].start()
 
     def _renew(self) -> None:
-        while not self._ended:
+        while not self.ended:
             self.renew()
             with suppress(Empty):
                 self._due.get(timeout=BEAT_S)
@@ -225,22 +292,33 @@ class HostBoard:
 
     def close(self) -> None:
         """Ends the threads, as far as possible."""
-        self._ended = True
+        self.ended = True
         self._due.put(None)
-        for thread in (self._thread, *self._threads):
+        self._wake_watch()
+        for thread in (self._thread, *self._threads, *([self._watch] if self._watch else [])):
             thread.join(_SOON_S)
 
     def _end(self) -> None:
-        self.close()
+        raised: BaseException | None = getattr(sys, "last_value", None)
         with self._lock:
             gates = {name: entry() for name, entry in self._gates.items()}
-        raised: BaseException | None = getattr(sys, "last_value", None)
-        for entry in gates.values():
-            if entry.error is None and (raised is not None or not entry.left):
-                entry.error = (
-                    f"its program ended{'' if raised is None else ': ' + describe_error(raised)}"
-                )
-                entry.culprit = self.process
+        silent = [
+            gate
+            for gate in gates.values()
+            if gate.error is None and (raised is not None or not gate.left)
+        ]
+        verdict = self.await_verdict() if silent and raised is not None else self._verdict
+        self.close()
+        for entry in silent:
+            if verdict is not None:
+                entry.error = verdict.problem
+                entry.culprit = verdict.process
+                entry.dead = True
+                continue
+            entry.error = (
+                f"its program ended{'' if raised is None else ': ' + describe_error(raised)}"
+            )
+            entry.culprit = self.process
         self._gates = {name: lambda entry=entry: entry for name, entry in gates.items()}
         self.renew()
         if self.has_dead or any(thread.is_alive() for thread in self._threads):

@@ -32,6 +32,7 @@ from headrace.feed.host_board import (
     GateEntry,
     HostBoard,
     HostEntry,
+    Verdict,
     coordination_client,
     coordinator_address,
     describe_error,
@@ -39,6 +40,7 @@ from headrace.feed.host_board import (
     user_line,
 )
 from headrace.feed.host_links import HostLinks, NeighbourGoneError, own_address
+from headrace.feed.host_watch import HostWatch
 from headrace.metrics import IterationStats
 from headrace.stalls import LEAST_S, Wait
 
@@ -61,12 +63,17 @@ class HostBarrier:
             connection reveals that after 5 s. Keep this below JAX's own
             ``heartbeat_timeout_seconds`` (100 s), after which JAX aborts them. A separate thread
             gives a sign of life every second. Seconds.
+        end_after_s: Once a host is known to be dead, this process, whose main thread may wait for
+            it in a collective for ever, is ended with status 1 after this time, if its program has
+            not ended by then. Increase it if your program saves something when it gets HostError.
+            None: the dead host is only logged. The setting of the first iteration holds. Seconds.
         every: Batches from one meeting to the next, the same on all hosts. Use more than 1 if a
             request to process 0 takes long compared to a step. A host may then be up to this many
             batches ahead of a late one.
 
     Raises:
-        ConfigError: a value is not above 0, or ``lost_after_s`` is below 6.
+        ConfigError: a value is not above 0, ``lost_after_s`` is below 6, or ``end_after_s`` is
+            negative.
 
     Example:
         >>> HostBarrier(lost_after_s=60).warn_after_s
@@ -75,6 +82,7 @@ class HostBarrier:
 
     warn_after_s: float = 5.0
     lost_after_s: float = 30.0
+    end_after_s: float | None = 5.0
     every: int = 1
 
     def __post_init__(self) -> None:
@@ -88,6 +96,8 @@ class HostBarrier:
             6,
             "Signs of life come every second; try 30.",
         )
+        if self.end_after_s is not None:
+            check_at_least("host_barrier.end_after_s", self.end_after_s, 0)
         check_whole("host_barrier.every", self.every)
         check_at_least("host_barrier.every", self.every)
 
@@ -195,6 +205,10 @@ class HostGate:
         if isinstance(error, HostError):
             entry.error = error.problem
             entry.culprit = error.process
+        elif error is not None and (verdict := self._board.await_verdict()) is not None:
+            entry.error = verdict.problem
+            entry.culprit = verdict.process
+            self._dead = True
         elif error is not None:
             entry.error = describe_error(error)
             entry.culprit = self._board.process
@@ -254,10 +268,15 @@ class HostGate:
         )
         silent = f"process {pid}, has shown no sign of life for {silent_s:.0f} s {why}".rstrip()
         last = f"; at last it {gate.doing}" if gate.doing else ""
-        return _host_error(f"{name_hosts([process], entries)}, {silent}{last}", process)
+        problem = f"{name_hosts([process], entries)}, {silent}{last}"
+        self._board.declare_dead(Verdict(process, problem))  # some may wait in a collective
+        return _host_error(problem, process)
 
     def _check(self, entries: dict[int, HostEntry]) -> None:
         """Raises HostError if one of the others will not come."""
+        if (verdict := self._board.verdict) is not None:
+            self._dead = True
+            raise _host_error(verdict.problem, verdict.process)
         for process in self._processes:
             entry = entries.get(process)
             if entry is None or process == self._board.process:
@@ -421,4 +440,20 @@ def open_gate(
     with _board_lock:
         if _board is None:
             _board = HostBoard(client, jax.process_index(), own_address(coordinator_address()))
+            _watch(_board, setting)
     return HostGate(_board, processes, first_step, setting, stats)
+
+
+def _watch(board: HostBoard, setting: HostBarrier) -> None:
+    """Begins to watch the other processes, until jax.distributed is shut down."""
+
+    def is_up() -> bool:
+        return coordination_client() is board.client
+
+    try:
+        HostWatch(board, setting.lost_after_s, setting.end_after_s, is_up).start()
+    except OSError as error:
+        _LOG.warning(
+            "this host cannot listen, so a dead host is noticed only between steps: %s",
+            describe_error(error),
+        )

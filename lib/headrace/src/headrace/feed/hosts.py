@@ -24,8 +24,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from headrace import __version__
 from headrace.errors import ConfigError
 
-_FREE = ("num_steps", "prefetch_bytes", "micro_batches", "cache_catalog")
-"""Fields of a config that may differ between hosts."""
 _ROUND = 1 << 12
 _MOST_LISTED = 5
 _NUMPY_TO_PLAIN = operator.methodcaller("item")
@@ -72,8 +70,8 @@ def check_same(
     gathered = gather(devices, json.dumps(own, default=_NUMPY_TO_PLAIN).encode())
     known, plans = zip(*(json.loads(text) for text in gathered.values()), strict=True)
     lines = host_differences(dict(zip(gathered, known, strict=True)))
-    if all(line.startswith(_FREE) for line in lines):
-        lines += host_differences(dict(zip(gathered, plans, strict=True)))
+    if not lines:
+        lines = host_differences(dict(zip(gathered, plans, strict=True)))
     more = f"; and {len(lines) - _MOST_LISTED} more" if len(lines) > _MOST_LISTED else ""
     raise ConfigError(
         f"do not load the same batches: {'; '.join(lines[:_MOST_LISTED])}{more}",

@@ -330,16 +330,14 @@ class DataLoader(BatchOrder):
             self._check_hosts = False
 
     def _named(self, step: int) -> dict[str, Any]:
-        """What a user knows the run by: the fields of its config, and what its caches hold; empty
-        if it has no config.
+        """What a user knows the run by: the fields of its config on which batches depend, and what
+        its caches hold; empty if it has no config.
         """
         config = getattr(self.planned, "config", None)
         if config is None or self.planned is None:
             return {}
-        import yaml
-
         caches = {cache.path: cache.fingerprint for cache in self.planned.caches()}
-        return {"step": step, **yaml.safe_load(config.to_yaml()), "content of caches": caches}
+        return {"step": step, **config.binding_fields(), "content of caches": caches}
 
     def __iter__(self) -> Iterator[Any]:
         return self.iter_from_step(0)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-_FREE = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches", "cache_catalog")
+from headrace.config.writing import FREE_FIELDS
 
 
 def differences(old: Any, new: Any, path: str = "", absent: str = "nothing") -> list[str]:
@@ -48,7 +48,7 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
         ['seed: not set -> 1']
     """
     of_run, edited = (
-        {name: _without_snapshots(fields[name]) for name in fields if name not in _FREE}
+        {name: _without_snapshots(fields[name]) for name in fields if name not in FREE_FIELDS}
         for fields in (old, new)
     )
     return differences(of_run, edited, absent="not set")
