@@ -34,9 +34,8 @@ logging.basicConfig(
     format="%(created)f %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stdout
 )
 jax.distributed.initialize(address, int(hosts), int(number))
-loader = DataLoader(
-    TokenSeqDataset(f"{root}/a", 8).shuffle(0), 8, host_barrier=HostBarrier(end_after_s=float(end_after_s))
-)
+barrier = HostBarrier(end_after_s=float(end_after_s))
+loader = DataLoader(TokenSeqDataset(f"{root}/a", 8).shuffle(0), 8, host_barrier=barrier)
 
 @jax.jit
 def train(batch):  # hundreds of collectives, one after the other

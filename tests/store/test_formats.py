@@ -1,22 +1,25 @@
 """docs/formats.md: a reader that is written from the page alone reads every token, as of every
-snapshot.
+snapshot, and the checksums of a cache of Levanter's.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
 import json
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 import zstandard
 
-from headrace.store import CacheLayout, open_cache
+from headrace.store import CacheLayout, open_cache, verify
 from headrace.store.layout import Compression
 from headrace.store.snapshots import add_appended, member_path
 from headrace.testing import random_documents, remove, write_cache
+from headrace_levanter.export import write_levanter
 
 # The reader: plain Python, NumPy and zstandard.
 
@@ -124,3 +127,26 @@ def test_a_reader_from_the_page_reads_every_token_of_every_snapshot(
         assert read.keys() == expected.keys()
         assert all(np.array_equal(read[n], expected[n]) for n in read)
     assert [len(read_snapshot(tmp_path / "c", n)) for n in (1, 2, 3, 4)] == [90, 110, 108, 128]
+
+
+def test_checksums_of_levanters_caches_are_what_the_page_says(tmp_path: Path):
+    documents = random_documents(4000, vocab_size=60_000, max_tokens=300, seed=4)
+    cache = write_cache(
+        tmp_path / "c", [documents], vocab_size=60_000, layout=CacheLayout("uint16")
+    )
+    write_levanter(cache, str(tmp_path / "l"))
+    recorded = Path(verify(str(tmp_path / "l"), record=True).recorded)
+    assert recorded == tmp_path / "l" / "headrace_checksums.json"
+    fingerprint = open_cache(tmp_path / "l").fingerprint
+    content = read_record(recorded, "levanter_checksums", 1, fingerprint)
+    ends = np.cumsum([0, *map(len, documents)])
+    values = {"input_ids/data": np.concatenate(documents), "input_ids/offsets": ends}
+    assert content.keys() == values.keys()
+    for name, array in values.items():
+        entry = content[name]
+        stored = array.astype(np.dtype(entry["dtype"]).newbyteorder("<"))
+        chunks = [stored[at : at + entry["chunk"]] for at in range(0, array.size, entry["chunk"])]
+        sums = np.frombuffer(base64.b64decode(entry["crc32c"]), "<u4")
+        assert entry["length"] == array.size
+        assert sums.tolist() == [google_crc32c.value(chunk.tobytes()) for chunk in chunks]
+    assert len(chunks) == 1 < np.ceil(ends[-1] / content["input_ids/data"]["chunk"])

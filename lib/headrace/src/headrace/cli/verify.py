@@ -38,6 +38,14 @@ def command(
             "--repair", help="Check as with --deep, and rebuild what is damaged from its sources."
         ),
     ] = False,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record",
+            help="Check a cache of Levanter's as with --deep, and take its checksums, with which it"
+            " is compared from then on.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a token cache: every file is there and complete; with `--deep`, every byte is what was
@@ -48,6 +56,9 @@ def command(
     bit, and names the others with the command that builds them; the status is 1 only if there are
     any. If it is interrupted, run it again to resume.
 
+    Levanter's caches have no checksums. `--record` writes them beside the cache, or into the folder
+    that the variable `HEADRACE_CHECKSUMS` names, also for later readers.
+
     For example:
 
         headrace cache verify cache
@@ -55,6 +66,8 @@ def command(
         headrace cache verify gs://bucket/cache --deep
 
         headrace cache verify cache --repair
+
+        HEADRACE_CHECKSUMS=checksums headrace cache verify gs://bucket/levanter/train --record
     """
     from headrace.store import files
     from headrace.store.joined import history_problem
@@ -62,7 +75,8 @@ def command(
 
     members, problem = history_problem(cache)
     checked = [
-        _checked(member_path(cache, number), deep, repair, as_json) for number in range(members)
+        _checked(member_path(cache, number), deep, repair, record, as_json)
+        for number in range(members)
     ]
     facts, _ = checked[0]
     if problem:
@@ -77,7 +91,9 @@ def command(
         raise typer.Exit(1)
 
 
-def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[str, Any], bool]:
+def _checked(
+    cache: str, deep: bool, repair: bool, record: bool, as_json: bool
+) -> tuple[dict[str, Any], bool]:
     """Checks one member of a cache, repairs it if requested, and returns the findings and whether
     it is sound.
     """
@@ -88,8 +104,9 @@ def _checked(cache: str, deep: bool, repair: bool, as_json: bool) -> tuple[dict[
     from headrace.store import files
     from headrace.store.verify import Damage, verify
 
-    with counting("checking", show=not as_json and (deep or repair)) as (expect, advance):
-        report = verify(cache, deep=deep or repair, expect=expect, advance=advance)
+    is_long = deep or repair or record
+    with counting("checking", show=not as_json and is_long) as (expect, advance):
+        report = verify(cache, deep=is_long, record=record, expect=expect, advance=advance)
     beside = [*plan_findings(files.join(cache, PLANS_FOLDER)), *filter_findings(cache)]
     saved = [Damage("", problem, file=file) for file, problem in beside]
     report = replace(report, damages=[*report.damages, *saved])
@@ -157,6 +174,8 @@ def _show(console: Console, report: VerifyReport, repair: str) -> None:
         what += (
             f", shuffled with seed {report.shuffled['seed']} from {report.shuffled['fingerprint']}"
         )
+    if report.recorded:
+        console.print(Text(f"its checksums are in {report.recorded}"))
     for text in report.unchecked:
         console.print(Text(f"not checked: {text}", "yellow"))
     if not report.damages:

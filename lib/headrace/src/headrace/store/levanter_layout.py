@@ -14,7 +14,9 @@ Invariant: tokens, documents and leaves are those of Levanter's own ``TreeCache`
 Limits: TensorStore omits chunks that are all zero, so a lost shard file of masks reads as zeros.
 For offsets, a lost file is always an error; for tokens, if more than 65,536 of them would be zero;
 for masks, if nothing would be trained on in 16 million. There are no digests either: the
-fingerprint is that of the ledger, which distinguishes counts and names, but not contents.
+fingerprint is that of the ledger, which distinguishes counts and names, but not contents. Where
+checksums were taken (:mod:`headrace.store.levanter_checksums`), every chunk is compared with its
+own, a lost one too.
 
 Price of opening: the ledger, two ``zarr.json`` for each field, and, if documents end with an
 end-of-text token, the last token of the first one; nothing that grows with the number of documents.
@@ -24,8 +26,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -38,12 +41,20 @@ from headrace.errors import (
     ConfigError,
     ReadError,
 )
-from headrace.store import files
+from headrace.store import files, retry
 from headrace.store.array import StoredArray
 from headrace.store.layout import LEAF_DTYPES, TOKENS, CacheLayout, LeafKind, StoredLayout
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
-from headrace.store.parts import LeafRecord, PartRecord
+from headrace.store.levanter_checksums import (
+    ArrayChecksums,
+    CheckedRead,
+    check_chunks,
+    checksums_of,
+    read_checksums,
+)
+from headrace.store.parts import LeafRecord, PartRecord, PartTable
+from headrace.store.pending import ArrayFuture
 
 LEDGER_NAME = "shard_ledger.json"
 CATALOG_VERSION = 1
@@ -78,13 +89,21 @@ class LevanterCache:
         """The arrays of a field in a shard."""
         record = self.ledger.parts[number]
         elements = record.tokens if name == TOKENS else record.leaves[name].elements
-        return _leaf_part(
-            _field_folder(self.path, record.name, name),
-            name,
-            elements,
-            record.documents,
-            *self.layouts[name],
-        )
+        folder = _field_folder(self.path, record.name, name)
+        data, offsets = _arrays(folder, name, elements, record.documents, *self.layouts[name])
+        if self.checksums is not None:
+            data.compare(self.path, self.checksums)
+            offsets.compare(self.path, self.checksums)
+        return LeafPart(record.documents, data, offsets)
+
+    @cached_property
+    def checksums(self) -> dict[str, ArrayChecksums] | None:
+        """The checksums of its arrays; None: they were not taken. Read when they are first needed.
+
+        Raises:
+            CacheError: they cannot be read, or are damaged.
+        """
+        return read_checksums(self.path, PartTable.of(self.ledger.parts).fingerprint)
 
 
 class LevanterArray(StoredArray):
@@ -99,6 +118,53 @@ class LevanterArray(StoredArray):
     ) -> None:
         super().__init__(url, length, layout)
         self._zeros = zeros
+        self._checksums: np.ndarray | None = None
+
+    def compare(self, path: str, checksums: Mapping[str, ArrayChecksums]) -> None:
+        """Compares what is read from now on with the checksums of the cache at ``path``.
+
+        Raises:
+            CacheCorruptError: there are none of this array.
+        """
+        about = self.length, self.dtype.name, self.chunk_elements
+        self._checksums = checksums_of(path, checksums, self.url, *about)
+
+    def read(self, start: int, stop: int) -> ArrayFuture:
+        if self._checksums is None:
+            return super().read(start, stop)
+        first, end = self._whole_chunks(start, stop)
+        read = super().read
+        return self._checked(
+            lambda: read(first, end), lambda values: values[start - first : stop - first]
+        )
+
+    def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
+        stop = start + out.size
+        if self._checksums is None:
+            return super().read_into(out, start)
+        if self._whole_chunks(start, stop) == (start, stop):
+            read_into = super().read_into
+            return self._checked(lambda: read_into(out, start), lambda values: values)
+        first, end = self._whole_chunks(start, stop)
+        read = super().read
+
+        def copied(values: np.ndarray) -> np.ndarray:
+            out[...] = values[start - first : stop - first]
+            return out
+
+        return self._checked(lambda: read(first, end), copied)
+
+    def _whole_chunks(self, start: int, stop: int) -> tuple[int, int]:
+        """The elements of the chunks in which these lie."""
+        size = self.chunk_elements
+        return start // size * size, min(-(-stop // size) * size, self.length)
+
+    def _checked(
+        self, begin: Callable[[], ArrayFuture], use: Callable[[np.ndarray], np.ndarray]
+    ) -> CheckedRead:
+        """A read that is begun again where the bytes may have been damaged on their way."""
+        attempts = self.damaged_attempts or retry.policy().damaged_attempts
+        return CheckedRead(begin, attempts - 1 if self._over_http else 0, use)
 
     def must_exist(self, shard: int) -> bool:
         """Whether a missing shard file is lost rather than all zeros."""
@@ -106,8 +172,8 @@ class LevanterArray(StoredArray):
         return self._zeros is not None and min(self.length - shard * size, size) > self._zeros
 
     def received(self, values: np.ndarray, start: int) -> None:
-        """Raises ReadError if what was read from ``start`` on is all zero because a
-        file is lost.
+        """Raises ReadError if what was read from ``start`` on is all zero because a file is lost,
+        or is not what the checksums were taken of.
         """
         size = self.layout.shard_elements
         for shard in range(start // size, -(-(start + values.size) // size)):
@@ -120,6 +186,15 @@ class LevanterArray(StoredArray):
                 raise ReadError(
                     f"shard file c/{shard} is missing", field="array", value=self.url, cure=cure
                 )
+        if self._checksums is not None:
+            check_chunks(
+                self.url,
+                values,
+                start // self.chunk_elements,
+                self.chunk_elements,
+                self.layout.shard_chunks,
+                self._checksums,
+            )
 
     def _check_found(self, length: int, dtype: str, owner: str) -> None:
         if dtype != self.dtype.name or length < self.length:
@@ -138,9 +213,9 @@ class LevanterOffsets(LevanterArray):
         super().__init__(url, length, layout, zeros=0)
 
     def received(self, values: np.ndarray, start: int) -> None:
-        super().received(values, start)
         if start == 0 and values.size:
             values[0] = 0
+        super().received(values, start)
 
 
 def read_levanter(path: str, listed: Mapping[str, Any] | None = None) -> LevanterCache | None:
@@ -325,15 +400,13 @@ def _layout_of(url: str) -> CacheLayout:
         ) from error
 
 
-def _leaf_part(
+def _arrays(
     folder: str, name: str, elements: int, documents: int, data: CacheLayout, offsets: CacheLayout
-) -> LeafPart:
+) -> tuple[LevanterArray, LevanterOffsets]:
+    """The values and the offsets of a field."""
     zeros = _MOST_ZEROS.get(name)
-    return LeafPart(
-        documents,
-        LevanterArray(files.join(folder, "data"), elements, data, zeros=zeros),
-        LevanterOffsets(files.join(folder, "offsets"), documents + 1, offsets),
-    )
+    values = LevanterArray(files.join(folder, "data"), elements, data, zeros=zeros)
+    return values, LevanterOffsets(files.join(folder, "offsets"), documents + 1, offsets)
 
 
 def _field_folder(path: str, shard: str, field: str) -> str:
@@ -375,7 +448,7 @@ def _last_of_first(
 ) -> int | None:
     """The last token of the first document: the end of text, where documents end with one."""
     folder = _field_folder(path, parts[0].name, TOKENS)
-    tokens = _leaf_part(folder, TOKENS, parts[0].tokens, parts[0].documents, *layouts[TOKENS])
-    if tokens.offsets is None or (end := int(tokens.offsets.read(1, 2).result()[0])) == 0:
-        return None
-    return int(tokens.data.read(end - 1, end).result()[0])
+    first = parts[0]
+    data, offsets = _arrays(folder, TOKENS, first.tokens, first.documents, *layouts[TOKENS])
+    end = int(offsets.read(1, 2).result()[0])
+    return int(data.read(end - 1, end).result()[0]) if end else None

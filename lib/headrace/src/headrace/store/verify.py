@@ -9,15 +9,16 @@ are not those that were written.
 
 Invariant: a part without a finding can be read and, after a deep check, is bit-identical to the one
 in the ledger. Caches of Levanter have neither checksums in chunks nor digests: there, a deep check
-finds what cannot be decoded or contradicts itself. Price: fast, one small read and one listing per
-array and a small read per shard file, 16 at a time; deep, the whole cache once, about as fast as
-SHA-256.
+finds what cannot be decoded or contradicts itself; once it has taken checksums of what it reads
+(:mod:`headrace.store.levanter_checksums`), it finds whatever has changed. Price: fast, one small
+read and one listing per array and a small read per shard file, 16 at a time; deep, the whole cache
+once, about as fast as SHA-256.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -49,6 +50,14 @@ from headrace.store.ledger import (
     write_ledger,
 )
 from headrace.store.ledger_table import TABLE_NAME
+from headrace.store.levanter_checksums import (
+    ArrayChecksums,
+    array_name,
+    checked_record_url,
+    chunk_checksums,
+    read_checksums,
+    write_checksums,
+)
 from headrace.store.parts import PartRecord
 from headrace.store.table_check import table_problem
 
@@ -91,6 +100,7 @@ class VerifyReport:
         shuffled: Seed, unit, and fingerprint of the original, if its documents were shuffled when
             it was written.
         unchecked: What cannot be checked in this cache of an older release or another program.
+        recorded: The file into which checksums were written; empty if they were not taken.
     """
 
     path: str
@@ -101,6 +111,7 @@ class VerifyReport:
     damages: list[Damage]
     shuffled: dict[str, Any] | None = None
     unchecked: tuple[str, ...] = ()
+    recorded: str = ""
 
     @property
     def damaged_parts(self) -> list[str]:
@@ -115,6 +126,7 @@ def verify(
     path: str,
     *,
     deep: bool = False,
+    record: bool = False,
     expect: Callable[[int], None] | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> VerifyReport:
@@ -123,12 +135,15 @@ def verify(
     Args:
         path: Folder or URL.
         deep: Read every chunk.
+        record: Take the checksums of a cache of Levanter's, for later reads and checks, unless
+            something is damaged; this reads every chunk.
         expect: Called once with the number of elements that a deep check will read.
         advance: Called with the number of elements read since its last call, from several threads.
 
     Raises:
         CacheError: there is no cache, or its ledger cannot be used, so there is nothing to compare
-            with.
+            with; or checksums cannot be written.
+        ConfigError: headrace built the cache, which has checksums.
 
     Example:
         >>> import headrace.testing
@@ -136,6 +151,13 @@ def verify(
         []
     """
     cache, finished, own_damages = _opened(path)
+    if record and own_damages:
+        cure = f"Leave --record out: headrace cache verify {path} --deep"
+        raise ConfigError("has checksums in its chunks", field="cache", value=path, cure=cure)
+    if record:
+        checked_record_url(cache.path, cache.fingerprint)  # before hours of reading
+    deep = deep or record
+    taken: dict[str, list[np.ndarray]] = {}
     leaves = _leaf_parts(cache)
     elements = sum(
         p.data.length + (p.offsets.length if p.offsets else 0) for part in leaves for _, p in part
@@ -153,7 +175,7 @@ def verify(
         with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
             read = pool.map(
                 lambda k: list(
-                    _read(cache, k, leaves[k], own_damages, damages_of_parts[k], advance)
+                    _read(cache, k, leaves[k], own_damages, damages_of_parts[k], taken, advance)
                 ),
                 range(len(leaves)),
             )
@@ -184,8 +206,15 @@ def verify(
             )
             damages.append(Damage("", problem, file=files.join(path, LEDGER_NAME)))
     facts = shuffled and {key: getattr(shuffled, key) for key in ("seed", "unit", "fingerprint")}
-    unchecked = _unchecked(path, own_damages, sum(older for _, older in looked))
-    return VerifyReport(path, finished, deep, len(leaves), elements, damages, facts, unchecked)
+    recorded = ""
+    if record and not damages:
+        arrays = [array for part in leaves for _, leaf in part for array in _arrays_of(leaf)]
+        recorded = write_checksums(cache.path, cache.fingerprint, _records(cache, arrays, taken))
+    older = sum(older for _, older in looked)
+    unchecked = () if recorded else _unchecked(cache, own_damages, older)
+    return VerifyReport(
+        path, finished, deep, len(leaves), elements, damages, facts, unchecked, recorded
+    )
 
 
 def damaged_parts(path: str, *, deep: bool = False) -> list[str]:
@@ -245,16 +274,38 @@ def _opened(path: str) -> tuple[TokenCache, bool, bool]:
     return TokenCache(path, structs.replace(ledger, parts=records)), False, True
 
 
-def _unchecked(path: str, own: bool, older: int) -> tuple[str, ...]:
+def _unchecked(cache: TokenCache, own: bool, older: int) -> tuple[str, ...]:
     """What older caches do not record; this many arrays do not list their chunks."""
     if not own:
-        return ("chunks have no checksums, and parts no digests",)
-    ledger = () if has_digest(path) else ("its ledger has no digest of itself",)
+        if read_checksums(cache.path, cache.fingerprint) is not None:
+            return ()
+        return (
+            "chunks have no checksums, and parts no digests; to take them: headrace cache verify"
+            f" {cache.path} --record",
+        )
+    ledger = () if has_digest(cache.path) else ("its ledger has no digest of itself",)
     how = (
         f"{older:,} arrays do not name their chunks: only --deep finds sound files in another's"
         " place"
     )
     return (*ledger, how) if older else ledger
+
+
+def _arrays_of(leaf: LeafPart) -> list[StoredArray]:
+    return [leaf.data] if leaf.offsets is None else [leaf.data, leaf.offsets]
+
+
+def _records(
+    cache: TokenCache, arrays: Sequence[StoredArray], taken: Mapping[str, Sequence[np.ndarray]]
+) -> dict[str, ArrayChecksums]:
+    """The checksums that were taken, by array."""
+    records: dict[str, ArrayChecksums] = {}
+    for array in arrays:
+        sums = np.concatenate([np.zeros(0, np.uint32), *taken.get(array.url, ())])
+        stored = sums.astype("<u4").tobytes()
+        about = array.length, array.dtype.name, array.chunk_elements
+        records[array_name(files.absolute(cache.path), array.url)] = ArrayChecksums(*about, stored)
+    return records
 
 
 def _leaf_parts(cache: TokenCache) -> list[list[tuple[str, LeafPart]]]:
@@ -343,9 +394,10 @@ def _read(
     leaves: list[tuple[str, LeafPart]],
     own: bool,
     known: Sequence[Damage],
+    taken: dict[str, list[np.ndarray]],
     advance: Callable[[int], None] | None,
 ) -> Iterator[Damage]:
-    """Checks a part by reading everything."""
+    """Checks a part by reading everything; takes the checksums of what another program wrote."""
     record = cache.parts[number].record
     for name, leaf in leaves:
         digest = hashlib.sha256()
@@ -354,8 +406,10 @@ def _read(
             if any(d.array == array.url and d.file.endswith("zarr.json") for d in known):
                 sound = False
                 continue
+            sums = None if own else taken.setdefault(array.url, [])
+            is_offsets = array is leaf.offsets
             for damage in _read_array(
-                record, array, digest, ordered=array is leaf.offsets, advance=advance
+                record, array, digest, sums, ordered=is_offsets, advance=advance
             ):
                 sound = False
                 if not any(d.file == damage.file and d.file for d in known):
@@ -373,6 +427,7 @@ def _read_array(
     record: PartRecord,
     array: StoredArray,
     digest: Any,
+    sums: list[np.ndarray] | None,
     *,
     ordered: bool,
     advance: Callable[[int], None] | None,
@@ -392,6 +447,8 @@ def _read_array(
             bad += _bad_chunks(array, at, stop)
         else:
             digest.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data)
+            if sums is not None:
+                sums.append(chunk_checksums(values, array.chunk_elements))
             if ordered:
                 if (
                     (at == 0 and int(values[0]) != 0)

@@ -1,0 +1,259 @@
+"""Checksums of Levanter's caches, which have none: taken once, and compared at every read.
+
+``headrace cache verify CACHE --record`` reads a cache and writes the crc32c of each chunk of each
+array into a sealed record: beside the cache (:data:`RECORD_NAME`), or, where the cache cannot be
+written, into the folder that the variable ``HEADRACE_CHECKSUMS`` names, under the fingerprint of
+the cache. Whoever reads the cache from then on, with the same variable, reads whole chunks and
+compares them. So a flipped bit, or a file in another's place, is an error that names the file.
+
+The checksum is of the values of a chunk as they are delivered, little-endian, up to the end of the
+array, so it does not depend on codecs; the first offset, in which Levanter keeps the number of
+rows, counts as 0. Price: 4 bytes a chunk of a megabyte, one request when the first array is read,
+and 0.1 ms for each megabyte.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Mapping
+from typing import TypeVar
+
+import google_crc32c
+import msgspec
+import numpy as np
+from jaxtyping import UInt32
+
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, ReadError
+from headrace.store import files
+from headrace.store.failures import DamagedAnswerError
+from headrace.store.pending import ArrayFuture
+from headrace.store.records import RecordKind, read_record, write_record
+from headrace.store.retry import own_counts
+
+RECORD_NAME = "headrace_checksums.json"
+PLACE_VARIABLE = "HEADRACE_CHECKSUMS"
+ErrorT = TypeVar("ErrorT", bound=HeadraceError)
+
+
+class ArrayChecksums(msgspec.Struct, frozen=True):
+    """The chunks of an array.
+
+    Attributes:
+        length: Elements of the array.
+        dtype: Their dtype.
+        chunk: Elements of a chunk.
+        crc32c: The checksum of each chunk, little-endian uint32.
+    """
+
+    length: int
+    dtype: str
+    chunk: int
+    crc32c: bytes
+
+    @property
+    def values(self) -> UInt32[np.ndarray, " chunks"]:
+        """The checksums."""
+        return np.frombuffer(self.crc32c, "<u4")
+
+
+CHECKSUMS = RecordKind("levanter_checksums", 1, dict[str, ArrayChecksums])
+"""The arrays of a cache, by their folders in it; the record is of the fingerprint of the cache."""
+
+
+class WrongChunkError(ReadError):
+    """A chunk of a cache of Levanter's is not the one of which the checksum was taken."""
+
+
+class CheckedRead:
+    """A read whose values are compared as they arrive, and read again if they are wrong.
+
+    Args:
+        begin: Begins to read.
+        again: How often it may be begun again.
+        use: Makes the result of what was read.
+    """
+
+    def __init__(
+        self, begin: Callable[[], ArrayFuture], again: int, use: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        self._begin = begin
+        self._again = again
+        self._use = use
+        self._read = begin()
+
+    def result(self, timeout: float | None = None) -> np.ndarray:
+        while True:
+            try:
+                return self._use(self._read.result(timeout))
+            except WrongChunkError as error:
+                self._begin_again(error)
+
+    def __await__(self) -> Generator[object, None, np.ndarray]:
+        while True:
+            try:
+                values = yield from self._read.__await__()
+            except WrongChunkError as error:
+                self._begin_again(error)
+            else:
+                return self._use(values)
+
+    def _begin_again(self, error: WrongChunkError) -> None:
+        if not self._again:
+            raise error
+        self._again -= 1
+        own_counts().damaged += 1
+        self._read = self._begin()
+
+
+def record_url(path: str, fingerprint: str) -> str:
+    """Where the checksums of a cache are written, and looked for first."""
+    folder = os.environ.get(PLACE_VARIABLE)
+    if not folder:
+        return files.join(path, RECORD_NAME)
+    return files.join(files.absolute(folder), f"{fingerprint.removeprefix('sha256:')[:32]}.json")
+
+
+def read_checksums(path: str, fingerprint: str) -> dict[str, ArrayChecksums] | None:
+    """The checksums of a cache; None: they were not taken.
+
+    Raises:
+        CacheCorruptError: the record is damaged or of another cache.
+        CacheError: it cannot be read.
+    """
+    beside = files.join(path, RECORD_NAME)
+    for url in dict.fromkeys((record_url(path, fingerprint), beside)):
+        cure = (
+            "If the cache was built again, delete this file and take its checksums again: headrace"
+            f" cache verify {path} --record"
+        )
+        content = read_record(url, CHECKSUMS, fingerprint, cure)
+        if content is not None:
+            return content
+    return None
+
+
+def checked_record_url(path: str, fingerprint: str) -> str:
+    """Where the checksums of a cache are to be written.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    url = record_url(path, fingerprint)
+    try:
+        files.check_writable(url, "checksums")
+    except ConfigError as error:
+        raise _not_written(ConfigError, error, path) from error
+    return url
+
+
+def write_checksums(path: str, fingerprint: str, checksums: dict[str, ArrayChecksums]) -> str:
+    """Writes the checksums of a cache, and returns where.
+
+    Raises:
+        ConfigError: nothing can be written there.
+        CacheError: it could not be written.
+    """
+    url = checked_record_url(path, fingerprint)
+    try:
+        write_record(url, CHECKSUMS, checksums, fingerprint)
+    except CacheError as error:
+        raise _not_written(CacheError, error, path) from error
+    return url
+
+
+def _not_written(kind: type[ErrorT], error: HeadraceError, path: str) -> ErrorT:
+    cure = (
+        "Take them into a folder of your own, and set the variable for those who read the cache:"
+        f" {PLACE_VARIABLE}=checksums headrace cache verify {path} --record"
+    )
+    return kind(error.problem, field=error.field, value=error.value, cure=cure)
+
+
+def chunk_checksums(values: np.ndarray, chunk: int) -> UInt32[np.ndarray, " chunks"]:
+    """The checksum of each chunk of values that begin with a whole one.
+
+    Example:
+        >>> chunk_checksums(np.arange(5, dtype=np.int32), 4).tolist()
+        [2203794861, 860191284]
+    """
+    stored = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).view(np.uint8)
+    step = chunk * values.dtype.itemsize
+    sums = [google_crc32c.value(stored[at : at + step]) for at in range(0, stored.size, step)]
+    return np.array(sums, np.uint32)
+
+
+def check_chunks(
+    url: str, values: np.ndarray, first: int, chunk: int, shard_chunks: int, expected: np.ndarray
+) -> None:
+    """Compares chunks with their checksums.
+
+    Args:
+        url: Folder of the array.
+        values: Whole chunks.
+        first: Number of the first one.
+        chunk: Elements of a chunk.
+        shard_chunks: Chunks of a file.
+        expected: The checksums of all chunks of the array.
+
+    Raises:
+        WrongChunkError: one differs; names its file.
+    """
+    actual = chunk_checksums(values, chunk)
+    wrong = np.flatnonzero(actual != expected[first : first + actual.size])
+    if wrong.size:
+        number = first + int(wrong[0])
+        file = files.join(url, "c", str(number // shard_chunks))
+        problem = f"DATA_LOSS: it is not the one of which the checksum was taken, shard file {file}"
+        cure = (
+            "Copy that file again from where the cache came from; headrace cache verify --deep"
+            " lists all that are damaged."
+        )
+        raise WrongChunkError(
+            f"chunk {number} cannot be read ({problem})",
+            field="array",
+            value=url,
+            cure=cure,
+        ) from DamagedAnswerError(problem)
+
+
+def checksums_of(
+    path: str,
+    checksums: Mapping[str, ArrayChecksums],
+    url: str,
+    length: int,
+    dtype: str,
+    chunk: int,
+) -> UInt32[np.ndarray, " chunks"]:
+    """The checksums of an array of a cache.
+
+    Args:
+        path: The cache.
+        checksums: Those of its arrays.
+        url: Folder of the array.
+        length: Its elements.
+        dtype: Their dtype.
+        chunk: Elements of its chunks.
+
+    Raises:
+        CacheCorruptError: they are of another array, or there are none.
+    """
+    name = array_name(path, url)
+    recorded = checksums.get(name)
+    shape = None if recorded is None else (recorded.length, recorded.dtype, recorded.chunk)
+    if recorded is None or shape != (length, dtype, chunk):
+        cure = f"If the cache was built again: headrace cache verify {path} --record"
+        problem = (
+            f"are not of this array, which has {length} values of {dtype} in chunks of {chunk}"
+        )
+        raise CacheCorruptError(problem, field="checksums", value=url, cure=cure)
+    return recorded.values
+
+
+def array_name(path: str, url: str) -> str:
+    """The folder of an array within its cache.
+
+    Example:
+        >>> array_name("s3://bucket/web/train", "s3://bucket/web/train/input_ids/data")
+        'input_ids/data'
+    """
+    return url.removeprefix(path.rstrip("/")).lstrip("/")
