@@ -233,6 +233,7 @@ def try_config(bases: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
         return {"unforeseen": type(error).__name__, "stage": stage}
     fields = yaml.safe_load(whole)
     assert fields.pop("last_batch") == "pad"  # what the library came to have since
+    assert fields.pop("max_hosts") == 256
     if fields["tokenizer"]:
         assert fields["tokenizer"].pop("engine") == "auto"
     for component in fields["components"].values():

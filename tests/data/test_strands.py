@@ -4,7 +4,7 @@ same open memory.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,9 @@ from headrace.data import MixtureDataset, PlannedDataset, TokenSeqDataset
 from headrace.data.budgets import OpenBytes
 from headrace.errors import ConfigError
 from headrace.mix import Blend, Stage
+from headrace.order import BraidShuffleConfig, Order
+from headrace.order.braid.strands import resolve_strands
+from headrace.store.joined import JoinedCache
 
 SEQ_LEN = 64
 
@@ -125,3 +128,113 @@ def test_a_part_without_weight_is_refused_by_name():
     with pytest.raises(ConfigError) as error:
         MixtureDataset(parts, [Stage(0, Blend({"a": 1}))], 8)
     assert error.value.field == "components.b"
+
+
+PINNED = [[677481, 494082, 908831], [350409, 704480, 1523018], [826302, 703449, 168423]]
+PINNED_SECOND = [[677481, 494082, 908831], [350409, 704480, 1523018], [826302, 703449, 168423]]
+
+
+def mix_shuffled(
+    batch: int | dict[int, int], parts: dict[str, tuple[int, bool]], **fields: Any
+) -> MixtureDataset:
+    """A mixture by config; each component has a weight, and may lie in a shuffled store."""
+    components = {name: ComponentConfig("-", weight) for name, (weight, _) in parts.items()}
+    config = LmDataConfig(components, seq_len=SEQ_LEN, batch_size=batch, **fields)
+    caches = {
+        name: virtual_cache(name, 10**8, shuffled=shuffled) for name, (_, shuffled) in parts.items()
+    }
+    dataset = config.dataset(caches)
+    assert isinstance(dataset, MixtureDataset)
+    return dataset
+
+
+def orders_of(mixture: MixtureDataset) -> list[Order]:
+    return [order for part in mixture.components if (order := part.shuffle_order()) is not None]
+
+
+@pytest.mark.parametrize(
+    ("batch", "max_hosts", "strands"),
+    [
+        (1024, 256, 1024),  # 4 x the hosts
+        (1024, 64, 256),
+        (1000, 64, 334),  # 3 passes in a batch
+        (64, 256, 64),  # no more than the rows of a batch
+        (8192, 1, 8),  # the blocks that a batch uses up, of 1,024 rows each
+    ],
+)
+def test_the_hosts_ask_for_strands_in_a_shuffled_store(batch, max_hosts, strands):
+    (order,) = orders_of(mix_shuffled(batch, {"a": (1, True)}, max_hosts=max_hosts))
+    assert order.strands == strands
+    passes = batch / order.describe()["lap"]  # of the front over the store, in a batch
+    assert passes == pytest.approx(round(passes))
+
+
+def test_rows_of_shuffled_stores_beside_a_plain_one_are_pinned():
+    parts = {"a": (3, True), "b": (1, True), "plain": (1, False)}
+    mixture = mix_shuffled(1000, parts, max_hosts=10, seed=3)
+    # 25 passes in a batch over 40 strands, as if the plain one had such strands too
+    assert [order.strands for order in orders_of(mixture)] == [24, 8, 1600]
+    assert [order.describe()["lap"] for order in orders_of(mixture)] == [24, 8, 200]
+    rows = [part.locate(np.arange(3)).row.tolist() for part in mixture.components]
+    assert rows == PINNED
+    second = np.ones(3, np.int64)
+    again = [part.locate(np.arange(3), second).row.tolist() for part in mixture.components]
+    assert again == PINNED_SECOND  # other blocks in the second epoch
+
+
+def test_components_ask_for_five_strands_each_on_average():
+    parts = {f"part{k}": (1, True) for k in range(100)}
+    orders = orders_of(mix_shuffled(4096, parts, max_hosts=8))
+    assert sum(order.strands for order in orders) == pytest.approx(4096 // (4096 // 500), abs=100)
+    assert min(order.strands for order in orders) >= 5
+
+
+def test_strands_that_are_written_or_not_from_hosts_are_kept():
+    parts = {"a": (3, True), "b": (1, True)}
+    plain = {name: (weight, False) for name, (weight, _) in parts.items()}
+    for fields in ({"shuffle": BraidShuffleConfig(strands=200)}, {"max_hosts": None}):
+        kept, other = (orders_of(mix_shuffled(64, each, **fields)) for each in (parts, plain))
+        assert [order.describe() for order in kept] == [order.describe() for order in other]
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 2000), st.integers(1, 50))
+def test_strands_lie_between_those_that_hosts_need_and_a_batch(batch, hosts, block, sources):
+    plan = resolve_strands(
+        np.array([10**9]),
+        np.ones(1),
+        batch_size=batch,
+        hosts=hosts,
+        block_rows=block,
+        sources=sources,
+    )
+    strands = int(plan.strands[0])
+    least = max(4 * hosts, batch / block, 5 * sources)
+    assert min(batch, least) <= strands <= batch
+    passes = batch / plan.laps[0]  # of the front over the store, in a batch
+    assert passes == pytest.approx(round(passes))
+    assert strands < 2 * least + 1 or strands == batch
+
+
+def test_datasets_in_shuffled_stores_that_are_mixed_in_python_have_the_order_of_a_config():
+    parts = {"a": (3, True), "b": (1, False)}
+    stored = {
+        name: TokenSeqDataset(virtual_cache(name, 10**8, shuffled=shuffled), SEQ_LEN, name=name)
+        for name, (_, shuffled) in parts.items()
+    }
+    shuffled = {n: part.braid_shuffle(seed=0, max_hosts=4) for n, part in stored.items()}
+    mixed = MixtureDataset(shuffled, {n: w for n, (w, _) in parts.items()}, 64)
+    check_equal(mixed, mix_shuffled(64, parts, max_hosts=4), [0, 7, 1000])
+    alone = stored["a"].braid_shuffle(seed=0, batch_size=64, max_hosts=4).shuffle_order()
+    assert alone is not None
+    assert alone.strands == 16
+
+
+def test_several_caches_that_are_read_as_one_are_not_a_shuffled_store():
+    one = virtual_cache("one", 10**6, shuffled=True)
+    assert TokenSeqDataset(one, SEQ_LEN).in_shuffled_store
+    both = JoinedCache([one, virtual_cache("two", 10**6, shuffled=True)])
+    assert not TokenSeqDataset(both, SEQ_LEN).in_shuffled_store
+    mixture = mix_shuffled(8, {"a": (1, True)})
+    assert mixture.components[0].in_shuffled_store
+    assert not mixture.in_shuffled_store

@@ -17,8 +17,10 @@ from headrace.config import ComponentConfig
 from headrace.config.parsing import decode
 from headrace.config.writing import given_fields
 from headrace.errors import PlanMismatchError
+from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.mix import AmendmentConfig
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig
+from headrace.order.braid.strands import MAX_HOSTS
 from headrace.run import RunLock
 from headrace.run.changes import amendment_between, run_changes
 from headrace.testing import random_documents, write_cache
@@ -175,3 +177,37 @@ def test_the_last_checkpoint(caches, tmp_path):
     manifest.state(20)
     manifest.state(30)
     assert manifest.last_checkpoint == 30
+
+
+@pytest.fixture(scope="module")
+def shuffled(caches):
+    how = ReshuffleConfig(seed=1)
+    reshuffle(f"{caches}/web", f"{caches}/shuffled", how, progress=False)
+    return LmDataConfig(
+        {"shuffled": ComponentConfig(f"{caches}/shuffled")}, seq_len=8, batch_size=32, max_hosts=2
+    )
+
+
+def test_a_run_on_a_shuffled_store_keeps_the_hosts_of_its_lock(shuffled, tmp_path):
+    began = open_run(tmp_path / "run", shuffled)
+    assert began.config is not None
+    locked = RunLock.load(str(tmp_path / "run"))
+    assert locked is not None
+    assert (locked.config or {})["max_hosts"] == 2
+    with pytest.raises(PlanMismatchError, match=r"max_hosts: 2 -> 8"):
+        open_run(tmp_path / "run", replace(shuffled, max_hosts=8))
+    other = RunLock.of(replace(shuffled, max_hosts=8).loader())
+    assert other.fingerprint != locked.fingerprint
+
+
+def test_a_run_from_before_there_was_max_hosts_goes_on_with_its_strands(shuffled, tmp_path):
+    folder = str(tmp_path / "run")
+    config = replace(shuffled, max_hosts=MAX_HOSTS)
+    before = RunLock.of(replace(config, max_hosts=None).loader(), config)
+    older = {name: value for name, value in (before.config or {}).items() if name != "max_hosts"}
+    replace(before, config=older).save(folder)
+    run = open_run(folder, config)
+    assert run.fingerprint == before.fingerprint
+    assert run.config is not None
+    assert run.config.max_hosts is None
+    assert RunLock.of(config.loader()).fingerprint != before.fingerprint

@@ -12,6 +12,7 @@ from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.errors import ConfigError
+from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig
 from headrace.pack import PackingConfig
 from headrace.testing import tiny_cache
@@ -23,6 +24,14 @@ GIB = 1 << 30
 def here(tmp_path_factory) -> str:
     """The folder of a cache that is there."""
     return tiny_cache(tmp_path_factory.mktemp("caches") / "here", documents=2000).path
+
+
+@pytest.fixture(scope="module")
+def shuffled(here, tmp_path_factory) -> str:
+    """The folder of its shuffled copy."""
+    folder = str(tmp_path_factory.mktemp("caches") / "shuffled")
+    reshuffle(here, folder, ReshuffleConfig(seed=1), progress=False)
+    return folder
 
 
 def found(own=(), *, hosts=(1, 8), sizes=(4e9, 1e9), **changes):
@@ -209,3 +218,37 @@ def test_what_a_mask_says_cannot_be_counted_before_there_is_a_cache():
         found({"a": {"loss_mask": "loss_mask"}}, unit="trained_tokens")
     assert caught.value.cure == "Build the cache, or plan with unit: content_tokens."
     assert "padding_counts" not in found({"a": {"loss_mask": "loss_mask"}}, unit="content_tokens")
+
+
+def test_more_hosts_than_the_strands_of_a_shuffled_store_are_for(shuffled):
+    config = LmDataConfig(
+        {"a": ComponentConfig(shuffled)}, seq_len=16, batch_size=64, num_steps=20, max_hosts=4
+    )
+    (finding,) = (f for f in findings(plan_run(config, hosts=[2, 8])) if f.rule == "more_hosts")
+    assert finding.field == "max_hosts"
+    assert "is less than the 8 hosts: strands of components in shuffled stores (a)" in str(finding)
+    assert "max_hosts: 8" in finding.cure
+    for cured in (
+        dataclasses.replace(config, max_hosts=8),
+        dataclasses.replace(config, max_hosts=None),
+    ):
+        assert "more_hosts" not in {f.rule for f in findings(plan_run(cured, hosts=[2, 8]))}
+
+
+def test_neighbours_of_a_shuffled_store_are_alike_only_within_documents(here, shuffled):
+    """The order of blocks costs nothing there, whatever the strands; on a plain store it does."""
+    ratios = {}
+    for cache in (here, shuffled):
+        config = LmDataConfig(
+            {"a": ComponentConfig(cache)},
+            seq_len=16,
+            batch_size=16,
+            num_steps=500,
+            shuffle=BraidShuffleConfig(strands=16, io_block_size=64),
+        )
+        plan = plan_run(config, hosts=[1], icc={"a": 0.5})
+        ratios[cache] = max(plan.unlimited.variance_ratio.values()), plan.noise["a"].excess
+    assert ratios[here][0] > 5
+    assert ratios[here][1] > 1.3
+    assert 1.0 < ratios[shuffled][0] < 2.5
+    assert 1.0 < ratios[shuffled][1] < 1.2

@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.analysis.probe import saved_shares
+from headrace.analysis.long_documents import known_shares
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import mixture_of
 from headrace.errors import ConfigError, check_at_least, did_you_mean
@@ -168,8 +168,9 @@ def source_excess(
         dataset: The mixture, or its phases, of which the first is used.
         steps: Steps of the run; None: a pass over each source.
         batch_size: Rows of a batch.
-        icc: Share of the variance between blocks of one stored chunk, by source; for other sources,
-            what ``headrace cache inspect CACHE --icc --save`` has written next to their caches.
+        icc: Share of the variance between blocks of one stored chunk (in a shuffled store, between
+            documents), by source; for other sources, what ``headrace cache inspect CACHE --icc
+            --save`` has written next to their caches.
 
     Raises:
         ConfigError: a share for an unknown source, or below 0 or above 1.
@@ -185,15 +186,14 @@ def source_excess(
                 value=name,
                 cure=did_you_mean(name, mixture.names),
             )
+    given = [icc.get(name) for name in mixture.names]
     with ThreadPoolExecutor(16) as pool:
-        saved = pool.map(saved_shares, mixture.components)
+        known = pool.map(known_shares, mixture.components, given)
     weight = mixture.weights_at(np.asarray([(steps or 1) - 1]))[0]
     by_source: dict[str, SourceExcess] = {}
     for name, component, shares, share in zip(
-        mixture.names, mixture.components, saved, weight.tolist(), strict=True
+        mixture.names, mixture.components, known, weight.tolist(), strict=True
     ):
-        if name in icc:
-            shares = {component.default_io_block_size(): icc[name]}
         if not shares or not share:
             continue
         order = component.shuffle_order() or Identity(
@@ -201,7 +201,8 @@ def source_excess(
         )
         rates = None if steps is None else wsd_rates(min(steps, MOST_STEPS))
         by_source[name] = SourceExcess(
-            sum(shares.values()), excess_loss(order, share * batch_size, shares, rates=rates)
+            icc.get(name, sum(shares.values())),
+            excess_loss(order, share * batch_size, shares, rates=rates),
         )
     return by_source
 

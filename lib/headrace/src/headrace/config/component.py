@@ -301,6 +301,19 @@ def log_counts_of_padding(config: LmDataConfig) -> None:
         )
 
 
+def log_more_hosts(dataset: PlannedDataset, max_hosts: int | None, share: float) -> None:
+    """Warns if hosts that each hold this share of a batch are more than their strands are for."""
+    from headrace.data.mixture import mixture_of
+    from headrace.data.strands import too_many_hosts
+
+    mixture = mixture_of(dataset.at_step(0)[0])
+    if mixture is None or not share:
+        return
+    components = dict(zip(mixture.names, mixture.components, strict=True))
+    if problem := too_many_hosts(components, max_hosts, round(1 / share)):
+        _LOG.warning("max_hosts: %s", problem)
+
+
 def sizes_of(
     trained: Mapping[str, PlannedDataset], counted: CountedTokens | None
 ) -> dict[str, int]:

@@ -34,6 +34,7 @@ from headrace.config.component import (
     held_out_of,
     left_out,
     log_counts_of_padding,
+    log_more_hosts,
     open_caches,
     sizes_of,
     subsets_of,
@@ -44,7 +45,7 @@ from headrace.config.sources import build_caches
 from headrace.config.typed import check_fields
 from headrace.config.writing import FREE_FIELDS, dump
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
-from headrace.errors import ConfigError, check_choice
+from headrace.errors import ConfigError, check_at_least, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
 from headrace.mix.phases import phase_block
@@ -61,6 +62,7 @@ from headrace.mix.schedule import (
 from headrace.mix.stage_config import AmendmentConfig, MixtureConfig, StageConfig, check_plan
 from headrace.mix.stages import Stage
 from headrace.order import shuffle_config
+from headrace.order.braid.strands import MAX_HOSTS
 from headrace.order.holdout import ValidationConfig
 from headrace.order.residency import checked_budget
 from headrace.order.seeds import check_seed
@@ -128,6 +130,9 @@ class LmDataConfig:
             names.
         row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts exchange rows; not in the
             fingerprint.
+        max_hosts: The most hosts that the run will have. Strands of components in shuffled stores
+            follow from it, so it is part of their order, and not the hosts that run; None: from the
+            batch, as those of others. See :mod:`headrace.order.braid.strands`.
         micro_batches: How batches become micro-batches (:mod:`headrace.batch.micro_plan`); not in
             the fingerprint.
         compat: Another system whose rows and order the run follows; see
@@ -160,6 +165,7 @@ class LmDataConfig:
     prefetch_bytes: int = 1 << 30
     cache_catalog: str | None = None
     row_exchange: str | bool | None = None
+    max_hosts: int | None = MAX_HOSTS
     micro_batches: MicroBatchConfig | None = None
     compat: CompatConfig | None = None
     _settled: ClassVar[Settled | None] = None
@@ -180,6 +186,8 @@ class LmDataConfig:
         ):
             check_choice(name, getattr(self, name), names)
         check_choice("row_exchange", self.exchange_setting, get_args(ExchangeSetting))
+        if self.max_hosts is not None:
+            check_at_least("max_hosts", self.max_hosts)
         BatchSchedule(self.batch_size)
         check_seed(self.seed)
         check_shuffle(self.shuffle, "shuffle")
@@ -470,6 +478,7 @@ class LmDataConfig:
             max_tokens=tokens,
             stop_strategy=self.stop_strategy,
             num_steps=config.run_steps,
+            max_hosts=self.max_hosts,
         )
         dataset = run_dataset(config.datasets(opened), recipe)
         if recipe.num_steps is not None and self.stop_strategy == "restart":
@@ -543,9 +552,9 @@ class LmDataConfig:
                 **options,
             },
         )
-        OpenBytes.of(cast("PlannedDataset", dataset.planned)).check(
-            self.prefetch_bytes, loader.local_share
-        )
+        planned = cast("PlannedDataset", dataset.planned)
+        OpenBytes.of(planned).check(self.prefetch_bytes, loader.local_share)
+        log_more_hosts(planned, self.max_hosts, loader.local_share)
         return loader
 
     @property

@@ -22,6 +22,7 @@ from jaxtyping import Int64
 from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle, PendingBraid
+from headrace.order.braid.strands import MAX_HOSTS
 from headrace.order.holdout import TrainSplit, ValidationSplit
 from headrace.order.order import MAX_LENGTH, Identity, Order, Repeat, Slice
 from headrace.order.permutation import Feistel
@@ -191,6 +192,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         lap: float | None = None,
         first_strand: int | None = None,
         io_block_size: int | None = None,
+        max_hosts: int | None = MAX_HOSTS,
     ) -> AsyncDataset[T_co]:
         """Braided shuffle, the default of configs; see :mod:`headrace.order.braid.shuffle`.
 
@@ -202,16 +204,21 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         Args:
             seed: Integer seed. In a mixture that chooses strands, the key of the order is made from
                 the seed and the component's name.
-            batch_size: Examples of this dataset in one batch; 8 x as many strands are opened.
+            batch_size: Examples of this dataset in one batch; 8 x as many strands are opened, or,
+                in a shuffled store, as many as ``max_hosts`` asks for.
             strands: Blocks that are open at a time, over all hosts; instead of ``batch_size``.
             lap: Draws in which the reading front passes once over the store; None: ``batch_size``,
                 or ``strands``.
             first_strand: Strands of all components before this one; see
                 :class:`~headrace.order.braid.shuffle.BraidShuffle`.
             io_block_size: Examples in a block; None: one stored chunk.
+            max_hosts: The most hosts of the run, which say how many strands a shuffled store has
+                (see :mod:`headrace.order.braid.strands`); None: as many as other stores.
         """
         check_seed(seed)
         counts = {"batch_size": batch_size, "strands": strands, "first_strand": first_strand}
+        if max_hosts is not None:
+            check_at_least("max_hosts", max_hosts)
         for name, value in {**counts, "io_block_size": io_block_size}.items():
             check_whole(name, value)
         n = self._finite_length("braid_shuffle")
@@ -227,7 +234,8 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
                 first_strand=first_strand,
             )
         else:
-            order = PendingBraid(n, io_block_size=size, seed=seed)
+            hosts = max_hosts if self.in_shuffled_store else None
+            order = PendingBraid(n, io_block_size=size, seed=seed, hosts=hosts)
             if batch_size is not None:
                 order = order.in_batches(batch_size, first_strand)
             elif lap is not None or first_strand is not None:
@@ -236,6 +244,11 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
                     "needs strands", field=name, value=value, cure="Give strands, or leave it out."
                 )
         return self.block_aligned(size).reordered(order)
+
+    @property
+    def in_shuffled_store(self) -> bool:
+        """Whether its rows lie in a shuffled store; see :class:`PlannedDataset`."""
+        return False
 
     @property
     def pending_order(self) -> PendingBraid | None:
@@ -426,6 +439,10 @@ class MappedDataset(AsyncDataset[U]):
 
     def reordered(self, order: Order) -> MappedDataset[U]:
         return MappedDataset(self.base.reordered(order), self.fn)
+
+    @property
+    def in_shuffled_store(self) -> bool:
+        return self.base.in_shuffled_store
 
     @property
     def pending_order(self) -> PendingBraid | None:

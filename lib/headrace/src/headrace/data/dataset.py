@@ -161,6 +161,13 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         return self, None
 
     @property
+    def in_shuffled_store(self) -> bool:
+        """Whether its rows lie in a store whose documents were shuffled when it was written, so
+        that the rows of a block have nothing in common but what is of one document.
+        """
+        return False
+
+    @property
     def mixture(self) -> PlannedDataset | None:
         """This dataset if it is a mixture, else None."""
         return None
@@ -324,6 +331,10 @@ class WrappingDataset(PlannedDataset):
 
     def opening_requests(self, hosts: int) -> int:
         return self.base.opening_requests(hosts)
+
+    @property
+    def in_shuffled_store(self) -> bool:
+        return self.base.in_shuffled_store
 
 
 class ReorderedDataset(WrappingDataset):

@@ -230,6 +230,10 @@ class MixtureDataset(WrappingDataset):
     def caches(self) -> list[TokenCache]:
         return [cache for component in self.components for cache in component.caches()]
 
+    @property
+    def in_shuffled_store(self) -> bool:
+        return False  # its blocks are of several components
+
     def opening_requests(self, hosts: int) -> int:
         return sum(component.opening_requests(hosts) for component in self.components)
 

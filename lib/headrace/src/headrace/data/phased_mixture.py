@@ -33,6 +33,7 @@ from headrace.errors import ConfigError
 from headrace.mix.phases import RowsOfBlocks, phase_block, rows_in_touched_blocks, untouched_blocks
 from headrace.mix.policies.kind import MixturePlan
 from headrace.mix.schedule import BatchSchedule
+from headrace.order.braid.strands import MAX_HOSTS
 from headrace.order.compose import Compose
 from headrace.order.holdout import HoldOut, ValidationConfig
 from headrace.order.intervals import Intervals
@@ -58,6 +59,7 @@ class RunRecipe:
         max_epochs: Largest number of passes over components, one number or by name. An epoch that a
             change of length cuts short counts as one.
         stop_strategy: ``restart`` with more than one phase.
+        max_hosts: As for :func:`~headrace.data.strands.shuffle_components`.
     """
 
     plan: MixturePlan
@@ -76,6 +78,7 @@ class RunRecipe:
     max_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     stop_strategy: str = "restart"
     num_steps: int | None = None
+    max_hosts: int | None = MAX_HOSTS
 
 
 def run_dataset(
@@ -459,7 +462,14 @@ def _shuffled(
     stored = {name: cut.dataset for name, cut in cuts.items()}
     plan = recipe.plan
     return shuffle_components(
-        stored, shuffles, plan.stages, batch, seed, planned=plan.planned, own=own
+        stored,
+        shuffles,
+        plan.stages,
+        batch,
+        seed,
+        planned=plan.planned,
+        own=own,
+        max_hosts=recipe.max_hosts,
     )
 
 

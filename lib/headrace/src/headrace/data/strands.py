@@ -3,9 +3,9 @@ is still pending.
 
 The strands of a braid depend on all components together: on the memory budget of the job, the
 largest batch, and the largest share that each component ever has in a planned stage
-(mix/plan_shares.py). A component keeps its strands from stage to stage. Components that an
-amendment adds get their share of the budget in addition, because the strands of the others are part
-of the past.
+(mix/plan_shares.py); in shuffled stores, on the most hosts of the run instead of the budget. A
+component keeps its strands from stage to stage. Components that an amendment adds get their share
+of the budget in addition, because the strands of the others are part of the past.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.errors import ConfigError
 from headrace.mix.plan_shares import plan_shares
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.stages import Stage
-from headrace.order.braid.strands import resolve_strands
+from headrace.order.braid.strands import MAX_HOSTS, resolve_strands
 from headrace.order.order import Order
 from headrace.order.seeds import derive
 from headrace.order.shuffle_config import (
@@ -45,6 +45,7 @@ def shuffle_components(
     *,
     planned: int | None = None,
     own: Collection[str] = (),
+    max_hosts: int | None = MAX_HOSTS,
 ) -> dict[str, PlannedDataset]:
     """Each component in its own order, keyed by the seed and its name.
 
@@ -58,6 +59,8 @@ def shuffle_components(
         seed: Integer seed, one for all or one for each.
         planned: Number of planned stages; those after them are amendments; None: all.
         own: Components whose shuffle is set under their own name in the config, for errors.
+        max_hosts: The most hosts of the run, from which strands of components in shuffled stores
+            follow; None: these have strands like others.
 
     Raises:
         ConfigError: more strands than examples, or a budget that is less than one block of each
@@ -65,7 +68,11 @@ def shuffle_components(
     """
     resolved = {name: shuffle_of(shuffles[name]) for name in components}
     braided = {name: shuffle for name, shuffle in resolved.items() if shuffle.in_strands}
-    strands = _resolve_braids(components, braided, stages, batch, planned, own)
+    hosts = {
+        name: max_hosts if components[name].in_shuffled_store and shuffle.chooses_strands else None
+        for name, shuffle in braided.items()
+    }
+    strands = _resolve_braids(components, braided, hosts, stages, batch, planned, own)
     result: dict[str, PlannedDataset] = {}
     for name, dataset in components.items():
         shuffle = resolved[name]
@@ -112,6 +119,7 @@ def placed(names: Sequence[str], own: Collection[str], shuffle: Shuffle) -> Iter
 def _resolve_braids(
     components: Mapping[str, PlannedDataset] | Mapping[str, Order],
     braided: Mapping[str, Shuffle],
+    hosts: Mapping[str, int | None],
     stages: Sequence[Stage],
     batch: BatchSchedule,
     planned: int | None,
@@ -126,15 +134,12 @@ def _resolve_braids(
     for plan in (stages[:planned], *([stage] for stage in stages[planned:])):
         shares = plan_shares(plan)
         new = [name for name in shares.largest if name in braided and name not in orders]
-        by_config: dict[tuple[int | None, int | None], list[str]] = {}
-        for (
-            name
-        ) in new:  # configs of their own: each kind as if it were alone, at its share of the batch
-            by_config.setdefault((braided[name].strands, braided[name].budget_bytes), []).append(
-                name
-            )
+        by_config: dict[tuple[int | None, int | None, int | None], list[str]] = {}
+        for name in new:  # each kind as if it were alone, at its share of the batch
+            kind = (braided[name].strands, braided[name].budget_bytes, hosts[name])
+            by_config.setdefault(kind, []).append(name)
         resolved: dict[str, tuple[int, float]] = {}
-        for (strands, budget), names in by_config.items():
+        for (strands, budget, most_hosts), names in by_config.items():
             with placed(names, own, braided[names[0]]):
                 block_bytes = None
                 if budget is not None:
@@ -155,6 +160,11 @@ def _resolve_braids(
                     usual_shares=None
                     if shares.usual is None
                     else np.asarray([shares.usual[n] for n in names]),
+                    hosts=most_hosts,
+                    block_rows=1
+                    if most_hosts is None
+                    else np.asarray([_block_rows(components[n], braided[n]) for n in names]),
+                    sources=len(new),
                 )
             counts = strand_plan.strands.tolist()
             laps = strand_plan.laps.tolist()
@@ -169,7 +179,29 @@ def _resolve_braids(
 
 def _block_bytes(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:
     assert isinstance(dataset, PlannedDataset)  # budgets are of configs
-    return (shuffle.io_block_size or dataset.default_io_block_size()) * dataset.row_bytes
+    return _block_rows(dataset, shuffle) * dataset.row_bytes
+
+
+def _block_rows(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:
+    if shuffle.io_block_size is not None:
+        return shuffle.io_block_size
+    assert isinstance(dataset, PlannedDataset)  # that of an order is known
+    return dataset.default_io_block_size()
+
+
+def too_many_hosts(
+    components: Mapping[str, PlannedDataset], max_hosts: int | None, hosts: int
+) -> str | None:
+    """What more hosts than ``max_hosts`` do to a run; None if they do nothing, as there are no more
+    or no component in a shuffled store.
+    """
+    shuffled = [name for name, dataset in components.items() if dataset.in_shuffled_store]
+    if max_hosts is None or hosts <= max_hosts or not shuffled:
+        return None
+    return (
+        f"is less than the {hosts:,} hosts: strands of components in shuffled stores"
+        f" ({', '.join(shuffled[:4])}) are for {max_hosts:,}, and hosts share their blocks"
+    )
 
 
 def share_strands(
@@ -196,7 +228,8 @@ def share_strands(
         name: order for name, d in components.items() if (order := d.pending_order) is not None
     }
     braided = {n: BraidShuffleConfig(io_block_size=o.io_block_size) for n, o in pending.items()}
-    shared = _resolve_braids(pending, braided, stages, batch, planned, ())
+    hosts = {n: o.hosts for n, o in pending.items()}
+    shared = _resolve_braids(pending, braided, hosts, stages, batch, planned, ())
 
     def shuffle(name: str, order: Order) -> Order:
         key = derive(pending[name].seed, "component", name)

@@ -131,6 +131,11 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     def caches(self) -> list[TokenCache]:
         return [self.cache]
 
+    @property
+    def in_shuffled_store(self) -> bool:
+        # Several caches that are read as one may differ: their blocks are not alike
+        return self.cache.shuffle is not None
+
     def opening_requests(self, hosts: int) -> int:
         return hosts * self.removal.requests
 

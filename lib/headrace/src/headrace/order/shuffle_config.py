@@ -50,6 +50,11 @@ class Shuffle(abc.ABC):
     budget_bytes: int | None = None
 
     @property
+    def chooses_strands(self) -> bool:
+        """Whether it says neither how many strands there are nor their memory."""
+        return self.strands is None and self.budget_bytes is None
+
+    @property
     def fields(self) -> frozenset[str]:
         """Names of its settings, for errors of its order."""
         return (
@@ -82,7 +87,8 @@ class BraidShuffleConfig(Shuffle):
     about once on any number of hosts.
 
     Attributes:
-        strands: Blocks open at a time, over all components and hosts; None: 8 x the batch size.
+        strands: Blocks open at a time, over all components and hosts; None: 8 x the batch size, or,
+            in shuffled stores, as many as ``max_hosts`` asks for.
         budget_bytes: Instead of ``strands``: memory for open blocks over all hosts, in bytes.
         io_block_size: Examples in a block; None: one stored chunk.
         kind: Distinguishes this config from a block shuffle's.

@@ -25,7 +25,7 @@ from headrace.errors import ConfigError
 from headrace.mix.amendments import number_of_each, weights_by_place
 from headrace.mix.stage_config import AmendmentConfig, StageConfig, added_later
 from headrace.run.differences import config_differences, differences
-from headrace.run.lock import RunLock, at_snapshots
+from headrace.run.lock import RunLock, at_snapshots, fields_of_run
 from headrace.store.snapshots import history_of
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ def config_of_run(lock: RunLock | None, edited: LmDataConfig) -> LmDataConfig:
     locked = decode(LmDataConfig, lock.config)
     if _mixture_fields(given_fields(edited)) == _mixture_fields(lock.edited):
         edited = _with_mixture(edited, locked)
+    # 0 stands for a field that was left out
+    if given_fields(edited).get("max_hosts", 0) == lock.edited.get("max_hosts", 0):
+        edited = replace(edited, max_hosts=locked.max_hosts)
     snapshots = {
         name: number_of_each(part.snapshot)
         for name, part in locked.components.items()
@@ -148,7 +151,7 @@ def run_changes(
     first = new.first_difference(lock)
     if first is None and new.fingerprint != lock.fingerprint:
         undone = _with_mixture(declared, base)
-        refused = config_differences(lock.config, given_fields(undone)) or fields
+        refused = config_differences(lock.config, fields_of_run(undone)) or fields
         return RunChanges(False, fields, plan, refused=refused)
     return RunChanges(first is None, fields, plan, first, amendment, amended)
 

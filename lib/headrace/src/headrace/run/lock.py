@@ -92,7 +92,7 @@ class RunLock:
             return cls(plan)
         return cls(
             plan,
-            config=given_fields(_pinned(config, plan)),
+            config=fields_of_run(_pinned(config, plan)),
             edited=given_fields(config if edited is None else edited),
         )
 
@@ -182,7 +182,16 @@ class RunLock:
         content = read_record(files.join(folder, LOCK_NAME), _LOCK, cure=cure)
         if content is None:
             return None
-        return cls(content.plan, tuple(content.history), content.config, content.edited)
+        # Locks older than this field are of runs whose strands follow from the batch
+        config = content.config and {"max_hosts": None, **content.config}
+        return cls(content.plan, tuple(content.history), config, content.edited)
+
+
+def fields_of_run(config: LmDataConfig) -> dict[str, Any]:
+    """The fields of a config that a lock has: those that were given, and on how many hosts the
+    order depends, whatever later releases take for granted.
+    """
+    return given_fields(config) | {"max_hosts": config.max_hosts}
 
 
 def _pinned(config: LmDataConfig, plan: Mapping[str, Any]) -> LmDataConfig:

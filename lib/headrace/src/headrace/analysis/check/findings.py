@@ -16,6 +16,7 @@ from headrace.analysis.check.judgments import EPOCHS, EXCESS, SHARED_READS, shar
 from headrace.analysis.check.plan import ComponentPlan, RunPlan
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.component import counts_of_padding
+from headrace.data.strands import too_many_hosts
 from headrace.errors import HeadraceError, format_count
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.repeats import without_repeats
@@ -373,6 +374,20 @@ def _small_windows(plan: RunPlan) -> Iterator[_Advice]:
                 f"Raise window_blocks to {round(rows):,} or more, or leave shuffle out for the"
                 " braided one.",
             )
+
+
+@_rule("warning", "more_hosts")
+def _more_hosts(plan: RunPlan) -> Iterator[_Advice]:
+    hosts = max(h.hosts for h in plan.unlimited.by_hosts)
+    mixture = plan.run.first
+    components = dict(zip(mixture.names, mixture.components, strict=True))
+    if problem := too_many_hosts(components, plan.config.max_hosts, hosts):
+        yield (
+            "max_hosts",
+            problem,
+            f"Before the run begins, write max_hosts: {hosts}. A run that has begun goes on with"
+            " what it has.",
+        )
 
 
 @_rule("warning", "shared_blocks")

@@ -19,7 +19,7 @@ from headrace.errors import CacheError, ConfigError, check_at_least, check_choic
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
-from headrace.store.ledger import Ledger, read_ledger
+from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
 from headrace.store.levanter_layout import CHUNK, SHARD_CHUNKS, is_levanter
 from headrace.store.missing import what_is_there
 from headrace.store.parts import LeafRecord, PartRecord
@@ -142,10 +142,12 @@ def virtual_cache(
     layout: CacheLayout | None = None,
     eos_id: int | None = 0,
     leaves: Sequence[LeafSpec] = (),
+    shuffled: bool = False,
 ) -> TokenCache:
     """A stand-in for a cache of the given size: enough to plan with, nothing to read.
 
-    ``leaves`` are its leaves besides the tokens.
+    ``leaves`` are its leaves besides the tokens; ``shuffled``: its documents are, as ``headrace
+    cache reshuffle`` does.
 
     Example:
         >>> virtual_cache("web", 10**12).num_tokens
@@ -174,12 +176,16 @@ def virtual_cache(
         "vocab_size": vocab_size,
     }
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": eos_id}
-    return TokenCache(
-        f"/virtual/{name}",
-        Ledger(
-            True, tokenizer, layout.to_json(), parts=parts, leaves=[one.to_json() for one in leaves]
-        ),
+    record = {"seed": 0, "unit": 1, "part_bytes": 1, "fingerprint": "", "parts": [], "sources": []}
+    ledger = Ledger(
+        True,
+        tokenizer,
+        layout.to_json(),
+        parts=parts,
+        metadata={SHUFFLED: record} if shuffled else {},
+        leaves=[one.to_json() for one in leaves],
     )
+    return TokenCache(f"/virtual/{name}", ledger)
 
 
 def _leaves_of(config: LmDataConfig, name: str) -> list[LeafSpec]:

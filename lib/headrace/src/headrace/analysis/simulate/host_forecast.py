@@ -178,7 +178,7 @@ class Seen:
             table = windows.table(first, stop, s.batch_size)
             if table.size:
                 counted_steps = max(stop - max(first, look.counted_from), 0)
-                quality = Quality.of(table, s.batch_size, s.seq_len, windows.space)
+                quality = Quality.of(table, s.batch_size, s.seq_len, windows.space, windows.alike)
                 parts.append((quality, look.stands_for * counted_steps / steps))
         return cls(look, windows, tuple(parts))
 

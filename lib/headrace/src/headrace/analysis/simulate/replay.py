@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 
+from headrace.analysis.long_documents import alike_in_blocks
 from headrace.data.dataset import PlannedDataset
 from headrace.feed.exchange import RowExchange
 from headrace.feed.plan import BlockSpace, GlobalRows, arrange, global_rows, stored_blocks
@@ -76,6 +77,7 @@ class Windows:
         self.schedule = schedule
         self.row_order: RowOrder = row_order
         self.space = BlockSpace(dataset.sources)
+        self.alike = alike_in_blocks(dataset, self.space)
         self.first_step = first_step
         self.stop_step = stop_step
         self._planned: list[Window] = []
@@ -288,10 +290,15 @@ class Quality:
 
     @classmethod
     def of(
-        cls, blocks: Int64[np.ndarray, "steps uses"], size: int, seq_len: int, space: BlockSpace
+        cls,
+        blocks: Int64[np.ndarray, "steps uses"],
+        size: int,
+        seq_len: int,
+        space: BlockSpace,
+        alike: Float64[np.ndarray, " s"] | None = None,
     ) -> Quality:
         """The figures of batches of ``size`` rows; a row in several blocks has several adjacent
-        uses.
+        uses. ``alike`` as for :func:`variance_ratio`.
         """
         array = space.array_of(blocks.ravel())
         first_of_row = blocks[:, :: max(blocks.shape[1] // size, 1)]
@@ -316,13 +323,16 @@ class Quality:
                 w: ratio
                 for w in VARIANCE_WINDOWS
                 if blocks.shape[0] >= 2 * w
-                and not np.isnan(ratio := variance_ratio(numbers, sources, w))
+                and not np.isnan(ratio := variance_ratio(numbers, sources, w, alike))
             },
         )
 
 
 def variance_ratio(
-    blocks: Int64[np.ndarray, "steps batch"], sources: Int64[np.ndarray, "steps batch"], window: int
+    blocks: Int64[np.ndarray, "steps batch"],
+    sources: Int64[np.ndarray, "steps batch"],
+    window: int,
+    alike_pairs: Float64[np.ndarray, " s"] | None = None,
 ) -> float:
     """``VR_w`` of windows of ``window`` steps: the variance of a window's mean of a value that is
     the same within a block and independent between blocks, relative to that of rows drawn at random
@@ -333,6 +343,9 @@ def variance_ratio(
     drawn at random, ``sum_s (1 - sum_b q_b**2) N_s / (N_s - 1) (N_s - sum_w n_ws**2 / N_s)``, so
     few blocks in a source, or changing shares, do not count against the order. NaN if every source
     is one block or one window. Blocks and sources are numbered from 0 without gaps.
+
+    ``alike_pairs`` is the share of a block's pairs of rows that have the same value, by source;
+    None: 1 (:mod:`headrace.analysis.long_documents`).
 
     Example:
         >>> sources = np.zeros((4, 4), np.int64)
@@ -370,12 +383,16 @@ def variance_ratio(
     squares = (in_window.astype(float) ** 2).sum(axis=0)
     scatter = float((rows_of_cell**2 - 2.0 * rows_of_cell * usual).sum() + (squares * alike).sum())
     of_source = np.maximum(rows_of_source, 1)
-    total = float(
-        (
-            (1 - alike)
-            * of_source
-            / np.maximum(of_source - 1, 1)
-            * (of_source - squares / of_source)
-        ).sum()
+    at_random = (
+        (1 - alike) * of_source / np.maximum(of_source - 1, 1) * (of_source - squares / of_source)
     )
+    total = float(at_random.sum())
+    if alike_pairs is not None:
+        of_cells = np.bincount(
+            source_of_block[of_block],
+            rows_of_cell**2 - 2.0 * rows_of_cell * usual,
+            minlength=at_random.size,
+        )
+        excess = of_cells + squares * alike - at_random
+        scatter -= float(((1 - alike_pairs[: excess.size]) * excess).sum())
     return max(0.0, scatter / total) if total > 1e-9 else float("nan")

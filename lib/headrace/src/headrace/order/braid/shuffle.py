@@ -306,10 +306,12 @@ class PendingBraid(Order):
     bijective = reorders = True
     kind = "braid"
 
-    def __init__(self, n: int, *, io_block_size: int, seed: int) -> None:
+    def __init__(self, n: int, *, io_block_size: int, seed: int, hosts: int | None = None) -> None:
         super().__init__(n, n)
         self.io_block_size = io_block_size
         self.seed = seed
+        self.hosts = hosts
+        """In a shuffled store, the most hosts of its run; see :func:`resolve_strands`."""
 
     @property
     def pending_braid(self) -> PendingBraid:
@@ -317,7 +319,13 @@ class PendingBraid(Order):
 
     def in_batches(self, batch_size: int, first_strand: int | None = None) -> BraidShuffle:
         """The order of a dataset that is not mixed and has this many examples in a batch."""
-        plan = resolve_strands(np.asarray([self.length]), np.ones(1), batch_size=batch_size)
+        plan = resolve_strands(
+            np.asarray([self.length]),
+            np.ones(1),
+            batch_size=batch_size,
+            hosts=self.hosts,
+            block_rows=self.io_block_size,
+        )
         return BraidShuffle(
             self.length,
             io_block_size=self.io_block_size,
@@ -329,7 +337,7 @@ class PendingBraid(Order):
 
     def over(self, n: int) -> PendingBraid:
         """The order of ``n`` of its examples."""
-        return PendingBraid(n, io_block_size=self.io_block_size, seed=self.seed)
+        return PendingBraid(n, io_block_size=self.io_block_size, seed=self.seed, hosts=self.hosts)
 
     def blocks_in_turn(self) -> Order:
         """All examples in a sequence of blocks that follows from the seed alone."""

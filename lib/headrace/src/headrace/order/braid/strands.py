@@ -20,6 +20,18 @@ For weights that change all the time, no lap fits, and whole numbers are the bet
 are read 1.06 times per epoch on 64 hosts with 20 components if laps fit, 2.2 times if they do not
 (scripts/bench/bench_braid_reads.py).
 
+**On a shuffled store**, the rows of a block have nothing in common, so rows of one block may meet in
+a batch: any order of blocks that is keyed by epoch trains like a full shuffle. There the hosts ask
+for strands, not the batch: ``K = max(4 x the most hosts, the blocks that a batch uses up, 5 x the
+components)``, and never more than the rows of a batch. The front passes over the store a whole
+number of times in a batch, so that laps fit: K is rounded up to a batch divided by that number.
+
+    >>> plan = resolve_strands(
+    ...     np.array([10**6]), np.ones(1), batch_size=1000, hosts=64, block_rows=32
+    ... )
+    >>> plan.strands.tolist(), plan.laps.round(2).tolist()  # three passes a batch
+    ([334], [333.33])
+
 The result is resolved once and stored in the run's lock: it is part of the order.
 """
 
@@ -36,6 +48,10 @@ from headrace.order.braid.spec import LAP_BITS, lap_bits
 
 BATCHES_OPEN = 8
 """Default budget: this many batches' worth of examples each have their own open block."""
+MAX_HOSTS = 256
+"""Default of the most hosts that read a shuffled store: 1,024 strands."""
+STRANDS_A_HOST = 4
+STRANDS_A_COMPONENT = 5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,6 +75,9 @@ def resolve_strands(
     budget_bytes: int | None = None,
     block_bytes: Int64[np.ndarray, " d"] | int | None = None,
     usual_shares: Float64[np.ndarray, " d"] | None = None,
+    hosts: int | None = None,
+    block_rows: Int64[np.ndarray, " d"] | int = 1,
+    sources: int = 1,
 ) -> StrandPlan:
     """Strands and laps of every component.
 
@@ -74,6 +93,10 @@ def resolve_strands(
         usual_shares: Shares during most of the run, if weights change only at a few steps: laps fit
             these. None: ``shares`` if they add up to one, which means that they never change; else
             no lap fits.
+        hosts: The most hosts that a run will have, for components in shuffled stores; None: the
+            stores are plain, or ``strands`` or ``budget_bytes`` is given.
+        block_rows: Examples in a block, with ``hosts``.
+        sources: Components of the run, of which these may be some, with ``hosts``.
 
     Returns:
         At least one strand per component, never more than it has examples. Totals equal ``strands``
@@ -106,13 +129,17 @@ def resolve_strands(
                 "above the largest shares", field="usual_shares", value=usual.tolist()
             )
 
-    def split(total: int) -> StrandPlan:
+    def split(total: float) -> StrandPlan:
         # With a budget below one batch, the front passes several times a batch
         base = min(batch_size, total)
         if usual is None:
             return _whole_laps(lengths, shares, base, total)
         return _fitting_laps(lengths, shares, usual, base, total)
 
+    if hosts is not None:
+        used = batch_size * float((shares / block_rows).sum() / max(shares.sum(), 1e-9))
+        least = max(STRANDS_A_HOST * hosts, used, STRANDS_A_COMPONENT * sources)
+        return split(batch_size / max(batch_size // least, 1))
     if budget_bytes is None:
         return split(BATCHES_OPEN * batch_size if strands is None else strands)
     return _within_bytes(split, lengths, strands, budget_bytes, block_bytes)
@@ -143,7 +170,7 @@ def _check(lengths: np.ndarray, shares: np.ndarray, batch_size: int, strands: in
         )
 
 
-def _whole_laps(lengths: np.ndarray, shares: np.ndarray, base: int, total: int) -> StrandPlan:
+def _whole_laps(lengths: np.ndarray, shares: np.ndarray, base: float, total: float) -> StrandPlan:
     """Laps of whole rows, in proportion to the shares; cells as deep as the share asks."""
     laps = np.minimum(np.maximum(apportion(shares, base), 1), lengths)
     depth = np.maximum(np.rint(total * shares / laps).astype(np.int64), 1)
@@ -151,7 +178,7 @@ def _whole_laps(lengths: np.ndarray, shares: np.ndarray, base: int, total: int) 
 
 
 def _fitting_laps(
-    lengths: np.ndarray, shares: np.ndarray, usual: np.ndarray, base: int, total: int
+    lengths: np.ndarray, shares: np.ndarray, usual: np.ndarray, base: float, total: float
 ) -> StrandPlan:
     """Depth strands for each row of a lap, counted in units of 2**-bits rows."""
     # 1. Laps
@@ -161,7 +188,7 @@ def _fitting_laps(
     laps = -(-units // one)
     # 2. Depths. At constant weights, all components have the same, without rounding anything
     target = np.where(
-        usual == shares, total // base, np.rint(total * shares * one / units).astype(np.int64)
+        usual == shares, int(total // base), np.rint(total * shares * one / units).astype(np.int64)
     )
     depth = np.maximum(np.minimum(target, lengths // laps), 1)
     # 3. The last, partial row is rounded up, so that laps * depth <= strands
@@ -170,7 +197,7 @@ def _fitting_laps(
     return StrandPlan(np.where(short, lengths, strands), np.where(short, lengths, units / one))
 
 
-def apportion(shares: Float64[np.ndarray, " d"], total: int) -> Int64[np.ndarray, " d"]:
+def apportion(shares: Float64[np.ndarray, " d"], total: float) -> Int64[np.ndarray, " d"]:
     """Whole numbers near ``total * shares`` whose sum is ``total * sum(shares)`` rounded (largest
     remainders).
 
