@@ -225,9 +225,10 @@ def test_datasets_in_shuffled_stores_that_are_mixed_in_python_have_the_order_of_
     shuffled = {n: part.braid_shuffle(seed=0, max_hosts=4) for n, part in stored.items()}
     mixed = MixtureDataset(shuffled, {n: w for n, (w, _) in parts.items()}, 64)
     check_equal(mixed, mix_shuffled(64, parts, max_hosts=4), [0, 7, 1000])
-    alone = stored["a"].braid_shuffle(seed=0, batch_size=64, max_hosts=4).shuffle_order()
-    assert alone is not None
-    assert alone.strands == 16
+    alone = stored["a"].braid_shuffle(seed=0, batch_size=64, max_hosts=4)
+    order = cast(PlannedDataset, alone).shuffle_order()
+    assert order is not None
+    assert order.strands == 16
 
 
 def test_several_caches_that_are_read_as_one_are_not_a_shuffled_store():

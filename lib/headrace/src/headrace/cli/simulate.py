@@ -76,8 +76,9 @@ def command(
     """Forecast exactly what a run will read, without reading it.
 
     The order is a pure function of the config, so reads, memory, bursts and costs are counted, not
-    estimated, for any number of hosts. Only the ledgers of the caches are opened; caches that do
-    not exist yet are planned with their `expected_tokens`.
+    estimated, for any number of hosts. Only the ledgers of the caches are opened (and, of shuffled
+    ones, lengths of a few documents); caches that do not exist yet are planned with their
+    `expected_tokens`.
 
     For example:
 

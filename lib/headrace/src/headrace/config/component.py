@@ -306,7 +306,7 @@ def log_more_hosts(dataset: PlannedDataset, max_hosts: int | None, share: float)
     from headrace.data.mixture import mixture_of
     from headrace.data.strands import too_many_hosts
 
-    mixture = mixture_of(dataset.at_step(0)[0])
+    mixture = mixture_of(dataset.phases[0][1])
     if mixture is None or not share:
         return
     components = dict(zip(mixture.names, mixture.components, strict=True))

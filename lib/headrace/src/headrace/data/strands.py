@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -183,10 +183,8 @@ def _block_bytes(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:
 
 
 def _block_rows(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:
-    if shuffle.io_block_size is not None:
-        return shuffle.io_block_size
-    assert isinstance(dataset, PlannedDataset)  # that of an order is known
-    return dataset.default_io_block_size()
+    """Rows of a block; those of an order are known."""
+    return shuffle.io_block_size or cast(PlannedDataset, dataset).default_io_block_size()
 
 
 def too_many_hosts(

@@ -20,9 +20,9 @@ For weights that change all the time, no lap fits, and whole numbers are the bet
 are read 1.06 times per epoch on 64 hosts with 20 components if laps fit, 2.2 times if they do not
 (scripts/bench/bench_braid_reads.py).
 
-**On a shuffled store**, the rows of a block have nothing in common, so rows of one block may meet in
-a batch: any order of blocks that is keyed by epoch trains like a full shuffle. There the hosts ask
-for strands, not the batch: ``K = max(4 x the most hosts, the blocks that a batch uses up, 5 x the
+**On a shuffled store**, the rows of a block have nothing in common, and several may be in a batch:
+any order of blocks that is keyed by epoch trains like a full shuffle. There the hosts ask for
+strands, not the batch: ``K = max(4 x the most hosts, the blocks that a batch uses up, 5 x the
 components)``, and never more than the rows of a batch. The front passes over the store a whole
 number of times in a batch, so that laps fit: K is rounded up to a batch divided by that number.
 
