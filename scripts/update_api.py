@@ -1,8 +1,8 @@
-"""Write docs/api.md from the public names: one section a package, one entry a name of its
-``__all__``.
+"""Write docs/api.md and docs/api/ from the public names: a page a package, one entry a name of its
+``__all__``. The search ranks these pages low: guides answer questions, and entries are looked up.
 
-uv run scripts/update_api.py           write the page
-uv run scripts/update_api.py --check   exit 1 when the page is not what would be written
+uv run scripts/update_api.py           write the pages
+uv run scripts/update_api.py --check   exit 1 when the pages are not what would be written
 """
 
 import ast
@@ -11,15 +11,22 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "api.md"
+DOCS = ROOT / "docs"
 PACKAGES = ("headrace", "headrace_posttrain", "headrace_compat", "headrace_levanter")
 MODULES = ("errors", "metrics")  # public, and no packages
 OPENING = """# API
 
 `from headrace import load_config` has what most programs need; the rest is imported from its package, as in
-`from headrace.mix import StageConfig`. What is not on this page is not public and may change without notice.
+`from headrace.mix import StageConfig`. What is not on these pages is not public and may change without notice.
 
-<!-- Written by scripts/update_api.py. -->"""
+<!-- Written by scripts/update_api.py. -->
+
+| package | what it has |
+| --- | --- |"""
+LOW = """---
+search: {boost: 0.01}
+---
+"""
 
 
 def public_names() -> dict[str, dict[str, str]]:
@@ -44,9 +51,12 @@ def public_names() -> dict[str, dict[str, str]]:
     return {package: dict(sorted(packages[package].items())) for package in sorted(packages)}
 
 
-def page() -> str:
-    """The page: a name has its full entry where it is met first."""
-    lines = [OPENING]
+def pages() -> dict[Path, str]:
+    """Path -> text: the list of packages, and a page for each. A name has its full entry where it
+    is met first.
+    """
+    index = [LOW + OPENING]
+    texts: dict[Path, str] = {}
     shown = set[str]()
     for package, names in public_names().items():
         first_line = (
@@ -55,21 +65,33 @@ def page() -> str:
             .replace("\n", " ")
             .strip()
         )
-        lines.append(f"\n## {package}\n\n{first_line}\n")
+        index.append(f"| [`{package}`](api/{package}.md) | {first_line} |")
+        lines = [f"{LOW}# {package}\n\n{first_line}\n"]
         for name, module in names.items():
             path = f"{module}.{name}"
             lines.append(f"- [`{name}`][{path}]" if path in shown else f"::: {path}")
             shown.add(path)
-    return "\n".join(lines) + "\n"
+        texts[DOCS / "api" / f"{package}.md"] = "\n".join(lines) + "\n"
+    return {DOCS / "api.md": "\n".join(index) + "\n", **texts}
+
+
+def written() -> dict[Path, str]:
+    """Path -> text of the pages that are there."""
+    paths = [DOCS / "api.md", *sorted((DOCS / "api").glob("*.md"))]
+    return {path: path.read_text() for path in paths if path.exists()}
 
 
 def main() -> int:
-    """Writes or checks the page."""
+    """Writes or checks the pages."""
     if sys.argv[1:] != ["--check"]:
-        PAGE.write_text(page())
-    if PAGE.read_text() == page():
+        (DOCS / "api").mkdir(exist_ok=True)
+        for path in written().keys() - pages().keys():
+            path.unlink()
+        for path, text in pages().items():
+            path.write_text(text)
+    if written() == pages():
         return 0
-    print("docs/api.md is out of date: uv run scripts/update_api.py", file=sys.stderr)
+    print("docs/api is out of date: uv run scripts/update_api.py", file=sys.stderr)
     return 1
 
 

@@ -201,7 +201,7 @@ class Roads:
 def users_code() -> Iterator[ast.Module]:
     """Pages, examples and experiments; the list of the API is no user, nor are the benches."""
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        if page.name != "api.md":
+        if page.parent.name != "api":
             yield from (ast.parse(code) for code in _FENCE.findall(page.read_text()))
     for folder in ("examples", "experiments"):
         yield from (ast.parse(path.read_text()) for path in sorted((ROOT / folder).rglob("*.py")))

@@ -14,6 +14,8 @@ from headrace.cli.application import application
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (
     "quickstart",
+    "index",
+    "how_to",
     "order",
     "mixing",
     "multi_host",

@@ -272,7 +272,7 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
         f"batch_size: {batch}  # rows in a batch, over all devices",
         f"num_steps: {steps}  # one pass over all text is {format_count(one_pass, 'step')}",
         "seed: 0  # another seed gives another order",
-        "components:  # weight: share of the rows, here that of the tokens; validation: rows held out",
+        "components:  # weight: share of rows, here that of tokens; validation: rows held out",
     ]
     lines += [_component(*one) for one in taken]
     return "\n".join(lines) + "\n"

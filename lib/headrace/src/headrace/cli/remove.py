@@ -35,7 +35,7 @@ def command(
     change.
 
     New runs neither read these documents nor train on them; their other rows stay the same, bit for
-    bit. `headrace run amend RUN CONFIG --newest-caches` moves a run in progress to the new snapshot.
+    bit. To move a run in progress to it: `headrace run amend RUN CONFIG --newest-caches`.
     Documents are numbered from 0, as in `headrace cache inspect CACHE --document`; `headrace cache
     inspect CACHE --id` finds the number of a document by its id.
 

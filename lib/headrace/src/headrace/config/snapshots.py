@@ -284,8 +284,8 @@ def _newcomer(
     grown: Sequence[Snapshot],
     default: ValidationConfig | None,
 ) -> ComponentConfig:
-    """The component for what ``base`` gains: its settings, of which some are about the old documents
-    alone. So is a number of rows that are held out: it was met with what was there first.
+    """The component for what ``base`` gains: its settings, but for those of the old documents
+    alone. A number of rows that are held out is one: it was met with what was there first.
     """
     split = base.validation_in(name, default)
     counts_rows = split is not None and split[0].rows is not None
