@@ -25,7 +25,6 @@ from headrace.data import PackedTokenDataset
 from headrace.data.columns import (
     Column,
     ColumnConfig,
-    columns_of,
     component_columns,
     open_columns,
     run_columns,
@@ -417,7 +416,6 @@ def test_documents_of_a_column_are_read_part_by_part(caches):
     found = part.of_tokens(np.array([0, 5]), np.array([int(sizes.sum()), 0]))
     expected = [d[0] / 8 for d in documents_of(0, 60)[::2] for _ in d]
     assert found.tolist() == expected
-    assert columns_of(object()) == {}
     assert run_columns([]) == []
     made = component_columns(
         TokenCache.open(caches / "a"), {"x": "score"}, {"x": "number"}, "components.a"

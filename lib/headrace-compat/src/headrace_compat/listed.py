@@ -13,7 +13,7 @@ Price: 12 bytes of memory per stretch and, for Megatron's, a read for each docum
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -21,12 +21,11 @@ from jaxtyping import Int64, Integer
 
 from headrace.data.columns import Column, ColumnConfig, describe_columns
 from headrace.data.pairs import refuse_pairs_in_a_stream
-from headrace.data.rows import Pieces, last_tokens
+from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset, document_ends
 from headrace.errors import ConfigError
 from headrace.order.rising import starts
-from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds
 from headrace.store.layout import TOKENS
@@ -137,8 +136,8 @@ class ListedDataset(CacheDataset["ListedRows"]):
         )
 
 
-class ListedRows:
-    """The windows of a listing: a :class:`~headrace.data.rows.RowSource`."""
+class ListedRows(RowSource):
+    """The windows of a listing."""
 
     def __init__(
         self,
@@ -153,7 +152,7 @@ class ListedRows:
         self.ends = ends
         self.row_elements = seq_len
         self.columns = columns
-        self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
+        self.arrays = cache.leaf(TOKENS).arrays
         self._first_token = starts(cache.part_tokens)
         self._listing = listing
         self._ends = np.cumsum(listing.size)
@@ -161,11 +160,6 @@ class ListedRows:
     @property
     def num_rows(self) -> int:
         return self._listing.windows
-
-    def last_tokens(
-        self, rows: Int64[np.ndarray, " n"]
-    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-        return last_tokens(self.ends, self.pieces(rows))
 
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         windows = (

@@ -161,11 +161,6 @@ class Column:
         return {"leaf": self.leaf, **({} if self.default is None else {"default": self.default})}
 
 
-def columns_of(source: object) -> Mapping[str, Column]:
-    """The columns of a source."""
-    return getattr(source, "columns", {})
-
-
 @dataclass(frozen=True, eq=False)
 class RunColumn:
     """A column over all sources of a run, by array.
@@ -217,14 +212,14 @@ def run_columns(sources: Sequence[Any]) -> list[RunColumn]:
         ConfigError: a source lacks a column that has no default; a default that does not fit the
             column's dtype; columns of one name with different numbers of values per token.
     """
-    names = {name for source in sources for name in columns_of(source)}
+    names = {name for source in sources for name in source.columns}
     return [
         _run_column(name, sources) for name in sorted(names, key=lambda name: (name != MASK, name))
     ]
 
 
 def _run_column(name: str, sources: Sequence[Any]) -> RunColumn:
-    of_sources = [(source, columns_of(source).get(name)) for source in sources]
+    of_sources = [(source, source.columns.get(name)) for source in sources]
     having = [(source, column) for source, column in of_sources if column is not None]
     first = having[0][1]
     field = f"columns.{name}"

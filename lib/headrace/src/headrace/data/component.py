@@ -361,7 +361,7 @@ def _tokens(side: PlannedDataset) -> int:
     """Tokens of all rows: the sum of their segments if rows have segments, because such rows may be
     padded.
     """
-    if not any(hasattr(source, "segment_lengths") for source in side.sources):
+    if not any(source.max_segments for source in side.sources):
         return len(side) * side.seq_len
     total = 0
     for at in range(0, len(side), _CHUNK):

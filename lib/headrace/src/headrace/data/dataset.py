@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int64
 
 from headrace.batch.packed_batch import PackedBatch, pack_rows
 from headrace.data.async_dataset import AsyncDataset
-from headrace.data.columns import columns_of, of_batch
+from headrace.data.columns import of_batch
 from headrace.data.provenance import Explained
 from headrace.data.rows import (
     JoinedRows,
@@ -103,7 +103,7 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         tokens = max(run.itemsize for s in self.sources for run in ArrayList.of(s.arrays).runs)
         columns: dict[str, int] = {}
         for source in self.sources:
-            for name, column in columns_of(source).items():
+            for name, column in source.columns.items():
                 widest = max((run.itemsize for run in ArrayList.of(column.arrays).runs), default=0)
                 columns[name] = max(columns.get(name, 0), column.width * widest)
         return self.seq_len * (tokens + sum(columns.values()))

@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Bool, Int32, Int64
 
 from headrace.batch.packed_batch import PackedBatch
-from headrace.data.columns import MASK, Column, columns_of
+from headrace.data.columns import MASK, Column
 from headrace.data.dataset import PlannedDataset, WrappingDataset, stored_dataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import PhaseChange, PhasedDataset
 from headrace.data.provenance import Explained
-from headrace.data.rows import Pieces, Rows, RowSource, SegmentedSource, SplitSource
+from headrace.data.rows import Pieces, Rows, RowSource
 from headrace.data.token_seq import CacheDataset
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
@@ -37,7 +37,6 @@ from headrace.order.intervals import Intervals
 from headrace.order.order import OpenWindow, Order, check_indices
 from headrace.order.rising import starts
 from headrace.store.cache import TokenCache
-from headrace.store.document_ends import DocumentEnds
 
 _TRAINED = Column(MASK, np.dtype(np.uint8), 1)  # wherever a piece lies
 
@@ -61,36 +60,45 @@ class Erasure:
     field: str = "snapshot"
 
 
-class ErasedRows:
-    """The rows of a source without the tokens of some documents: a
-    :class:`~headrace.data.rows.RowSource`.
+class ErasedRows(RowSource):
+    """The rows of a source without the tokens of some documents.
+
+    Rows that know their segments keep them, and so do rows that are divided into documents. Others
+    are split where something is erased.
 
     Args:
         rows: The source.
         cache: The cache of the source.
         erasure: What is erased.
-        fill: The token that replaces erased ones.
-
-    Attributes:
-        whole: The rows with these tokens.
     """
 
-    def __init__(self, rows: RowSource, cache: TokenCache, erasure: Erasure, fill: int = 0) -> None:
-        self.whole = rows
-        self.fill = fill
+    def __init__(self, rows: RowSource, cache: TokenCache, erasure: Erasure) -> None:
+        self._whole = rows
         self.name = rows.name
-        self.num_rows = rows.num_rows
         self.row_elements = rows.row_elements
         self.arrays = rows.arrays
-        self.columns = {MASK: _TRAINED, **columns_of(rows)}
-        self.ends: DocumentEnds | int | None = getattr(rows, "ends", None)
-        self.has_gaps: bool = getattr(rows, "has_gaps", False)
+        self.columns = {MASK: _TRAINED, **rows.columns}
+        self.ends = rows.ends
+        self.has_gaps = rows.has_gaps
+        self.fill = rows.end_token or 0
+        self.max_segments = rows.max_segments
+        self._is_split = rows.max_segments == 0 and rows.ends is None
+        if self._is_split:
+            self.max_segments = _most_segments(rows, erasure)
         self._first_token = starts(cache.part_tokens)
         self._left = erasure.tokens.complement(int(self._first_token[-1]))
 
+    @property
+    def whole(self) -> RowSource:
+        return self._whole
+
+    @property
+    def num_rows(self) -> int:
+        return self._whole.num_rows
+
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         """The pieces of rows, without what is erased."""
-        row, column, array, start, size = self.whole.pieces(rows)
+        row, column, array, start, size = self._whole.pieces(rows)
         begin = self._first_token[array] + start
         first = np.searchsorted(self._left.stop, begin, side="right")
         count = np.searchsorted(self._left.start, begin + size, side="left") - first
@@ -107,48 +115,15 @@ class ErasedRows:
         """The last tokens of documents, of those that are erased too: they remain segments of their
         own.
         """
-        return cast(SplitSource, self.whole).last_tokens(rows)
+        return self._whole.last_tokens(rows)
 
-    def is_erased(self, token: Int64[np.ndarray, " n"]) -> np.ndarray:
-        """Whether tokens of the cache, by their positions in the stream of all
-        parts, are erased.
-        """
+    def is_erased(self, token: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
         at = np.searchsorted(self._left.stop, token, side="right")
         return np.append(self._left.start, np.iinfo(np.int64).max)[at] > token
 
-
-class ErasedPacks(ErasedRows):
-    """The same for rows that have segments, which do not change."""
-
-    @property
-    def max_segments(self) -> int:
-        """Segments of the row that has the most."""
-        return cast(SegmentedSource, self.whole).max_segments
-
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
-        """Elements of each row's segments, zeros behind the last."""
-        return cast(SegmentedSource, self.whole).segment_lengths(rows)
-
-
-class ErasedWindows(ErasedRows):
-    """The same for rows of one segment each, which are split where something is erased.
-
-    Attributes:
-        max_segments: Upper bound of the number of segments in a row.
-    """
-
-    def __init__(self, rows: RowSource, cache: TokenCache, erasure: Erasure) -> None:
-        super().__init__(rows, cache, erasure)
-        spans = erasure.tokens
-        gaps = erasure.documents
-        if (in_stream := getattr(rows, "in_stream", None)) is not None:
-            spans = cast(Intervals, in_stream(spans))
-            reach = np.searchsorted(spans.start, spans.stop + (rows.row_elements - 1), side="left")
-            gaps = int((reach - np.arange(reach.size)).max(initial=0))
-        self.max_segments = min(2 * gaps + 1, rows.row_elements)
-
-    def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
-        """Elements of each row's segments, zeros behind the last."""
+        if not self._is_split:
+            return self._whole.segment_lengths(rows)
         pieces = self.pieces(rows)
         length = self.row_elements
         begin = pieces.row * (length + 1) + pieces.column
@@ -163,13 +138,16 @@ class ErasedWindows(ErasedRows):
         return lengths
 
 
-def _erased(rows: RowSource, cache: TokenCache, erasure: Erasure) -> RowSource:
-    if hasattr(rows, "segment_lengths"):
-        return ErasedPacks(rows, cache, erasure)
-    ends: DocumentEnds | int | None = getattr(rows, "ends", None)
-    if ends is None:
-        return ErasedWindows(rows, cache, erasure)
-    return ErasedRows(rows, cache, erasure, ends if isinstance(ends, int) else 0)
+def _most_segments(rows: RowSource, erasure: Erasure) -> int:
+    """Upper bound of the segments of a row of one segment that is split where something is
+    erased.
+    """
+    gaps = erasure.documents
+    spans = rows.in_stream(erasure.tokens)
+    if spans is not None:
+        reach = np.searchsorted(spans.start, spans.stop + (rows.row_elements - 1), side="left")
+        gaps = int((reach - np.arange(reach.size)).max(initial=0))
+    return min(2 * gaps + 1, rows.row_elements)
 
 
 def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int) -> None:
@@ -293,7 +271,7 @@ class ErasedDataset(WrappingDataset):
         for name, component in zip(mixture.names, mixture.components, strict=True):
             of_sources = zip(component.sources, component.caches(), strict=True)
             if (erasure := past.get(name)) is not None:
-                sources += [_erased(rows, cache, erasure) for rows, cache in of_sources]
+                sources += [ErasedRows(rows, cache, erasure) for rows, cache in of_sources]
             else:
                 sources += component.sources
         return mixture.with_sources(sources) if past else mixture

@@ -7,23 +7,18 @@ their numbers, and the further rows follow them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from headrace.data.columns import Column, columns_of
 from headrace.data.dataset import PlannedDataset, WrappingDataset
-from headrace.data.rows import Pieces, Rows, RowSource, SegmentedSource, last_tokens
-from headrace.store.array import StoredArray
-from headrace.store.document_ends import DocumentEnds
+from headrace.data.rows import Pieces, Rows, RowSource
 
 
-class FurtherRows:
-    """The rows of a source, and behind them those of another over the same arrays: a
-    :class:`~headrace.data.rows.RowSource`.
-    """
+class FurtherRows(RowSource):
+    """The rows of a source, and behind them those of another of its kind over the same arrays."""
 
     has_gaps = True
     """Further rows continue across what was drawn before, where no stored token ends a document."""
@@ -33,63 +28,41 @@ class FurtherRows:
         self.further = further
         self.name = rows.name
         self.row_elements = rows.row_elements
-        self.arrays: Sequence[StoredArray] = rows.arrays
-        self.columns: dict[str, Column] = dict(columns_of(rows))
-        self.ends: DocumentEnds | int | None = getattr(rows, "ends", None)
+        self.arrays = rows.arrays
+        self.columns = rows.columns
+        self.ends = rows.ends
+        self.max_segments = max(rows.max_segments, further.max_segments)
 
     @property
     def num_rows(self) -> int:
         return self.rows.num_rows + self.further.num_rows
 
-    def last_tokens(
-        self, rows: Int64[np.ndarray, " n"]
-    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-        return last_tokens(self.ends, self.pieces(rows))
-
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
-        is_further = rows >= self.rows.num_rows
-        if not is_further.any():
+        if int(rows.max(initial=0)) < self.rows.num_rows:
             return self.rows.pieces(rows)
         of_sides: list[Pieces] = []
-        for source, chosen, first in (
-            (self.rows, ~is_further, 0),
-            (self.further, is_further, self.rows.num_rows),
-        ):
-            at = np.flatnonzero(chosen)
-            pieces = source.pieces(rows[at] - first)
+        for source, at, rows_of_side in self._sides(rows):
+            pieces = source.pieces(rows_of_side)
             of_sides.append(pieces._replace(row=at[pieces.row]))
         both = Pieces(*(np.concatenate(field) for field in zip(*of_sides, strict=True)))
         order = np.argsort(both.row, kind="stable")
         return Pieces(*(field[order] for field in both))
 
-
-class FurtherPacks(FurtherRows):
-    """The same for packs: a :class:`~headrace.data.rows.SegmentedSource`."""
-
-    @property
-    def max_segments(self) -> int:
-        return max(source.max_segments for source in self._sides)
-
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
         lengths = np.zeros((rows.size, self.max_segments), np.int32)
-        is_further = rows >= self.rows.num_rows
-        packs, further = self._sides
-        for source, chosen, first in (
-            (packs, ~is_further, 0),
-            (further, is_further, self.rows.num_rows),
-        ):
-            lengths[chosen, : source.max_segments] = source.segment_lengths(rows[chosen] - first)
+        for source, at, rows_of_side in self._sides(rows):
+            lengths[at, : source.max_segments] = source.segment_lengths(rows_of_side)
         return lengths
 
-    @property
-    def _sides(self) -> tuple[SegmentedSource, SegmentedSource]:
-        return cast(SegmentedSource, self.rows), cast(SegmentedSource, self.further)
-
-
-def with_further(rows: RowSource, further: RowSource) -> FurtherRows:
-    """The rows of two sources of one kind, the second behind the first."""
-    kind = FurtherPacks if hasattr(rows, "segment_lengths") else FurtherRows
-    return kind(rows, further)
+    def _sides(
+        self, rows: Int64[np.ndarray, " n"]
+    ) -> Iterator[tuple[RowSource, Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]]:
+        """Each of the two sources, where its rows are in the request, and their numbers there."""
+        is_further = rows >= self.rows.num_rows
+        at = np.flatnonzero(~is_further)
+        yield self.rows, at, rows[at]
+        at = np.flatnonzero(is_further)
+        yield self.further, at, rows[at] - self.rows.num_rows
 
 
 class FurtherDataset(WrappingDataset):

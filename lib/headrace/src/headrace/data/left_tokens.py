@@ -10,9 +10,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.data.columns import columns_of
 from headrace.data.dataset import PlannedDataset
-from headrace.data.rows import Pieces
+from headrace.data.rows import Pieces, RowSource
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
@@ -34,9 +33,8 @@ def tokens_of_rows(dataset: PlannedDataset, rows: Int64[np.ndarray, " n"]) -> In
     return Intervals(begin, begin + pieces.size)
 
 
-class LeftRows:
-    """The tokens of a set in rows like those of a dataset, in stored order: a
-    :class:`~headrace.data.rows.RowSource`.
+class LeftRows(RowSource):
+    """The tokens of a set in rows like those of a dataset, in stored order.
 
     Example:
         >>> import headrace.testing
@@ -55,14 +53,18 @@ class LeftRows:
         self.name = source.name
         self.row_elements = source.row_elements
         self.arrays = source.arrays
-        self.columns = columns_of(source)
-        self.num_rows = tokens.total // self.row_elements
+        self.columns = source.columns
+        self._num_rows = tokens.total // self.row_elements
         self._first_token = starts(dataset.cache.part_tokens)
         # No range crosses two parts
         self._start, stop = tokens.split_at(self._first_token)
         self._place = starts(
             stop - self._start
         )  # where each range begins among the tokens of the set
+
+    @property
+    def num_rows(self) -> int:
+        return self._num_rows
 
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         begin = rows * self.row_elements

@@ -16,7 +16,7 @@ reads the plan's entries for its rows, and needs one read for each run of adjace
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -27,7 +27,7 @@ from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig, describe_columns
 from headrace.data.documents import DocumentFilter
 from headrace.data.pairs import check_pairs, is_of_pairs
-from headrace.data.rows import Pieces
+from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset
 from headrace.errors import ConfigError
@@ -35,7 +35,6 @@ from headrace.order.rising import starts
 from headrace.pack.plan import PackPlan
 from headrace.pack.saved_plans import first_tokens, incomplete_documents, plan_of_cache
 from headrace.pack.spec import PackingConfig
-from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
 
@@ -249,8 +248,8 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         )
 
 
-class PackedRows:
-    """The rows of a plan: a :class:`~headrace.data.rows.SegmentedSource`. No pack exceeds a row."""
+class PackedRows(RowSource):
+    """The rows of a plan. No pack exceeds a row."""
 
     def __init__(
         self,
@@ -264,7 +263,7 @@ class PackedRows:
         self.max_segments = plan.max_items
         self._plan = plan
         self._chunk = cache.layout.chunk_elements
-        self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
+        self.arrays = cache.leaf(TOKENS).arrays
         self.columns = columns or {}
         self._first_token = starts(cache.part_tokens)
         # of each item, in the stream of all parts
@@ -314,7 +313,6 @@ class PackedRows:
     def count_content(
         self, first: int, stop: int
     ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Tokens and segments of each of the rows ``first .. stop``."""
         bounds = np.asarray(self._plan.bounds[first : stop + 1], np.int64)
         sizes = self._plan.items.size[int(bounds[0]) : int(bounds[-1])]
         return np.add.reduceat(sizes, bounds[:-1] - bounds[0], dtype=np.int64), np.diff(bounds)

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.batch.packed_batch import PackedBatch
-from headrace.data.columns import columns_of
 from headrace.data.dataset import OrderedRun, PlannedDataset, WrappingDataset
 from headrace.data.provenance import Explained
 from headrace.data.rows import Rows
@@ -180,10 +179,7 @@ class PhasedDataset(WrappingDataset):
 def _urls(dataset: PlannedDataset) -> list[str]:
     """Of all arrays, tokens and columns."""
     columns = [
-        a
-        for source in dataset.sources
-        for column in columns_of(source).values()
-        for a in column.stored
+        a for source in dataset.sources for column in source.columns.values() for a in column.stored
     ]
     return [a.url for a in (*(a for source in dataset.sources for a in source.arrays), *columns)]
 

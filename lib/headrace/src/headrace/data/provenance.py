@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from headrace.data.columns import columns_of
 from headrace.data.rows import Rows, RowSource
 from headrace.errors import IndexOutOfRangeError
 from headrace.mix.data_end import data_end, held_rows, repeated_from
@@ -240,16 +239,15 @@ def removed_spans(rows: StepRows, spans: Spans) -> Bool[np.ndarray, " s"]:
     """
     removed = np.zeros(len(spans), bool)
     for number, source in enumerate(rows.sources):
-        if (is_erased := getattr(source, "is_erased", None)) is not None:
-            of_source = np.flatnonzero(spans.source == number)
-            removed[of_source] = is_erased(spans.token[of_source])
+        of_source = np.flatnonzero(spans.source == number)
+        removed[of_source] = source.is_erased(spans.token[of_source])
     return removed
 
 
 def read_columns_of_spans(rows: StepRows, spans: Spans) -> list[dict[str, np.ndarray]]:
     """The columns of spans by name, ``[n]`` or ``[n, K]`` each, as far as their source has them."""
     values: list[dict[str, np.ndarray]] = [{} for _ in range(len(spans))]
-    columns = [columns_of(source) for source in rows.sources]
+    columns = [source.columns for source in rows.sources]
     for name in sorted({name for of_source in columns for name in of_source}):
         arrays_of_sources = [of_source.get(name) for of_source in columns]
         stored = [() if column is None else column.arrays for column in arrays_of_sources]
@@ -333,9 +331,7 @@ def _spans_of_source(rows: StepRows, number: int, batch_rows: np.ndarray) -> Spa
     source = rows.sources[number]
     cache = rows.caches[number]
     own_rows = batch_rows[rows.source[batch_rows] == number]
-    pieces = getattr(source, "whole", source).pieces(
-        rows.row[own_rows]
-    )  # also of documents that were removed
+    pieces = source.whole.pieces(rows.row[own_rows])  # also of documents that were removed
     first = np.stack([starts(cache.part_documents), starts(cache.part_tokens)], axis=1)
     columns: list[dict[str, np.ndarray]] = []
     for part in np.unique(pieces.array).tolist():

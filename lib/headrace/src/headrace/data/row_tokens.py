@@ -28,10 +28,9 @@ from jaxtyping import Int64, Integer
 
 from headrace.batch.packed_batch import pack_rows
 from headrace.data.async_dataset import AsyncDataset, run_blocking
-from headrace.data.columns import MASK, WEIGHT, columns_of, of_batch
+from headrace.data.columns import MASK, WEIGHT, of_batch
 from headrace.data.dataset import PlannedDataset
 from headrace.data.kept_sums import load_or_add_up, plans_of
-from headrace.data.packed import PackedRows
 from headrace.data.rows import (
     Rows,
     RowSource,
@@ -100,7 +99,7 @@ class RowTokens:
         self.rows = len(stored)
         self.counted = counted
         self._of_source: list[np.ndarray] = []
-        full = not any(hasattr(source, "segment_lengths") for source in stored.sources)
+        full = not any(source.max_segments for source in stored.sources)
         read = counted == "trained" and (_masked(stored) or stored.splits_documents)
         self.each: int | None = None
         if full and not read:
@@ -283,17 +282,14 @@ def _check_there(stored: PlannedDataset, name: str) -> None:
 
 def _masked(stored: PlannedDataset) -> bool:
     """Whether a column masks or weighs tokens."""
-    return any(name in columns_of(source) for source in stored.sources for name in (MASK, WEIGHT))
+    return any(name in source.columns for source in stored.sources for name in (MASK, WEIGHT))
 
 
 def _count_by_packs(source: RowSource, counted: CountedTokens) -> Integer[np.ndarray, " n"]:
     """Tokens of all rows of a source without a mask, from its packs."""
-    tokens = np.full(source.num_rows, source.row_elements, np.min_scalar_type(source.row_elements))
-    if not hasattr(source, "segment_lengths"):
-        return tokens - (counted == "trained")
-    packs = cast(PackedRows, source)
+    tokens = np.empty(source.num_rows, np.min_scalar_type(source.row_elements))
     for at in range(0, tokens.size, _CHUNK):
-        content, segments = packs.count_content(at, min(at + _CHUNK, tokens.size))
+        content, segments = source.count_content(at, min(at + _CHUNK, tokens.size))
         tokens[at : at + _CHUNK] = content - segments if counted == "trained" else content
     return tokens
 

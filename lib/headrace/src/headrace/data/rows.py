@@ -8,15 +8,18 @@ for training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import abc
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64, Shaped, UInt8
+from jaxtyping import Bool, Float64, Int32, Int64, Shaped, UInt8
 
-from headrace.data.columns import Column, RunColumn, columns_of, run_columns
+from headrace.data.columns import Column, RunColumn, run_columns
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
+from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.order.windows import Windows, WindowsTable
 from headrace.store.array import StoredArray
@@ -47,7 +50,7 @@ class Pieces(NamedTuple):
         array: Array of the piece.
         start: Its first element in the array.
         size: Number of elements. Where a row has no piece, it is filled with zeros or with
-            :func:`fill_of`.
+            :attr:`RowSource.fill`.
     """
 
     row: Int64[np.ndarray, " p"]
@@ -57,49 +60,105 @@ class Pieces(NamedTuple):
     size: Int64[np.ndarray, " p"]
 
 
-class RowSource(Protocol):
-    """Rows of equal length in a list of stored arrays."""
+class RowSource(abc.ABC):
+    """Rows of equal length in a list of stored arrays. What a kind of rows does not have, such as
+    segments or gaps, is here as its absence.
+
+    Attributes:
+        name: Name for counters and reports.
+        row_elements: Number of elements in a row.
+        arrays: The arrays that ``Pieces.array`` numbers.
+        columns: Columns of the batches.
+        ends: For rows that are cut from a stream and divided into the documents that meet in them,
+            where documents end: as the cache stores it, or after each of these tokens; None: rows
+            are not divided so.
+        has_gaps: Whether rows continue behind a gap where no stored token ends a document.
+        fill: The token of a row where there is no piece.
+        max_segments: Upper bound of the segments in a row, for rows that know where these end,
+            whatever their tokens; 0: they do not.
+        whole_windows: How rows are numbered if they are windows over whole arrays.
+    """
+
+    name: str
+    row_elements: int
+    arrays: Sequence[StoredArray]
+    columns: Mapping[str, Column] = MappingProxyType({})
+    ends: DocumentEnds | int | None = None
+    has_gaps: bool = False
+    fill: int = 0
+    max_segments: int = 0
+    whole_windows: Windows | None = None
 
     @property
-    def name(self) -> str:
-        """Name for counters and reports."""
-        ...
-
-    @property
+    @abc.abstractmethod
     def num_rows(self) -> int:
         """Number of rows."""
-        ...
 
-    @property
-    def row_elements(self) -> int:
-        """Number of elements in a row."""
-        ...
-
-    @property
-    def arrays(self) -> Sequence[StoredArray]:
-        """The arrays that ``Pieces.array`` numbers."""
-        ...
-
+    @abc.abstractmethod
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         """The pieces of rows, one per row unless something was cut out of it. Pure; rows are not
         checked.
         """
-        ...
-
-
-class SegmentedSource(RowSource, Protocol):
-    """Rows that know where their segments end, whatever their end-of-text tokens."""
-
-    @property
-    def max_segments(self) -> int:
-        """Segments of the row that has the most."""
-        ...
 
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
-        """Number of elements of each row's segments, zeros after the last. Pure; rows are not
-        checked.
+        """Number of elements of each row's segments, zeros after the last; rows that do not know
+        them are one segment. Pure; rows are not checked.
         """
-        ...
+        return np.full((rows.size, 1), self.row_elements, np.int32)
+
+    def count_content(
+        self, first: int, stop: int
+    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Tokens, without padding, and segments of each of the rows ``first .. stop``."""
+        return np.full(stop - first, self.row_elements), np.ones(stop - first, np.int64)
+
+    @property
+    def stored_ends(self) -> DocumentEnds | None:
+        """Where the ends of documents are stored; None: nowhere."""
+        return self.ends if isinstance(self.ends, DocumentEnds) else None
+
+    @property
+    def end_token(self) -> int | None:
+        """The token that ends documents, if it is not stored where they end."""
+        return self.ends if isinstance(self.ends, int) else None
+
+    def last_tokens(
+        self, rows: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+        """The last tokens of stored documents in rows, and those before a gap: number of the row in
+        the request, and column. What follows a gap in the row is no continuation, wherever in a
+        document it begins.
+        """
+        pieces = self.pieces(rows)
+        stop = pieces.start + pieces.size
+        continues = (pieces.array[1:] == pieces.array[:-1]) & (pieces.start[1:] == stop[:-1])
+        at = np.flatnonzero((pieces.row[1:] == pieces.row[:-1]) & ~continues)
+        row = pieces.row[at]
+        column = pieces.column[at] + pieces.size[at] - 1
+        if self.stored_ends is None:
+            return row, column
+        piece, position = self.stored_ends.within(pieces.array, pieces.start, pieces.size)
+        return (
+            np.concatenate([row, pieces.row[piece]]),
+            np.concatenate([column, pieces.column[piece] + position]),
+        )
+
+    @property
+    def whole(self) -> RowSource:
+        """The rows with all that was ever stored of them."""
+        return self
+
+    def is_erased(self, token: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+        """Whether tokens of the cache, by their positions in the stream of all parts, are missing
+        from the rows of :attr:`whole`.
+        """
+        return np.zeros(token.size, bool)
+
+    def in_stream(self, tokens: Intervals) -> Intervals | None:
+        """Positions of tokens of the cache in the stream from which rows are cut; None: they are
+        not cut from one.
+        """
+        return None
 
 
 def segments_of(
@@ -108,62 +167,19 @@ def segments_of(
     """Segments of rows, one per row if the source does not know its segments; None if no source
     does.
     """
-    with_segments = {k: s for k, s in enumerate(sources) if hasattr(s, "segment_lengths")}
-    if not with_segments:
+    most = max(s.max_segments for s in sources)
+    if most == 0:
         return None
-    segmented: dict[int, SegmentedSource] = with_segments  # pyright: ignore[reportAssignmentType]
     if len(sources) == 1:
-        return segmented[0].segment_lengths(row)
-    lengths = np.zeros((row.size, max(s.max_segments for s in segmented.values())), np.int32)
+        return sources[0].segment_lengths(row)
+    lengths = np.zeros((row.size, most), np.int32)
     lengths[:, 0] = sources[0].row_elements
-    for number, s in segmented.items():
-        of_source = np.flatnonzero(source == number)
-        lengths[of_source] = 0
-        lengths[of_source, : s.max_segments] = s.segment_lengths(row[of_source])
+    for number, s in enumerate(sources):
+        if s.max_segments:
+            of_source = np.flatnonzero(source == number)
+            lengths[of_source] = 0
+            lengths[of_source, : s.max_segments] = s.segment_lengths(row[of_source])
     return lengths
-
-
-class SplitSource(RowSource, Protocol):
-    """Rows that are cut from a stream and divided into the documents that meet in them."""
-
-    @property
-    def ends(self) -> DocumentEnds | int | None:
-        """Where documents end: as the cache stores it, or after each of these tokens; None: rows
-        are not divided.
-        """
-        ...
-
-    # An optional attribute ``has_gaps`` is true if rows continue behind a gap where no token ends a
-    # document
-
-    def last_tokens(
-        self, rows: Int64[np.ndarray, " n"]
-    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-        """The last tokens of stored documents in rows, and those before a gap: number of the row in
-        the request, and column.
-        """
-        ...
-
-
-def last_tokens(
-    ends: DocumentEnds | int | None, pieces: Pieces
-) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-    """Row and column of the last tokens of stored documents in pieces of rows, and of the tokens
-    before a gap: what follows these in the row is no continuation, wherever in a document it
-    begins.
-    """
-    stop = pieces.start + pieces.size
-    continues = (pieces.array[1:] == pieces.array[:-1]) & (pieces.start[1:] == stop[:-1])
-    at = np.flatnonzero((pieces.row[1:] == pieces.row[:-1]) & ~continues)
-    row = pieces.row[at]
-    column = pieces.column[at] + pieces.size[at] - 1
-    if not isinstance(ends, DocumentEnds):
-        return row, column
-    piece, position = ends.within(pieces.array, pieces.start, pieces.size)
-    return (
-        np.concatenate([row, pieces.row[piece]]),
-        np.concatenate([column, pieces.column[piece] + position]),
-    )
 
 
 def ends_of(
@@ -173,14 +189,13 @@ def ends_of(
     :attr:`headrace.batch.packed_batch.PackedBatch.document_ends`; None if no source stores it. Rows
     of sources whose ends follow from tokens have none yet: see :func:`add_ends_by_token`.
     """
-    stored = {
+    split = {
         k: s
         for k, s in enumerate(sources)
-        if stored_ends(s) is not None or (_ends(s) is not None and getattr(s, "has_gaps", False))
+        if s.stored_ends is not None or (s.ends is not None and s.has_gaps)
     }
-    if not stored:
+    if not split:
         return None
-    split: dict[int, SplitSource] = stored  # pyright: ignore[reportAssignmentType]
     bits = np.zeros((row.size, -(-sources[0].row_elements // 8)), np.uint8)
     for number, one in split.items():
         of_source = np.flatnonzero(source == number) if len(sources) > 1 else np.arange(row.size)
@@ -230,17 +245,7 @@ def ends_by_token(sources: Sequence[RowSource]) -> dict[int, int]:
     """The token that ends documents, by the number of each source that does not store where they
     end.
     """
-    return {k: end for k, s in enumerate(sources) if isinstance(end := _ends(s), int)}
-
-
-def stored_ends(source: RowSource) -> DocumentEnds | None:
-    """Where a source reads the ends of its documents; None: nowhere."""
-    ends = _ends(source)
-    return ends if isinstance(ends, DocumentEnds) else None
-
-
-def _ends(source: object) -> DocumentEnds | int | None:
-    return getattr(source, "ends", None)
+    return {k: s.end_token for k, s in enumerate(sources) if s.end_token is not None}
 
 
 class JoinedRows:
@@ -251,7 +256,7 @@ class JoinedRows:
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
         self._sources = sources
-        windows = [getattr(source, "whole_windows", None) for source in sources if len(sources) > 1]
+        windows = [source.whole_windows for source in sources if len(sources) > 1]
         self._joined = np.array([w is not None for w in windows])
         window_sources: list[Windows] = [w for w in windows if w is not None]
         self._table = WindowsTable(window_sources) if window_sources else None
@@ -326,7 +331,7 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
         data = [await f for f in futures]
         # pieces are ordered by row and column: end to end they are the distinct rows
         elements = np.concatenate(data or [np.zeros(0, dtype)])
-        values = _rows_of(elements, pieces, distinct.size, source.row_elements, fill_of(source))
+        values = _rows_of(elements, pieces, distinct.size, source.row_elements, source.fill)
         out[of_source] = values[inverse]
         stats.examples_requested += of_source.size
         stats.unique_examples += distinct.size
@@ -356,7 +361,7 @@ async def _read_column(
     for number in np.unique(rows.source).tolist():
         source = sources[number]
         of_source = np.flatnonzero(rows.source == number)
-        source_column = columns_of(source).get(column.name)
+        source_column = source.columns.get(column.name)
         if source_column is not None and source_column.arrays:
             of_column = ReadStats()
             view = Rows(np.zeros_like(of_source), rows.row[of_source], rows.locality[of_source])
@@ -383,16 +388,19 @@ async def _read_column(
     return out if column.width == 1 else out.reshape(-1, length, column.width)
 
 
-class _OfColumn:
+class _OfColumn(RowSource):
     """A source whose elements are those of one of its columns."""
 
     def __init__(self, source: RowSource, column: Column) -> None:
         self.name = source.name
-        self.num_rows = source.num_rows
         self.row_elements = source.row_elements * column.width
         self.arrays = column.arrays
         self._source = source
         self._width = column.width
+
+    @property
+    def num_rows(self) -> int:
+        return self._source.num_rows
 
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         return _widened(self._source.pieces(rows), self._width)
@@ -415,11 +423,6 @@ def runs_of_elements(
         [4, 5, 0, 1, 2]
     """
     return np.arange(int(size.sum())) + np.repeat(begin - (np.cumsum(size) - size), size)
-
-
-def fill_of(source: object) -> int:
-    """The token of a source's rows where there is no piece."""
-    return getattr(source, "fill", 0)
 
 
 def _rows_of(

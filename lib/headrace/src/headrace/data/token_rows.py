@@ -7,19 +7,18 @@ saved with the filter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.columns import Column
 from headrace.data.kept_sums import load_or_add_up
-from headrace.data.rows import Pieces, last_tokens
+from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.order.intervals import Intervals, clean_borders
 from headrace.order.rising import starts
 from headrace.order.windows import Windows
-from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds
 from headrace.store.layout import TOKENS
@@ -31,8 +30,8 @@ less than one row.
 """
 
 
-class TokenRows:
-    """The rows of a cache: a :class:`~headrace.data.rows.RowSource`.
+class TokenRows(RowSource):
+    """The rows of a cache.
 
     Rows are windows over *stretches* of the remaining tokens: the parts, further divided at gaps if
     gaps are rare (see :func:`~headrace.order.intervals.clean_borders`).
@@ -44,12 +43,9 @@ class TokenRows:
         clean_run: Number of tokens without a gap that makes rows restart; None: 256 rows. To cut
             the same blocks into rows of another length, pass the same number.
         columns: Columns of the batches.
-        ends: Where documents end, if rows are divided into them; see
-            :class:`~headrace.data.rows.SplitSource`.
+        ends: Where documents end, if rows are divided into them.
 
     Attributes:
-        columns: The same.
-        ends: The same.
         stretch_tokens: int64: tokens of each stretch.
         windows: How rows are numbered.
     """
@@ -68,7 +64,7 @@ class TokenRows:
         self.name = name
         self.ends = ends
         self.row_elements = seq_len
-        self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
+        self.arrays = cache.leaf(TOKENS).arrays
         self.columns = columns or {}
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
         self._removal = removal = removed.removal
@@ -92,11 +88,8 @@ class TokenRows:
             self._first_left = tokens_left[:-1]
             self.stretch_tokens = np.diff(tokens_left)
         self.windows = Windows(self.stretch_tokens, seq_len, block_tokens)
-
-    @property
-    def whole_windows(self) -> Windows | None:
-        """The windows, if nothing is left out: their parts are the arrays."""
-        return self.windows if self._removal is None else None
+        if removal is None:  # the parts of the windows are then the arrays
+            self.whole_windows = self.windows
 
     @property
     def num_rows(self) -> int:
@@ -109,11 +102,6 @@ class TokenRows:
         return Intervals(
             self._removal.kept_before(tokens.start), self._removal.kept_before(tokens.stop)
         )
-
-    def last_tokens(
-        self, rows: Int64[np.ndarray, " n"]
-    ) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-        return last_tokens(self.ends, self.pieces(rows))
 
     def pieces(self, rows: np.ndarray) -> Pieces:
         stretch, start = self.windows.locate(rows)

@@ -30,7 +30,7 @@ from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig, describe_columns, open_columns
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter, remove, remove_others
-from headrace.data.further_rows import with_further
+from headrace.data.further_rows import FurtherRows
 from headrace.data.pairs import refuse_pairs_in_a_stream
 from headrace.data.rows import Rows, RowSource
 from headrace.data.saved_filters import RemovedDocuments, removed_once
@@ -109,7 +109,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         :mod:`headrace.data.further_rows`.
         """
         other = copy.copy(self)
-        other._further = with_further(self._rows, further)
+        other._further = FurtherRows(self._rows, further)
         return other
 
     @property
@@ -118,7 +118,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     @property
     def splits_documents(self) -> bool:
-        return getattr(self._rows, "ends", None) is not None
+        return self._rows.ends is not None
 
     @property
     def eos_id(self) -> int | None:

@@ -31,16 +31,14 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8
 
-from headrace.data.columns import RunColumn, columns_of, run_columns
+from headrace.data.columns import RunColumn, run_columns
 from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import (
     Pieces,
     Rows,
     RowSource,
     ends_of,
-    fill_of,
     segments_of,
-    stored_ends,
 )
 from headrace.feed.exchange import Arranged, RowExchange
 from headrace.feed.placement import Placement
@@ -70,12 +68,12 @@ class BlockSpace:
             first.setdefault(_stored_in(*one), len(first))
             for one in zip(sources, arrays, strict=True)
         ]
-        ends = [stored_ends(source) for source in sources]
+        ends = [source.stored_ends for source in sources]
         sources = [sources[number_of.index(number)] for number in range(len(first))]
         self.arrays = ArrayList.join([ArrayList.of(s.arrays) for s in sources])
         dtypes = {run.dtype for run in self.arrays.runs if run.dtype is not None}
         dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int32)
-        fill = max(map(fill_of, sources))
+        fill = max(source.fill for source in sources)
         self.kinds = [
             RunColumn("tokens", 1, dtype, 0, self.arrays, fill=fill),
             *run_columns(sources),
@@ -203,7 +201,7 @@ def _stored_in(source: RowSource, arrays: object) -> object:
     """A key for the place where a source is stored: its arrays, and the leaves that their cache has
     beside them.
     """
-    columns = columns_of(source).items()
+    columns = source.columns.items()
     return id(arrays), *sorted(
         (name, c.leaf, len(c.arrays), len(c.documents)) for name, c in columns
     )

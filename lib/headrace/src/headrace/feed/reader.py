@@ -22,7 +22,7 @@ from jaxtyping import Shaped
 
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.async_dataset import function_name
-from headrace.data.columns import columns_of, of_batch
+from headrace.data.columns import of_batch
 from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.data.rows import add_ends_by_token
 from headrace.errors import ConfigError
@@ -317,9 +317,7 @@ class PlannedReader(BatchReader):
         self, columns: Sequence[np.ndarray], served: PlannedDataset
     ) -> tuple[np.ndarray | None, dict[str, np.ndarray] | None]:
         if id(served) not in self._names:
-            self._names[id(served)] = {
-                name for source in served.sources for name in columns_of(source)
-            }
+            self._names[id(served)] = {name for source in served.sources for name in source.columns}
         named = {
             slots.kind.name: values
             if slots.width == 1
