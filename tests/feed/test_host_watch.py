@@ -19,7 +19,7 @@ from headrace.testing import write_cache
 
 HOSTS = 4
 PROGRAM = """
-import atexit, logging, sys, threading, time
+import atexit, logging, os, signal, sys, threading, time
 
 log = logging.getLogger("program")
 atexit.register(log.info, "ended")  # the last thing that the program does
@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from headrace import DataLoader, TokenSeqDataset
 from headrace.feed import HostBarrier
 
-root, address, number, hosts, steps, waits, end_after_s = sys.argv[1:8]
+root, address, number, hosts, steps, waits, end_after_s, dies = sys.argv[1:9]
 logging.basicConfig(
     format="%(created)f %(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stdout
 )
@@ -44,6 +44,8 @@ def train(batch):  # hundreds of collectives, one after the other
 
 with loader.iter_from_step(0) as batches:
     for step, batch in zip(range(int(steps)), batches):
+        if dies == f"{number} at {step}":
+            os.kill(os.getpid(), signal.SIGKILL)  # all others have this batch, too
         try:
             jax.block_until_ready(train(batch))
         except Exception:
@@ -64,7 +66,7 @@ def root(tmp_path_factory):
     return root
 
 
-def start(root, hosts=HOSTS, steps=2000, waits="raises", end_after_s=5.0):
+def start(root, hosts=HOSTS, steps=2000, waits="raises", end_after_s=5.0, dies=""):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -72,7 +74,7 @@ def start(root, hosts=HOSTS, steps=2000, waits="raises", end_after_s=5.0):
         subprocess.Popen(
             [
                 *(sys.executable, "-c", PROGRAM, str(root), address, str(number)),
-                *(str(hosts), str(steps), waits, str(end_after_s)),
+                *(str(hosts), str(steps), waits, str(end_after_s), dies),
             ],
             env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
             stdout=subprocess.PIPE,
@@ -118,7 +120,8 @@ def check_named(log, process, culprit):
 
 
 def test_a_killed_process_is_named_and_the_others_end_while_they_wait_for_it(root):
-    processes, _, logs = kill(root, 2, 0.1, waits="waits", end_after_s=0.5)
+    processes = start(root, waits="waits", end_after_s=0.5, dies="2 at 6")
+    logs = finish(processes)
     for number in {0, 1, 3}:
         check_named(logs[number], processes[2], 2)
         assert processes[number].returncode == 1
