@@ -174,9 +174,13 @@ def megatron_run(folder: Path, **fields: object) -> LmDataConfig:
     return load(folder, megatron_config(folder, **fields))
 
 
-def test_megatrons_samples_come_in_megatrons_order(corpora):
+@pytest.mark.parametrize("in_place", [False, True])
+def test_megatrons_samples_come_in_megatrons_order(corpora, in_place):
     folder, texts = corpora
-    config = megatron_run(folder)
+    plain = megatron_config(folder)
+    for name, component in plain["components"].items() if in_place else ():
+        component["cache"] = str(folder / f"{name}_text_document")
+    config = load(folder, plain)
     target = 60 * 8
     wanted = {n: math.ceil(math.ceil(target * w) * 1.005) for n, w in WEIGHTS.items()}
     split = range(round(0.9 * 60))

@@ -94,6 +94,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "mended").mkdir()
     write_tables(tmp_path)
     write_megatron(tmp_path / "tokens_text_document")
+    (tmp_path / "megatron").mkdir()
+    write_megatron(tmp_path / "megatron" / "web_text_document")
     corpus = SourceConfig([str(tmp_path / "corpus")])
     build_cache(corpus, TokenizerConfig("tokenizer.json"), "theirs/source", progress=False)
     write_levanter(TokenCache.open("theirs/source"), "theirs/train")

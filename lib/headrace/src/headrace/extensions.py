@@ -13,6 +13,7 @@ group                     what an entry point names
 ``headrace.commands``     a function with typer's annotations: ``headrace NAME``; a name with
                           a space is a command of a group: ``cache convert``
 ``headrace.engines``      a function that builds parts: ``build --engine NAME``
+``headrace.layouts``      a class :class:`~headrace.store.layouts.Layout`: ``format: NAME``
 ``headrace.inspectors``   a function ``(path, as_json)``; it shows the path and returns True if it
                           knows it
 ========================  ==========================================================================
@@ -30,6 +31,7 @@ POLICIES = "headrace.policies"
 SYSTEMS = "headrace.systems"
 COMMANDS = "headrace.commands"
 ENGINES = "headrace.engines"
+LAYOUTS = "headrace.layouts"
 INSPECTORS = "headrace.inspectors"
 
 _BUILT_IN: dict[str, dict[str, str]] = {
@@ -37,6 +39,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     SYSTEMS: dict.fromkeys(("megatron", "nmoe"), "compat"),
     COMMANDS: dict.fromkeys(("cache convert", "config from-levanter"), "levanter"),
     ENGINES: {"zephyr": "levanter"},
+    LAYOUTS: dict.fromkeys(("megatron",), "compat"),
     INSPECTORS: {},
 }
 """What headrace's own packages bring, by the extra that installs each: for the cure where one is

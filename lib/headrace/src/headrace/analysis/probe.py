@@ -156,8 +156,9 @@ def probe_cache(
 
 def save_probe(cache: TokenCache, seq_len: int, probe: ShuffleProbe) -> str:
     """Saves the result of a probe of rows of ``seq_len`` tokens for later forecasts; returns its
-    path.
+    path. ConfigError beside files of another system.
     """
+    cache.check_own_folder("Leave out --save, and give --icc NAME=SHARE to forecasts.")
     url = files.join(cache.path, PROBE_NAME)
     record = {"fingerprint": cache.fingerprint, "seq_len": seq_len, **probe.to_json()}
     files.write_atomic(url, json.dumps(record, indent=1).encode() + b"\n")

@@ -16,7 +16,9 @@ from headrace.cli.options import (
     ID_LEAF,
     AsJson,
     Decoder,
+    Format,
     IdLeaf,
+    parse_format,
     refuse_typed,
 )
 from headrace.cli.shown import counting, say, terminal, working
@@ -83,13 +85,15 @@ def command(
         bool,
         typer.Option("--save", help="With --icc: save the result in the cache, for forecasts."),
     ] = False,
+    format: Format = None,  # noqa: A002 (the option's name)
     as_json: AsJson = False,
 ) -> None:
     """Show what is in a token cache: sizes, lengths, frequent tokens, decoded samples. For a folder
     of rollouts, show its run, the run's progress, and whether the rollouts are complete.
 
     Samples show where documents begin and end, and which tokens are trained on, if the cache
-    records it. In huge caches, lengths and tokens are sampled. Levanter's caches can be read too.
+    records it. In huge caches, lengths and tokens are sampled. Levanter's caches and the token
+    files of other systems can be read too; what their format cannot promise is shown.
 
     With `--icc`, it measures whether a corpus needs shuffling: the share of the variance of losses
     that lies between blocks (the intraclass correlation), and how noisy each order's batches are
@@ -106,6 +110,8 @@ def command(
         headrace cache inspect cache --id https://example.org/a --id-leaf url
 
         headrace cache inspect levanter-cache/train --tokenizer llama3/
+
+        headrace cache inspect megatron/web_text_document
 
         headrace cache inspect cache --remove duplicates.txt
 
@@ -144,7 +150,7 @@ def command(
     if (state := unfinished(cache)) is not None:
         say(json.dumps(state)) if as_json else show_unfinished(console, state)
         return
-    opened = open_cache(cache)
+    opened = open_cache(cache, settings=parse_format(format))
     decoder = cache_tokenizer(opened, tokenizer)
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     every = chosen is None
@@ -255,6 +261,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     from headrace.ingest.build import unused_fields_of
     from headrace.store import files
     from headrace.store.document_ends import block_tokens_of
+    from headrace.store.layouts import FORMAT, LIMITS
     from headrace.store.ledger import SHUFFLED
 
     ledger = cache.whole_ledger
@@ -263,12 +270,16 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     source_bytes = {
         str(s.get("path")): int(s.get("size") or 0) for s in sources
     }  # slices record the size of the whole file
+    other = ledger.metadata.get(FORMAT)
+    stored_bytes = sum(source_bytes.values())
     return {
         "path": cache.path,
         "finished": True,
         "documents": cache.num_documents,
         "tokens": cache.num_tokens,
-        "bytes_on_disk": files.tree_bytes(cache.path),
+        "format": other,
+        "limits": ledger.metadata.get(LIMITS, []),
+        "bytes_on_disk": files.tree_bytes(cache.path) if other is None else stored_bytes,
         **{name: sum(int(part.extra.get(name, 0)) for part in ledger.parts) for name in _COUNTERS},
         "unused_fields": unused_fields_of(ledger.parts),
         "parts": len(ledger.parts),
@@ -279,7 +290,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
             {**leaf, "values": cache.leaf(leaf["name"]).num_elements} for leaf in ledger.leaves
         ],
         "source_files": len(source_bytes),
-        "source_bytes": sum(source_bytes.values()),
+        "source_bytes": stored_bytes,
         "layout": ledger.layout,
         "tokenizer": ledger.tokenizer,
         "fingerprint": cache.fingerprint,

@@ -119,6 +119,9 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
             f"{format_count(facts['removed_documents'], 'document')} with"
             f" {format_count(facts['removed_tokens'], 'token')}"
         )
+    if facts["format"]:
+        rows["format"] = f"{facts['format']}, read in place"
+        rows["not promised"] = "; ".join(facts["limits"])
     console.print(Text(facts["path"], "bold"), soft_wrap=True)
     console.print(facts_table(rows))
     if facts["snapshot"] > 1:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
     from headrace.data.erased import RunDataset
     from headrace.run.lock import RunLock
+    from headrace.store.layouts import FormatConfig
 
 
 def check_local_folder(output: Path) -> None:
@@ -77,9 +78,44 @@ Decoder = Annotated[
         "--tokenizer", help="Decode with this tokenizer, if a cache has none.", metavar="FILE"
     ),
 ]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        help="How another system's files are read: megatron, or npy,dtype=uint16,eos_id=0.",
+        metavar="NAME[,SETTING=VALUE]...",
+    ),
+]
 CONFIG_SUFFIXES = (".yaml", ".yml")
 ID_LEAF = "id"
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
+
+
+def parse_format(text: str | None) -> FormatConfig | None:
+    """Parses how another system's files are read; None if nothing is said.
+
+    Raises:
+        ConfigError: there is no such format or setting, or a value does not fit.
+
+    Example:
+        >>> parse_format("levanter,eos_id=0").eos_id
+        0
+    """
+    from headrace.errors import ConfigError, check_choice
+    from headrace.store.layouts import FormatConfig
+
+    if text is None:
+        return None
+    name, *settings = text.split(",")
+    values: dict[str, int | str] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        check_choice("--format", key, ("dtype", "eos_id", "vocab_size", "index"))
+        is_number = key in ("eos_id", "vocab_size")
+        if not value or (is_number and not value.isdecimal()):
+            cure = f"Write e.g. --format {name},{key}={0 if is_number else 'uint16'}."
+            raise ConfigError("has no such value", field="--format", value=setting, cure=cure)
+        values[key] = int(value) if is_number else value
+    return FormatConfig(name, **values)  # pyright: ignore[reportArgumentType]
 
 
 def parse_hosts(text: str | None) -> list[int] | None:

@@ -50,6 +50,7 @@ def command(
     from headrace.store.snapshots import remove_documents
 
     opened = open_cache(cache)
+    opened.check_own_folder("Leave them out in a config: components.NAME.remove: FILE.")
     removal = _listed(opened, documents or [], file)
     numbers = removal.of_numbers_in(opened)
     with working("removing"):

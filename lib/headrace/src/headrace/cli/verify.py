@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, Format, parse_format
 from headrace.cli.shown import counting, say, terminal
 from headrace.errors import format_count
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from headrace.ingest.repair import RepairReport
+    from headrace.store.layouts import FormatConfig
     from headrace.store.verify import Damage, VerifyReport
 
 _SHOWN_SOURCES = 4
@@ -46,6 +47,7 @@ def command(
             " is compared from then on.",
         ),
     ] = False,
+    format: Format = None,  # noqa: A002 (the option's name)
     as_json: AsJson = False,
 ) -> None:
     """Check a token cache: every file is there and complete; with `--deep`, every byte is what was
@@ -68,14 +70,17 @@ def command(
         headrace cache verify cache --repair
 
         HEADRACE_CHECKSUMS=checksums headrace cache verify gs://bucket/levanter/train --record
+
+        headrace cache verify 'megatron/*_text_document' --deep
     """
     from headrace.store import files
     from headrace.store.joined import history_problem
     from headrace.store.snapshots import SNAPSHOTS_NAME, member_path
 
-    members, problem = history_problem(cache)
+    settings = parse_format(format)
+    members, problem = history_problem(cache, settings)
     checked = [
-        _checked(member_path(cache, number), deep, repair, record, as_json)
+        _checked(member_path(cache, number), deep, repair, record, as_json, settings)
         for number in range(members)
     ]
     facts, _ = checked[0]
@@ -92,7 +97,12 @@ def command(
 
 
 def _checked(
-    cache: str, deep: bool, repair: bool, record: bool, as_json: bool
+    cache: str,
+    deep: bool,
+    repair: bool,
+    record: bool,
+    as_json: bool,
+    settings: FormatConfig | None,
 ) -> tuple[dict[str, Any], bool]:
     """Checks one member of a cache, repairs it if requested, and returns the findings and whether
     it is sound.
@@ -106,7 +116,14 @@ def _checked(
 
     is_long = deep or repair or record
     with counting("checking", show=not as_json and is_long) as (expect, advance):
-        report = verify(cache, deep=is_long, record=record, expect=expect, advance=advance)
+        report = verify(
+            cache,
+            deep=is_long,
+            record=record,
+            settings=settings,
+            expect=expect,
+            advance=advance,
+        )
     beside = [*plan_findings(files.join(cache, PLANS_FOLDER)), *filter_findings(cache)]
     saved = [Damage("", problem, file=file) for file, problem in beside]
     report = replace(report, damages=[*report.damages, *saved])

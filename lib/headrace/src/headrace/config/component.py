@@ -28,6 +28,7 @@ from headrace.order.subset import SubsetConfig
 from headrace.pack.spec import PackingConfig
 from headrace.store.cache import TokenCache
 from headrace.store.joined import open_components
+from headrace.store.layouts import FormatConfig
 from headrace.store.location import Location
 from headrace.store.snapshots import Snapshot
 
@@ -101,6 +102,8 @@ class ComponentConfig:
         buckets: Splits its documents by a score, by length or by how often each is to be seen. The
             component then becomes a group of components over one cache, to which the config's
             ``components`` and ``weights`` are expanded; see :mod:`headrace.data.buckets`.
+        format: How the files of another system are read in place, such as ``megatron``; see
+            :class:`~headrace.store.layouts.FormatConfig`. None: found out.
         pairs: Whether its documents are preference pairs. None: as the cache says; pairs must be
             packed, and are packed in units of two. ``false`` trains on both answers as on text.
 
@@ -135,6 +138,7 @@ class ComponentConfig:
     columns: dict[str, str] | None = None
     buckets: BucketsConfig | None = None
     pairs: bool | None = None
+    format: FormatConfig | None = None
 
     @property
     def caches(self) -> list[str]:
@@ -230,18 +234,10 @@ class ComponentConfig:
         for field, folders in (("cache", self.caches), ("replicas", self.replicas or ())):
             for folder in folders:
                 Location.parse(folder).check_folder(f"{path}.{field}")
-        if self.replicas and self.caches[1:]:
-            cure = "Make each cache a component of its own, with its replicas."
-            raise ConfigError(
-                "go with one cache, and there are several", field=f"{path}.replicas", cure=cure
-            )
+        self._check_replicas(path)
         self.validation_in(path.removeprefix("components."), None)
         for field in ("snapshot", "after"):
             self.of_each(field, path.removeprefix("components."))
-        paths = [self.caches[0], *(self.replicas or [])]
-        if twice := [one for n, one in enumerate(paths) if one in paths[:n]]:
-            cure = "Name each place once."
-            raise ConfigError("is named twice", field=f"{path}.replicas", value=twice[0], cure=cure)
         if self.source is not None and self.caches[1:]:
             cure = (
                 "Name one cache to build, or build each by itself: headrace build SOURCE -o CACHE."
@@ -258,6 +254,24 @@ class ComponentConfig:
         if self.shuffle is not None:
             shuffle_config.check_shuffle(self.shuffle, f"{path}.shuffle")
         check_component_budgets(path, self.max_epochs, self.max_tokens, self.max_share, row_tokens)
+
+    def _check_replicas(self, path: str) -> None:
+        if self.replicas and self.format is not None:
+            cure = "Leave one of them out."
+            raise ConfigError(
+                "are copies of a cache, and format is for files of another system",
+                field=f"{path}.replicas",
+                cure=cure,
+            )
+        if self.replicas and self.caches[1:]:
+            cure = "Make each cache a component of its own, with its replicas."
+            raise ConfigError(
+                "go with one cache, and there are several", field=f"{path}.replicas", cure=cure
+            )
+        paths = [self.caches[0], *(self.replicas or [])]
+        if twice := [one for n, one in enumerate(paths) if one in paths[:n]]:
+            cure = "Name each place once."
+            raise ConfigError("is named twice", field=f"{path}.replicas", value=twice[0], cure=cure)
 
 
 def counted_tokens(unit: str, components: Mapping[str, ComponentConfig]) -> CountedTokens | None:
@@ -429,12 +443,14 @@ def open_caches(
         name: (
             *((one.path, one.number, one.after) for one in several),
             *(components[name].replicas or ()),
+            components[name].format,
         )
         for name, several in snapshots.items()
     }
     first = {content: name for name, content in reversed(contents.items())}
     chosen = {name: several for name, several in snapshots.items() if name in first.values()}
-    shared = open_components(chosen, config.cache_catalog, replicas, ledger_reader())
+    formats = {name: c.format for name, c in components.items() if c.format is not None}
+    shared = open_components(chosen, config.cache_catalog, replicas, ledger_reader(), formats)
     caches = {name: shared[first[content]] for name, content in contents.items()}
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
     if opened and config.tokenizer is None:

@@ -13,8 +13,8 @@ from headrace.ingest.build import build_cache
 from headrace.ingest.first_look import faults_of_sources, refuse_faults
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
+from headrace.store.layouts import find_layout
 from headrace.store.ledger import is_finished, ledger_state
-from headrace.store.levanter_layout import is_levanter
 
 if TYPE_CHECKING:  # imports this module
     from headrace.config.lm_data import LmDataConfig
@@ -110,7 +110,9 @@ def _faults(
 
 def _unbuilt(component: ComponentConfig) -> list[str]:
     """The caches of a component that are not there, or not finished."""
-    return [path for path in component.caches if not is_finished(path) and not is_levanter(path)]
+    if component.format is not None:
+        return []
+    return [path for path in component.caches if not is_finished(path) and not find_layout(path)]
 
 
 def _check_there(name: str, paths: list[str]) -> None:

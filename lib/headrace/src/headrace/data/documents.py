@@ -213,7 +213,7 @@ class DocumentFilter:
             }
             return {"cache": cache.fingerprint, **content}
 
-        removed = removed_once(cache.path, made_from, lambda: self._removed_from(cache), read_once)
+        removed = removed_once(cache, made_from, lambda: self._removed_from(cache), read_once)
         if removed.not_found and not self._count_not_found:
             self.of_numbers_in(cache)  # which names one
         return removed

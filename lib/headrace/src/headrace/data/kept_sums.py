@@ -48,10 +48,11 @@ def plans_of(dataset: PlannedDataset) -> str | None:
     if (plan := getattr(dataset, "plan_path", None)) is not None:
         return str(plan).rpartition("/")[0]
     try:
-        path = dataset.caches()[0].path
+        cache = dataset.caches()[0]
     except ConfigError:
         return None
-    return None if files.is_web(path) or not files.exists(path) else files.join(path, PLANS_FOLDER)
+    is_there = cache.takes_files and files.exists(cache.path)
+    return files.join(cache.path, PLANS_FOLDER) if is_there else None
 
 
 def load_or_add_up(

@@ -34,6 +34,7 @@ from headrace.order.bits import Bits, NumberSet
 from headrace.order.intervals import Intervals, Removal
 from headrace.order.rising import RunningSums
 from headrace.store import files
+from headrace.store.cache import TokenCache
 from headrace.store.layout import FILTERS_FOLDER
 from headrace.store.records import RecordKind
 from headrace.store.vectors import RUN_BYTES, PiecedVector, VectorWriter, damaged
@@ -122,7 +123,7 @@ class RemovedDocuments:
 
 
 def removed_once(
-    cache: str,
+    cache: TokenCache,
     made_from: Callable[[], Mapping[str, Any]],
     remove: Callable[[], RemovedDocuments],
     read_once: ReadOnce | None = None,
@@ -130,7 +131,7 @@ def removed_once(
     """What is left out of a cache: loaded from its folder, or computed and saved there.
 
     Args:
-        cache: Folder or URL of the cache.
+        cache: The cache.
         made_from: Returns everything that the result depends on, as JSON values.
         remove: Computes it. Errors are passed on, and nothing is saved.
         read_once: Reads the record; see :data:`ReadOnce`.
@@ -150,14 +151,14 @@ def removed_once(
         with contextlib.suppress(
             OSError, HeadraceError
         ):  # a run must not fail because it cannot be saved
-            return b"" if files.is_web(root) else _save(folder, request, worked_out[0])
+            return _save(folder, request, worked_out[0]) if cache.takes_files else b""
         return b""
 
-    raw = record(cache) if read_once is None else read_once(cache, record)
+    raw = record(cache.path) if read_once is None else read_once(cache.path, record)
     if opened:
         return opened[0]
     with contextlib.suppress(OSError, HeadraceError):
-        if (removed := _opened(cache, raw)) is not None:
+        if (removed := _opened(cache.path, raw)) is not None:
             return removed
     return worked_out[0] if worked_out else remove()
 

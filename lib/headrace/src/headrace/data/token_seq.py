@@ -230,7 +230,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         def all_made_from() -> dict[str, Any]:
             return {**made_from, "cache": cache.fingerprint, "removed": removal.documents_digest}
 
-        return self._with(self.seq_len, removed_once(cache.path, all_made_from, work_out))
+        return self._with(self.seq_len, removed_once(cache, all_made_from, work_out))
 
     @abc.abstractmethod
     def _with(self, seq_len: int, removed: RemovedDocuments) -> Self:

@@ -30,8 +30,8 @@ from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import block_tokens_of
 from headrace.store.layout import token_dtype
+from headrace.store.layouts import NAMED_ONLY, UNNAMED, VOCABULARY_SAID
 from headrace.store.ledger import fingerprint_of
-from headrace.store.levanter_layout import NAMED_ONLY, UNNAMED, VOCABULARY_SAID
 
 FILE_NAME = "tokenizer.json"
 """Name of a tokenizer's file, in its folder and in a cache."""
@@ -395,8 +395,8 @@ def check_one_tokenizer(records: Sequence[tuple[str, str, Mapping[str, Any]]]) -
         )
         if named_only(record) or named_only(first):
             cure = (
-                "Levanter's caches keep the name of theirs only. If it is one, say so: tokenizer:"
-                " {path: FILE}."
+                "Caches of other systems keep at most the name of theirs. If it is one, say so:"
+                " tokenizer: {path: FILE}."
             )
         raise ConfigError(
             f"was built with another tokenizer than {first_name!r}",

@@ -33,6 +33,7 @@ from headrace.order.rising import starts
 from headrace.progress import report
 from headrace.store import files
 from headrace.store.cache import OriginalDocument, TokenCache
+from headrace.store.layouts import FORMAT
 
 _NO_FILES = ("python", "hf")
 _REPORTED = 256
@@ -108,6 +109,11 @@ def _in_cache(cache: TokenCache, documents: Collection[int]) -> dict[int, Origin
 def _in_part(cache: TokenCache, originals: Mapping[int, OriginalDocument]) -> dict[int, Origin]:
     """The origins of documents of a part; those that are not where they were are left out."""
     metadata = cache.ledger.metadata
+    if FORMAT in metadata:  # the source is what is read
+        return {
+            document: Origin(f"{one.files[0]['path']}, document {one.number_in_part}")
+            for document, one in originals.items()
+        }
     if not all(name in metadata for name in ("paths", "source")):
         raise _UnknownOriginError("the cache does not say what it was built from")
     source = msgspec.convert({**metadata["source"], "paths": metadata["paths"]}, SourceConfig)

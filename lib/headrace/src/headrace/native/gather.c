@@ -31,6 +31,9 @@
 // memcpy.
 enum { LINE = 64, LARGE_PIECE = 1 << 10, LARGE_TABLE = 1 << 21 };
 
+// In place of a checksum: the chunk is of a plain file, and its file is all that can be checked.
+enum { NO_CHECKSUM = -2 };
+
 // What there is to do: the fields of Copies or Checks, each 8 bytes. All pointers are addresses of
 // NumPy arrays, which Python keeps until the table is done, and the table itself until the next one
 // is: its `next` is read only then.
@@ -50,7 +53,7 @@ typedef struct Table {
         };
         struct {         // of checks
             i64 *sizes;  // bytes of each chunk, which its checksum follows
-            i64 *named;  // the checksums that are named for them; -1: none
+            i64 *named;  // the checksums that are named for them; -1: none; NO_CHECKSUM: none follows
             u8 *results; // 1 where a chunk is right
             i64 advice;  // so that pages come
             i64 ahead;   // chunks that the system begins to read before the first is looked at
@@ -144,6 +147,8 @@ static u8 is_right(const Table *t, i64 k) {
     //    then.
     if (madvise(t->places[k], (size_t)t->bytes[k], (int)t->advice))
         return 0;
+    if (t->named[k] == NO_CHECKSUM)
+        return 1;
     // b. The checksum follows the chunk, at any byte: it is copied, because it may be unaligned.
     u32 computed = headrace_crc32c(0, t->addresses[k], (u64)t->sizes[k]), stored;
     memcpy(&stored, t->addresses[k] + t->sizes[k], sizeof stored);

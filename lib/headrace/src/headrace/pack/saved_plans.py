@@ -57,8 +57,8 @@ def plan_of_cache(
         The plan, with documents numbered as in the cache, and where it is saved.
 
     Raises:
-        ConfigError: nothing to pack; the cache is read over HTTP and no folder is given; incomplete
-            units.
+        ConfigError: nothing to pack; nothing is written beside this cache and no folder is given;
+            incomplete units.
         CacheError: the cache cannot be read, or the plan cannot be written.
 
     Example:
@@ -69,11 +69,12 @@ def plan_of_cache(
         >>> plan.counts.packed_tokens == cache.num_tokens
         True
     """
-    if folder is None and files.is_web(cache.path):
+    if folder is None and not cache.takes_files:
         raise ConfigError(
-            "cannot be written beside a cache that is read over HTTP",
+            f"cannot be written beside {cache.path}: on a web server, and beside the files of"
+            " other systems, nothing is",
             field="plans",
-            cure="Give a folder: plans=...",
+            cure="Give a folder: packing: {plans: FOLDER} in a config, or plans=...",
         )
     per_array: list[int] = cache.part_documents.tolist()
     if unit > 1:

@@ -207,6 +207,8 @@ class StoredArray:
     """
 
     damaged_attempts: int | None = None
+    described = False
+    """Whether chunks can be requested over HTTP without reading anything about the array first."""
 
     _MISSING_IS_ZERO = False  # a lost shard is an error, not a run of zeros
 
@@ -256,6 +258,16 @@ class StoredArray:
     @cached_property
     def _over_http(self) -> bool:
         return self._kvstore["driver"] in ("gcs", "s3", "http")
+
+    def file_of(self, shard: int) -> str:
+        """The file that holds a shard."""
+        return f"{self.url.rstrip('/')}/c/{shard}"
+
+    def file_problems(self) -> list[tuple[str, str]] | None:
+        """Problems of its files, as (file, problem) pairs, if it is not an array of zarr; else
+        None: see :mod:`headrace.store.array_files`.
+        """
+        return None
 
     def requests_of_all(self, *, described: bool) -> int:
         """Requests over HTTP of one read of the whole array: for chunks, neighbours together;

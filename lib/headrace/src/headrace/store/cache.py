@@ -36,6 +36,7 @@ from headrace.store.arrays import ArrayList, ArrayRun, MadeList
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.document_ends import DocumentEnds
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
+from headrace.store.layouts import FORMAT, FormatConfig, open_layout
 from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, data_of, spans
 from headrace.store.ledger import (
     Ledger,
@@ -46,7 +47,6 @@ from headrace.store.ledger import (
     whole_ledger,
 )
 from headrace.store.ledger_table import ColumnTable
-from headrace.store.levanter_layout import read_levanter
 from headrace.store.location import Location
 from headrace.store.missing import what_is_there
 from headrace.store.parts import Name, PartRecord, PartTable
@@ -146,14 +146,21 @@ class TokenCache:
         self._leaves: dict[str, CacheLeaf] = {}
 
     @classmethod
-    def open(cls, path: str | Path, *, read: ReadLedger = open_ledger) -> TokenCache:
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        read: ReadLedger = open_ledger,
+        settings: FormatConfig | None = None,
+    ) -> TokenCache:
         """Opens the cache at a local path or URL (``gs://``, ``s3://``, ``https://``): headrace's
-        own, or one that Levanter built.
+        own, or a store of another system (:mod:`headrace.store.layouts`).
 
         Args:
-            path: Its folder.
+            path: Its folder; of other systems also a file, a prefix or a pattern.
             read: Reads the ledger; several hosts may have one of them do it
                 (:mod:`headrace.feed.host_ledgers`).
+            settings: How another system's files are read.
 
         Raises:
             CacheMissingError: there is no cache.
@@ -168,10 +175,10 @@ class TokenCache:
         path = str(path)
         Location.parse(path).check_folder("cache")
         root = files.absolute(path)
-        ledger = read(root)
+        ledger = read(root) if settings is None or settings.name is None else None
         if ledger is None:
-            if (of_levanter := read_levanter(root)) is not None:
-                return cls(path, of_levanter.ledger, of_levanter.part)
+            if (other := open_layout(root, settings)) is not None:
+                return cls(path, other.ledger, other.part)
             problem, cure = what_is_there(path)
             raise CacheMissingError(
                 f"is not a token cache ({problem})", field="cache", value=path, cure=cure
@@ -190,6 +197,19 @@ class TokenCache:
     def members(self) -> Sequence[TokenCache]:
         """The caches that this one joins; itself if it is a single one."""
         return (self,)
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether plans and filters may be saved in its folder. False on a web server, and beside
+        the files of other systems.
+        """
+        return not (files.is_web(self.path) or FORMAT in self.ledger.metadata)
+
+    def check_own_folder(self, cure: str) -> None:
+        """Raises ConfigError for files of another system, beside which nothing is written."""
+        if FORMAT in self.ledger.metadata:
+            problem = "are files of another system, beside which nothing is written"
+            raise ConfigError(problem, field="cache", value=self.path, cure=cure)
 
     @property
     def num_documents(self) -> int:
@@ -434,17 +454,19 @@ class TokenCache:
     def _arrays(self, name: str, dtype: np.dtype[Any], parts: Sequence[LeafPart]) -> ArrayList:
         """The arrays of a leaf."""
         layout = self._layouts[name]
+        described = self._pages is not None or self.is_virtual
         if (
             self._open_part is not None and parts
         ):  # what another program wrote has a layout of its own
             layout = parts[0].data.layout
+            described = parts[0].data.described
         run = ArrayRun(
             self._elements(name),
             layout.chunk_elements,
             dtype,
             partial(data_of, parts),
             shard_chunks=layout.shard_chunks,
-            described=self._pages is not None or self.is_virtual,
+            described=described,
             computed=layout.compression == "none",
             pages=None if self._pages is None else (self._pages, name),
         )

@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Int64, UInt
 
 from headrace.store.arrays import MadeList
+from headrace.store.layouts import FORMAT, NAMED_ONLY
 from headrace.store.leaf import LeafPart
-from headrace.store.levanter_layout import NAMED_ONLY
 from headrace.store.pending import ArrayFuture
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ def block_tokens_of(cache: TokenCache) -> int | None:
     """
     rows = cache.num_documents
     is_foreign = str(cache.ledger.tokenizer.get("fingerprint")).startswith(NAMED_ONLY)
-    if not is_foreign or rows < _FEWEST_BLOCKS or cache.num_tokens % rows:
+    is_levanters = is_foreign and FORMAT not in cache.ledger.metadata
+    if not is_levanters or rows < _FEWEST_BLOCKS or cache.num_tokens % rows:
         return None
     each = cache.num_tokens // rows
     first = cache.lengths(0, min(rows, _LOOKED_LENGTHS))

@@ -478,12 +478,19 @@ def delete_keys(url: str) -> None:
             _delete(fs, keys[at : at + _MOST_DELETED], url)
 
 
+def info(url: str) -> dict[str, Any]:
+    """What a remote filesystem says of a file or folder: its ``size``, ``type`` and more. Raises
+    FileNotFoundError.
+    """
+    return cast("dict[str, Any]", _call(url, "info"))
+
+
 def is_file(url: str) -> bool:
     """Whether there is a file at ``url``."""
     if is_local(url):
         return local_path(url).is_file()
     try:
-        return _call(url, "info")["type"] == "file"
+        return info(url)["type"] == "file"
     except FileNotFoundError:
         return False
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from headrace.store import files
 from headrace.store.arrays import ArrayList
 from headrace.store.cache import OriginalDocument, ReadLedger, TokenCache
 from headrace.store.layout import LeafKind
+from headrace.store.layouts import FormatConfig
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import LaterSources, Ledger, open_ledger
 from headrace.store.levanter_layout import read_catalog, read_levanter
@@ -247,6 +248,7 @@ def open_cache(
     *,
     after: int = 0,
     read: ReadLedger = open_ledger,
+    settings: FormatConfig | None = None,
     read_list: Callable[[str], bytes] = read_history,
 ) -> TokenCache:
     """Opens a snapshot of a cache (:mod:`headrace.store.snapshots`), all its members as one.
@@ -256,6 +258,7 @@ def open_cache(
         snapshot: The number of the snapshot; None: the newest.
         after: Only what was appended after this snapshot.
         read: Reads a ledger.
+        settings: How another system's files are read.
         read_list: Reads the list of its snapshots; not used for snapshot 1.
 
     Raises:
@@ -271,7 +274,11 @@ def open_cache(
     root = files.absolute(path)
     history = parse_history(root, read_list(root) if snapshot != 1 else b"")
     chosen = choose_snapshot(path, snapshot, history, after)
-    return _joined([_opened(chosen, (), lambda one: TokenCache.open(one, read=read))], [chosen])
+
+    def open_one(member: str) -> TokenCache:
+        return TokenCache.open(member, read=read, settings=settings)
+
+    return _joined([_opened(chosen, (), open_one)], [chosen])
 
 
 def _opened(
@@ -314,6 +321,7 @@ def open_components(
     catalog: str | None = None,
     replicas: Mapping[str, Sequence[str]] | None = None,
     read: ReadLedger = open_ledger,
+    settings: Mapping[str, FormatConfig] | None = None,
 ) -> dict[str, TokenCache]:
     """The caches of components, by name, those of several paths or members joined; 16 are opened at
     a time.
@@ -324,6 +332,7 @@ def open_components(
         replicas: Other locations of a cache, by its path; see
             :func:`~headrace.store.replicas.open_replicas`.
         read: Reads a ledger, as for :meth:`TokenCache.open`; not used for a cache with replicas.
+        settings: How another system's files are read, by component.
 
     Raises:
         CacheError: one cannot be opened; reports the first in order.
@@ -331,18 +340,19 @@ def open_components(
     """
     ledgers = {} if catalog is None else read_catalog(catalog)
 
-    def open_one(path: str) -> TokenCache:
+    def open_one(name: str, path: str) -> TokenCache:
         ledger = ledgers.get(path.rstrip("/"))
         listed = None if ledger is None else read_levanter(files.absolute(path), ledger)
         return (
-            TokenCache.open(path, read=read)
+            TokenCache.open(path, read=read, settings=(settings or {}).get(name))
             if listed is None
             else TokenCache(path, listed.ledger, listed.part)
         )
 
     def open_all(name: str, snapshot: Snapshot) -> list[TokenCache]:
         with _errors_of(name):
-            return _opened(snapshot, (replicas or {}).get(snapshot.path, ()), open_one)
+            of_path = (replicas or {}).get(snapshot.path, ())
+            return _opened(snapshot, of_path, partial(open_one, name))
 
     with ThreadPoolExecutor(max_workers=16) as pool:
         opening = {
@@ -367,9 +377,9 @@ def _errors_of(component: str) -> Iterator[None]:
         raise ConfigError(error.problem, field=field, value=error.value, cure=error.cure) from error
 
 
-def history_problem(root: str) -> tuple[int, str]:
+def history_problem(root: str, settings: FormatConfig | None = None) -> tuple[int, str]:
     """How many members of a cache can be used, and the problem of the list of its snapshots; empty
-    if there is none.
+    if there is none. ``settings``: how another system's files are read.
 
     Example:
         >>> import headrace.testing
@@ -377,7 +387,7 @@ def history_problem(root: str) -> tuple[int, str]:
         (1, '')
     """
     try:
-        built = TokenCache.open(root)
+        built = TokenCache.open(root, settings=settings)
     except CacheError:  # whoever looks at the cache itself says what is wrong with it
         return 1, ""
     try:

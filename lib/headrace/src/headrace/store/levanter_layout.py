@@ -30,13 +30,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from headrace.errors import (
     CacheCorruptError,
     CacheError,
+    CacheMissingError,
     CacheUnfinishedError,
     ConfigError,
     ReadError,
@@ -44,6 +45,14 @@ from headrace.errors import (
 from headrace.store import files, retry
 from headrace.store.array import StoredArray
 from headrace.store.layout import LEAF_DTYPES, TOKENS, CacheLayout, LeafKind, StoredLayout
+from headrace.store.layouts import (
+    MAX_VOCABULARY,
+    NAMED_ONLY,
+    UNNAMED,
+    VOCABULARY_SAID,
+    FormatConfig,
+    Layout,
+)
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
 from headrace.store.levanter_checksums import (
@@ -62,21 +71,12 @@ CHUNK = 1 << 18
 SHARD_CHUNKS = 512
 UNBOUNDED = 1 << 54
 SPLITS = ("train", "validation")
-NAMED_ONLY = "levanter:"
-MAX_VOCABULARY = 1 << 32
-UNNAMED = "unknown"
-"""Path of the tokenizer of a cache whose ledger does not even name it, as those that Marin
-tokenized.
-"""
-"""Begins the fingerprint of a tokenizer of which a cache has the name and no copy."""
-VOCABULARY_SAID = "vocab_size_said"
-"""Where a tokenizer's record has the size of the vocabulary, if Levanter kept it."""
 _MOST_ZEROS = {TOKENS: 1 << 16, "assistant_masks": 1 << 24}
 """A run of up to this many zeros may be intended; a longer one is a lost file."""
 
 
 @dataclass(frozen=True)
-class LevanterCache:
+class LevanterCache(Layout):
     """A cache of Levanter's: its folder, its ledger, as headrace writes them, and how the values
     and the offsets of each field lie on disk.
     """
@@ -84,6 +84,17 @@ class LevanterCache:
     path: str
     ledger: Ledger
     layouts: Mapping[str, tuple[CacheLayout, CacheLayout]]
+
+    @classmethod
+    def is_at(cls, path: str) -> bool:
+        return is_levanter(path)
+
+    @classmethod
+    def open(cls, path: str, settings: FormatConfig) -> Self:
+        cache = read_levanter(path)
+        if cache is None:
+            raise CacheMissingError("is no cache of Levanter's", field="cache", value=path)
+        return cls(cache.path, cache.ledger, cache.layouts)
 
     def part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
         """The arrays of a field in a shard."""

@@ -46,6 +46,7 @@ other code needs some.
 
 _ENTRY = 16
 _UNSEEN = -1
+_NO_CHECKSUM = -2  # as native/gather.c has it
 _AROUND = 1 << 16
 """Linux maps at least this many bytes around a touched page, and unmaps them with it."""
 _POPULATE_READ = 22
@@ -250,12 +251,16 @@ class MappedArray:
         high = np.minimum(
             -(-(at + self.chunk_bytes + CRC_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE, begin + size
         )
-        named = (
-            np.full(at.size, -1) if self._checksums is None else np.asarray(self._checksums)[chunks]
-        )
+        named = self._named(chunks)
         return np.stack(
             [at, low, high - low, np.full(at.size, self.chunk_bytes), named.astype(np.int64)]
         )
+
+    def _named(self, chunks: Int64[np.ndarray, " m"]) -> np.ndarray:
+        """The checksums that the metadata has for chunks; -1: none."""
+        if self._checksums is None:
+            return np.full(chunks.size, -1)
+        return np.asarray(self._checksums)[chunks]
 
     def record(self, chunk: int, sound: bool) -> None:
         """Stores the result of a chunk's check."""
@@ -312,8 +317,7 @@ class MappedArray:
         """
         global _maps
         assert self._native is not None
-        index_bytes = self.shard_chunks * _ENTRY
-        path = self.folder / "c" / str(shard)
+        path = self._path(shard)
         with _lock:
             if _maps >= MAX_MAPS:
                 return None
@@ -324,10 +328,7 @@ class MappedArray:
             try:
                 status = os.fstat(fd)
                 size = status.st_size
-                if size < index_bytes + CRC_BYTES:
-                    return None
-                index = os.pread(fd, index_bytes + CRC_BYTES, size - index_bytes - CRC_BYTES)
-                entries = self._entries(index, size - index_bytes - CRC_BYTES)
+                entries = self._entries_in(fd, status)
                 if entries is None:
                     return None
                 address = self._native.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
@@ -345,6 +346,15 @@ class MappedArray:
         self._shards[shard] = _MappedShard((address, size), MappedFile.of(path, status))
         return np.where(entries >= 0, entries + address, 0)
 
+    def _path(self, shard: int) -> Path:
+        return self.folder / "c" / str(shard)
+
+    def _entries_in(self, fd: int, status: os.stat_result) -> Int64[np.ndarray, " c"] | None:
+        """Offsets of the chunks in an open shard file, as :meth:`_entries` returns them."""
+        index_bytes = self.shard_chunks * _ENTRY + CRC_BYTES
+        end = status.st_size - index_bytes
+        return None if end < 0 else self._entries(os.pread(fd, index_bytes, end), end)
+
     def _entries(self, index: bytes, end: int) -> np.ndarray | None:
         """Offsets of the chunks of a shard, -1 for one that is missing or of another size; None: a
         damaged index.
@@ -355,6 +365,58 @@ class MappedArray:
         sound = (offset != NO_CHUNK) & (size == self.chunk_bytes + CRC_BYTES)
         sound &= (offset <= end) & (offset + size <= end)
         return np.where(sound, offset.astype(np.int64), -1)
+
+
+class MappedFileArray(MappedArray):
+    """The chunks of an array that one plain file holds, from a byte on: ``shard_chunks`` is their
+    number. There are no checksums: a chunk is right if its file reaches so far and has not been
+    written to since it was mapped.
+    """
+
+    def __init__(self, file: Path, first_byte: int, chunk_bytes: int, size: int) -> None:
+        super().__init__(file.parent, chunk_bytes, max(-(-size // chunk_bytes), 1), size)
+        self._file = file
+        self._first_byte = first_byte
+        self._modified_ns = 0
+
+    def copy(self, chunk: int, into: np.ndarray) -> bool:
+        at = self.address(chunk)
+        if not at or not self._bring(chunk, at):
+            return False
+        assert self._native is not None
+        calls = self._native.calls
+        lost = calls.lost_pages()
+        calls.copy_mapped(into.ctypes.data, at, min(self.bytes_of(chunk), into.size))
+        self._advise(chunk, at, mmap.MADV_DONTNEED, _AROUND)
+        return calls.lost_pages() == lost
+
+    def check_again(self, shard: int) -> bool:
+        try:
+            return self._file.stat().st_mtime_ns == self._modified_ns
+        except OSError:  # one that was removed is still mapped as it was
+            return True
+
+    def _named(self, chunks: Int64[np.ndarray, " m"]) -> np.ndarray:
+        return np.full(chunks.size, _NO_CHECKSUM)
+
+    def _path(self, shard: int) -> Path:
+        return self._file
+
+    def _entries_in(self, fd: int, status: os.stat_result) -> Int64[np.ndarray, " c"] | None:
+        if status.st_size < self._first_byte + self._bytes:
+            return None  # it was cut off: reading says so
+        self._modified_ns = status.st_mtime_ns
+        return self._first_byte + np.arange(self._address.size) * self.chunk_bytes
+
+
+def map_file(
+    file: Path, first_byte: int, dtype: np.dtype[Any], length: int, chunk_elements: int
+) -> MappedFileArray | None:
+    """The array in a plain local file, as mapped chunks; None if it has to be read."""
+    if native() is None or _is_remote(file.parent):
+        return None
+    itemsize = dtype.itemsize
+    return MappedFileArray(file, first_byte, chunk_elements * itemsize, length * itemsize)
 
 
 def map_array(

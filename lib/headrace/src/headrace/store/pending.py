@@ -97,8 +97,10 @@ class PendingRead:
 
     def _shards(self) -> str:
         first, last = self._units(self._array.layout.shard_elements)
-        url = f"{self._array.url.rstrip('/')}/c/{first}"
-        return f"shard file {url}" if first == last else f"shard files {url} to {last}"
+        file = self._array.file_of(first)
+        if file == self._array.file_of(last):
+            return f"shard file {file}"
+        return f"shard files {file} to {last}"
 
     def _units(self, elements: int) -> tuple[int, int]:
         """The first and the last chunk or shard that it touches."""

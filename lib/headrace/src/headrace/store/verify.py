@@ -31,9 +31,10 @@ from msgspec import structs
 from headrace.errors import CacheError, ConfigError, HeadraceError, ReadError
 from headrace.store import files, owned
 from headrace.store.array import StoredArray
-from headrace.store.array_files import file_findings
+from headrace.store.array_files import FileFindings, file_findings
 from headrace.store.cache import CachePart, TokenCache
 from headrace.store.layout import TOKENS
+from headrace.store.layouts import LIMITS, FormatConfig
 from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
 from headrace.store.lease import lease
 from headrace.store.ledger import (
@@ -127,6 +128,7 @@ def verify(
     *,
     deep: bool = False,
     record: bool = False,
+    settings: FormatConfig | None = None,
     expect: Callable[[int], None] | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> VerifyReport:
@@ -137,6 +139,7 @@ def verify(
         deep: Read every chunk.
         record: Take the checksums of a cache of Levanter's, for later reads and checks, unless
             something is damaged; this reads every chunk.
+        settings: How another system's files are read.
         expect: Called once with the number of elements that a deep check will read.
         advance: Called with the number of elements read since its last call, from several threads.
 
@@ -150,11 +153,12 @@ def verify(
         >>> verify(headrace.testing.tiny_cache().path, deep=True).damages
         []
     """
-    cache, finished, own_damages = _opened(path)
+    cache, finished, own_damages = _opened(path, settings)
     if record and own_damages:
         cure = f"Leave --record out: headrace cache verify {path} --deep"
         raise ConfigError("has checksums in its chunks", field="cache", value=path, cure=cure)
     if record:
+        cache.check_own_folder("Leave --record out: it is for caches of Levanter's.")
         checked_record_url(cache.path, cache.fingerprint)  # before hours of reading
     deep = deep or record
     taken: dict[str, list[np.ndarray]] = {}
@@ -181,7 +185,7 @@ def verify(
             )
             damages_of_parts = [[*a, *b] for a, b in zip(damages_of_parts, read, strict=True)]
     sources: dict[str, list[str]] = {}
-    for source in cache.ledger.sources:
+    for source in cache.ledger.sources if own_damages else ():
         sources.setdefault(str(source.get("part")), []).append(str(source["path"]))
     ends = np.cumsum(cache.part_documents)
     damages = [
@@ -260,13 +264,13 @@ def invalidate(path: str, names: Sequence[str]) -> None:
             write_ledger(path, structs.replace(ledger, finished=False, parts=[]))
 
 
-def _opened(path: str) -> tuple[TokenCache, bool, bool]:
+def _opened(path: str, settings: FormatConfig | None) -> tuple[TokenCache, bool, bool]:
     """The cache (the complete parts of an unfinished one), whether it is finished, and whether
     headrace wrote it.
     """
     ledger = read_ledger(path)
     if ledger is None:
-        return TokenCache.open(path), True, False
+        return TokenCache.open(path, settings=settings), True, False
     if ledger.finished:
         return TokenCache(path, ledger), True, True
     names = dict.fromkeys(str(s["part"]) for s in ledger.sources)
@@ -275,8 +279,12 @@ def _opened(path: str) -> tuple[TokenCache, bool, bool]:
 
 
 def _unchecked(cache: TokenCache, own: bool, older: int) -> tuple[str, ...]:
-    """What older caches do not record; this many arrays do not list their chunks."""
+    """What older caches and other systems do not record; this many arrays do not list their
+    chunks.
+    """
     if not own:
+        if limits := cache.ledger.metadata.get(LIMITS):
+            return tuple(limits)
         if read_checksums(cache.path, cache.fingerprint) is not None:
             return ()
         return (
@@ -340,7 +348,8 @@ def _look(
             damages.append(Damage(record.name, problem, file=url))
     for _, leaf in leaves:
         for array in filter(None, (leaf.data, leaf.offsets)):
-            looked = file_findings(array)
+            problems = array.file_problems()
+            looked = file_findings(array) if problems is None else FileFindings(problems)
             damages += [
                 Damage(record.name, problem, array.url, file) for file, problem in looked.problems
             ]
@@ -462,7 +471,7 @@ def _read_array(
     shard = array.layout.shard_chunks
     for number, chunks in groupby(bad, key=lambda b: b[0] // shard):
         numbers, problems = zip(*chunks, strict=True)
-        file = files.join(array.url, "c", str(number))
+        file = array.file_of(number)
         yield Damage(record.name, problems[0], array.url, file, _runs(numbers))
 
 

@@ -19,8 +19,9 @@ from headrace.errors import CacheError, ConfigError, check_at_least, check_choic
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store.layouts import find_layout
 from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
-from headrace.store.levanter_layout import CHUNK, SHARD_CHUNKS, is_levanter
+from headrace.store.levanter_layout import CHUNK, SHARD_CHUNKS
 from headrace.store.missing import what_is_there
 from headrace.store.parts import LeafRecord, PartRecord
 
@@ -251,7 +252,7 @@ def _as_streams(config: LmDataConfig, names: tuple[str, ...]) -> LmDataConfig:
 
 def is_there(path: str) -> bool:
     """Whether there is a cache at a path."""
-    return read_ledger(path) is not None or is_levanter(path)
+    return read_ledger(path) is not None or find_layout(path) is not None
 
 
 def _exists(name: str, component: ComponentConfig) -> bool:

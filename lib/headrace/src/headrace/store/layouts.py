@@ -1,0 +1,168 @@
+"""Stores of other systems, read where they lie: one class for each format, which other packages
+bring.
+
+A class of ``headrace.layouts`` (:mod:`headrace.extensions`) recognises what is at a path, lists its
+parts in a ledger, as if headrace had written them, and opens the arrays of a part. All that a cache
+can do follows from that. :class:`~headrace.store.plain.PlainArray` reads plain files of numbers.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from headrace import extensions
+from headrace.errors import CacheMissingError, ConfigError, check_choice, check_whole
+from headrace.store.layout import TOKEN_DTYPES, LeafKind
+from headrace.store.leaf import LeafPart
+from headrace.store.ledger import Ledger
+
+NAMED_ONLY = "levanter:"
+"""Begins the fingerprint of a tokenizer of which a cache has at most the name, and no copy."""
+UNNAMED = "unknown"
+"""Path of the tokenizer of a cache that does not even name it."""
+VOCABULARY_SAID = "vocab_size_said"
+"""Where a tokenizer's record has the size of the vocabulary, if somebody said it."""
+MAX_VOCABULARY = 1 << 32
+FORMAT = "format"
+"""Metadata of a store of another system: the name of its format."""
+LIMITS = "limits"
+"""Metadata of such a store: sentences on what its format cannot promise."""
+
+
+@dataclass(frozen=True)
+class FormatConfig:
+    """How the files of another system are read, where they do not say it themselves. In a config,
+    the name is enough: ``format: megatron``.
+
+    Attributes:
+        name: Name of the format; None: found out.
+        dtype: Dtype of the tokens in files without a header.
+        eos_id: Token that ends documents.
+        vocab_size: Number of ids.
+        index: Folder or URL for where documents end, if finding it takes a pass over the files.
+
+    Raises:
+        ConfigError: there is no such format or dtype; its package is not installed.
+
+    Example:
+        >>> FormatConfig("levanter").layout().__name__
+        'LevanterCache'
+    """
+
+    SHORTHAND: ClassVar[str] = "name"
+
+    name: str | None = None
+    dtype: str | None = None
+    eos_id: int | None = None
+    vocab_size: int | None = None
+    index: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_choice("format.name", self.name, extensions.names_of(extensions.LAYOUTS))
+        if self.dtype is not None:
+            check_choice("format.dtype", self.dtype, TOKEN_DTYPES, "is not a dtype of tokens")
+        for field in ("eos_id", "vocab_size"):
+            if (value := getattr(self, field)) is not None:
+                check_whole(f"format.{field}", value)
+        if self.vocab_size is not None and not 1 <= self.vocab_size <= MAX_VOCABULARY:
+            raise ConfigError(
+                "must lie in 1 .. 2**32", field="format.vocab_size", value=self.vocab_size
+            )
+
+    def layout(self) -> type[Layout]:
+        """The class of the format."""
+        assert self.name is not None
+        return extensions.load_extension(extensions.LAYOUTS, self.name, "format.name")
+
+    def tokenizer(self, dtype: str) -> dict[str, Any]:
+        """The record of a tokenizer of which nothing is known but what this says.
+
+        Example:
+            >>> FormatConfig(eos_id=0).tokenizer("uint16")["vocab_size"]
+            65536
+        """
+        limit = min(int(np.iinfo(dtype).max) + 1, MAX_VOCABULARY)
+        said = json.dumps([UNNAMED, self.vocab_size, self.eos_id])
+        size = {} if self.vocab_size is None else {VOCABULARY_SAID: self.vocab_size}
+        return {
+            "path": UNNAMED,
+            "file": None,
+            "fingerprint": f"{NAMED_ONLY}{hashlib.sha256(said.encode()).hexdigest()}",
+            "vocab_size": self.vocab_size or limit,
+            **size,
+            "bos": None,
+            "bos_id": None,
+            "eos": None if self.eos_id is None else f"<{self.eos_id}>",
+            "eos_id": self.eos_id,
+        }
+
+
+class Layout(abc.ABC):
+    """A store in another system's format, opened. Nothing is ever written to it.
+
+    Attributes:
+        ledger: Its parts, as headrace writes them.
+    """
+
+    ledger: Ledger
+
+    @classmethod
+    @abc.abstractmethod
+    def is_at(cls, path: str) -> bool:
+        """Whether there is a store of this format at a path: looks at names, and at most reads the
+        beginning of a file.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def open(cls, path: str, settings: FormatConfig) -> Self:
+        """Opens the store.
+
+        Raises:
+            CacheMissingError: there is none.
+            CacheError: it cannot be read, or contradicts itself.
+            ConfigError: a setting is missing, or does not fit.
+        """
+
+    @abc.abstractmethod
+    def part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
+        """The arrays of a leaf in a part."""
+
+
+def find_layout(path: str) -> type[Layout] | None:
+    """The format of what is at a path; None if no installed package knows it."""
+    for name in extensions.installed_names(extensions.LAYOUTS):
+        layout = FormatConfig(name).layout()
+        if layout.is_at(path):
+            return layout
+    return None
+
+
+def open_layout(path: str, settings: FormatConfig | None) -> Layout | None:
+    """The store of another system at a path; None if there is none and the settings name none.
+
+    Raises:
+        CacheMissingError: there is none of the format that the settings name.
+        CacheError: it cannot be opened.
+        ConfigError: the settings do not fit.
+    """
+    settings = settings or FormatConfig()
+    if settings.name is None:
+        layout = find_layout(path)
+        return None if layout is None else layout.open(path, settings)
+    layout = settings.layout()
+    if not layout.is_at(path):
+        other = find_layout(path)
+        names = extensions.installed_names(extensions.LAYOUTS)
+        name = next((n for n in names if other and FormatConfig(n).layout() is other), None)
+        cure = "Check the path." if name is None else f"It looks like {name}: leave format out."
+        problem = f"holds no files of the format {settings.name}"
+        raise CacheMissingError(problem, field="cache", value=path, cure=cure)
+    return layout.open(path, settings)

@@ -1,0 +1,235 @@
+"""Arrays in plain files, as other systems write them: numbers end to end from a byte on, and arrays
+that are computed from such.
+
+A file is read in chunks, as an array of headrace's is: a local one through the mapping
+(:class:`~headrace.store.mapped.MappedFileArray`), one in a store over HTTP with one request per
+chunk, neighbours together. There are no checksums: a file that is shorter than when it was opened
+is an error, flipped bits are not seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from headrace.errors import CacheCorruptError, ReadError
+from headrace.store import files
+from headrace.store.array import StoredArray, kvstore_spec
+from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, StoredLayout
+from headrace.store.location import Location
+from headrace.store.mapped import MappedArray, map_file
+from headrace.store.pending import ArrayFuture
+from headrace.store.requests import Store, get
+from headrace.store.sharded import REQUEST_BYTES, ShardedArray
+
+T = TypeVar("T")
+_LITTLE: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
+COPY_AGAIN = "Copy that file again, with all that belong to it."
+
+
+def plain_layout(dtype: str) -> CacheLayout:
+    """The layout of an array in a plain file: the chunks in which it is read."""
+    return CacheLayout(dtype, DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, "none")
+
+
+class PlainArray(StoredArray):
+    """An array that a plain file holds, little-endian.
+
+    Args:
+        url: The file.
+        length: Number of elements.
+        dtype: Their dtype.
+        first_byte: Where they begin.
+        file_bytes: Size of the whole file when it was opened.
+    """
+
+    described = True
+
+    def __init__(
+        self, url: str, length: int, dtype: str, first_byte: int = 0, file_bytes: int = 0
+    ) -> None:
+        super().__init__(url, length, plain_layout(dtype))
+        self.first_byte = first_byte
+        self._file_bytes = file_bytes or first_byte + length * self.dtype.itemsize
+
+    @cached_property
+    def _file(self) -> Path | None:
+        return self._folder  # of an array in a plain file, this is the file
+
+    @cached_property
+    def _over_http(self) -> bool:
+        return True  # local files that are not mapped are read in the same way
+
+    def file_of(self, shard: int) -> str:
+        return self.url
+
+    def file_problems(self) -> list[tuple[str, str]]:
+        try:
+            size = file_size(self.url)
+        except FileNotFoundError:
+            return [(self.url, "is missing")]
+        if size == self._file_bytes:
+            return []
+        return [(self.url, f"has {size:,} bytes instead of {self._file_bytes:,}")]
+
+    def requests_of_all(self, *, described: bool) -> int:
+        stored_bytes = self.layout.shard_elements * self.dtype.itemsize
+        shards, rest = divmod(self.length * self.dtype.itemsize, stored_bytes)
+        return shards * -(-stored_bytes // REQUEST_BYTES) + -(-rest // REQUEST_BYTES)
+
+    def mapped(self) -> MappedArray | None:
+        if self._file is None:
+            return None
+        with self._lock:
+            if not self._looked:
+                about = self.dtype, self.length, self.chunk_elements
+                self._mapped = map_file(self._file, self.first_byte, *about)
+                self._looked = True
+            return self._mapped
+
+    async def _open_over_http(self) -> ShardedArray:
+        folder, name = Location.parse(self.url if self._file is None else str(self._file)).up()
+        store = Store(kvstore_spec(str(folder)), self.damaged_attempts)
+        return _PlainFile(store, name, self)
+
+
+class _PlainFile(ShardedArray):
+    """A plain file, whose chunks are where they would be in one file of a sharded array without
+    index and checksums; only the last is shorter.
+    """
+
+    def __init__(self, store: Store, name: str, array: PlainArray) -> None:
+        layout = array.layout
+        stored = StoredLayout(
+            length=array.length,
+            dtype=layout.dtype,
+            shard=layout.shard_elements,
+            chunk=layout.chunk_elements,
+            codecs=[_LITTLE],
+            index_codecs=[_LITTLE],
+            index_last=True,
+            plain=True,
+        )
+        super().__init__(store, array.url, stored, computed=True)
+        itemsize = array.dtype.itemsize
+        self._file = store
+        self._name = name
+        self._first_byte = array.first_byte
+        self._end = array.first_byte + array.length * itemsize
+        self._shard_bytes = layout.shard_elements * itemsize
+
+    async def _request(
+        self,
+        chunk: int,
+        span: slice,
+        decode: Callable[[bytes], Awaitable[bool]],
+        *,
+        index: bool = False,
+    ) -> bool | None:
+        shard_begin = self._first_byte + chunk // self.shard_chunks * self._shard_bytes
+        begin = shard_begin + span.start
+        end = min(shard_begin + span.stop, self._end)
+        missing = shard_begin + span.stop - end  # of the last chunk
+
+        async def decode_padded(data: bytes) -> bool:
+            return await decode(data + bytes(missing))
+
+        return await get(self._file, self._name, slice(begin, end), decode_padded)
+
+    async def _stored_places(self, shard: int) -> None:
+        return None  # there is no index to look at
+
+    def _shard(self, chunk: int) -> str:
+        return f"file {self.url}"
+
+
+class ComputedArray(StoredArray):
+    """An int64 array that is computed from others when it is read, such as the offsets of documents
+    from an index.
+
+    Args:
+        url: The file that it comes from, for errors.
+        length: Number of elements.
+        begin: Starts the reads for elements ``start .. stop``; returns a function that waits for
+            them and computes the elements. Raises ReadError if the stored ones contradict
+            themselves.
+        sources: What it reads; the first says whether its file is as it was.
+    """
+
+    described = True
+
+    def __init__(
+        self,
+        url: str,
+        length: int,
+        begin: Callable[[int, int], Callable[[], np.ndarray]],
+        sources: tuple[PlainArray, ...] = (),
+    ) -> None:
+        super().__init__(url, length, plain_layout("int64"))
+        self._begin = begin
+        self._sources = sources
+
+    def file_of(self, shard: int) -> str:
+        return self.url
+
+    def file_problems(self) -> list[tuple[str, str]]:
+        return self._sources[0].file_problems() if self._sources else []
+
+    def requests_of_all(self, *, described: bool) -> int:
+        return sum(source.requests_of_all(described=True) for source in self._sources)
+
+    def mapped(self) -> None:
+        return None
+
+    def read(self, start: int, stop: int) -> ArrayFuture:
+        return _Computing(self._begin(start, stop))
+
+    def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
+        finish = self._begin(start, start + out.size)
+
+        def fill() -> np.ndarray:
+            out[:] = finish()
+            return out
+
+        return _Computing(fill)
+
+
+class _Computing:
+    """A read of a computed array in flight."""
+
+    def __init__(self, finish: Callable[[], np.ndarray]) -> None:
+        self._finish = finish
+
+    def result(self, timeout: float | None = None) -> np.ndarray:
+        return self._finish()
+
+    def __await__(self) -> Generator[Any, None, np.ndarray]:
+        return asyncio.to_thread(self._finish).__await__()
+
+
+def offsets_in_memory(url: str, offsets: np.ndarray) -> ComputedArray:
+    """Offsets of documents that are held in memory."""
+    return ComputedArray(url, offsets.size, lambda start, stop: lambda: offsets[start:stop].copy())
+
+
+def file_size(url: str) -> int:
+    """Bytes of a file. Raises FileNotFoundError, or CacheError if the store cannot be reached or
+    does not say.
+    """
+    if files.is_local(url):
+        return files.local_path(url).stat().st_size
+    size = files.info(url).get("size")
+    if size is None:
+        cure = "Put it on a server that tells the sizes of files (Content-Length)."
+        raise ReadError("has no size, as its server says", field="file", value=url, cure=cure)
+    return int(size)
+
+
+def corrupt(url: str, problem: str, cure: str = COPY_AGAIN) -> CacheCorruptError:
+    """The error for a file that contradicts itself, or what lies beside it."""
+    return CacheCorruptError(problem, field="file", value=url, cure=cure)

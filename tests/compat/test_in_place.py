@@ -1,0 +1,377 @@
+"""Token files of other systems read in place: what holds for every format, each by its own reader.
+
+A format is a line of :data:`FORMATS`: how its files are written here, and how they are named.
+"""
+
+import json
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+from typer.testing import CliRunner
+
+from headrace import LmDataConfig, load_config
+from headrace.cli.application import application
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError
+from headrace.store import TokenCache, open_cache, verify
+from headrace.testing import web_server
+
+SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
+Documents = Sequence[Sequence[int]]
+
+
+def write_megatron(base: Path, documents: Documents, dtype: str = "uint16", each: int = 1) -> Path:
+    """``base.bin`` and ``base.idx`` with ``each`` sequences in a document; returns the prefix."""
+    code = {"uint8": 1, "int32": 4, "int64": 5, "uint16": 8}[dtype]
+    arrays = [np.asarray(ids, dtype) for ids in documents]
+    pieces = [piece for array in arrays for piece in np.array_split(array, each)]
+    lengths = np.array([piece.size for piece in pieces], "<i4")
+    pointers = (np.cumsum(lengths, dtype=np.int64) - lengths) * np.dtype(dtype).itemsize
+    bounds = np.arange(len(arrays) + 1) * each
+    base.with_suffix(".bin").write_bytes(b"".join(a.tobytes() for a in arrays))
+    base.with_suffix(".idx").write_bytes(
+        b"MMIDIDX\0\0"
+        + struct.pack("<QBQQ", 1, code, lengths.size, bounds.size)
+        + lengths.tobytes()
+        + pointers.astype("<i8").tobytes()
+        + bounds.astype("<i8").tobytes()
+    )
+    return base
+
+
+class Format(NamedTuple):
+    """A format: its name, how documents become files below a base name (returns what a user names),
+    the endings of its files of tokens, and settings.
+    """
+
+    name: str
+    write: Callable[[Path, Documents], Path]
+    suffix: str
+    settings: Mapping[str, object] = MappingProxyType({})
+    longest: int = 20
+
+
+FORMATS = [
+    Format("megatron", write_megatron, ".bin"),
+]
+EVERY = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+
+
+def random_texts(seed: int, count: int, longest: int = 400) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, 50_000, n).tolist() for n in rng.integers(1, longest, count)]
+
+
+def one_device() -> Mesh:
+    return Mesh(np.array(jax.devices()[:1]), ("data",))
+
+
+def config_of(folder: Path, cache: object, **fields: object) -> LmDataConfig:
+    plain = {"seq_len": 64, "batch_size": 8, "num_steps": 20, "components": {"a": cache}}
+    (folder / "run.yaml").write_text(yaml.safe_dump({**plain, **fields}, sort_keys=False))
+    return load_config(str(folder / "run.yaml"))
+
+
+def run(*words: object) -> str:
+    done = CliRunner().invoke(application(), [*map(str, words)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def component(form: Format, cache: object) -> dict[str, object]:
+    settings = {"format": {"name": form.name, **form.settings}} if form.settings else {}
+    return {"cache": cache, **settings}
+
+
+@pytest.fixture(params=FORMATS, ids=lambda form: form.name, scope="module")
+def store(request, tmp_path_factory) -> tuple[Format, Path, list[list[int]]]:
+    """A folder with three files of a format, and the documents in the order of their names."""
+    form: Format = request.param
+    folder = tmp_path_factory.mktemp(form.name)
+    texts = [random_texts(seed, 30) for seed in range(3)]
+    for number, some in enumerate(texts):
+        form.write(folder / f"part-{number}", some)
+    return form, folder, [text for some in texts for text in some]
+
+
+def test_all_it_names_are_the_same_cache(store, tmp_path):
+    form, folder, texts = store
+    listed = sorted(str(path) for path in folder.glob(f"*{form.suffix}"))
+    stream = np.concatenate([np.array(text) for text in texts])
+    for named in (str(folder), str(folder / f"*{form.suffix}"), listed):
+        cache = config_of(tmp_path, component(form, named)).open_caches()["a"]
+        assert (cache.tokens(0, cache.num_tokens) == stream).all()
+        assert cache.lengths().tolist() == [len(text) for text in texts]
+        assert cache.document(31).tolist() == texts[31]
+
+
+def test_it_trains_on_what_a_built_cache_would(store, tmp_path):
+    form, folder, texts = store
+    before = sorted(folder.rglob("*"))
+    packing = {"packing": {"plans": str(tmp_path / "plans")}}
+    rows = {}
+    for name, more in {"stream": {}, "packed": packing}.items():
+        with config_of(tmp_path, component(form, str(folder)) | more).loader(one_device()) as here:
+            with here.iter_from_step() as batches:
+                rows[name] = np.concatenate([np.asarray(b.tokens) for b in batches])
+            reads = here.stats().reads
+        assert reads.tensorstore_reads_issued == 0
+        assert reads.mapped_blocks
+    stream = [token for text in texts for token in text]
+    starts = {tuple(stream[at : at + 64]) for at in range(0, len(stream))}
+    assert all(tuple(row) in starts for row in rows["stream"].tolist())
+    assert rows["packed"].shape == rows["stream"].shape
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_removed_documents_and_hold_outs_are_left_out_without_a_file_beside(store, tmp_path):
+    form, folder, texts = store
+    before = sorted(folder.rglob("*"))
+    (tmp_path / "gone.txt").write_text("0\n31\n")
+    part = component(form, str(folder)) | {"remove": str(tmp_path / "gone.txt")}
+    config = config_of(tmp_path, part, validation={"fraction": 0.25}, seq_len=16)
+    train = config.train_datasets()["a"]
+    held_out = config.validation_datasets()["a"]
+    left = sum(len(text) for text in texts) - len(texts[0]) - len(texts[31])
+    assert left - 16 * 30 <= 16 * (len(train) + len(held_out)) <= left
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_without_a_folder_for_plans_packing_is_refused(store, tmp_path):
+    form, folder, _ = store
+    config = config_of(tmp_path, component(form, str(folder)) | {"packing": {}})
+    with pytest.raises(ConfigError) as refused:
+        config.train_datasets()
+    assert "plans" in str(refused.value.field)
+
+
+def test_commands_show_it(store, tmp_path):
+    form, folder, texts = store
+    words = [form.name, *(f"{name}={value}" for name, value in form.settings.items())]
+    option = ["--format", ",".join(words)]
+    facts = json.loads(run("cache", "inspect", folder, "--json", *option))
+    assert (facts["format"], facts["documents"]) == (form.name, len(texts))
+    assert facts["bytes_on_disk"] == facts["source_bytes"] > facts["tokens"]
+    assert "not promised" in run("cache", "inspect", folder, "--samples", 0, *option)
+    report = json.loads(run("cache", "verify", folder, "--deep", "--json", *option))
+    assert (report["damages"], report["parts"]) == ([], 3)
+    assert report["unchecked"] == facts["limits"]
+    config_of(tmp_path, component(form, str(folder)))
+    run("config", "check", tmp_path / "run.yaml")
+    run("config", "simulate", tmp_path / "run.yaml")
+    cat = run("run", "cat", tmp_path / "run.yaml", "--step", 3)
+    assert str(folder) in cat
+
+
+def test_nothing_is_written_beside_it_by_commands(store):
+    form, folder, _ = store
+    if form.settings:
+        pytest.skip("these commands take no --format")
+    before = sorted(folder.rglob("*"))
+    icc = ["inspect", folder, "--icc", "--save", "--seq-len", 16, "--block", 16, "--blocks", 32]
+    for words in (["remove", folder, 3], icc):
+        done = CliRunner().invoke(application(), ["cache", *map(str, words)])
+        assert isinstance(done.exception, ConfigError), done.output
+        assert "beside which nothing is written" in str(done.exception)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_fingerprint_follows_content_not_place(store, tmp_path):
+    form, folder, _ = store
+    settings_of = config_of(tmp_path, component(form, str(folder))).components["a"].format
+    first = TokenCache.open(folder, settings=settings_of).fingerprint
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert TokenCache.open(copy, settings=settings_of).fingerprint == first
+    file = next(copy.glob(f"*{form.suffix}"))
+    raw = bytearray(file.read_bytes())
+    raw[-4] ^= 1
+    file.write_bytes(raw)
+    assert TokenCache.open(copy, settings=settings_of).fingerprint != first
+
+
+def test_a_file_that_is_cut_later_is_an_error_that_names_it(store, tmp_path):
+    form, folder, _ = store
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    config = config_of(tmp_path, component(form, str(copy)))
+    cache = config.open_caches()["a"]
+    file = sorted(copy.glob(f"*{form.suffix}"))[0]
+    file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(HeadraceError, match=file.name):
+        cache.tokens(0, cache.num_tokens)
+    with pytest.raises(HeadraceError):
+        verify(str(copy), settings=config.components["a"].format)
+    with pytest.raises(HeadraceError, match=file.name):
+        config.open_caches()
+
+
+@EVERY
+@settings(max_examples=25)
+@given(data=st.data())
+def test_documents_are_those_that_were_written(form, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("files")
+    text = st.lists(st.integers(1, 50_000), min_size=1, max_size=form.longest)
+    files = data.draw(st.lists(st.lists(text, min_size=1, max_size=8), min_size=1, max_size=3))
+    for number, texts in enumerate(files):
+        form.write(folder / f"part-{number}", texts)
+    settings_of = config_of(folder, component(form, str(folder))).components["a"].format
+    cache = TokenCache.open(str(folder), settings=settings_of)
+    texts = [text for some in files for text in some]
+    assert [cache.document(k).tolist() for k in range(cache.num_documents)] == texts
+    first = data.draw(st.integers(0, len(texts)))
+    last = data.draw(st.integers(first, len(texts)))
+    assert cache.lengths(first, last).tolist() == [len(text) for text in texts[first:last]]
+
+
+@pytest.fixture(scope="module")
+def many_files(tmp_path_factory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("many")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@EVERY
+def test_two_hundred_files_take_a_request_a_block_over_http(form, many_files):
+    folder = many_files / form.name
+    folder.mkdir()
+    rng = np.random.default_rng(7)
+    tokens = 100_000  # two blocks of 65,536 each
+    for number in range(200):
+        form.write(folder / f"part-{number:03d}", [rng.integers(1, 50_000, tokens)])
+    asked: list[str] = []
+
+    def admits(target: str, headers: object) -> bool:
+        asked.append(target)
+        return True
+
+    with web_server(folder, admits) as server:
+        paths = [f"{server}/{path.name}" for path in sorted(folder.glob(f"*{form.suffix}"))]
+        config = config_of(
+            folder,
+            component(form, paths),
+            seq_len=4096,
+            batch_size=16,
+            num_steps=200 * 24 // 16,
+        )
+        with config.loader(one_device()) as loader:
+            opening = len(asked)
+            total = 0
+            with loader.iter_from_step() as batches:
+                for batch in batches:
+                    total += int(np.asarray(batch.tokens).sum(dtype=np.int64))
+            blocks = loader.stats().reads.block_fetches
+    assert blocks >= 400
+    assert len(asked) - opening <= 1.1 * blocks
+    assert opening <= 200 * 9
+    local = config_of(folder, component(form, str(folder))).open_caches()["a"]
+    rows = [local.tokens(k * tokens, k * tokens + 24 * 4096) for k in range(200)]
+    assert total == sum(int(row.sum(dtype=np.int64)) for row in rows)
+
+
+# What only some formats can have wrong
+
+
+def megatron_pair(folder: Path) -> Path:
+    return write_megatron(folder / "web_text_document", random_texts(1, 20))
+
+
+def patched(file: Path, at: int, raw: bytes) -> None:
+    content = bytearray(file.read_bytes())
+    content[at : at + len(raw)] = raw
+    file.write_bytes(content)
+
+
+SEQUENCES = 20
+POINTERS_AT = 34 + 4 * SEQUENCES
+BOUNDS_AT = 34 + 12 * SEQUENCES
+
+
+@pytest.mark.parametrize(
+    ("ending", "at", "raw", "problem"),
+    [
+        (".idx", 18, struct.pack("<Q", 19), "was cut off, or its header is wrong"),
+        (".idx", 18, struct.pack("<Q", 1 << 62), "has a header of"),
+        (".idx", 17, bytes([4]), "one of them was cut off, or its header is wrong"),
+        (".idx", 17, bytes([7]), "float32, which is not read"),
+        (".idx", 9, struct.pack("<Q", 2), "is of version 2"),
+        (".idx", BOUNDS_AT, struct.pack("<q", 1), "has documents from sequence 1"),
+        (".idx", BOUNDS_AT - 8, struct.pack("<q", -2), "one of them was cut off"),
+    ],
+)
+def test_a_lying_index_is_refused_at_opening(tmp_path, ending, at, raw, problem):
+    base = megatron_pair(tmp_path)
+    file = base.with_suffix(ending)
+    patched(file, at, raw)
+    with pytest.raises(CacheError, match=problem) as refused:
+        TokenCache.open(str(base))
+    assert str(base) in str(refused.value.value)
+    assert refused.value.cure
+
+
+@pytest.mark.parametrize("ending", [".bin", ".idx"])
+def test_a_pair_that_is_cut_or_halved_is_refused(tmp_path, ending):
+    base = megatron_pair(tmp_path)
+    file = base.with_suffix(ending)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-2])
+    with pytest.raises(CacheCorruptError, match="cut off"):
+        TokenCache.open(str(base))
+    file.unlink()
+    with pytest.raises(HeadraceError):
+        TokenCache.open(str(base))
+
+
+@pytest.mark.parametrize(
+    ("at", "raw"),
+    [
+        (POINTERS_AT + 8 * 5, struct.pack("<q", 2)),  # two documents overlap
+        (34 + 4 * 5, struct.pack("<i", -3)),
+        (BOUNDS_AT + 8 * 5, struct.pack("<q", 11)),
+    ],
+)
+def test_documents_that_overlap_are_refused_where_they_are_read(tmp_path, at, raw):
+    base = megatron_pair(tmp_path)
+    patched(base.with_suffix(".idx"), at, raw)
+    cache = TokenCache.open(str(base))
+    with pytest.raises(CacheCorruptError, match="overlap") as refused:
+        cache.lengths()
+    assert refused.value.value == f"{base}.idx"
+    problems = [damage.problem for damage in verify(str(base), deep=True).damages]
+    assert any("overlap" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "int64"])
+@pytest.mark.parametrize("each", [1, 3])
+def test_documents_of_several_sequences_are_one(tmp_path, dtype, each):
+    texts = [[k % 200 for k in text] for text in random_texts(4, 20, 30)]
+    cache = TokenCache.open(str(write_megatron(tmp_path / "a_document", texts, dtype, each)))
+    assert cache.dtype == dtype
+    assert [cache.document(k).tolist() for k in range(20)] == texts
+    assert cache.lengths(3, 9).tolist() == [len(text) for text in texts[3:9]]
+
+
+def test_another_format_or_dtype_than_the_files_is_refused(tmp_path):
+    base = megatron_pair(tmp_path)
+    with pytest.raises(ConfigError, match="uint16") as refused:
+        config_of(tmp_path, {"cache": str(base), "format": {"dtype": "int32"}}).open_caches()
+    assert refused.value.field == "components.a.format.dtype"
+    with pytest.raises(HeadraceError, match="leave format out"):
+        config_of(tmp_path, {"cache": str(base), "format": "levanter"}).open_caches()
+    with pytest.raises(ConfigError, match="Did you mean 'megatron'"):
+        config_of(tmp_path, {"cache": str(base), "format": "megatorn"})
+
+
+def test_files_of_two_dtypes_are_two_components(tmp_path):
+    write_megatron(tmp_path / "a_document", random_texts(1, 3))
+    write_megatron(tmp_path / "b_document", random_texts(2, 3), "int32")
+    with pytest.raises(ConfigError, match="Make two components"):
+        open_cache(tmp_path)
