@@ -365,7 +365,7 @@ def test_a_mapped_dataset_changes_its_rows_too(caches):
 
 def test_what_does_not_go_together_is_refused(caches, tmp_path):
     dataset = make(caches, [(0, 16), (3, 32)], False, BatchSchedule(8), False, False)
-    with pytest.raises(ConfigError, match="Ask for the examples of one phase at a time"):
+    with pytest.raises(ConfigError, match="Ask for the examples of one side at a time"):
         dataset.read([23, 24])
     with pytest.raises(ConfigError, match="cannot be reordered"):
         dataset.reordered(dataset.phases[0][1].components[0].order)  # pyright: ignore

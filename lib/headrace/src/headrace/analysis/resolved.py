@@ -23,8 +23,8 @@ from headrace.analysis.simulate.forecast import (
 )
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.dataset import PlannedDataset
-from headrace.data.erased import RunDataset
 from headrace.data.mixture import MixtureDataset
+from headrace.data.phased import RunDataset
 from headrace.data.sources_at import sources_at
 from headrace.errors import ConfigError
 from headrace.metrics import SourceAt

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from headrace.analysis.resolved import ResolvedRun
-from headrace.data.erased import ErasedDataset
+from headrace.data.erased import NOTHING_ERASED
+from headrace.data.phased import PhasedDataset
 
 _FIRST = np.zeros(1, np.int64)
 LIMITS = ("max_epochs", "max_tokens", "max_share")
@@ -42,7 +43,7 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
     config = run.config
     stages = run.first.describe()["stages"]
     accounts = config.accounts(run.caches)
-    erasures = run.dataset.erasures if isinstance(run.dataset, ErasedDataset) else {}
+    erased = run.dataset.erasures if isinstance(run.dataset, PhasedDataset) else NOTHING_ERASED
     return {
         "steps": run.steps,
         "tokens": None
@@ -62,7 +63,7 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
                 "account": accounts[name].to_json(),
                 "erased": [
                     {"step": step, "documents": one.documents, "tokens": one.tokens.total}
-                    for step, one in erasures.get(name, ())
+                    for step, one in erased.of_components.get(name, ())
                 ],
             }
             for name in run.first.names

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
-    from headrace.data.erased import RunDataset
+    from headrace.data.phased import RunDataset
     from headrace.run.lock import RunLock
     from headrace.store.layouts import FormatConfig
 

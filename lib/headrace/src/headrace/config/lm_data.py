@@ -78,8 +78,8 @@ if TYPE_CHECKING:  # these import jax; a config can be read and checked without 
     from headrace.data.async_dataset import AsyncDataset
     from headrace.data.component import Account
     from headrace.data.dataset import PlannedDataset
-    from headrace.data.erased import RunDataset
     from headrace.data.packed import PackedTokenDataset
+    from headrace.data.phased import RunDataset
     from headrace.data.token_seq import TokenSeqDataset
     from headrace.feed.loader import DataLoader, LoaderOptions
 

@@ -39,9 +39,8 @@ from headrace.store.snapshots import History, Snapshot, choose_snapshot, parse_h
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
-    from headrace.data.erased import Erasure, RunDataset
-    from headrace.data.mixture import MixtureDataset
-    from headrace.data.phased import PhasedDataset
+    from headrace.data.erased import Erasure
+    from headrace.data.phased import RunDataset
 
 
 @dataclass(frozen=True)
@@ -315,7 +314,7 @@ def _with_newcomer(
 
 
 def without_removed(
-    dataset: MixtureDataset | PhasedDataset,
+    dataset: RunDataset,
     settled: Settled,
     caches: Mapping[str, TokenCache],
 ) -> RunDataset:
@@ -324,7 +323,8 @@ def without_removed(
 
     Reads the boundaries of the removed documents.
     """
-    from headrace.data.erased import ErasedDataset
+    from headrace.data.erased import Erasures
+    from headrace.data.phased import PhasedDataset
 
     erasures: dict[str, list[tuple[int, Erasure]]] = {}
     for name, component in settled.components.items():
@@ -337,7 +337,10 @@ def without_removed(
                 removed = documents.total
                 erasure = _erasure(cache, documents, move, _unit_of(component, cache))
                 erasures.setdefault(name, []).append((move.step, erasure))
-    return ErasedDataset(dataset, erasures, settled.drawn_from) if erasures else dataset
+    if not erasures:
+        return dataset
+    erased = Erasures(erasures, settled.drawn_from)
+    return PhasedDataset(dataset.phases, dataset.batch_schedule, dataset.changes, erased)
 
 
 def _unit_of(component: ComponentConfig, cache: TokenCache) -> int:

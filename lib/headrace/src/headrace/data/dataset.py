@@ -35,6 +35,7 @@ from headrace.data.rows import (
 from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.metrics import ReadStats
 from headrace.mix.data_end import DataEnd, check_some_batch, data_end
+from headrace.mix.phases import PhaseChange
 from headrace.mix.schedule import BatchSchedule, LastBatch, RowOrder
 from headrace.order.braid.shuffle import PendingBraid
 from headrace.order.compose import fixed_set, selects, window_of_part
@@ -43,7 +44,6 @@ from headrace.order.seeds import ORDER_VERSION
 from headrace.store.arrays import ArrayList
 
 if TYPE_CHECKING:
-    from headrace.data.phased import PhaseChange
     from headrace.data.preview import Preview
     from headrace.pack.plan import PackPlan
     from headrace.store.cache import TokenCache

@@ -18,23 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from types import MappingProxyType
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from headrace.batch.packed_batch import PackedBatch
 from headrace.data.columns import MASK, Column
-from headrace.data.dataset import PlannedDataset, WrappingDataset, stored_dataset
-from headrace.data.mixture import MixtureDataset
-from headrace.data.phased import PhaseChange, PhasedDataset
-from headrace.data.provenance import Explained
-from headrace.data.rows import Pieces, Rows, RowSource
+from headrace.data.dataset import PlannedDataset, stored_dataset
+from headrace.data.mixture import MixtureDataset, mixture_of
+from headrace.data.rows import Pieces, RowSource
 from headrace.data.token_seq import CacheDataset
 from headrace.errors import ConfigError
-from headrace.mix.schedule import BatchSchedule
 from headrace.order.intervals import Intervals
-from headrace.order.order import OpenWindow, Order, check_indices
 from headrace.order.rising import starts
 from headrace.store.cache import TokenCache
 
@@ -180,30 +176,27 @@ def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int)
             )
 
 
-RunDataset: TypeAlias = "MixtureDataset | PhasedDataset | ErasedDataset"
-"""What a config makes of its components."""
-
-
-class ErasedDataset(WrappingDataset):
-    """The dataset of a run, with documents erased from given steps on.
+class Erasures:
+    """What is erased from the components of a mixture, from which step on.
 
     Args:
-        base: The dataset.
-        erasures: By component: what is erased from which step on, in the order of steps, each
+        of_components: By component: what is erased from which step on, in the order of steps, each
             including the previous.
         drawn_from: First step of components that amendments add. Nothing of them is erased before,
             so that the amendment adds no mask to earlier batches.
 
     Attributes:
-        erasures: As given.
+        of_components: As given.
 
     Example:
         >>> import headrace.testing
         >>> from headrace import TokenSeqDataset
+        >>> from headrace.data.phased import PhasedDataset
         >>> tokens = TokenSeqDataset(headrace.testing.tiny_cache(documents=40), seq_len=8)
         >>> mixture = MixtureDataset({"web": tokens}, {"web": 1}, batch_size=2)
         >>> gone = Erasure(Intervals(np.array([18]), np.array([20])), 1, {"snapshot": [2]})
-        >>> erased = ErasedDataset(mixture, {"web": [(1, gone)]})
+        >>> erasures = Erasures({"web": [(1, gone)]})
+        >>> erased = PhasedDataset([(0, mixture)], mixture.batch_schedule, erasures=erasures)
         >>> (
         ...     erased.at_step(0)[0].read([0]).token_mask,
         ...     erased.at_step(1)[0].read([2]).token_mask.tolist(),
@@ -213,122 +206,72 @@ class ErasedDataset(WrappingDataset):
 
     def __init__(
         self,
-        base: MixtureDataset | PhasedDataset,
-        erasures: Mapping[str, Sequence[tuple[int, Erasure]]],
-        drawn_from: Mapping[str, int] | None = None,
+        of_components: Mapping[str, Sequence[tuple[int, Erasure]]],
+        drawn_from: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self.base = base
-        self.batch_schedule = base.batch_schedule
-        self.erasures = erasures
-        self._drawn_from = drawn_from or {}
-        self._from_step = {
-            name: [(max(step, self._drawn_from.get(name, 0)), one) for step, one in of_component]
-            for name, of_component in erasures.items()
+        self.of_components = of_components
+        from_step = {
+            name: [(max(step, drawn_from.get(name, 0)), one) for step, one in of_component]
+            for name, of_component in of_components.items()
         }
-        self._steps = sorted(
-            {0, *(step for of_component in self._from_step.values() for step, _ in of_component)}
-        )
-        self._served: dict[tuple[int, int], PlannedDataset] = {}
+        steps = {0, *(step for ones in from_step.values() for step, _ in ones)}
+        self._past = {step: _erased_by(step, from_step) for step in sorted(steps)}
+        # By identity of the mixture, which is kept with it, and step of an erasure
+        self._applied: dict[tuple[int, int], tuple[PlannedDataset, PlannedDataset]] = {}
         self._checked: set[tuple[int, int]] = set()
 
-    def with_loss_weights(self, weights: Mapping[str, object]) -> ErasedDataset:
-        """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`."""
-        return ErasedDataset(
-            cast("MixtureDataset | PhasedDataset", self.base).with_loss_weights(weights),
-            self.erasures,
-            self._drawn_from,
-        )
+    def next_after(self, step: int) -> int | None:
+        """The first step after this one at which more is erased."""
+        return next((later for later in self._past if later > step), None)
 
-    def at_step(self, step: int) -> tuple[PlannedDataset, int | None]:
-        inner, until = self.base.at_step(step)
-        number = int(np.searchsorted(self._steps, step, side="right")) - 1
-        ends = [end for end in (until, *self._steps[number + 1 : number + 2]) if end is not None]
-        if (
-            id(inner),
-            number,
-        ) not in self._checked:  # not before a step is requested: a run may have started with less
-            _check_left(cast(MixtureDataset, inner), self._past(number), self._steps[number])
-            self._checked.add((id(inner), number))
-        return self._variant(inner, number), min(ends, default=None)
+    def applied(self, dataset: PlannedDataset, step: int | None = None) -> PlannedDataset:
+        """A mixture without what is erased at a step, or at the end; itself if nothing is.
 
-    def _past(self, number: int) -> dict[str, Erasure]:
-        """What is erased from each component from the ``number``-th erasing step on."""
-        past = {
-            n: [one for first, one in ones if first <= self._steps[number]]
-            for n, ones in self._from_step.items()
-        }
-        return {name: ones[-1] for name, ones in past.items() if ones and ones[-1].tokens.total}
-
-    def _variant(self, inner: PlannedDataset, number: int) -> PlannedDataset:
-        key = id(inner), number
-        if key not in self._served:
-            self._served[key] = self._erased(cast(MixtureDataset, inner), self._past(number))
-        return self._served[key]
-
-    def _erased(self, mixture: MixtureDataset, past: Mapping[str, Erasure]) -> PlannedDataset:
-        """The mixture without what is erased; the mixture itself if nothing is."""
-        sources: list[RowSource] = []
-        for name, component in zip(mixture.names, mixture.components, strict=True):
-            of_sources = zip(component.sources, component.caches(), strict=True)
-            if (erasure := past.get(name)) is not None:
-                sources += [ErasedRows(rows, cache, erasure) for rows, cache in of_sources]
-            else:
-                sources += component.sources
-        return mixture.with_sources(sources) if past else mixture
-
-    @property
-    def sources(self) -> Sequence[RowSource]:
-        """Those of the last steps, which have the columns of all."""
-        return self._variant(self.base.at_step(0)[0], len(self._steps) - 1).sources
-
-    @property
-    def phases(self) -> Sequence[tuple[int, PlannedDataset]]:
-        return self.base.phases
-
-    @property
-    def changes(self) -> Sequence[PhaseChange]:
-        return self.base.changes
-
-    @property
-    def mixture(self) -> PlannedDataset | None:
-        return self.base.mixture
-
-    @property
-    def own_schedule(self) -> BatchSchedule:
-        return self.batch_schedule
-
-    @property
-    def length(self) -> int | None:
-        return self.base.length
+        Raises:
+            ConfigError: nothing is left of a component from which rows are drawn at the step or
+                later.
+        """
+        first = max(began for began in self._past if step is None or began <= step)
+        past = self._past[first]
+        mixture = mixture_of(dataset)
+        if not past or mixture is None:
+            return dataset
+        key = id(dataset), first
+        # Not before a step is asked for: a run may have begun with less
+        if step is not None and key not in self._checked:
+            _check_left(mixture, past, first)
+            self._checked.add(key)
+        if key not in self._applied:
+            self._applied[key] = (dataset, _erased(mixture, past))
+        return self._applied[key][1]
 
     def describe(self) -> dict[str, Any]:
+        """As JSON values, for plans of runs; empty if nothing is erased."""
         recorded = {
-            n: {str(step): one.record for step, one in ones} for n, ones in self.erasures.items()
+            name: {str(step): one.record for step, one in ones}
+            for name, ones in self.of_components.items()
         }
-        return {**self.base.describe(), "removed": recorded}
+        return {"removed": recorded} if recorded else {}
 
-    def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:
-        return self.base.explain(example)
 
-    def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
-        return self.base.open_windows(step)
+def _erased_by(
+    step: int, from_step: Mapping[str, Sequence[tuple[int, Erasure]]]
+) -> dict[str, Erasure]:
+    """What is erased from each component at a step."""
+    past = {
+        name: [one for first, one in of_component if first <= step]
+        for name, of_component in from_step.items()
+    }
+    return {name: ones[-1] for name, ones in past.items() if ones and ones[-1].tokens.total}
 
-    def locate(
-        self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
-    ) -> Rows:
-        return self.base.locate(indices, epoch)
 
-    async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
-        steps = self.batch_schedule.step_of(check_indices(indices, self.length))
-        served, until = self.at_step(int(steps.min()) if steps.size else 0)
-        if until is not None and int(steps.max(initial=0)) >= until:
-            raise ConfigError(
-                f"lie on both sides of step {until}, where rows change their length or documents"
-                " are erased",
-                field="indices",
-                cure="Ask for the examples of one side at a time.",
-            )
-        return await served.get_batch(indices)
+def _erased(mixture: MixtureDataset, past: Mapping[str, Erasure]) -> PlannedDataset:
+    sources: list[RowSource] = []
+    for name, component in zip(mixture.names, mixture.components, strict=True):
+        erasure = past.get(name)
+        for rows, cache in zip(component.sources, component.caches(), strict=True):
+            sources.append(rows if erasure is None else ErasedRows(rows, cache, erasure))
+    return mixture.with_sources(sources)
 
-    def reordered(self, order: Order) -> PlannedDataset:
-        return self.base.reordered(order)
+
+NOTHING_ERASED = Erasures({})

@@ -1,67 +1,46 @@
-"""``PhasedDataset``: rows of another length from a step on; each source continues with what no row
-has had yet.
+"""``PhasedDataset``: rows of another length from a step on, or without some documents; each source
+continues with what no row has had yet.
 
-The idea is in :mod:`headrace.mix.phases`, the construction in :mod:`headrace.data.phased_mixture`.
+The idea of phases is in :mod:`headrace.mix.phases`, the construction in :mod:`headrace.data.phased_mixture`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Int64
 
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.dataset import OrderedRun, PlannedDataset, WrappingDataset
+from headrace.data.erased import NOTHING_ERASED, Erasures
+from headrace.data.mixture import MixtureDataset
 from headrace.data.provenance import Explained
-from headrace.data.rows import Rows
+from headrace.data.rows import Rows, RowSource
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
+from headrace.mix.phases import PhaseChange
 from headrace.mix.schedule import BatchSchedule
-from headrace.order.order import OpenWindow, Order
+from headrace.order.order import OpenWindow, Order, check_indices
 from headrace.order.rising import starts
 
-
-@dataclass(frozen=True)
-class PhaseChange:
-    """The effect of a change of length on one component.
-
-    Attributes:
-        step: First step of the new length.
-        component: Name of the component.
-        seq_len: New length.
-        epoch: Epoch in which the change occurred.
-        drawn: Examples that were drawn from the component before, in the whole run.
-        left_blocks: Blocks of the epoch that no row had touched; the phase begins with them.
-        block_tokens: Tokens of a block.
-        left_rows: Rows of the new length that what is left of touched blocks fills; they follow
-            these blocks.
-        skipped_tokens: Tokens of this epoch that fill no row of the new length, less those that
-            filled none of the old one: less than a row of what is left, and what rows do not fill
-            of blocks.
-    """
-
-    step: int
-    component: str
-    seq_len: int
-    epoch: int
-    drawn: int
-    left_blocks: int
-    block_tokens: int
-    left_rows: int
-    skipped_tokens: int
+RunDataset: TypeAlias = "MixtureDataset | PhasedDataset"
+"""What a config makes of its components."""
 
 
 class PhasedDataset(WrappingDataset):
-    """Batches of one dataset, from a step on those of the next, and so on. Examples are numbered
-    consecutively.
+    """Batches of one dataset, from a step on those of the next, and so on; each without the
+    documents that are erased by then. Examples are numbered consecutively.
 
     Args:
         phases: First step and dataset of each phase, in order, the first at step 0. All over the
             same stored arrays.
         changes: Changes for reports.
+        erasures: What is erased from which step on.
+
+    Attributes:
+        erasures: As given.
     """
 
     def __init__(
@@ -69,6 +48,7 @@ class PhasedDataset(WrappingDataset):
         phases: Sequence[tuple[int, PlannedDataset]],
         batch: BatchSchedule,
         changes: Sequence[PhaseChange] = (),
+        erasures: Erasures = NOTHING_ERASED,
     ) -> None:
         steps = [step for step, _ in phases]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
@@ -76,6 +56,7 @@ class PhasedDataset(WrappingDataset):
         self._phases = tuple(phases)
         self.batch_schedule = batch
         self._changes = tuple(changes)
+        self.erasures = erasures
         self.base = first = self._phases[0][1]
         for step, dataset in self._phases:
             if (_urls(dataset), dataset.splits_documents, dataset.pairs) != (
@@ -101,7 +82,7 @@ class PhasedDataset(WrappingDataset):
         phases = [
             (step, cast(Any, dataset).with_loss_weights(weights)) for step, dataset in self._phases
         ]
-        return PhasedDataset(phases, self.batch_schedule, self._changes)
+        return PhasedDataset(phases, self.batch_schedule, self._changes, self.erasures)
 
     @property
     def changes(self) -> Sequence[PhaseChange]:
@@ -111,15 +92,28 @@ class PhasedDataset(WrappingDataset):
     def own_schedule(self) -> BatchSchedule:
         return self.batch_schedule
 
+    @property
+    def mixture(self) -> PlannedDataset | None:
+        return self.base.mixture if len(self._phases) == 1 else None
+
+    @property
+    def sources(self) -> Sequence[RowSource]:
+        """Those of the last steps, which have the columns of all."""
+        return self.erasures.applied(self.base).sources
+
     def at_step(self, step: int) -> tuple[PlannedDataset, int | None]:
-        phase = int(np.searchsorted(self._steps, step, side="right")) - 1
-        until = int(self._steps[phase + 1]) if phase + 1 < self._steps.size else None
-        return self.phases[phase][1], until
+        phase = self._phase_at(step)
+        later = [self.erasures.next_after(step), *self._steps[phase + 1 : phase + 2].tolist()]
+        until = min((end for end in later if end is not None), default=None)
+        return self.erasures.applied(self._phases[phase][1], step), until
+
+    def _phase_at(self, step: int) -> int:
+        return int(np.searchsorted(self._steps, step, side="right")) - 1
 
     @property
     def length(self) -> int | None:
-        for step, dataset in self.phases:
-            _, until = self.at_step(step)
+        ends = [*self._steps[1:].tolist(), None]
+        for (_, dataset), until in zip(self._phases, ends, strict=True):
             length = dataset.length
             if length is not None and (
                 until is None or length <= self.batch_schedule.rows_at(until)[0]
@@ -137,17 +131,20 @@ class PhasedDataset(WrappingDataset):
         return sum((dataset.read_stats for _, dataset in self.phases), ReadStats())
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "phases": [
-                {"step": step, "dataset": dataset.describe()} for step, dataset in self.phases
-            ]
-        }
+        described = self.base.describe()
+        if len(self._phases) > 1:
+            described = {
+                "phases": [
+                    {"step": step, "dataset": dataset.describe()} for step, dataset in self._phases
+                ]
+            }
+        return {**described, **self.erasures.describe()}
 
     def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:
         return self._phase_of(example).explain(example)
 
     def open_windows(self, step: int | None = None) -> Mapping[str, tuple[OpenWindow, int]]:
-        return self.at_step(step or 0)[0].open_windows(step)
+        return self._phases[self._phase_at(step or 0)][1].open_windows(step)
 
     def locate(
         self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
@@ -155,25 +152,37 @@ class PhasedDataset(WrappingDataset):
         return self._phase_of(indices).locate(indices, epoch)
 
     async def get_batch(self, indices: Int64[np.ndarray, " n"]) -> PackedBatch:
-        return await self._phase_of(indices).get_batch(indices)
+        first, last = self._steps_of(check_indices(indices, self.length))
+        served, until = self.at_step(first)
+        if until is not None and last >= until:
+            raise _of_two_sides(until)
+        return await served.get_batch(indices)
 
     def reordered(self, order: Order) -> PlannedDataset:
         raise ConfigError(
-            "cannot be reordered: rows change their length",
+            "cannot be reordered: rows change their length, or documents are erased",
             field="phases",
             cure="Shuffle the components instead.",
         )
 
     def _phase_of(self, indices: Int64[np.ndarray, " n"]) -> PlannedDataset:
+        first, last = map(self._phase_at, self._steps_of(indices))
+        if first < last:
+            raise _of_two_sides(int(self._steps[last]))
+        return self._phases[first][1]
+
+    def _steps_of(self, indices: Int64[np.ndarray, " n"]) -> tuple[int, int]:
+        """The first and the last step of examples."""
         steps = self.batch_schedule.step_of(np.atleast_1d(indices))
-        phases = np.unique(np.searchsorted(self._steps, steps, side="right")) - 1
-        if phases.size > 1:
-            raise ConfigError(
-                "lie in phases of different seq_len, and a batch has rows of one length",
-                field="indices",
-                cure="Ask for the examples of one phase at a time.",
-            )
-        return self.phases[int(phases[0]) if phases.size else 0][1]
+        return (int(steps.min()), int(steps.max())) if steps.size else (0, 0)
+
+
+def _of_two_sides(step: int) -> ConfigError:
+    return ConfigError(
+        f"lie on both sides of step {step}, where rows change their length or documents are erased",
+        field="indices",
+        cure="Ask for the examples of one side at a time.",
+    )
 
 
 def _urls(dataset: PlannedDataset) -> list[str]:

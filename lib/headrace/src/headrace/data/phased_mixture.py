@@ -25,12 +25,18 @@ from headrace.data.left_packs import LeftPieces, pack_left, pieces_of_packs
 from headrace.data.left_tokens import LeftRows, tokens_of_rows
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import PackedRows, PackedTokenDataset
-from headrace.data.phased import Continued, PhaseChange, PhasedDataset
+from headrace.data.phased import Continued, PhasedDataset, RunDataset
 from headrace.data.row_tokens import measured_plan
 from headrace.data.strands import placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
-from headrace.mix.phases import RowsOfBlocks, phase_block, rows_in_touched_blocks, untouched_blocks
+from headrace.mix.phases import (
+    PhaseChange,
+    RowsOfBlocks,
+    phase_block,
+    rows_in_touched_blocks,
+    untouched_blocks,
+)
 from headrace.mix.policies.kind import MixturePlan
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.braid.strands import MAX_HOSTS
@@ -83,7 +89,7 @@ class RunRecipe:
 
 def run_dataset(
     sources: Mapping[str, TokenSeqDataset | PackedTokenDataset], recipe: RunRecipe
-) -> MixtureDataset | PhasedDataset:
+) -> RunDataset:
     """The dataset of a run.
 
     Args:

@@ -22,6 +22,7 @@ drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -36,6 +37,36 @@ MAX_UNFILLED = 0.01
 """Share of a block that may be left unfilled by rows of any phase, if a larger block avoids it."""
 _LARGEST_BLOCK = 16
 _SCAN = 1 << 16  # positions that are looked at together
+
+
+@dataclass(frozen=True)
+class PhaseChange:
+    """The effect of a change of length on one component.
+
+    Attributes:
+        step: First step of the new length.
+        component: Name of the component.
+        seq_len: New length.
+        epoch: Epoch in which the change occurred.
+        drawn: Examples that were drawn from the component before, in the whole run.
+        left_blocks: Blocks of the epoch that no row had touched; the phase begins with them.
+        block_tokens: Tokens of a block.
+        left_rows: Rows of the new length that what is left of touched blocks fills; they follow
+            these blocks.
+        skipped_tokens: Tokens of this epoch that fill no row of the new length, less those that
+            filled none of the old one: less than a row of what is left, and what rows do not fill
+            of blocks.
+    """
+
+    step: int
+    component: str
+    seq_len: int
+    epoch: int
+    drawn: int
+    left_blocks: int
+    block_tokens: int
+    left_rows: int
+    skipped_tokens: int
 
 
 def phase_block(chunk: int, lengths: Sequence[int], rows: int | None = None) -> int:

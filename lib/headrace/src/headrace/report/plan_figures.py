@@ -20,8 +20,8 @@ from typing import cast
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.data.erased import RunDataset
 from headrace.data.mixture import MixtureDataset
+from headrace.data.phased import RunDataset
 from headrace.errors import IndexOutOfRangeError
 from headrace.store.cache import TokenCache
 
