@@ -1,7 +1,8 @@
 """``PhasedDataset``: rows of another length from a step on, or without some documents; each source
 continues with what no row has had yet.
 
-The idea of phases is in :mod:`headrace.mix.phases`, the construction in :mod:`headrace.data.phased_mixture`.
+The idea of phases is in :mod:`headrace.mix.phases`, the construction in
+:mod:`headrace.data.phased_mixture`.
 """
 
 from __future__ import annotations
