@@ -16,8 +16,8 @@ from headrace.batch import (
     karmarkar_karp,
     micro_batches,
 )
-from headrace.batch.balance import next_fit, split_bins
 from headrace.errors import ConfigError
+from headrace_posttrain.ranks.bins import next_fit, split_bins
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL = TransformerCost(1024, 12, 16, 64, 4, 4096, 32000)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch import attention_work, response_part, striped, zigzag
+from headrace.batch import attention_work, striped, zigzag
 from headrace.errors import ConfigError
+from headrace_posttrain import response_part
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "slime_cp_zigzag.json").read_text())[
     "cases"

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.batch import TransformerCost, karmarkar_karp
-from headrace.batch.balance import split_bins
 from headrace.errors import ConfigError
 from headrace.pack import plan_packs
 from headrace_posttrain import Balance, dp_balanced_packing, dp_schedule, matched_groups, rl_bins
+from headrace_posttrain.ranks.bins import split_bins
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SCHEDULE = json.loads((GOLDEN / "slime_dp_schedule.json").read_text())

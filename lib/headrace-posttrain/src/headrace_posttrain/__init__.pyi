@@ -24,6 +24,7 @@ from .ranks.dp_schedule import dp_balanced_packing as dp_balanced_packing
 from .ranks.dp_schedule import dp_schedule as dp_schedule
 from .ranks.dp_schedule import matched_groups as matched_groups
 from .ranks.dp_schedule import rl_bins as rl_bins
+from .ranks.response_part import response_part as response_part
 from .rollouts.advantages import AdvantageSpec as AdvantageSpec
 from .rollouts.advantages import drop_constant as drop_constant
 from .rollouts.advantages import group_advantages as group_advantages

@@ -25,13 +25,12 @@ from headrace.batch.balance import (
     costs_of,
     first_fit,
     karmarkar_karp,
-    next_fit,
-    split_bins,
 )
 from headrace.batch.sample_numbers import check_one_each, checked_count, checked_tokens
 from headrace.errors import ConfigError
 from headrace.pack.fit_decreasing import fit_decreasing, stable_order
 from headrace.pack.items import check_lengths
+from headrace_posttrain.ranks.bins import next_fit, split_bins
 
 
 @dataclass(frozen=True)

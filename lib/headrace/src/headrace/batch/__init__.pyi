@@ -5,7 +5,6 @@ from .balance import karmarkar_karp as karmarkar_karp
 from .balance import micro_batches as micro_batches
 from .context_parallel import ContextBatch as ContextBatch
 from .context_parallel import attention_work as attention_work
-from .context_parallel import response_part as response_part
 from .context_parallel import striped as striped
 from .context_parallel import zigzag as zigzag
 from .examples import Example as Example
