@@ -40,7 +40,7 @@ from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
 from headrace.mix.shares import row_shares
 from headrace.mix.stages import Stage, check_components
 from headrace.order.order import MAX_LENGTH, Identity, OpenWindow, Order, Repeat
-from headrace.order.shuffle_config import BATCHED, BatchedOrders
+from headrace.order.shuffle_config import BATCHED
 from headrace.store.cache import TokenCache
 
 
@@ -453,44 +453,41 @@ class Braids:
     """
 
     def __init__(self, components: Sequence[PlannedDataset]) -> None:
+        # 1. The parts of each component; none where its orders cannot be mapped with others
         runs = [component.ordered_runs() for component in components]
         runs = [
             parts if all(type(part.order) in BATCHED for part in parts) else () for parts in runs
         ]
-        counts = np.asarray([max(len(parts), 1) for parts in runs])
         self.held = np.asarray([bool(parts) for parts in runs])
+        # 2. Parts are numbered through all components; one without parts has one number
+        counts = np.asarray([max(len(parts), 1) for parts in runs])
+        self._first_part = np.cumsum(counts) - counts
         self.below: list[PlannedDataset] = []
         for component, parts in zip(components, runs, strict=True):
             self.below += [part.dataset for part in parts] or [component]
         self.own_rows = np.repeat(self.held, counts) & np.array(
             [dataset.are_own_rows for dataset in self.below]
         )
-        self._first_part = np.cumsum(counts) - counts
-        # By component, the ordinals at which its second part begins, its third, and so on
+        # 3. By component, the ordinals at which its second part begins, its third, and so on
         self._begins = np.full((int(counts.max(initial=1)) - 1, len(runs)), MAX_LENGTH, np.int64)
+        # 4. Of each part: its first ordinal and first epoch, and its order's table and place there
+        self._first = np.zeros(len(self.below), np.int64)
+        self._epoch = np.zeros(len(self.below), np.int64)
+        self._table_of = np.zeros(len(self.below), np.int64)
+        self._entry = np.zeros(len(self.below), np.int64)
+        orders: dict[type[Order], list[Order]] = {}
         for component, parts in enumerate(runs):
-            for number, part in enumerate(parts[1:]):
-                self._begins[number, component] = part.first
-        self._first, self._epoch, self._entry, self._table_of = np.zeros(
-            (4, len(self.below)), np.int64
-        )
-        numbers = [
-            number
-            for number, is_braided in enumerate(np.repeat(self.held, counts).tolist())
-            if is_braided
-        ]
-        parts = dict(zip(numbers, (part for parts in runs for part in parts), strict=True))
-        self._tables: list[BatchedOrders] = []
-        for kind in dict.fromkeys(type(part.order) for part in parts.values()):
-            members = [number for number, part in parts.items() if type(part.order) is kind]
-            self._entry[members], self._table_of[members] = (
-                np.arange(len(members)),
-                len(self._tables),
-            )
-            self._tables.append(BATCHED[kind]([parts[number].order for number in members]))
-        for number, part in parts.items():
-            self._first[number] = part.first
-            self._epoch[number] = part.epoch
+            for nth, part in enumerate(parts):
+                if nth:
+                    self._begins[nth - 1, component] = part.first
+                of_kind = orders.setdefault(type(part.order), [])
+                number = self._first_part[component] + nth
+                self._first[number] = part.first
+                self._epoch[number] = part.epoch
+                self._table_of[number] = [*orders].index(type(part.order))
+                self._entry[number] = len(of_kind)
+                of_kind.append(part.order)
+        self._tables = [BATCHED[kind](of_kind) for kind, of_kind in orders.items()]
 
     def part_of(self, component: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
         """The part that serves each ordinal."""

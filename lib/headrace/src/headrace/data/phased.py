@@ -132,14 +132,11 @@ class PhasedDataset(WrappingDataset):
         return sum((dataset.read_stats for _, dataset in self.phases), ReadStats())
 
     def describe(self) -> dict[str, Any]:
-        described = self.base.describe()
-        if len(self._phases) > 1:
-            described = {
-                "phases": [
-                    {"step": step, "dataset": dataset.describe()} for step, dataset in self._phases
-                ]
-            }
-        return {**described, **self.erasures.describe()}
+        erased = self.erasures.describe()
+        if erased and len(self._phases) == 1:  # a mixture whose rows keep their length
+            return {**self.base.describe(), **erased}
+        phases = [{"step": step, "dataset": dataset.describe()} for step, dataset in self._phases]
+        return {"phases": phases, **erased}
 
     def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:
         return self._phase_of(example).explain(example)
