@@ -149,7 +149,7 @@ def test_no_more_requests_in_flight_than_the_policy_says(remote, monkeypatch):
     array.read(0, 1).result()
     most = 0
     now = 0
-    really = requests._ask
+    really = requests.arrived
 
     async def counted(*args):
         nonlocal most, now
@@ -160,7 +160,7 @@ def test_no_more_requests_in_flight_than_the_policy_says(remote, monkeypatch):
         finally:
             now -= 1
 
-    monkeypatch.setattr(requests, "_ask", counted)
+    monkeypatch.setattr(requests, "arrived", counted)
     remote.proxy.faults = Faults(latency_s=0.02)
     chunk = LAYOUT.chunk_elements
     before = retry.policy()

@@ -3,6 +3,7 @@ whom. Never data.
 """
 
 import dataclasses
+import math
 import os
 import time
 from collections import Counter
@@ -203,13 +204,15 @@ def test_a_store_that_is_slow_as_a_whole_is_not_asked_twice(remote, cache, polic
 
 def test_hedges_after_a_multiple_of_the_95th_percentile(monkeypatch):
     policy = retry.RetryPolicy(hedge_p95=2.0)
-    monkeypatch.setattr(requests, "_latencies", requests.deque([0.2] * 49))
-    assert requests._hedge_after(policy) is None
-    requests._latencies.append(0.2)
-    assert requests._hedge_after(policy) == pytest.approx(0.4)
-    near = requests.deque([0.001] * 50)
-    monkeypatch.setattr(requests, "_latencies", near)
-    assert requests._hedge_after(policy) == 0.25  # what a nearby store does not reach by chance
+    for seconds, hedge_after in ((0.2, 0.4), (0.001, 0.25)):  # a nearby store is late by chance
+        latencies = requests.Latencies()
+        monkeypatch.setattr(requests, "_latencies", latencies)
+        for _ in range(49):
+            latencies.add(seconds)
+        assert requests._hedge_after(policy) == math.inf
+        latencies.add(seconds)
+        assert requests._hedge_after(policy) == pytest.approx(hedge_after)
+    assert requests._hedge_after(retry.RetryPolicy(hedge_p95=None)) == math.inf
 
 
 def test_a_store_that_disappears_is_an_error_after_so_long(remote, cache, policy):

@@ -236,6 +236,11 @@ class _EndedError(StoreFailedError):
         super().__init__("CANCELLED: the thread that reads has ended")
 
 
+class _LateError(TimeoutError):
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"DEADLINE_EXCEEDED: no answer within {seconds:g} s")
+
+
 class _Here(threading.local):
     state: _Loop | None = None
 
@@ -243,7 +248,6 @@ class _Here(threading.local):
 _thread = _Here()
 _lock = threading.Lock()
 _current: _Loop | None = None
-_latencies: deque[float] = deque(maxlen=_KEPT_LATENCIES)
 
 
 def submit(work: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
@@ -297,17 +301,15 @@ async def arrived(future: Any, timeout_s: float | None = None) -> Any:
         if not waiter.done():
             waiter.set_result(None)
 
-    def expire() -> None:
+    def expire(seconds: float) -> None:
         if not waiter.done():
-            waiter.set_exception(
-                TimeoutError(f"DEADLINE_EXCEEDED: no answer within {timeout_s:g} s")
-            )
+            waiter.set_exception(_LateError(seconds))
 
     def wake_up(_: Any) -> None:
         state.hand_over(wake)
 
     future.add_done_callback(wake_up)
-    timer = None if timeout_s is None else state.loop.call_later(timeout_s, expire)
+    timer = None if timeout_s is None else state.loop.call_later(timeout_s, expire, timeout_s)
     try:
         await waiter
     finally:
@@ -418,56 +420,82 @@ async def _one(
     async with state.in_flight(policy.concurrency):
         asked_at = time.monotonic()
         hedge_after = _hedge_after(policy)
-        if hedge_after is None:
-            answer = await _ask(kvstore, key, byte_range, policy)
-            _latencies.append(time.monotonic() - asked_at)
-            return answer
-        first = asyncio.ensure_future(_ask(kvstore, key, byte_range, policy))
-        asking = {first}
+        first = _asked(kvstore, key, byte_range)
         try:
-            await asyncio.wait(asking, timeout=hedge_after)
+            # Most answers are in time: no task is made for them.
+            answer = await arrived(first, min(hedge_after, policy.timeout_s))
+        except _LateError:
+            if hedge_after >= policy.timeout_s:
+                raise
+            left_s = policy.timeout_s - hedge_after
             counts = retry.own_counts()
-            if not first.done() and counts.hedges + 1 <= max(
-                1, math.floor(policy.hedge_share * counts.requests)
-            ):
+            if counts.hedges + 1 > max(1, math.floor(policy.hedge_share * counts.requests)):
+                answer = await arrived(first, left_s)
+            else:
                 counts.hedges += 1
-                asking.add(asyncio.ensure_future(_ask(kvstore, key, byte_range, policy)))
-            return await _first_good(asking, first, asked_at)
-        finally:
-            for task in asking:
-                task.cancel()
-
-
-async def _first_good(asking: set[asyncio.Task[bytes]], first: Any, asked: float) -> bytes:
-    """The first successful answer; the last failure if all fail."""
-    running = set(asking)
-    while True:
-        finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for task in finished:
-            if task.exception() is None:
-                _latencies.append(time.monotonic() - asked)
-                retry.own_counts().hedges_won += task is not first
-                return task.result()
-        if not running:
-            return finished.pop().result()
-
-
-async def _ask(
-    kvstore: Any, key: str, byte_range: slice | None, policy: retry.RetryPolicy
-) -> bytes:
-    retry.own_counts().requests += 1
-    answer = await arrived(kvstore.read(key, byte_range=byte_range), policy.timeout_s)
-    if answer.state == "unspecified":  # of 304, which nobody asked for
-        raise ValueError("DATA_LOSS: an answer without bytes")
+                second = _asked(kvstore, key, byte_range)
+                answer = await _first_good(
+                    [arrived(first, left_s), arrived(second, policy.timeout_s)]
+                )
+        _latencies.add(time.monotonic() - asked_at)
     if answer.state == "missing":
         raise ValueError("NOT_FOUND: it is missing")
+    if answer.state == "unspecified":  # of 304, which nobody asked for
+        raise ValueError("DATA_LOSS: an answer without bytes")
     return bytes(answer.value)
 
 
-def _hedge_after(policy: retry.RetryPolicy) -> float | None:
+async def _first_good(answers: list[Coroutine[Any, Any, Any]]) -> Any:
+    """The first successful answer, of a request and its hedge; the last failure if both fail."""
+    tasks = [asyncio.ensure_future(answer) for answer in answers]
+    running = set(tasks)
+    try:
+        while True:
+            finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
+                if task.exception() is None:
+                    retry.own_counts().hedges_won += task is not tasks[0]
+                    return task.result()
+            if not running:
+                return finished.pop().result()
+    finally:
+        for task in running:
+            task.cancel()
+
+
+def _asked(kvstore: Any, key: str, byte_range: slice | None) -> Any:
+    """TensorStore's future of one request."""
+    retry.own_counts().requests += 1
+    return kvstore.read(key, byte_range=byte_range)
+
+
+class Latencies:
+    """Seconds that the last answers took.
+
+    Attributes:
+        usual_s: The 95th percentile of the last 500, computed anew every 50 answers; None before.
+    """
+
+    def __init__(self) -> None:
+        self.usual_s: float | None = None
+        self._last: deque[float] = deque(maxlen=_KEPT_LATENCIES)
+        self._fresh = 0
+
+    def add(self, seconds: float) -> None:
+        self._last.append(seconds)
+        self._fresh += 1
+        if self._fresh >= _ENOUGH_LATENCIES:
+            self._fresh = 0
+            self.usual_s = float(np.percentile(np.fromiter(self._last, float), 95))
+
+
+_latencies = Latencies()
+
+
+def _hedge_after(policy: retry.RetryPolicy) -> float:
+    """Seconds after which a request is late."""
     if policy.hedge_after_s is not None:
         return policy.hedge_after_s
-    if policy.hedge_p95 is None or len(_latencies) < _ENOUGH_LATENCIES:
-        return None
-    usual_s = float(np.percentile(np.fromiter(_latencies, float), 95))
-    return max(policy.hedge_p95 * usual_s, _LEAST_HEDGE_S)
+    if policy.hedge_p95 is None or _latencies.usual_s is None:
+        return math.inf
+    return max(policy.hedge_p95 * _latencies.usual_s, _LEAST_HEDGE_S)
