@@ -191,11 +191,11 @@ class HostWatch:
 
     def _verdict(self, process: int) -> Verdict:
         entry = self._entries[process]
-        place = f"process {entry.pid} at {entry.address}"
+        address = f"process {entry.pid} at {entry.address}"
         doing = [gate.doing for gate in entry.gates.values() if gate.doing and not gate.left]
         last = f"; at last it {doing[-1]}" if doing else ""
         named = name_hosts([process], self._entries)
-        return Verdict(process, f"{named}, {place}, is gone: its connections are closed{last}")
+        return Verdict(process, f"{named}, {address}, is gone: its connections are closed{last}")
 
     def _lose(self, process: int) -> None:
         """Finds out why a connection was closed."""

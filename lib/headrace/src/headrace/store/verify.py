@@ -161,7 +161,7 @@ def verify(
         cache.check_own_folder("Leave --record out: it is for caches of Levanter's.")
         checked_record_url(cache.path, cache.fingerprint)  # before hours of reading
     deep = deep or record
-    taken: dict[str, list[np.ndarray]] = {}
+    checksums: dict[str, list[np.ndarray]] = {}
     leaves = _leaf_parts(cache)
     elements = sum(
         p.data.length + (p.offsets.length if p.offsets else 0) for part in leaves for _, p in part
@@ -179,7 +179,7 @@ def verify(
         with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
             read = pool.map(
                 lambda k: list(
-                    _read(cache, k, leaves[k], own_damages, damages_of_parts[k], taken, advance)
+                    _read(cache, k, leaves[k], own_damages, damages_of_parts[k], checksums, advance)
                 ),
                 range(len(leaves)),
             )
@@ -213,7 +213,9 @@ def verify(
     recorded = ""
     if record and not damages:
         arrays = [array for part in leaves for _, leaf in part for array in _arrays_of(leaf)]
-        recorded = write_checksums(cache.path, cache.fingerprint, _records(cache, arrays, taken))
+        recorded = write_checksums(
+            cache.path, cache.fingerprint, _records(cache, arrays, checksums)
+        )
     older = sum(older for _, older in looked)
     unchecked = () if recorded else _unchecked(cache, own_damages, older)
     return VerifyReport(
@@ -304,12 +306,12 @@ def _arrays_of(leaf: LeafPart) -> list[StoredArray]:
 
 
 def _records(
-    cache: TokenCache, arrays: Sequence[StoredArray], taken: Mapping[str, Sequence[np.ndarray]]
+    cache: TokenCache, arrays: Sequence[StoredArray], checksums: Mapping[str, Sequence[np.ndarray]]
 ) -> dict[str, ArrayChecksums]:
     """The checksums that were taken, by array."""
     records: dict[str, ArrayChecksums] = {}
     for array in arrays:
-        sums = np.concatenate([np.zeros(0, np.uint32), *taken.get(array.url, ())])
+        sums = np.concatenate([np.zeros(0, np.uint32), *checksums.get(array.url, ())])
         stored = sums.astype("<u4").tobytes()
         about = array.length, array.dtype.name, array.chunk_elements
         records[array_name(files.absolute(cache.path), array.url)] = ArrayChecksums(*about, stored)
@@ -403,7 +405,7 @@ def _read(
     leaves: list[tuple[str, LeafPart]],
     own: bool,
     known: Sequence[Damage],
-    taken: dict[str, list[np.ndarray]],
+    checksums: dict[str, list[np.ndarray]],
     advance: Callable[[int], None] | None,
 ) -> Iterator[Damage]:
     """Checks a part by reading everything; takes the checksums of what another program wrote."""
@@ -415,7 +417,7 @@ def _read(
             if any(d.array == array.url and d.file.endswith("zarr.json") for d in known):
                 sound = False
                 continue
-            sums = None if own else taken.setdefault(array.url, [])
+            sums = None if own else checksums.setdefault(array.url, [])
             is_offsets = array is leaf.offsets
             for damage in _read_array(
                 record, array, digest, sums, ordered=is_offsets, advance=advance
