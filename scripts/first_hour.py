@@ -55,7 +55,7 @@ def write_more(folder: Path) -> None:
 
 def edit(config: Path, printed: str) -> None:
     """Changes a weight, and adds the line of a new source that ``init --append`` printed."""
-    line = printed.partition("Add to the components of run.yaml:\n")[2].splitlines()[0]
+    line = printed.partition("Add to the components of first/run.yaml:\n")[2].splitlines()[0]
     text = re.sub(r"(notes: .*weight: )[\d.]+", r"\g<1>0.5", config.read_text())
     config.write_text(f"{text}{line}\n")
 
@@ -97,42 +97,43 @@ def main(folder: Path) -> int:
     subprocess.run(["git", "clone", "-q", str(REPOSITORY), str(folder)], check=True)
     write_texts(folder / "texts")
     install, init, train, *changes = readme_commands((folder / "README.md").read_text())
-    resume = train.rpartition(" && ")[2]
     environment = {
         name: value
         for name, value in os.environ.items()
         if name not in ("VIRTUAL_ENV", "PYTHONPATH")
     }
-    steps = [(install, "", None), (init, "", None), (train, "", FIRST_CHECKPOINT)]
-    steps += [(resume, "first", SECOND_CHECKPOINT)]
-    steps += [(command, "first", None) for command in changes]
+    steps = [(install, None), (init, None)]
+    steps += [(train, FIRST_CHECKPOINT), (train, SECOND_CHECKPOINT)]
+    steps += [(command, None) for command in changes]
     seconds = 0.0
     printed: dict[str, str] = {}
-    for command, where, kill_after in steps:
+    where = folder
+    for command, kill_after in steps:
         activated = "" if command == install else f". {folder}/.venv/bin/activate && "
-        took, status, output = run(
-            f"cd {folder / where} && {activated}{command}", environment, kill_after
-        )
+        took, status, output = run(f"cd {where} && {activated}{command}", environment, kill_after)
         seconds += took
         print(f"{took:6.1f} s  {command}{'   # kill -9' if kill_after else ''}", flush=True)
         if status != (0 if kill_after is None else -signal.SIGKILL):
             print(output, f"status {status}", sep="\n")
             return 1
-        printed[command] = output  # of a command that is repeated, the last
+        if command.startswith("cd "):  # for the commands that follow, too
+            where = folder / command.split()[1]
+        program = " ".join(command.rpartition(" && ")[2].split()[:3])
+        printed[program] = output
         if command == init:
             write_more(folder / "texts")
         if "--append" in command:
             edit(folder / "first" / "run.yaml", output)
     # 1: the clone
-    count = 1 + sum(len(command.split(" && ")) for command, _, _ in steps)
+    count = 1 + sum(len(command.split(" && ")) for command, _ in steps)
     report = (folder / "first/report.html").read_text()
     print(f"{count} commands, {seconds:.0f} s; report: {len(report)} characters")
-    last = printed[resume]
+    last = printed["python train.py"]
     checks = {
-        "resumed": "resumes from step 100" in last,
+        "resumed": "resumes from step 50" in printed["python first/train.py"],
+        "resumed once more": "resumes from step 100" in last,
         "changed, appended and removed": all(
-            part in printed["headrace run amend runs/1 run.yaml --newest-caches"]
-            for part in ("notes: 0.5", "letters:", "docs: 3")
+            part in printed["headrace run amend"] for part in ("notes: 0.5", "letters:", "docs: 3")
         ),
         "evaluated on the new source": "letters" in last.partition("held-out loss")[2],
         "reported": "letters" in report,

@@ -285,7 +285,9 @@ def test_what_came_since_is_named_and_added_by_what_is_printed(headrace, texts):
     config.write_text(config.read_text() + lines[3] + "\n")
     assert [one.number for one in open_cache("first/caches/code").snapshots] == [2]
     assert lines[-2:] == ["  cd first", "  headrace run amend runs/1 run.yaml --newest-caches"]
+    (texts / "on" / "b.txt").write_text("other text")
     again = headrace(*init)
+    assert "on: 1 file changed since, texts/on/b.txt first; first/caches/on keeps" in again.out
     assert (again.code, "run.yaml: already exists" in again.err.replace("': ", ": ")) == (2, True)
 
 

@@ -190,22 +190,13 @@ def _grow(
     """Adds the files that came since to caches of an earlier command, and builds those of sources
     that came; or, without ``append``, says which these are and what does it: ``again``.
     """
-    import yaml
-
-    from headrace.ingest.append import append_cache, encoder_of, new_files
+    from headrace.ingest.append import append_cache, encoder_of
     from headrace.ingest.first_look import faults_of_sources, refuse_faults
-    from headrace.store.joined import open_cache
     from headrace.store.ledger import is_finished
 
     finished = [one for one in sources if is_finished(str(_cache_of(one[0], output)))]
     joining = [one for one in sources if one not in finished]
-    growing: list[tuple[FoundSource, SourceConfig]] = []
-    for source, config in finished:
-        cache = _cache_of(source, output)
-        if fresh := new_files(config, str(cache)):
-            growing.append((source, replace(config, paths=[file.path for file in fresh])))
-            size = in_bytes(sum(file.size or 0 for file in fresh))
-            say(f"{source.name}: {format_count(len(fresh), 'new file')}, {size} -> {cache}")
+    growing = _with_new_files(finished, output)
     if not finished or not (growing or joining):
         raise _exists(output / CONFIG)
     for source, config in joining:
@@ -223,9 +214,39 @@ def _grow(
         _say_what_was_skipped(source, report)
     for source, config in joining:
         _build(source, config, encoder, output, restart=False)
+    _say_how_to_use([source for source, _ in (*growing, *joining)], output)
+
+
+def _with_new_files(
+    sources: list[tuple[FoundSource, SourceConfig]], output: Path
+) -> list[tuple[FoundSource, SourceConfig]]:
+    """The sources with files that came since, and configs of these files alone; says what came."""
+    from headrace.ingest.append import newer_files
+
+    growing: list[tuple[FoundSource, SourceConfig]] = []
+    for source, config in sources:
+        cache = _cache_of(source, output)
+        newer = newer_files(config, str(cache))
+        if newer.changed:
+            files = format_count(len(newer.changed), "file")
+            first = newer.changed[0].path
+            say(f"{source.name}: {files} changed since, {first} first; {cache} keeps what it has")
+        if newer.added:
+            growing.append((source, replace(config, paths=[file.path for file in newer.added])))
+            size = in_bytes(sum(file.size or 0 for file in newer.added))
+            say(f"{source.name}: {format_count(len(newer.added), 'new file')}, {size} -> {cache}")
+    return growing
+
+
+def _say_how_to_use(sources: list[FoundSource], output: Path) -> None:
+    """Prints the lines that sources need in the config, and what moves a run to all of it."""
+    import yaml
+
+    from headrace.store.joined import open_cache
+
     components = yaml.safe_load((output / CONFIG).read_text())["components"]
     missing: list[str] = []
-    for source, _ in (*growing, *joining):
+    for source in sources:
         cache = open_cache(_cache_of(source, output))
         if source.name not in components and (rows := cache.num_tokens // _SEQ_LEN):
             missing.append(_component(source, cache.num_tokens, rows))

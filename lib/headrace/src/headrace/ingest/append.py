@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import msgspec
@@ -116,8 +116,21 @@ def append_cache(
     return report
 
 
-def new_files(source: SourceConfig, output: str) -> list[SourceFile]:
-    """The files of a source that are not in a finished cache yet.
+@dataclass(frozen=True)
+class Newer:
+    """What came to the files of a source since its cache was built, and appended to.
+
+    Attributes:
+        added: Files that are not in the cache.
+        changed: Files that are in it as they were before.
+    """
+
+    added: list[SourceFile]
+    changed: list[SourceFile]
+
+
+def newer_files(source: SourceConfig, output: str) -> Newer:
+    """The files of a source that a finished cache does not have, or has as they were before.
 
     Raises:
         SourceError, CacheError: the files cannot be listed, or the cache cannot be read.
@@ -126,18 +139,21 @@ def new_files(source: SourceConfig, output: str) -> list[SourceFile]:
     cache = _finished(output)[0]
     members = len(history_of(output, cache.as_member.fingerprint).members)
     records = [one for number in range(members) for one in _files_of(member_path(output, number))]
-    paths = {_canonical_path(str(record["path"])) for record in records}
+    by_path = {_canonical_path(str(record["path"])): record for record in records}
     traces = _traces(records)
-    return [
-        file
-        for file in source.files(Counter())
-        if _canonical_path(file.path) not in paths
-        and _trace({"path": file.path, "size": file.size, "version": file.version}) not in traces
-    ]
+    newer = Newer([], [])
+    for file in source.files(Counter()):
+        now = {"path": file.path, "size": file.size, "version": file.version}
+        old = by_path.get(_canonical_path(file.path))
+        if old is not None and is_changed(old, now):
+            newer.changed.append(file)
+        elif old is None and _trace(now) not in traces:
+            newer.added.append(file)
+    return newer
 
 
 def encoder_of(output: str) -> TokenizerConfig:
-    """The tokenizer of a finished cache, for a cache beside it; errors as for :func:`new_files`."""
+    """The tokenizer of a finished cache, for a cache beside it; errors as for :func:`newer_files`."""
     return _tokenizer(output, _finished(output)[1], {})
 
 
