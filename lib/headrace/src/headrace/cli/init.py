@@ -214,7 +214,7 @@ def _grow(
         _say_what_was_skipped(source, report)
     for source, config in joining:
         _build(source, config, encoder, output, restart=False)
-    _say_how_to_use([source for source, _ in (*growing, *joining)], output)
+    _say_how_to_use([source for source, _ in sources], output)
 
 
 def _with_new_files(
