@@ -128,7 +128,7 @@ def main(folder: Path) -> int:
     count = 1 + sum(len(command.split(" && ")) for command, _ in steps)
     report = (folder / "first/report.html").read_text()
     print(f"{count} commands, {seconds:.0f} s; report: {len(report)} characters")
-    last = printed["python train.py"]
+    last = printed["python train.py --steps"]
     checks = {
         "resumed": "resumes from step 50" in printed["python first/train.py"],
         "resumed once more": "resumes from step 100" in last,
