@@ -3,10 +3,12 @@
 A format is a line of :data:`FORMATS`: how its files are written here, and how they are named.
 """
 
+import gzip
 import json
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -24,6 +26,7 @@ from headrace import LmDataConfig, load_config
 from headrace.cli.application import application
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError
 from headrace.store import TokenCache, open_cache, verify
+from headrace.store.layouts import FormatConfig
 from headrace.testing import web_server
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -49,22 +52,66 @@ def write_megatron(base: Path, documents: Documents, dtype: str = "uint16", each
     return base
 
 
+def write_npy(base: Path, documents: Documents) -> Path:
+    """``base.npy`` of uint16 ids, without a header, as OLMo has them."""
+    np.concatenate([np.asarray(ids, "uint16") for ids in documents]).tofile(f"{base}.npy")
+    return base.with_suffix(".npy")
+
+
+def write_headed_npy(base: Path, documents: Documents) -> Path:
+    """``base.npy`` with NumPy's header, and OLMo's metadata beside it."""
+    np.save(f"{base}.npy", np.concatenate([np.asarray(ids, "uint32") for ids in documents]))
+    ends = np.cumsum([len(ids) for ids in documents]).tolist()
+    lines = [f"{start},{stop},id-{stop},a.jsonl,7" for start, stop in pairwise([0, *ends])]
+    Path(f"{base}.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    return base.with_suffix(".npy")
+
+
+def write_llmc(base: Path, documents: Documents) -> Path:
+    """``base.bin`` as llm.c's data scripts write it for GPT-2."""
+    ids = np.concatenate([np.asarray(ids, "uint16") for ids in documents])
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, ids.size
+    base.with_suffix(".bin").write_bytes(header.tobytes() + ids.tobytes())
+    return base.with_suffix(".bin")
+
+
 class Format(NamedTuple):
-    """A format: its name, how documents become files below a base name (returns what a user names),
-    the endings of its files of tokens, and settings.
+    """A format.
+
+    Attributes:
+        case: Its name here.
+        name: Its name.
+        write: Writes documents below a base name.
+        suffix: The ending of its files of tokens.
+        settings: What the files do not say.
+        before: Tokens before each document.
+        after: Tokens after each document.
+        is_indexed: Whether documents need an index.
     """
 
+    case: str
     name: str
     write: Callable[[Path, Documents], Path]
     suffix: str
     settings: Mapping[str, object] = MappingProxyType({})
-    longest: int = 20
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    is_indexed: bool = False
+
+    def framed(self, texts: Documents) -> list[list[int]]:
+        """Documents with the tokens around each."""
+        return [[*self.before, *text, *self.after] for text in texts]
 
 
+OLMO = {"dtype": "uint16", "eos_id": 0}
 FORMATS = [
-    Format("megatron", write_megatron, ".bin"),
+    Format("megatron", "megatron", write_megatron, ".bin"),
+    Format("npy", "npy", write_npy, ".npy", OLMO, after=(0,), is_indexed=True),
+    Format("headed npy", "npy", write_headed_npy, ".npy", is_indexed=True),
+    Format("llmc", "llmc", write_llmc, ".bin", before=(50256,), is_indexed=True),
 ]
-EVERY = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+EVERY = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.case)
 
 
 def random_texts(seed: int, count: int, longest: int = 400) -> list[list[int]]:
@@ -88,17 +135,26 @@ def run(*words: object) -> str:
     return done.output
 
 
-def component(form: Format, cache: object) -> dict[str, object]:
-    settings = {"format": {"name": form.name, **form.settings}} if form.settings else {}
-    return {"cache": cache, **settings}
+def settings_of(form: Format, index: Path | None) -> dict[str, object]:
+    where = {"index": str(index)} if form.is_indexed and index else {}
+    return {"name": form.name, **form.settings, **where}
 
 
-@pytest.fixture(params=FORMATS, ids=lambda form: form.name, scope="module")
+def component(form: Format, cache: object, index: Path | None) -> dict[str, object]:
+    """A component with an index in this folder, if the format needs one."""
+    return {"cache": cache, "format": settings_of(form, index)}
+
+
+def opened(form: Format, cache: object, index: Path | None) -> TokenCache:
+    return TokenCache.open(str(cache), settings=FormatConfig(**settings_of(form, index)))
+
+
+@pytest.fixture(params=FORMATS, ids=lambda form: form.case, scope="module")
 def store(request, tmp_path_factory) -> tuple[Format, Path, list[list[int]]]:
     """A folder with three files of a format, and the documents in the order of their names."""
     form: Format = request.param
-    folder = tmp_path_factory.mktemp(form.name)
-    texts = [random_texts(seed, 30) for seed in range(3)]
+    folder = tmp_path_factory.mktemp("store")
+    texts = [form.framed(random_texts(seed, 30)) for seed in range(3)]
     for number, some in enumerate(texts):
         form.write(folder / f"part-{number}", some)
     return form, folder, [text for some in texts for text in some]
@@ -109,7 +165,8 @@ def test_all_it_names_are_the_same_cache(store, tmp_path):
     listed = sorted(str(path) for path in folder.glob(f"*{form.suffix}"))
     stream = np.concatenate([np.array(text) for text in texts])
     for named in (str(folder), str(folder / f"*{form.suffix}"), listed):
-        cache = config_of(tmp_path, component(form, named)).open_caches()["a"]
+        part = component(form, named, tmp_path / "index")
+        cache = config_of(tmp_path, part).open_caches()["a"]
         assert (cache.tokens(0, cache.num_tokens) == stream).all()
         assert cache.lengths().tolist() == [len(text) for text in texts]
         assert cache.document(31).tolist() == texts[31]
@@ -121,7 +178,8 @@ def test_it_trains_on_what_a_built_cache_would(store, tmp_path):
     packing = {"packing": {"plans": str(tmp_path / "plans")}}
     rows = {}
     for name, more in {"stream": {}, "packed": packing}.items():
-        with config_of(tmp_path, component(form, str(folder)) | more).loader(one_device()) as here:
+        part = component(form, str(folder), tmp_path / "index")
+        with config_of(tmp_path, part | more).loader(one_device()) as here:
             with here.iter_from_step() as batches:
                 rows[name] = np.concatenate([np.asarray(b.tokens) for b in batches])
             reads = here.stats().reads
@@ -138,7 +196,7 @@ def test_removed_documents_and_hold_outs_are_left_out_without_a_file_beside(stor
     form, folder, texts = store
     before = sorted(folder.rglob("*"))
     (tmp_path / "gone.txt").write_text("0\n31\n")
-    part = component(form, str(folder)) | {"remove": str(tmp_path / "gone.txt")}
+    part = component(form, str(folder), tmp_path / "index") | {"remove": str(tmp_path / "gone.txt")}
     config = config_of(tmp_path, part, validation={"fraction": 0.25}, seq_len=16)
     train = config.train_datasets()["a"]
     held_out = config.validation_datasets()["a"]
@@ -149,7 +207,8 @@ def test_removed_documents_and_hold_outs_are_left_out_without_a_file_beside(stor
 
 def test_without_a_folder_for_plans_packing_is_refused(store, tmp_path):
     form, folder, _ = store
-    config = config_of(tmp_path, component(form, str(folder)) | {"packing": {}})
+    part = component(form, str(folder), tmp_path / "index")
+    config = config_of(tmp_path, part | {"packing": {}})
     with pytest.raises(ConfigError) as refused:
         config.train_datasets()
     assert "plans" in str(refused.value.field)
@@ -157,8 +216,9 @@ def test_without_a_folder_for_plans_packing_is_refused(store, tmp_path):
 
 def test_commands_show_it(store, tmp_path):
     form, folder, texts = store
-    words = [form.name, *(f"{name}={value}" for name, value in form.settings.items())]
-    option = ["--format", ",".join(words)]
+    name, *more = settings_of(form, tmp_path / "index").items()
+    words = [name[1], *(f"{key}={value}" for key, value in more)]
+    option = ["--format", ",".join(map(str, words))]
     facts = json.loads(run("cache", "inspect", folder, "--json", *option))
     assert (facts["format"], facts["documents"]) == (form.name, len(texts))
     assert facts["bytes_on_disk"] == facts["source_bytes"] > facts["tokens"]
@@ -166,7 +226,7 @@ def test_commands_show_it(store, tmp_path):
     report = json.loads(run("cache", "verify", folder, "--deep", "--json", *option))
     assert (report["damages"], report["parts"]) == ([], 3)
     assert report["unchecked"] == facts["limits"]
-    config_of(tmp_path, component(form, str(folder)))
+    config_of(tmp_path, component(form, str(folder), tmp_path / "index"))
     run("config", "check", tmp_path / "run.yaml")
     run("config", "simulate", tmp_path / "run.yaml")
     cat = run("run", "cat", tmp_path / "run.yaml", "--step", 3)
@@ -188,30 +248,30 @@ def test_nothing_is_written_beside_it_by_commands(store):
 
 def test_a_fingerprint_follows_content_not_place(store, tmp_path):
     form, folder, _ = store
-    settings_of = config_of(tmp_path, component(form, str(folder))).components["a"].format
-    first = TokenCache.open(folder, settings=settings_of).fingerprint
+    first = opened(form, folder, tmp_path / "index").fingerprint
     copy = shutil.copytree(folder, tmp_path / "copy")
-    assert TokenCache.open(copy, settings=settings_of).fingerprint == first
+    assert opened(form, copy, tmp_path / "index").fingerprint == first
     file = next(copy.glob(f"*{form.suffix}"))
     raw = bytearray(file.read_bytes())
     raw[-4] ^= 1
     file.write_bytes(raw)
-    assert TokenCache.open(copy, settings=settings_of).fingerprint != first
+    assert opened(form, copy, None).fingerprint != first
 
 
 def test_a_file_that_is_cut_later_is_an_error_that_names_it(store, tmp_path):
     form, folder, _ = store
     copy = shutil.copytree(folder, tmp_path / "copy")
-    config = config_of(tmp_path, component(form, str(copy)))
+    config = config_of(tmp_path, component(form, str(copy), tmp_path / "index"))
     cache = config.open_caches()["a"]
     file = sorted(copy.glob(f"*{form.suffix}"))[0]
     file.write_bytes(file.read_bytes()[:-200])
     with pytest.raises(HeadraceError, match=file.name):
         cache.tokens(0, cache.num_tokens)
-    with pytest.raises(HeadraceError):
-        verify(str(copy), settings=config.components["a"].format)
-    with pytest.raises(HeadraceError, match=file.name):
-        config.open_caches()
+    if "dtype" not in form.settings:  # without a header, a shorter file is another file
+        with pytest.raises(HeadraceError):
+            verify(str(copy), settings=config.components["a"].format)
+        with pytest.raises(HeadraceError, match=file.name):
+            config.open_caches()
 
 
 @EVERY
@@ -219,13 +279,15 @@ def test_a_file_that_is_cut_later_is_an_error_that_names_it(store, tmp_path):
 @given(data=st.data())
 def test_documents_are_those_that_were_written(form, tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("files")
-    text = st.lists(st.integers(1, 50_000), min_size=1, max_size=form.longest)
+    text = st.lists(st.integers(1, 50_000), min_size=1, max_size=20)
     files = data.draw(st.lists(st.lists(text, min_size=1, max_size=8), min_size=1, max_size=3))
+    files = [form.framed(texts) for texts in files]
     for number, texts in enumerate(files):
         form.write(folder / f"part-{number}", texts)
-    settings_of = config_of(folder, component(form, str(folder))).components["a"].format
-    cache = TokenCache.open(str(folder), settings=settings_of)
     texts = [text for some in files for text in some]
+    opened(form, folder, folder / "index")  # makes the index; here it is read
+    cache = opened(form, folder, folder / "index")
+    assert cache.lengths().tolist() == [len(text) for text in texts]
     assert [cache.document(k).tolist() for k in range(cache.num_documents)] == texts
     first = data.draw(st.integers(0, len(texts)))
     last = data.draw(st.integers(first, len(texts)))
@@ -241,7 +303,7 @@ def many_files(tmp_path_factory) -> Iterator[Path]:
 
 @EVERY
 def test_two_hundred_files_take_a_request_a_block_over_http(form, many_files):
-    folder = many_files / form.name
+    folder = many_files / form.case
     folder.mkdir()
     rng = np.random.default_rng(7)
     tokens = 100_000  # two blocks of 65,536 each
@@ -257,7 +319,7 @@ def test_two_hundred_files_take_a_request_a_block_over_http(form, many_files):
         paths = [f"{server}/{path.name}" for path in sorted(folder.glob(f"*{form.suffix}"))]
         config = config_of(
             folder,
-            component(form, paths),
+            component(form, paths, None),
             seq_len=4096,
             batch_size=16,
             num_steps=200 * 24 // 16,
@@ -272,12 +334,100 @@ def test_two_hundred_files_take_a_request_a_block_over_http(form, many_files):
     assert blocks >= 400
     assert len(asked) - opening <= 1.1 * blocks
     assert opening <= 200 * 9
-    local = config_of(folder, component(form, str(folder))).open_caches()["a"]
+    local = opened(form, folder, None)
     rows = [local.tokens(k * tokens, k * tokens + 24 * 4096) for k in range(200)]
     assert total == sum(int(row.sum(dtype=np.int64)) for row in rows)
 
 
-# What only some formats can have wrong
+@pytest.mark.parametrize("form", [f for f in FORMATS if f.is_indexed], ids=lambda f: f.case)
+def test_without_an_index_a_file_is_one_document_and_says_so(form, tmp_path):
+    texts = form.framed(random_texts(3, 20))
+    form.write(tmp_path / "part-0", texts)
+    cache = opened(form, tmp_path, None)
+    assert cache.lengths().tolist() == [sum(len(text) for text in texts)]
+    assert any("where documents end" in limit for limit in cache.ledger.metadata["limits"])
+    part = component(form, str(tmp_path), None)
+    config = config_of(tmp_path, part, split_documents=True, seq_len=32)
+    if form.case != "npy":
+        with pytest.raises(ConfigError, match="needs to know where documents end"):
+            config.train_datasets()
+        return
+    with config.loader(one_device()) as loader:
+        batch = loader.batch_at(0)
+    tokens = np.asarray(batch.tokens)
+    segments = np.asarray(batch.segment_ids)
+    starts = np.diff(segments, axis=1) != 0
+    assert (starts == (tokens[:, :-1] == 0)).all()
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x93NUMPY\x01\0\x08\0oops    "])
+def test_an_index_that_is_damaged_is_refused_with_a_cure(tmp_path, raw):
+    form = FORMATS[1]
+    form.write(tmp_path / "part-0", form.framed(random_texts(3, 20)))
+    opened(form, tmp_path, tmp_path / "index")
+    [index] = (tmp_path / "index").iterdir()
+    index.write_bytes(raw)
+    with pytest.raises(CacheCorruptError) as refused:
+        opened(form, tmp_path, tmp_path / "index")
+    assert refused.value.value == str(index)
+
+
+@pytest.mark.parametrize(("stored", "said"), [("uint32", "uint16"), ("uint16", "uint32")])
+def test_a_wrong_dtype_of_a_file_without_header_is_refused(tmp_path, stored, said):
+    np.random.default_rng(0).integers(0, 100_000, 4000).astype(stored).tofile(tmp_path / "a.npy")
+    with pytest.raises(CacheCorruptError, match="looks like") as refused:
+        TokenCache.open(tmp_path, settings=FormatConfig("npy", dtype=said))
+    assert refused.value.value == str(tmp_path / "a.npy")
+    assert TokenCache.open(tmp_path, settings=FormatConfig("npy", dtype=stored)).num_tokens == 4000
+
+
+def test_ids_outside_the_vocabulary_and_odd_sizes_are_refused(tmp_path):
+    np.arange(1000, dtype="uint16").tofile(tmp_path / "a.npy")
+    with pytest.raises(CacheCorruptError, match="has the id 999"):
+        TokenCache.open(tmp_path, settings=FormatConfig("npy", dtype="uint16", vocab_size=500))
+    with pytest.raises(ConfigError, match="has no header") as refused:
+        TokenCache.open(tmp_path)
+    assert refused.value.field == "format.dtype"
+    (tmp_path / "a.npy").write_bytes(b"123")
+    with pytest.raises(CacheCorruptError, match="no whole number of uint16"):
+        TokenCache.open(tmp_path, settings=FormatConfig("npy", dtype="uint16"))
+
+
+@pytest.mark.parametrize(
+    "lines", ["0,5,a\n4,9,b", "0,5,a\n6,9,b", "0,5,a\n5,8,b", "1,5,a\n5,9,b", "0,x"]
+)
+def test_metadata_that_contradicts_the_tokens_is_refused(tmp_path, lines):
+    np.save(tmp_path / "a.npy", np.arange(9, dtype="uint32"))
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(lines.encode()))
+    with pytest.raises(CacheCorruptError):
+        TokenCache.open(tmp_path, settings=FormatConfig("npy", index=str(tmp_path / "index")))
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize(
+    ("at", "raw", "problem"),
+    [
+        (4, struct.pack("<i", 2), "is of version 2"),
+        (8, struct.pack("<i", 7), "was cut off"),
+        (8, struct.pack("<i", -1), "was cut off"),
+    ],
+)
+def test_a_lying_header_of_llmc_is_refused(tmp_path, at, raw, problem):
+    file = write_llmc(tmp_path / "train_000", random_texts(1, 5))
+    patched(file, at, raw)
+    with pytest.raises(CacheCorruptError, match=problem) as refused:
+        TokenCache.open(tmp_path)
+    assert refused.value.value == str(file)
+
+
+def test_a_shard_of_another_kind_among_llmcs_is_refused(tmp_path):
+    write_llmc(tmp_path / "train_000", random_texts(1, 5))
+    (tmp_path / "train_001.bin").write_bytes(b"something else")
+    with pytest.raises(CacheError, match="no shard of llm"):
+        TokenCache.open(tmp_path)
+
+
+# What only Megatron's can have wrong
 
 
 def megatron_pair(folder: Path) -> Path:

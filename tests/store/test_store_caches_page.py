@@ -96,6 +96,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_megatron(tmp_path / "tokens_text_document")
     (tmp_path / "megatron").mkdir()
     write_megatron(tmp_path / "megatron" / "web_text_document")
+    (tmp_path / "mix").mkdir()
+    (tmp_path / "mix" / "part-0.npy").write_bytes(bytes(range(40)))
     corpus = SourceConfig([str(tmp_path / "corpus")])
     build_cache(corpus, TokenizerConfig("tokenizer.json"), "theirs/source", progress=False)
     write_levanter(TokenCache.open("theirs/source"), "theirs/train")

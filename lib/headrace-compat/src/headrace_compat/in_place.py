@@ -20,7 +20,7 @@ from headrace.ingest.listing import has_magic, list_path
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.layout import TOKEN_DTYPES, TOKENS, LeafKind
-from headrace.store.layouts import FORMAT, LIMITS, FormatConfig, Layout
+from headrace.store.layouts import FORMAT, LIMITS, MAX_VOCABULARY, WHOLE_FILES, FormatConfig, Layout
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
 from headrace.store.parts import PartRecord
@@ -30,6 +30,8 @@ FINGERPRINTED = "the fingerprint is of headers, sizes and samples, not of all to
 NO_CHECKSUMS = "there are no checksums: flipped bits are not seen"
 _FILES_AT_ONCE = 16
 _SAMPLE_BYTES = 4096
+_FEW_IDS = 32  # fewer say nothing of their dtype
+_HIGH_HALVES = 16  # the upper halves of ids of 4 bytes are below: vocabularies have less than 2**20
 T = TypeVar("T")
 
 
@@ -69,6 +71,7 @@ class FileStore(Layout):
         token_files: The files, in order.
         settings: How they are read.
         limits: What the format cannot promise.
+        whole_files: Whether each file counts as one document.
 
     Raises:
         CacheMissingError: there are no files.
@@ -82,6 +85,8 @@ class FileStore(Layout):
         token_files: Sequence[TokenFile],
         settings: FormatConfig,
         limits: Sequence[str] = (NO_CHECKSUMS, FINGERPRINTED),
+        *,
+        whole_files: bool = False,
     ) -> None:
         if not token_files:
             raise CacheMissingError(
@@ -106,7 +111,7 @@ class FileStore(Layout):
                 PartRecord(part, file.documents, file.tokens, file.digest)
                 for file, part in zip(self.files, names, strict=True)
             ],
-            metadata={FORMAT: name, LIMITS: list(limits)},
+            metadata={FORMAT: name, LIMITS: list(limits), WHOLE_FILES: whole_files},
             code_version=name,
         )
 
@@ -195,6 +200,28 @@ def digest_of(name: str, url: str, size: int, first_byte: int, *headers: bytes) 
     for start in sorted({first_byte, max(size - _SAMPLE_BYTES, first_byte)}):
         digest.update(read_exactly(url, start, min(start + _SAMPLE_BYTES, size)))
     return f"{name}:{digest.hexdigest()}"
+
+
+def check_sample(url: str, raw: bytes, dtype: str, settings: FormatConfig) -> None:
+    """Raises CacheCorruptError if the first tokens of a file without a header look as if they had
+    another dtype than was said, or lie outside the vocabulary that was said.
+    """
+    itemsize = np.dtype(dtype).itemsize
+    ids = np.frombuffer(raw[: len(raw) // itemsize * itemsize], dtype).astype(np.int64)
+    if not ids.size:
+        return
+    largest = int(ids.max())
+    cure = "Write the dtype of the file in format.dtype, or its vocabulary in format.vocab_size."
+    if int(ids.min()) < 0 or largest >= (settings.vocab_size or MAX_VOCABULARY):
+        wrong = largest if int(ids.min()) >= 0 else int(ids.min())
+        limit = settings.vocab_size or MAX_VOCABULARY
+        raise corrupt(url, f"has the id {wrong}, read as {dtype}, of a vocabulary of {limit}", cure)
+    high = ids[1::2]
+    is_wider = itemsize == 2 and ids.size >= _FEW_IDS and high.max() < _HIGH_HALVES
+    if is_wider and ids[::2].max() >= _HIGH_HALVES:
+        raise corrupt(url, f"looks like ids of 4 bytes, read as {dtype}", cure)
+    if itemsize == 4 and ids.size >= _FEW_IDS and np.median(ids) >= _HIGH_HALVES << 16:
+        raise corrupt(url, f"looks like ids of 2 bytes, read as {dtype}", cure)
 
 
 def read_all(read: Callable[[str], T], paths: Iterable[str]) -> list[T]:

@@ -145,6 +145,7 @@ def command(
     from headrace.data.documents import stored_documents
     from headrace.ingest.tokenize import cache_tokenizer
     from headrace.store.joined import open_cache
+    from headrace.store.layouts import WHOLE_FILES
 
     console = terminal()
     if (state := unfinished(cache)) is not None:
@@ -155,6 +156,8 @@ def command(
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     every = chosen is None
     there = stored_documents(opened, opened.removed()).complement(opened.num_documents)
+    if opened.ledger.metadata.get(WHOLE_FILES):  # a sample would be all of a file
+        samples = 0
     numbers = drawn(there, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
     all_samples = [sample(opened, decoder, i, whole=not every) for i in numbers]
     removed = None if remove is None else removal(opened, remove)

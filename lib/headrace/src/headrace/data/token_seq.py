@@ -43,6 +43,7 @@ from headrace.order.windows import BlockAligned, Windows
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds, block_tokens_of
 from headrace.store.joined import open_cache
+from headrace.store.layouts import WHOLE_FILES
 
 RowsT = TypeVar("RowsT", bound=RowSource)
 
@@ -437,7 +438,8 @@ def document_ends(cache: TokenCache) -> DocumentEnds | int:
         'DocumentEnds'
     """
     block = block_tokens_of(cache)
-    if block is None:
+    knows_none = cache.ledger.metadata.get(WHOLE_FILES, False)
+    if block is None and not knows_none:
         return cache.document_ends
     record = cache.ledger.tokenizer
     if record.get("eos_id") is not None:
@@ -446,9 +448,10 @@ def document_ends(cache: TokenCache) -> DocumentEnds | int:
         "Name its tokenizer, which knows that token (tokenizer: {path: FILE}), or set"
         " split_documents: false."
     )
+    stored = "files of tokens" if block is None else f"blocks of {block:,} tokens"
     raise ConfigError(
-        f"needs to know where documents end: {cache.path} stores blocks of {block:,} tokens, and"
-        " no token that ends documents",
+        f"needs to know where documents end: {cache.path} stores {stored}, and no token that ends"
+        " documents",
         field="split_documents",
         value=True,
         cure=cure,

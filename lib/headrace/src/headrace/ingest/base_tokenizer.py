@@ -30,7 +30,7 @@ from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import block_tokens_of
 from headrace.store.layout import token_dtype
-from headrace.store.layouts import NAMED_ONLY, UNNAMED, VOCABULARY_SAID
+from headrace.store.layouts import NAMED_ONLY, UNNAMED, VOCABULARY_SAID, WHOLE_FILES
 from headrace.store.ledger import fingerprint_of
 
 FILE_NAME = "tokenizer.json"
@@ -367,16 +367,21 @@ def name_tokenizer(cache: TokenCache, tokenizer: Tokenizer) -> None:
     if not named_only(record) or not cache.num_documents:
         return
     is_unnamed = record.get("path") == UNNAMED
-    of_blocks = record.get("eos_id") is None and block_tokens_of(cache) is not None
+    knows_none = cache.ledger.metadata.get(WHOLE_FILES, False) or block_tokens_of(cache) is not None
+    of_blocks = record.get("eos_id") is None and knows_none
     if not is_unnamed and not of_blocks:
         return
-    first = cache.document(0)
-    ends = of_blocks or (first.size > 0 and int(first[-1]) == tokenizer.eos_id)
+    ends = of_blocks or _ends_first(cache, tokenizer)
     names = (*(("path", "vocab_size") if is_unnamed else ()), *(("eos", "eos_id") if ends else ()))
     named = tokenizer.record()
     cache.ledger = structs.replace(
         cache.ledger, tokenizer={**record, **{name: named[name] for name in names}}
     )
+
+
+def _ends_first(cache: TokenCache, tokenizer: Tokenizer) -> bool:
+    end = int(cache.lengths(0, 1)[0])
+    return end > 0 and int(cache.tokens(end - 1, end)[0]) == tokenizer.eos_id
 
 
 def check_one_tokenizer(records: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:

@@ -33,6 +33,10 @@ FORMAT = "format"
 """Metadata of a store of another system: the name of its format."""
 LIMITS = "limits"
 """Metadata of such a store: sentences on what its format cannot promise."""
+WHOLE_FILES = "whole_files"
+"""Metadata of such a store: whether each file counts as one document, because it is not known where
+documents end.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,112 @@
+"""Mixes of ``.npy`` files, read in place: with NumPy's header, or without one as OLMo has them.
+
+A file without a header is ids end to end, and its dtype has to be said: ``format: {name: npy,
+dtype: uint32, eos_id: 100257}``. Where documents end is in ``NAME.csv.gz`` beside ``NAME.npy``, as
+OLMo's tools write it (first and last token of each in the first two columns), or follows from the
+token that ends them (:mod:`headrace_compat.document_index`).
+
+Price of opening, for each file: its size, and up to 16 KiB at its beginning and its end.
+"""
+
+from __future__ import annotations
+
+import gzip
+from functools import partial
+from typing import Self
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.store import files
+from headrace.store.layouts import FormatConfig
+from headrace.store.plain import PlainArray, corrupt, offsets_in_memory
+from headrace_compat.document_index import ONE_DOCUMENT, ends_after, npy_header, with_documents
+from headrace_compat.in_place import (
+    FINGERPRINTED,
+    NO_CHECKSUMS,
+    FileStore,
+    TokenFile,
+    check_sample,
+    digest_of,
+    read_all,
+    read_exactly,
+    size_of,
+    token_paths,
+)
+
+MAGIC = b"\x93NUMPY"
+_HEADER_BYTES = 1 << 14
+
+
+class NpyFiles(FileStore):
+    """``.npy`` files: one, those of a folder, or of a pattern."""
+
+    @classmethod
+    def is_at(cls, path: str) -> bool:
+        found = token_paths(path, (".npy",))
+        return bool(found) and files.exists(found[0])
+
+    @classmethod
+    def open(cls, path: str, settings: FormatConfig) -> Self:
+        token_files = read_all(partial(_token_file, settings), token_paths(path, (".npy",)))
+        limits = [NO_CHECKSUMS, FINGERPRINTED, *([] if settings.index else [ONE_DOCUMENT])]
+        whole_files = settings.index is None
+        return cls("npy", path, token_files, settings, limits, whole_files=whole_files)
+
+
+def _token_file(settings: FormatConfig, url: str) -> TokenFile:
+    size = size_of(url)
+    head = read_exactly(url, 0, min(size, _HEADER_BYTES))
+    if head.startswith(MAGIC):
+        dtype, tokens, first_byte = npy_header(url, head)
+        expected = first_byte + tokens * np.dtype(dtype).itemsize
+        if size != expected:
+            problem = f"has {size:,} bytes, and its header is of {expected:,}: it was cut off"
+            raise corrupt(url, problem)
+    else:
+        dtype, first_byte = _said_dtype(settings, url), 0
+        tokens, rest = divmod(size, np.dtype(dtype).itemsize)
+        if rest:
+            cure = "Copy it again, or write its dtype in format.dtype."
+            raise corrupt(url, f"has {size:,} bytes, no whole number of {dtype}", cure)
+    check_sample(url, head[first_byte:], dtype, settings)
+    digest = digest_of("npy", url, size, first_byte, dtype.encode(), head[:first_byte])
+    offsets = offsets_in_memory(url, np.array([0, tokens]))
+    file = TokenFile(url, size, dtype, first_byte, tokens, offsets, digest)
+    return with_documents(file, settings, partial(_documents, settings))
+
+
+def _said_dtype(settings: FormatConfig, url: str) -> str:
+    if settings.dtype is None:
+        raise ConfigError(
+            f"is missing, and {url} has no header that says it",
+            field="format.dtype",
+            cure="Say it: format: {name: npy, dtype: uint32}, or --format npy,dtype=uint32.",
+        )
+    return settings.dtype
+
+
+def _documents(settings: FormatConfig, array: PlainArray) -> np.ndarray:
+    metadata = f"{array.url.removesuffix('.npy')}.csv.gz"
+    raw = files.read_bytes(metadata)
+    if raw is not None:
+        return _listed_documents(metadata, raw)
+    if settings.eos_id is None:
+        raise ConfigError(
+            f"is missing, and there is no {metadata} that says where documents end",
+            field="format.eos_id",
+            cure="Give the token that ends documents: format: {name: npy, eos_id: 100257}.",
+        )
+    return ends_after(array, settings.eos_id)
+
+
+def _listed_documents(url: str, raw: bytes) -> np.ndarray:
+    """Offsets of the documents in OLMo's metadata: a line for each, in order."""
+    try:
+        lines = gzip.decompress(raw).decode().splitlines()
+        spans = np.array([line.split(",", 2)[:2] for line in lines], np.int64).reshape(-1, 2)
+    except (ValueError, EOFError, OSError) as error:
+        raise corrupt(url, f"does not list documents ({error})") from error
+    if (spans[1:, 0] != spans[:-1, 1]).any():
+        raise corrupt(url, "has documents that overlap, leave gaps, or are in another order")
+    return np.concatenate([spans[:1, 0], spans[:, 1]])
