@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from headrace import MixtureDataset, TokenSeqDataset
 from headrace.analysis import excess, excess_loss, probe_cache, wsd_rates
-from headrace.analysis.excess import source_excess
+from headrace.analysis.excess import cosine_rates, source_excess
 from headrace.analysis.probe import PROBE_NAME, save_probe, saved_shares
+from headrace.data.dataset import stored_dataset
 from headrace.errors import CacheError, ConfigError
 from headrace.order import BraidShuffle, EraShuffle, Feistel, Identity, Order, Repeat
 from headrace.store.joined import JoinedCache
@@ -23,16 +24,21 @@ from headrace.testing import tiny_cache
 
 
 def slow_excess(
-    order: Order, batch: int, shares: dict[int, float], rates: np.ndarray, curvatures: np.ndarray
+    order: Order,
+    batch: int | np.ndarray,
+    shares: dict[int, float],
+    rates: np.ndarray,
+    curvatures: np.ndarray,
 ) -> float:
     """The definition, over all pairs of places."""
-    place = np.arange(rates.size * batch)
+    sizes = np.broadcast_to(batch, rates.shape)
+    place = np.arange(sizes.sum())
     row = order.at(place % len(order), place // len(order))
     n = len(order)
     ours = full = 0.0
     for curvature in curvatures:
         left = [np.prod(1 - curvature * rates[t + 1 :]) for t in range(rates.size)]
-        weight = np.repeat(rates * curvature * left, batch)
+        weight = np.repeat(rates * curvature * left / sizes, sizes)
         products = np.outer(weight, weight)
         alone = np.trace(products)
         ours = ours + alone
@@ -63,6 +69,50 @@ def test_it_is_its_definition(
     assert excess_loss(order, batch, shares, rates=rates, curvatures=curvatures) == pytest.approx(
         slow, rel=1e-9
     )
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 9), st.integers(0, 9))
+def test_batches_of_several_sizes_are_their_definition(sizes, unit, seed):
+    n = 40
+    order = EraShuffle(n, era_length=13, seed=seed)
+    rates = np.random.default_rng(seed).random(len(sizes)) + 0.01
+    curvatures = np.array([0.5, 0.03])
+    shares = {unit: 0.4, 3 * unit: 0.3}
+    batches = np.array(sizes)
+    slow = slow_excess(order, batches, shares, rates, curvatures)
+    fast = excess_loss(order, batches.astype(float), shares, rates=rates, curvatures=curvatures)
+    assert fast == pytest.approx(slow, rel=1e-9)
+
+
+@pytest.mark.parametrize("rates_of", [wsd_rates, cosine_rates])
+def test_a_batch_that_grows_is_what_sgd_makes_of_it(rates_of):
+    """One direction, many walks at once; an order of eras and a full shuffle."""
+    n = 8192
+    unit = 32
+    share = 0.6
+    curvature = 0.05
+    sizes = np.repeat([8, 16, 32, 64], [256, 128, 64, 32])
+    rates = rates_of(sizes.size)
+    borders = np.cumsum(sizes)[:-1]
+    rng = np.random.default_rng(0)
+    orders = (EraShuffle(n, era_length=1024, seed=0), Feistel(n, 0))
+    measured = []
+    for order in orders:
+        place = np.zeros(4000)
+        units = rng.normal(scale=share**0.5, size=(n // unit, place.size))
+        batches = np.split(order(np.arange(n))[: sizes.sum()], borders)
+        for rate, rows in zip(rates, batches, strict=True):
+            own = rng.normal(scale=((1 - share) / rows.size) ** 0.5, size=place.size)
+            place -= rate * curvature * (place - units[rows // unit].mean(axis=0) - own)
+        measured.append(np.square(place).mean())
+    era, full = (
+        excess_loss(
+            order, sizes.astype(float), {unit: share}, rates=rates, curvatures=np.array([curvature])
+        )
+        for order in orders
+    )
+    assert era > 1.5 * full
+    assert era / full == pytest.approx(measured[0] / measured[1], rel=0.1)
 
 
 def test_it_is_what_sgd_makes_of_correlated_noise() -> None:
@@ -175,8 +225,8 @@ def mixture(tmp_path: Path) -> MixtureDataset:
 
 
 def test_sources_whose_icc_is_given_or_saved(mixture: MixtureDataset) -> None:
-    assert source_excess(mixture, 500, 16, {}) == {}
-    given_icc = source_excess(mixture, 500, 16, {"a": 0.5})
+    assert source_excess(mixture, 500, {}) == {}
+    given_icc = source_excess(mixture, 500, {"a": 0.5})
     assert given_icc["a"].icc == 0.5
     assert given_icc["a"].excess > 1.5
     cache = mixture.components[1].caches()[0]
@@ -184,13 +234,27 @@ def test_sources_whose_icc_is_given_or_saved(mixture: MixtureDataset) -> None:
     values = np.repeat(np.random.default_rng(0).normal(size=rows // 64 + 1), 64)[:rows]
     probe = probe_cache(cache, 8, batch_size=16, block=16, losses=values)
     save_probe(cache, 8, probe)
-    known = source_excess(mixture, None, 16, {"a": 0.0})
+    known = source_excess(mixture, None, {"a": 0.0})
     assert list(known) == ["a", "b"]
-    assert known["a"] == (0.0, 1.0)
+    assert known["a"] == (0.0, 1.0, "blocks")
     assert known["b"].icc == pytest.approx(1.0, abs=0.1)
     assert known["b"].excess > 5
     with pytest.raises(ConfigError, match="c"):
-        source_excess(mixture, None, 16, {"c": 0.5})
+        source_excess(mixture, None, {"c": 0.5})
+    by_cosine = source_excess(mixture, 500, {"a": 0.5}, "cosine")
+    assert by_cosine["a"].excess != given_icc["a"].excess
+    with pytest.raises(ConfigError, match="schedule"):
+        source_excess(mixture, 500, {"a": 0.5}, "cosin")
+
+
+def test_a_forecast_knows_that_batches_grow(mixture: MixtureDataset) -> None:
+    """The last batches hold 16 times the rows, of so many more blocks; in stored order."""
+    stored = dict(zip(mixture.names, map(stored_dataset, mixture.components), strict=True))
+    excess_of = {
+        name: source_excess(MixtureDataset(stored, {"a": 3, "b": 1}, size), 400, {"a": 0.5})["a"]
+        for name, size in {"first": 4, "last": 64, "grows": {0: 4, 200: 64}}.items()
+    }
+    assert len({one.excess for one in excess_of.values()}) == 3
 
 
 def test_what_is_saved_counts_in_rows_of_the_reader_until_the_cache_changes(tmp_path: Path) -> None:

@@ -238,6 +238,7 @@ def test_more_hosts_than_the_strands_of_a_shuffled_store_are_for(shuffled):
 def test_neighbours_of_a_shuffled_store_are_alike_only_within_documents(here, shuffled):
     """The order of blocks costs nothing there, whatever the strands; on a plain store it does."""
     ratios = {}
+    advice = {}
     for cache in (here, shuffled):
         config = LmDataConfig(
             {"a": ComponentConfig(cache)},
@@ -248,6 +249,13 @@ def test_neighbours_of_a_shuffled_store_are_alike_only_within_documents(here, sh
         )
         plan = plan_run(config, hosts=[1], icc={"a": 0.5})
         ratios[cache] = max(plan.unlimited.variance_ratio.values()), plan.noise["a"].excess
+        advice[cache] = plan.noise["a"].between, plan.noise["a"].cure(cache)
+    assert advice[here] == (
+        "blocks",
+        f"Train on a copy that shuffles documents: headrace cache reshuffle {here} OUTPUT",
+    )
+    assert advice[shuffled][0] == "documents"
+    assert "reshuffle" not in advice[shuffled][1]  # it is shuffled already
     assert ratios[here][0] > 5
     assert ratios[here][1] > 1.3
     assert 1.0 < ratios[shuffled][0] < 2.5

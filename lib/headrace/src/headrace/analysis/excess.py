@@ -32,7 +32,7 @@ a random sample, whose sum over pairs is an unbiased estimate, accurate to about
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ from jaxtyping import Float64, Int64
 from headrace.analysis.long_documents import known_shares
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import mixture_of
-from headrace.errors import ConfigError, check_at_least, did_you_mean
+from headrace.errors import ConfigError, check_at_least, check_choice, did_you_mean
 from headrace.order.order import Identity, Order
 
 MOST_PLACES = 1 << 17
@@ -63,9 +63,28 @@ def wsd_rates(steps: int, decay: float = 0.2) -> Float64[np.ndarray, " steps"]:
     return np.minimum(1.0, (steps - np.arange(steps)) / max(decay * steps, 1.0))
 
 
+def cosine_rates(steps: int) -> Float64[np.ndarray, " steps"]:
+    """Learning rates, 1 at their peak, that fall to 0 by a cosine over the whole run.
+
+    Example:
+        >>> cosine_rates(4).round(2).tolist()
+        [1.0, 0.85, 0.5, 0.15]
+    """
+    check_at_least("steps", steps)
+    return (1 + np.cos(np.pi * np.arange(steps) / steps)) / 2
+
+
+SCHEDULES: dict[str, Callable[[int], Float64[np.ndarray, " steps"]]] = {
+    "wsd": wsd_rates,
+    "cosine": cosine_rates,
+    "linear": lambda steps: wsd_rates(steps, decay=1.0),
+}
+"""Learning rates of a run with so many steps, by name."""
+
+
 def excess_loss(
     order: Order,
-    rows_per_step: float,
+    rows_per_step: float | Float64[np.ndarray, " t"],
     shares: Mapping[int, float],
     *,
     rates: Float64[np.ndarray, " t"] | None = None,
@@ -78,7 +97,8 @@ def excess_loss(
 
     Args:
         order: The order of a pass; passes follow each other.
-        rows_per_step: Rows per step: the batch size, or a source's share of it.
+        rows_per_step: Rows per step: the batch size, or a source's share of it; one number, or one
+            for each step.
         shares: Share of a row's noise by neighbourhood length in rows, as from
             :func:`nested_shares`.
         rates: Learning rate of each step of the run; None: :func:`wsd_rates` over one pass, of
@@ -103,7 +123,7 @@ def excess_loss(
         1.0
     """
     check_at_least("order", len(order), cure="Give an order of one row at least.")
-    if not rows_per_step > 0:
+    if not np.all(np.asarray(rows_per_step) > 0):
         raise ConfigError(
             "must be above 0",
             field="rows_per_step",
@@ -119,11 +139,13 @@ def excess_loss(
             cure=cure,
         )
     n = min(len(order), order.rows)
-    rates = (
-        wsd_rates(max(min(int(n / rows_per_step), MOST_STEPS), 1))
-        if rates is None
-        else np.asarray(rates, float)
-    )
+    if rates is None:
+        steps = np.size(rows_per_step)
+        if np.ndim(rows_per_step) == 0:
+            steps = max(min(int(n / rows_per_step), MOST_STEPS), 1)
+        rates = wsd_rates(steps)
+    rates = np.asarray(rates, float)
+    rows_of = np.broadcast_to(np.asarray(rows_per_step, np.float64), rates.shape)
     pull = rates[None] * np.asarray(curvatures, np.float64)[:, None]
     if not (pull.size and pull.min() >= 0 and pull.max() < 1 and pull.any(axis=1).all()):
         cure = "Give curvatures in units of 1 / rate."
@@ -131,10 +153,10 @@ def excess_loss(
             "times curvatures must be 0 or more, below 1, and not all 0", field="rates", cure=cure
         )
     log_decay = np.cumsum(np.log1p(-pull[:, ::-1]), axis=1)[:, ::-1] - np.log1p(-pull)
-    weight = pull * np.exp(log_decay)
-    squares = rows_per_step * np.square(weight).sum(axis=1)
-    sums = rows_per_step * weight.sum(axis=1)
-    rows, factor, pairs = _sample_rows(weight, rows_per_step)
+    weight = pull * np.exp(log_decay) * (rows_of.max() / rows_of)  # of a row: a batch is their mean
+    squares = (rows_of * np.square(weight)).sum(axis=1)
+    sums = (rows_of * weight).sum(axis=1)
+    rows, factor, pairs = _sample_rows(weight, rows_of)
     row = order.at(rows % len(order), rows // len(order))
     alone = np.square(factor).sum(axis=1)
     noise = full = squares.sum()
@@ -154,28 +176,42 @@ class SourceExcess(NamedTuple):
 
     icc: float  # share of the variance of its losses between its blocks
     excess: float  # resulting excess loss of its order, relative to a full shuffle
+    between: str = "blocks"  # or, in a shuffled store, ``documents``
 
     def __str__(self) -> str:
-        return f"{self.icc:.0%} between blocks, {self.excess - 1:+.0%} excess loss"
+        return f"{self.icc:.0%} between {self.between}, {self.excess - 1:+.0%} excess loss"
+
+    def cure(self, cache: str) -> str:
+        """What to do about it, for the path of the source's cache."""
+        if self.between == "documents":
+            return (
+                "Cut documents that are longer than a row before the cache is built: their rows"
+                " stay together."
+            )
+        return f"Train on a copy that shuffles documents: headrace cache reshuffle {cache} OUTPUT"
 
 
 def source_excess(
-    dataset: PlannedDataset, steps: int | None, batch_size: int, icc: Mapping[str, float]
+    dataset: PlannedDataset,
+    steps: int | None,
+    icc: Mapping[str, float],
+    schedule: str = "wsd",
 ) -> dict[str, SourceExcess]:
     """The excess loss of each source of a mixture whose ICC is known.
 
     Args:
         dataset: The mixture, or its phases, of which the first is used.
         steps: Steps of the run; None: a pass over each source.
-        batch_size: Rows of a batch.
         icc: Share of the variance between blocks of one stored chunk (in a shuffled store, between
             documents), by source; for other sources, what ``headrace cache inspect CACHE --icc
             --save`` has written next to their caches.
+        schedule: Learning rates of the run: one of :data:`SCHEDULES`.
 
     Raises:
-        ConfigError: a share for an unknown source, or below 0 or above 1.
+        ConfigError: no such schedule; a share for an unknown source, or below 0 or above 1.
     """
     mixture = mixture_of(dataset.at_step(0)[0])
+    check_choice("schedule", schedule, list(SCHEDULES))
     if mixture is None:
         return {}
     for name in icc:
@@ -199,37 +235,47 @@ def source_excess(
         order = component.shuffle_order() or Identity(
             component.rows_of_pass or component.length or 1
         )
-        rates = None if steps is None else wsd_rates(min(steps, MOST_STEPS))
+        rates = None
+        rows: float | Float64[np.ndarray, " t"] = share * mixture.batch_schedule.max_size
+        if steps is not None:  # of longer runs, the last steps
+            rates = SCHEDULES[schedule](min(steps, MOST_STEPS))
+            rows = share * mixture.batch_schedule.size_at(np.arange(steps - rates.size, steps))
         by_source[name] = SourceExcess(
             icc.get(name, sum(shares.values())),
-            excess_loss(order, share * batch_size, shares, rates=rates),
+            excess_loss(order, rows, shares, rates=rates),
+            "documents" if component.in_shuffled_store else "blocks",
         )
     return by_source
 
 
 def _sample_rows(
-    weight: Float64[np.ndarray, "k t"], rows_per_step: float
+    weight: Float64[np.ndarray, "k t"], rows_of: Float64[np.ndarray, " t"]
 ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, "k m"], float]:
     """Positions to look at, the weight of each by curvature, and the factor for a sum over pairs of
     them.
     """
     steps = weight.shape[1]
-    total = int(steps * rows_per_step)
+    ends = np.cumsum(rows_of)
+    total = int(ends[-1])
     if total <= MOST_PLACES:
         rows = np.arange(total)
-        return rows, weight[:, np.minimum((rows / rows_per_step).astype(np.int64), steps - 1)], 1.0
+        return rows, weight[:, _steps_of(rows, ends)], 1.0
     rng = np.random.default_rng(0)
-    density = np.sqrt(
+    density = rows_of * np.sqrt(
         (np.square(weight) / np.square(weight).sum(axis=1, keepdims=True)).sum(axis=0)
     )
     chance = density / density.sum()
     step = np.searchsorted(np.cumsum(chance), rng.random(MOST_PLACES), side="right").clip(
         max=steps - 1
     )
-    rows = np.minimum(
-        ((step + rng.random(MOST_PLACES)) * rows_per_step).astype(np.int64), total - 1
-    )
-    rows, times = np.unique(rows, return_counts=True)
-    step = np.minimum((rows / rows_per_step).astype(np.int64), steps - 1)
-    factor = weight[:, step] * rows_per_step / chance[step] * times
+    drawn = ends[step] - rng.random(MOST_PLACES) * rows_of[step]
+    rows, times = np.unique(np.minimum(drawn.astype(np.int64), total - 1), return_counts=True)
+    step = _steps_of(rows, ends)
+    factor = weight[:, step] * rows_of[step] / chance[step] * times
     return rows, factor, 1.0 / (MOST_PLACES * (MOST_PLACES - 1.0))
+
+
+def _steps_of(
+    rows: Int64[np.ndarray, " m"], ends: Float64[np.ndarray, " t"]
+) -> Int64[np.ndarray, " m"]:
+    return np.minimum(np.searchsorted(ends, rows, side="right"), ends.size - 1)

@@ -16,6 +16,7 @@ from headrace.cli.options import (
     Icc,
     Layout,
     SameRun,
+    Schedule,
     Settings,
     Tokens,
     check_run,
@@ -48,6 +49,7 @@ def check(
     declared: Declared = False,
     layout: Layout = "headrace",
     icc: Icc = None,
+    schedule: Schedule = "wsd",
     run: SameRun = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 for warnings, too.")
@@ -92,6 +94,7 @@ def check(
                 hosts=parse_hosts(hosts),
                 num_steps=num_steps,
                 icc=parse_shares(icc),
+                schedule=schedule,
             )
         except ConfigError:
             # A cache without a size is built first, for which its source has to be mended.

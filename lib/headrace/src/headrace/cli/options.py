@@ -63,6 +63,13 @@ Icc = Annotated[
         metavar="NAME=SHARE",
     ),
 ]
+Schedule = Annotated[
+    str,
+    typer.Option(
+        help="Learning rates of the run, for the excess loss: wsd, cosine or linear.",
+        metavar="NAME",
+    ),
+]
 Declared = Annotated[
     bool, typer.Option("--declared", help="Use declared sizes without looking for the caches.")
 ]

@@ -18,6 +18,7 @@ from headrace.cli.options import (
     Hosts,
     Icc,
     Layout,
+    Schedule,
     Settings,
     Tokens,
     parse_hosts,
@@ -52,6 +53,7 @@ def command(
     declared: Declared = False,
     layout: Layout = "headrace",
     icc: Icc = None,
+    schedule: Schedule = "wsd",
     num_steps: Annotated[
         int | None, typer.Option("--steps", help="Steps of the run.", min=1)
     ] = None,
@@ -120,7 +122,7 @@ def command(
         forecast = examined.forecast(numbers, memory, prices)
     if csv is not None:
         _write_csv(csv, forecast.to_json()["by_hosts"])
-    noise = source_excess(dataset, run.steps, forecast.batch_size, parse_shares(icc))
+    noise = source_excess(dataset, run.steps, parse_shares(icc), schedule)
     micro = (cut := resolved.micro_batches) and MicroForecast.of(
         cut, dataset, dataset.batch_schedule, run.row_order
     )

@@ -351,10 +351,9 @@ def _excess_loss(plan: RunPlan) -> Iterator[_Advice]:
         if noise.excess > EXCESS:
             yield (
                 f"components.{name}",
-                f"is {noise.icc:.0%} between blocks: expect {noise.excess - 1:+.0%} excess loss"
-                " over a full shuffle",
-                "Train on a copy that shuffles documents: headrace cache reshuffle"
-                f" {plan.sources[name].caches[0]} OUTPUT",
+                f"is {noise.icc:.0%} between {noise.between}: expect {noise.excess - 1:+.0%} excess"
+                " loss over a full shuffle",
+                noise.cure(plan.sources[name].caches[0]),
             )
 
 

@@ -175,10 +175,7 @@ def _judge_order(
     unknown = [name for name in config.components if name not in noise]
     name = max(noise, key=lambda name: noise[name].excess, default="")
     if name and noise[name].excess > EXCESS:
-        cure = (
-            "Train on a copy that shuffles documents: headrace cache reshuffle"
-            f" {config.components[name].caches[0]} OUTPUT"
-        )
+        cure = noise[name].cure(config.components[name].caches[0])
         return Judgment(
             "high", "excess loss", f"{noise[name].excess - 1:+.0%} of {name}; {why}. {cure}"
         )

@@ -173,6 +173,7 @@ def plan_run(
     num_steps: int | None = None,
     max_rows: int = DEFAULT_ROWS,
     icc: Mapping[str, float] | None = None,
+    schedule: str = "wsd",
 ) -> RunPlan:
     """Resolves a config.
 
@@ -186,6 +187,7 @@ def plan_run(
         num_steps: Steps of the run, overriding the config's.
         max_rows: Most rows whose reads are forecast.
         icc: As in :func:`~headrace.analysis.excess.source_excess`.
+        schedule: As there.
 
     Raises:
         ConfigError: the config cannot be resolved; the same error as from a loader.
@@ -241,7 +243,7 @@ def plan_run(
         unlimited=unlimited,
         settled=unlimited.steps * size >= 4 * strands,
         refused=refused,
-        noise=source_excess(dataset, steps, dataset.batch_schedule.max_size, icc or {}),
+        noise=source_excess(dataset, steps, icc or {}, schedule),
         row_bytes=first.row_bytes,
         prefetch_bytes=config.prefetch_bytes,
         open_bytes=OpenBytes.of(dataset),
