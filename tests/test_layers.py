@@ -25,6 +25,11 @@ WITHOUT_JAX = (
     "headrace.pack",
     "headrace.store",
     "headrace.ingest",
+    "headrace.data",
+    "headrace.config",
+    "headrace.run",
+    "headrace.analysis",
+    "headrace.report",
     "headrace.cli",
 )
 
@@ -80,9 +85,22 @@ def test_the_order_loads_numpy_only():
     }
 
 
-def test_stores_ingestion_and_command_line_load_no_jax():
+def test_only_what_feeds_devices_loads_jax():
     modules = [name for name in MODULES if name.startswith(WITHOUT_JAX)]
     assert not loaded_by(*modules) & {"jax", "jaxlib", "equinox", "optax", "matplotlib"}
+
+
+def test_no_command_but_the_demo_imports_what_loads_jax():
+    """With the imports within its functions, on which the test above does not look."""
+    imported = {
+        name
+        for path in (SOURCE / "headrace" / "cli").glob("*.py")
+        if path.stem != "demo"
+        for name in imports_of(path)
+        if name in MODULES
+    }
+    assert {"headrace.analysis.check.plan", "headrace.report.page"} < imported
+    assert not loaded_by(*sorted(imported)) & {"jax", "jaxlib", "equinox"}
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -24,8 +24,9 @@ from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.feed import exchange as module
-from headrace.feed.exchange import PooledRows, RowExchange, exchange_rows, holders_of
+from headrace.feed.exchange import RowExchange
 from headrace.feed.plan import BlockSpace, plan_window
+from headrace.feed.pooled_rows import PooledRows, exchange_rows, holders_of, row_shards
 from headrace.feed.reader import Grouping, MappedReader, PlannedReader
 from headrace.metrics import IterationStats
 from headrace.mix import BatchSchedule
@@ -326,7 +327,7 @@ def test_devices_put_rows_in_their_places(shape, spec):
     mesh = Mesh(np.asarray(jax.devices()[:8]).reshape(*shape.values()), tuple(shape))
     rows = NamedSharding(mesh, PartitionSpec(*spec[:1]))
     whole = NamedSharding(mesh, spec)
-    n = module.row_shards(rows)
+    n = row_shards(rows)
     share = 3
     pool = 2
     rng = np.random.default_rng(0)

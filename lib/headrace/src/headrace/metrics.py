@@ -109,6 +109,9 @@ from headrace.stalls import QueueStats, Stall, StallRule, WaitLog
 
 __all__ = ["LoaderStats", "ReadStats", "SourceAt", "Stall", "StallRule"]
 
+STATS_FOLDER = "stats"
+"""Folder of a run in which a :class:`~headrace.feed.run_log.RunLog` writes counters."""
+
 
 @dataclass
 class ReadStats:

@@ -8,6 +8,7 @@ import typer
 
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import typed_options
+from headrace.errors import ConfigError
 from headrace.ingest.choices import TokenizerEngine
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ def append_as_typed(
         ConfigError: --repair was given; otherwise as for
             :func:`~headrace.ingest.append.append_cache`.
     """
-    from headrace.errors import ConfigError
     from headrace.ingest.append import append_cache
 
     if repair:

@@ -15,6 +15,7 @@ from headrace import extensions
 from headrace.cli.exits import COMPLETE, EPILOG, say_all
 from headrace.cli.panels import PanelCommand, PlainCommand
 from headrace.cli.shown import say
+from headrace.errors import check_choice
 
 COMMANDS = {  # as typed: module.function
     "init": "init.command",
@@ -184,8 +185,6 @@ def _show_completion(shows: bool) -> None:
         from typer.completion import (
             get_completion_script,  # pyright: ignore[reportPrivateImportUsage]
         )
-
-        from headrace.errors import check_choice
 
         shell = os.path.basename(os.environ.get("SHELL", ""))
         check_choice("SHELL", shell, ("bash", "zsh", "fish"), "has no completion here")

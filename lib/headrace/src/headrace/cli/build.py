@@ -17,7 +17,7 @@ from headrace.cli.options import AsJson, refuse_typed
 from headrace.cli.panels import HelpAll
 from headrace.cli.shown import in_bytes, say
 from headrace.cli.snapshots import to_use_it
-from headrace.errors import format_count
+from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
     from headrace.ingest.build import BuildReport
@@ -171,7 +171,6 @@ def _build(
     how: ReshuffleConfig | None,
     options: dict[str, Any],
 ) -> BuildReport:
-    from headrace.errors import ConfigError
     from headrace.ingest.build import build_cache
     from headrace.ingest.build_shuffled import build_shuffled
     from headrace.ingest.tokenize import TokenizerConfig
@@ -213,7 +212,6 @@ def _build(
 
 def shuffle_config(seed: int | None, memory: str | None) -> ReshuffleConfig | None:
     """The shuffle of documents; None if they are not shuffled."""
-    from headrace.errors import ConfigError
     from headrace.ingest.shuffle_plan import ReshuffleConfig
 
     if seed is None:
@@ -236,8 +234,6 @@ def _leaves(texts: list[str]) -> dict[str, LeafConfig]:
 
 
 def _pair(text: str, option: str, example: str) -> tuple[str, str]:
-    from headrace.errors import ConfigError
-
     name, equals, value = text.partition("=")
     if not (name and equals and value):
         raise ConfigError(
@@ -266,7 +262,6 @@ def memory_bytes(text: str | None) -> int | None:
         (1610612736, 2000000000)
     """
     from headrace.config.wording import number_in
-    from headrace.errors import ConfigError
 
     if text is None:
         return None

@@ -26,7 +26,7 @@ from headrace.cli.options import (
     parse_sizes,
 )
 from headrace.cli.shown import figures_table, in_bytes, say, show_judgments, terminal, working
-from headrace.errors import format_count
+from headrace.errors import ConfigError, HeadraceError, format_count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,7 +79,6 @@ def check(
     from headrace.analysis.check.plan import plan_run
     from headrace.analysis.check.sources import source_findings
     from headrace.config.sources import source_faults
-    from headrace.errors import ConfigError
     from headrace.ingest.first_look import refuse_faults
 
     with working("checking"):
@@ -147,7 +146,6 @@ def show(
 
     from headrace.config.lm_data import LmDataConfig, load_config
     from headrace.config.schema import json_schema
-    from headrace.errors import ConfigError
 
     if schema and config is None:
         put(json.dumps(json_schema(LmDataConfig), indent=2), output)
@@ -186,7 +184,6 @@ def check_json(plan: RunPlan, found: Sequence[Finding]) -> dict[str, Any]:
 
 def token_count(path: str) -> int | None:
     """Tokens of the cache at a path; None if there is no usable cache."""
-    from headrace.errors import HeadraceError
     from headrace.store.joined import open_cache
 
     try:

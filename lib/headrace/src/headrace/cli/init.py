@@ -19,10 +19,9 @@ from headrace.cli.build_options import OnBadLineOption, TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import check_local_folder
 from headrace.cli.shown import in_bytes, say
-from headrace.errors import check_path, format_count
+from headrace.errors import ConfigError, HeadraceError, check_path, format_count, install_command
 
 if TYPE_CHECKING:
-    from headrace.errors import ConfigError
     from headrace.ingest.build import BuildReport
     from headrace.ingest.source import SourceConfig
     from headrace.ingest.survey import FoundSource
@@ -89,7 +88,6 @@ def command(
 
         headrace init texts --tokenizer llama3/ --output runs/first
     """
-    from headrace.errors import ConfigError
     from headrace.ingest.first_look import faults_of_sources, refuse_faults
     from headrace.ingest.survey import survey
     from headrace.ingest.tokenize import TokenizerConfig
@@ -261,8 +259,6 @@ def _say_how_to_use(sources: list[FoundSource], output: Path) -> None:
 @contextmanager
 def _restarted_alone(cache: Path) -> Iterator[None]:
     """Adds to cures with ``--restart``, which is for all caches, what starts over with this one."""
-    from headrace.errors import HeadraceError
-
     try:
         yield
     except HeadraceError as error:
@@ -316,7 +312,6 @@ def _check_output(folder: str, output: Path) -> None:
     """Refuses an output that is a file, holds a program of its own, or is inside the folder of
     texts.
     """
-    from headrace.errors import ConfigError
     from headrace.store import files
 
     check_local_folder(output)
@@ -339,8 +334,6 @@ def _check_output(folder: str, output: Path) -> None:
 
 
 def _exists(path: Path) -> ConfigError:
-    from headrace.errors import ConfigError
-
     cure = f"Give another folder: --output FOLDER, or delete {path}."
     problem = "already exists, and is not overwritten"
     return ConfigError(problem, field="output", value=str(path), cure=cure)
@@ -366,8 +359,6 @@ def _warn_of_long_text(sources: list[FoundSource]) -> None:
 
 
 def _refuse_unused_fields(text_fields: list[str], configs: list[SourceConfig]) -> None:
-    from headrace.errors import ConfigError
-
     for name in text_fields:
         if all(config.text_field != name for config in configs):
             cure = "Give a field that holds text in the first record of a source, or leave it out."
@@ -390,8 +381,6 @@ def _in_words(source: FoundSource, config: SourceConfig, output: Path) -> str:
 
 
 def _say_what_is_next(output: Path) -> None:
-    from headrace.errors import install_command
-
     say(f"Wrote {output / CONFIG} and {output / PROGRAM}. Next:")
     if str(output) != ".":
         say(f"  cd {shlex.quote(str(output))}")

@@ -23,7 +23,7 @@ from headrace.cli.options import (
 )
 from headrace.cli.shown import counting, say, terminal, working
 from headrace.cli.similarity import show_similarity
-from headrace.errors import format_count
+from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -190,7 +190,6 @@ def command(
 def _is_no_cache(path: str, as_json: bool) -> bool:
     """Shows what another package knows (rollouts), if the path is one; returns whether it is."""
     from headrace import extensions
-    from headrace.errors import ConfigError
     from headrace.store.ledger import read_ledger
 
     if path.endswith(CONFIG_SUFFIXES):
@@ -208,7 +207,6 @@ def _chosen(
 ) -> list[int] | None:
     """Positions of the documents requested by number or id; None if none was requested."""
     from headrace.cli.decoded import documents_with_id
-    from headrace.errors import ConfigError
 
     if by_id is not None:
         if document is not None:

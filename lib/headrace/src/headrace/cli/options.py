@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
+from headrace.errors import ConfigError
+
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
     from headrace.data.phased import RunDataset
@@ -20,8 +22,6 @@ def check_local_folder(output: Path) -> None:
     """Raises ConfigError if a folder that must be on this machine is given as a URL, which a path
     would swallow.
     """
-    from headrace.errors import ConfigError
-
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", f"{output}/"):
         cure = "Give a folder of this machine: --output FOLDER."
         raise ConfigError(
@@ -135,8 +135,6 @@ def parse_hosts(text: str | None) -> list[int] | None:
         >>> parse_hosts("1,8,64")
         [1, 8, 64]
     """
-    from headrace.errors import ConfigError
-
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
@@ -169,8 +167,6 @@ def parse_shares(items: Sequence[str] | None) -> dict[str, float]:
 def _numbers(
     items: Sequence[str] | None, flag: str, least: float, below: float, problem: str, cure: str
 ) -> dict[str, float]:
-    from headrace.errors import ConfigError
-
     numbers: dict[str, float] = {}
     for item in items or []:
         name, _, text = item.partition("=")
@@ -196,8 +192,6 @@ def refuse_typed(
     context: typer.Context, names: Sequence[str], problem: str, cure: str = "Leave it out."
 ) -> None:
     """Raises ConfigError for the first of these options that was typed and would have no effect."""
-    from headrace.errors import ConfigError
-
     for name in names:
         if name in typed_options(context):
             field = name if name == "settings" else f"--{name.replace('_', '-')}"
@@ -226,7 +220,6 @@ def lock_in(folder: str, field: str, or_else: str = "") -> RunLock:
     Raises:
         ConfigError: there is none; names the ``field`` that gave the folder.
     """
-    from headrace.errors import ConfigError
     from headrace.run.lock import LOCK_NAME, RunLock
 
     lock = RunLock.load(folder)
@@ -248,7 +241,6 @@ def load_config_or_run(target: str, settings: list[str] | None) -> LmDataConfig:
     """
     from headrace.config.lm_data import LmDataConfig, load_config
     from headrace.config.parsing import decode, with_overrides
-    from headrace.errors import ConfigError
 
     lock = lock_at(target)
     if lock is None:
@@ -280,7 +272,6 @@ def check_run(
         PlanMismatchError: the run has another config; the differences are shown.
     """
     from headrace.data.dataset import BatchOrder
-    from headrace.errors import ConfigError
     from headrace.run.anchors import Anchors
     from headrace.run.lock import RunLock
 

@@ -8,13 +8,13 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from headrace.cli.options import CONFIG_SUFFIXES, AsJson, Settings, refuse_typed
 from headrace.cli.shown import bar, facts_table, figures_table, say, terminal, working
-from headrace.errors import format_count
+from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -167,8 +167,6 @@ def _typed_for_a_config() -> Iterator[None]:
     """A field of a component in a cure becomes the command that sets it: a cache has no such
     field.
     """
-    from headrace.errors import ConfigError
-
     try:
         yield
     except ConfigError as error:
@@ -190,7 +188,6 @@ def _of_config(
 ) -> dict[str, dict[str, Any]]:
     from headrace.config.lm_data import load_config
     from headrace.data.packed import packed_datasets
-    from headrace.errors import ConfigError
 
     datasets = load_config(path, settings).datasets()
     packed = packed_datasets(datasets)
@@ -246,8 +243,6 @@ def _compared(
     cache: TokenCache, seq_len: int, how: PackingConfig, removed: DocumentFilter | None
 ) -> list[dict[str, Any]]:
     """The figures of each algorithm for the documents of a cache, as JSON values."""
-    from typing import get_args
-
     import numpy as np
 
     from headrace.data.documents import DocumentFilter

@@ -11,7 +11,7 @@ import typer
 
 from headrace.cli.options import AsJson
 from headrace.cli.shown import say, working
-from headrace.errors import format_count
+from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
     from headrace.data.documents import DocumentFilter
@@ -74,7 +74,6 @@ def command(
 def _listed(cache: TokenCache, documents: list[str], file: str | None) -> DocumentFilter:
     """The requested documents."""
     from headrace.data.documents import DocumentFilter
-    from headrace.errors import ConfigError
 
     if (file is None) == (not documents):
         problem = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -108,8 +109,6 @@ def command(
 
 def _as_json(facts: ReportFacts) -> dict[str, Any]:
     """The contents of the page, as JSON values."""
-    from dataclasses import asdict
-
     from headrace.report.blocks import plain
     from headrace.report.page import state
 

@@ -12,6 +12,7 @@ import typer
 
 from headrace.cli.options import AsJson, Config, Settings, lock_in
 from headrace.cli.shown import say, terminal, working
+from headrace.errors import check_at_least
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
@@ -136,7 +137,6 @@ def _changes(
 ) -> tuple[RunChanges, int, LmDataConfig]:
     """The changes, the steps that are done, and the user's config."""
     from headrace.config.lm_data import load_config
-    from headrace.errors import check_at_least
     from headrace.run.anchors import last_checkpoint
     from headrace.run.changes import run_changes
 

@@ -58,7 +58,9 @@ def command(
         int | None, typer.Option("--steps", help="Steps of the run.", min=1)
     ] = None,
     first_step: Annotated[int, typer.Option(help="First step to forecast.", min=0)] = 0,
-    max_rows: Annotated[int, typer.Option(help="Most rows to examine.", min=1)] = 1 << 20,
+    max_rows: Annotated[
+        int | None, typer.Option(help="Most rows to examine; by default 262,144.", min=1)
+    ] = None,
     price_per_1000_reads: Annotated[
         float, typer.Option(help="Price of a thousand requests.")
     ] = 0.0004,
@@ -95,9 +97,10 @@ def command(
     from headrace.analysis.check.judgments import NOT_JUDGED, RunOrders, judge_forecast
     from headrace.analysis.excess import source_excess
     from headrace.analysis.resolved import ResolvedRun
+    from headrace.analysis.simulate.forecast import DEFAULT_ROWS
     from headrace.analysis.simulate.host_forecast import Prices
     from headrace.config.lm_data import load_config
-    from headrace.feed.micro_batches import MicroForecast
+    from headrace.feed.micro_steps import MicroForecast
 
     numbers = parse_hosts(hosts) or [1]
     if csv is not None:
@@ -117,7 +120,9 @@ def command(
     memory = resolved.prefetch_bytes if cache_mib is None else cache_mib << 20
     with working("looking at the steps"):
         watch = partial(report, "counting examples")
-        examined = run.examine(numbers, first_step=first_step, max_rows=max_rows, watch=watch)
+        examined = run.examine(
+            numbers, first_step=first_step, max_rows=max_rows or DEFAULT_ROWS, watch=watch
+        )
         prices = Prices(price_per_1000_reads, price_per_gib)
         forecast = examined.forecast(numbers, memory, prices)
     if csv is not None:

@@ -18,7 +18,7 @@ from headrace.cli.options import (
     lock_at,
 )
 from headrace.cli.shown import figures_table, say, terminal, working
-from headrace.errors import format_count
+from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,7 +85,6 @@ def _find(
     """Prints the steps that trained on documents."""
     import numpy as np
 
-    from headrace.errors import ConfigError
     from headrace.mix.amendments import family
     from headrace.order.intervals import Intervals
     from headrace.run.sightings import sightings

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cast
 
 from headrace.data.buckets import BucketsConfig, without_others
+from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.pairs import is_of_pairs
+from headrace.data.row_tokens import RowTokens
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import filter_reader, ledger_reader
@@ -32,9 +34,8 @@ from headrace.store.layouts import FormatConfig
 from headrace.store.location import Location
 from headrace.store.snapshots import Snapshot
 
-if TYPE_CHECKING:  # imports jax
+if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
-    from headrace.data.dataset import PlannedDataset
 
 _LOG = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
@@ -332,8 +333,6 @@ def sizes_of(
     trained: Mapping[str, PlannedDataset], counted: CountedTokens | None
 ) -> dict[str, int]:
     """Tokens in an epoch of each component: positions of its rows, or those counted one by one."""
-    from headrace.data.row_tokens import RowTokens
-
     if counted is None:
         return {name: len(dataset) * dataset.seq_len for name, dataset in trained.items()}
     return {name: RowTokens(dataset, counted, name).total for name, dataset in trained.items()}

@@ -44,7 +44,16 @@ from headrace.config.snapshots import Settled, settle, without_removed
 from headrace.config.sources import build_caches
 from headrace.config.typed import check_fields
 from headrace.config.writing import FREE_FIELDS, dump
+from headrace.data.async_dataset import AsyncDataset
+from headrace.data.budgets import OpenBytes, require_steps
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
+from headrace.data.component import Account, account, component_sides, stored_rows, subset_side
+from headrace.data.dataset import PlannedDataset
+from headrace.data.mixture import mixture_of
+from headrace.data.packed import PackedTokenDataset
+from headrace.data.phased import RunDataset
+from headrace.data.phased_mixture import RunRecipe, run_dataset
+from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, check_at_least, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
@@ -75,12 +84,6 @@ if TYPE_CHECKING:  # these import jax; a config can be read and checked without 
     from jax.sharding import Mesh, NamedSharding
 
     from headrace.batch.packed_batch import PackedBatch
-    from headrace.data.async_dataset import AsyncDataset
-    from headrace.data.component import Account
-    from headrace.data.dataset import PlannedDataset
-    from headrace.data.packed import PackedTokenDataset
-    from headrace.data.phased import RunDataset
-    from headrace.data.token_seq import TokenSeqDataset
     from headrace.feed.loader import DataLoader, LoaderOptions
 
 
@@ -339,8 +342,6 @@ class LmDataConfig:
         """The components in stored order, without removed documents, in rows of the first phase;
         before they are split, shuffled and mixed. ``instead`` as in :meth:`open_caches`.
         """
-        from headrace.data.component import stored_rows
-
         config = self.at_snapshots(instead)
         caches = config.open_caches(instead)
         components = config.components
@@ -376,8 +377,6 @@ class LmDataConfig:
 
     def accounts(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, Account]:
         """Where the tokens of each component go; ``instead`` as in :meth:`open_caches`."""
-        from headrace.data.component import account
-
         config = self.at_snapshots(instead)
         datasets = config.datasets(instead)
         sides = {name: config._sides(name, dataset, None) for name, dataset in datasets.items()}
@@ -425,8 +424,6 @@ class LmDataConfig:
         self, name: str, dataset: TokenSeqDataset | PackedTokenDataset, seq_len: int | None
     ) -> tuple[PlannedDataset, PlannedDataset]:
         """Training and validation side of a component."""
-        from headrace.data.component import component_sides
-
         block = None
         packed = dataset.pack_plan is not None  # whose documents are held out
         split, path = self.held_out.get(name, (None, ""))
@@ -438,8 +435,6 @@ class LmDataConfig:
         return component_sides(name, dataset, split, path=path, block_tokens=block, seq_len=seq_len)
 
     def _trained(self, name: str, train: PlannedDataset) -> PlannedDataset:
-        from headrace.data.component import subset_side
-
         return subset_side(
             name, train, *(self.components[name].subset_in(name, self.subset) or (None, ""))
         )
@@ -450,10 +445,6 @@ class LmDataConfig:
 
     def dataset(self, instead: Mapping[str, TokenCache] | None = None) -> RunDataset:
         """All components, shuffled and mixed; ``instead`` as in :meth:`open_caches`."""
-        from headrace.data.budgets import require_steps
-        from headrace.data.mixture import mixture_of
-        from headrace.data.phased_mixture import RunRecipe, run_dataset
-
         config = self.at_snapshots(instead)
         opened = config.open_caches(instead)
         components = config.components
@@ -535,7 +526,6 @@ class LmDataConfig:
         """A loader for what :meth:`dataset` returned, with or without functions, with the config's
         settings; see :meth:`loader`.
         """
-        from headrace.data.budgets import OpenBytes
         from headrace.feed.loader import DataLoader
 
         log_counts_of_padding(self)

@@ -26,7 +26,9 @@ import numpy as np
 
 from headrace.config.component import ComponentConfig
 from headrace.data.documents import stored_documents, token_ranges
+from headrace.data.erased import Erasure, Erasures
 from headrace.data.pairs import is_of_pairs
+from headrace.data.phased import PhasedDataset, RunDataset
 from headrace.errors import CacheError, ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import history_reader
 from headrace.mix.amendments import number_of_each
@@ -39,8 +41,6 @@ from headrace.store.snapshots import History, Snapshot, choose_snapshot, parse_h
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
-    from headrace.data.erased import Erasure
-    from headrace.data.phased import RunDataset
 
 
 @dataclass(frozen=True)
@@ -323,9 +323,6 @@ def without_removed(
 
     Reads the boundaries of the removed documents.
     """
-    from headrace.data.erased import Erasures
-    from headrace.data.phased import PhasedDataset
-
     erasures: dict[str, list[tuple[int, Erasure]]] = {}
     for name, component in settled.components.items():
         cache = caches[name]
@@ -353,8 +350,6 @@ def _unit_of(component: ComponentConfig, cache: TokenCache) -> int:
 
 def _erasure(cache: TokenCache, removed: Intervals, move: Move, unit: int) -> Erasure:
     """Documents, each with its whole unit, and where they are stored."""
-    from headrace.data.erased import Erasure
-
     documents = stored_documents(cache, removed)
     units = Intervals(documents.start // unit * unit, -(-documents.stop // unit) * unit)
     units = Intervals(units.start, np.minimum(units.stop, cache.num_documents))

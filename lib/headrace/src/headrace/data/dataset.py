@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from headrace.batch.packed_batch import PackedBatch, pack_rows
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.columns import of_batch
 from headrace.data.provenance import Explained
@@ -44,6 +43,7 @@ from headrace.order.seeds import ORDER_VERSION
 from headrace.store.arrays import ArrayList
 
 if TYPE_CHECKING:
+    from headrace.batch.packed_batch import PackedBatch
     from headrace.data.preview import Preview
     from headrace.pack.plan import PackPlan
     from headrace.store.cache import TokenCache
@@ -65,7 +65,7 @@ class OrderedRun(NamedTuple):
     epoch: int = 0
 
 
-class PlannedDataset(AsyncDataset[PackedBatch]):
+class PlannedDataset(AsyncDataset["PackedBatch"]):
     """A dataset of equally long token rows that knows where they are stored."""
 
     @property
@@ -255,6 +255,8 @@ class PlannedDataset(AsyncDataset[PackedBatch]):
         """The batch of rows that :meth:`locate` returned, in their order; ``stats`` counts what is
         read.
         """
+        from headrace.batch.packed_batch import pack_rows  # it needs jax, which plans do without
+
         if rows.row.size == 0:
             tokens = np.zeros((0, self.seq_len), np.int32)
         else:

@@ -8,12 +8,11 @@ The idea of phases is in :mod:`headrace.mix.phases`, the construction in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.batch.packed_batch import PackedBatch
 from headrace.data.dataset import OrderedRun, PlannedDataset, WrappingDataset
 from headrace.data.erased import NOTHING_ERASED, Erasures
 from headrace.data.mixture import MixtureDataset
@@ -25,6 +24,9 @@ from headrace.mix.phases import PhaseChange
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.order import OpenWindow, Order, check_indices
 from headrace.order.rising import starts
+
+if TYPE_CHECKING:
+    from headrace.batch.packed_batch import PackedBatch
 
 RunDataset: TypeAlias = "MixtureDataset | PhasedDataset"
 """What a config makes of its components."""

@@ -24,9 +24,8 @@ from functools import partial
 from typing import cast
 
 import numpy as np
-from jaxtyping import Int64, Integer
+from jaxtyping import Bool, Int32, Int64, Integer, UInt8
 
-from headrace.batch.packed_batch import pack_rows
 from headrace.data.async_dataset import AsyncDataset, run_blocking
 from headrace.data.columns import MASK, WEIGHT, of_batch
 from headrace.data.dataset import PlannedDataset
@@ -322,8 +321,32 @@ async def read_labels(stored: PlannedDataset, located: Rows) -> Int64[np.ndarray
     ends = ends_of(stored.sources, located.source, located.row)
     add_ends_by_token(ends, stored.sources, located.source, tokens)
     mask, _ = of_batch(await read_columns(stored.sources, located, stats))
-    batch = pack_rows(tokens, None, stored.eos_id, segments, mask, stored.pairs, document_ends=ends)
-    return np.asarray(batch.label_mask).sum(axis=1, dtype=np.int64)
+    trained = ~_first_tokens(tokens, segments, ends, stored.eos_id)
+    if segments is not None:
+        trained &= np.arange(stored.seq_len) < segments.sum(axis=1)[:, None]
+    if mask is not None:
+        trained &= mask != 0
+    return trained.sum(axis=1, dtype=np.int64)
+
+
+def _first_tokens(
+    tokens: Int32[np.ndarray, "n S"],
+    segments: Int32[np.ndarray, "n M"] | None,
+    ends: UInt8[np.ndarray, "n W"] | None,
+    eos_id: int | None,
+) -> Bool[np.ndarray, "n S"]:
+    """Which tokens begin a segment, and are no label; as ``PackedBatch`` has it, without jax."""
+    rows = tokens.shape[0]
+    length = tokens.shape[1]
+    first = np.zeros((rows, length + 1), bool)  # a full row's last segment ends in the last column
+    first[:, 0] = True
+    if segments is not None:
+        first[np.arange(rows)[:, None], segments.cumsum(axis=1)] = True
+    elif ends is not None:
+        first[:, 1:] = np.unpackbits(ends, axis=1, count=length, bitorder="little")
+    elif eos_id is not None:
+        first[:, 1:] = tokens == eos_id
+    return first[:, :length]
 
 
 def measured_plan(

@@ -35,17 +35,12 @@ from headrace.errors import (
     check_whole,
 )
 from headrace.feed.async_reader import BatchReader
-from headrace.feed.exchange import (
-    PooledRows,
-    RowExchange,
-    check_exchange,
-    exchange_rows,
-    holders_of,
-)
+from headrace.feed.exchange import RowExchange, check_exchange
 from headrace.feed.host_gate import HostBarrier, open_gate
 from headrace.feed.hosts import check_same, gather
 from headrace.feed.micro_batches import StepSplitter
 from headrace.feed.placement import BatchMaker, Placement, batch_sharding, fresh_copy
+from headrace.feed.pooled_rows import PooledRows, exchange_rows, holders_of
 from headrace.feed.prefetch import Prefetched
 from headrace.feed.reader import GATHERING, GROUP, Grouping, open_reader
 from headrace.metrics import IterationStats, LoaderStats, ReadStats

@@ -8,9 +8,8 @@ program per step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -19,95 +18,11 @@ from headrace.batch.micro_plan import MicroBatchConfig, MicroPlan, MicroShape
 from headrace.batch.micro_step import MicroBatches, lay_out
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.async_dataset import run_blocking
-from headrace.data.dataset import BatchOrder, PlannedDataset
-from headrace.data.rows import segments_of
+from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError
-from headrace.feed.exchange import PooledRows, exchange_rows, row_shards
+from headrace.feed.micro_steps import check_micro_batches, plan_step
 from headrace.feed.placement import Placement
-from headrace.feed.plan import global_rows
-from headrace.mix.data_end import data_end
-from headrace.mix.schedule import BatchSchedule, RowOrder
-
-_LOOKED_STEPS = 8
-
-
-def plan_step(
-    config: MicroBatchConfig,
-    dataset: PlannedDataset,
-    schedule: BatchSchedule,
-    step: int,
-    row_order: RowOrder = "locality",
-    ways: int = 1,
-) -> tuple[MicroShape, MicroPlan, Int32[np.ndarray, "B M"]]:
-    """Shape and plan of the micro-batches of a step, and the segments of its rows. Reads nothing.
-
-    Args:
-        config: How to cut the batch.
-        dataset: The loaded dataset.
-        schedule: Its batch sizes.
-        step: The step.
-        row_order: Order of the rows within the batch.
-        ways: Number of parts into which a mesh splits rows.
-    """
-    served, _, sizes, valid, rows = global_rows(dataset, schedule, step, 1, row_order)
-    segments = segments_of(served.sources, rows.source, rows.row)
-    if segments is None:
-        segments = np.full((rows.row.size, 1), served.seq_len, np.int32)
-    size = int(sizes[0])
-    shape = config.shape(size, served.seq_len, segments.shape[1], ways)
-    padded = np.zeros((size, segments.shape[1]), np.int32)
-    padded[: int(valid[0])] = segments
-    return shape, config.plan(padded, shape), padded
-
-
-class MicroForecast(NamedTuple):
-    """Counts of the micro-batches in the first steps of a run.
-
-    Attributes:
-        mean: Average number of micro-batches per step.
-        room: Largest number of micro-batches that the shape has room for.
-        rows: Rows per micro-batch.
-        places: Places per row.
-        fill: Share of places with tokens, among the micro-batches that hold rows.
-    """
-
-    mean: float
-    room: int
-    rows: int
-    places: int
-    fill: float
-
-    @classmethod
-    def of(
-        cls,
-        config: MicroBatchConfig,
-        dataset: PlannedDataset,
-        schedule: BatchSchedule,
-        row_order: RowOrder,
-    ) -> MicroForecast:
-        """The forecast for one device, or for the config's ``rows``. Raises like
-        :func:`check_micro_batches`.
-        """
-        check_micro_batches(config, dataset, dataset.seq_lens)
-        end = data_end(schedule, dataset.length)
-        last = _LOOKED_STEPS if end is None else end.num_steps
-        steps = [
-            plan_step(config, dataset, schedule, k, row_order)
-            for k in range(min(last, _LOOKED_STEPS))
-        ]
-        shape = max(shape for shape, _, _ in steps)
-        counts = sum(plan.filled for _, plan, _ in steps)
-        fill = sum(int(segments.sum()) for _, _, segments in steps) / (
-            counts * shape.rows * shape.places
-        )
-        return cls(counts / len(steps), shape.number, shape.rows, shape.places, fill)
-
-    def __str__(self) -> str:
-        shape = f"{self.rows:,} x {self.places:,} tokens"
-        return (
-            f"Micro-batches of {shape}: {self.mean:.1f} a step, at most {self.room:,};"
-            f" {self.fill:.1%} full."
-        )
+from headrace.feed.pooled_rows import PooledRows, exchange_rows, row_shards
 
 
 class StepSplitter:
@@ -197,28 +112,6 @@ class StepSplitter:
         if batch.segment_lengths is None:
             return np.where(batch.valid, batch.seq_len, 0)[:, None].astype(np.int32)
         return np.asarray(batch.segment_lengths)
-
-
-def check_micro_batches(
-    config: MicroBatchConfig, dataset: PlannedDataset | None, seq_lens: Sequence[int]
-) -> None:
-    """Raises ConfigError if the rows of a dataset, planned or not, cannot be cut into
-    micro-batches.
-    """
-    if not seq_lens:
-        cure = "Load token caches or rollouts, or leave micro_batches out."
-        raise ConfigError(
-            "needs rows of tokens", field="micro_batches", value=config.max_tokens, cure=cure
-        )
-    if dataset is not None and dataset.splits_documents:
-        cure = "Pack the components (packing: {}), or leave split_documents or micro_batches out."
-        problem = (
-            "lays out rows by their segments, and rows that split_documents divides may have any"
-            " number of them"
-        )
-        raise ConfigError(problem, field="micro_batches", value=config.max_tokens, cure=cure)
-    for seq_len in seq_lens:
-        config.check(seq_len)
 
 
 def _split(plan: MicroPlan, shape: MicroShape, placement: Placement, batch: Any) -> MicroBatches:

@@ -26,7 +26,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8
@@ -41,13 +41,15 @@ from headrace.data.rows import (
     segments_of,
 )
 from headrace.feed.exchange import Arranged, RowExchange
-from headrace.feed.placement import Placement
 from headrace.mix.data_end import held_rows, repeated_from
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import WindowUses, window_uses
 from headrace.store.arrays import ArrayList
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.document_ends import DocumentEnds
+
+if TYPE_CHECKING:  # it imports jax, which a forecast does without
+    from headrace.feed.placement import Placement
 
 
 class BlockSpace:
@@ -223,7 +225,7 @@ class WindowPlan:
         array_sizes: Rows of the arrays that travel to the devices: those of the batch and, with an
             exchange, pools.
         origin: With an exchange, where the arrays hold each row of the batches that this host
-            holds; see :class:`~headrace.feed.exchange.PooledRows`.
+            holds; see :class:`~headrace.feed.pooled_rows.PooledRows`.
         row_place: Place of each row among those of its step that this host reads; None: they are
             consecutive.
         sent: With an exchange, the number of rows of each step that this host reads for others.

@@ -27,11 +27,12 @@ from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.data.rows import add_ends_by_token
 from headrace.errors import ConfigError
 from headrace.feed.async_reader import AsyncReader, BatchReader, count_last_batch, pad_batch
-from headrace.feed.exchange import PooledRows, RowExchange
+from headrace.feed.exchange import RowExchange
 from headrace.feed.gather_kernel import Copies, KernelThread, Submitted
 from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
 from headrace.feed.placement import BatchMaker, HostRows, Placement, count_untrained
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
+from headrace.feed.pooled_rows import PooledRows
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Window
 from headrace.feed.workers import Job, Workers
 from headrace.metrics import IterationStats

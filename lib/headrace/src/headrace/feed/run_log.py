@@ -55,10 +55,9 @@ import jax
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, check_at_least, install_command
-from headrace.metrics import LoaderStats
+from headrace.metrics import STATS_FOLDER, LoaderStats
 from headrace.store import durable, files
 
-FOLDER = "stats"
 FORMAT_VERSION = 1
 _OBJECT_BYTES = 1_000_000
 _OBJECT_EVERY_S = 30.0
@@ -128,7 +127,7 @@ class RunLog:
         self._every = every
         self._host = jax.process_index() if host is None else host
         hosts = jax.process_count() if hosts is None else hosts
-        base = files.join(str(folder), FOLDER, f"host-{self._host:05d}")
+        base = files.join(str(folder), STATS_FOLDER, f"host-{self._host:05d}")
         self._sink = (
             _File(files.local_path(base + ".jsonl")) if files.is_local(base) else _Objects(base)
         )

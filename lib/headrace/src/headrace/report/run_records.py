@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.feed.run_log import FOLDER
+from headrace.metrics import STATS_FOLDER
 from headrace.stalls import Stall
 from headrace.store import files
 
@@ -327,7 +327,7 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 def _texts(folder: str) -> list[bytes]:
-    inside = files.join(folder, FOLDER)
+    inside = files.join(folder, STATS_FOLDER)
     names = [name for name in files.names_in(inside) if fnmatchcase(name, "host-*.jsonl")]
     texts = (files.read_bytes(files.join(inside, name)) for name in names)
     return [text for text in texts if text is not None]

@@ -35,7 +35,8 @@ from headrace.mix.data_end import DataEnd, check_some_batch, data_end
 from headrace.mix.policy import Watch
 from headrace.mix.schedule import MAX_STEP, BatchSchedule, RowOrder
 
-DEFAULT_ROWS = 1 << 20
+DEFAULT_ROWS = 1 << 18
+"""Rows that all commands examine: half a second, whatever the run."""
 LAST_STEP = MAX_STEP - (1 << 10)
 """Steps from here on are not examined: the loader plans some way ahead, and there are 2**40."""
 

@@ -1,0 +1,111 @@
+"""Every command but the demo answers without jax, which takes longer to import than most of them
+work.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace import load_config, open_run
+from headrace.cli.application import COMMANDS
+
+HELD_BACK = ("jax", "jaxlib", "equinox")
+PROGRAM = f"""
+import sys
+from headrace.cli import main
+try:
+    main()
+finally:
+    print("loaded", [name for name in {HELD_BACK} if name in sys.modules], file=sys.stderr)
+"""
+RUN = """\
+seed: 1
+seq_len: 16
+batch_size: 4
+num_steps: 30
+unit: trained_tokens
+components:
+  web: {cache: caches/web, weight: 3}
+  chats: {cache: caches/chats, packing: {}}
+"""
+ASKED = {
+    "init": "texts --output project",
+    "build": "texts --output caches/new --tokenizer bytes",
+    "cache inspect": "caches/web",
+    "cache verify": "caches/web --deep",
+    "cache diff": "caches/web caches/more",
+    "cache remove": "caches/more 3",
+    "cache reshuffle": "caches/web caches/mixed",
+    "cache pack": "caches/chats --seq-len 16",
+    "cache consolidate": "caches/web caches/copy",
+    "config check": "run.yaml --hosts 1,4",
+    "config simulate": "run.yaml --hosts 1,4",
+    "config show": "run.yaml",
+    "run tree": "run.yaml",
+    "run where": "runs/1 --step 5",
+    "run cat": "run.yaml --step 5",
+    "run diff": "runs/1 edited.yaml",
+    "run amend": "runs/1 edited.yaml --step 9 --going-back",
+    "run report": "runs/1",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planning")
+    (folder / "texts").mkdir()
+    lines = [json.dumps({"text": f"line {n} of a text " * 9}) for n in range(60)]
+    (folder / "texts" / "a.jsonl").write_text("\n".join(lines) + "\n")
+    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    (folder / "chats.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 60)
+    (folder / "template.jinja").write_text(
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    (folder / "run.yaml").write_text(RUN)
+    (folder / "edited.yaml").write_text(RUN.replace("weight: 3", "weight: 4"))
+    bytes_to = "--tokenizer bytes --output caches"
+    ask(folder, f"build texts {bytes_to}/web")
+    ask(folder, f"build texts {bytes_to}/more")
+    ask(
+        folder,
+        f"build chats.jsonl {bytes_to}/chats --kind chat --chat-template template.jinja",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        open_run("runs/1", load_config("run.yaml"))
+    return folder
+
+
+def ask(folder: Path, command: str) -> list[str]:
+    """What of the held back was loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *command.split()],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    found = done.stderr.rpartition("loaded ")[2]
+    return json.loads(found.replace("'", '"'))
+
+
+def test_all_commands_are_asked():
+    assert {*COMMANDS} - {*ASKED} == {"demo"}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_command_answers_without_jax(folder: Path, name: str):
+    assert ask(folder, f"{name} {ASKED[name]}") == []
+
+
+def test_what_is_loaded_is_noticed():
+    """The instrument of the test above."""
+    program = f"import headrace.batch.packed_batch\n{PROGRAM}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip() == "loaded ['jax', 'jaxlib', 'equinox']"
