@@ -393,7 +393,9 @@ def growing(sizes, tokens=10**9, **changes):
 def test_every_batch_size_is_looked_at_in_proportion_to_its_steps():
     dataset = growing({0: 64, 100: 256}, tokens=10**10)
     ask = {"hosts": [1, 8]}
-    every = simulate(dataset, dataset.batch_schedule, steps=RunSteps(num_steps=2000), **ask)
+    every = simulate(
+        dataset, dataset.batch_schedule, steps=RunSteps(num_steps=2000, max_rows=1 << 20), **ask
+    )
     assert every.exact
     assert every.steps == 2000
     assert every.notes == ()
@@ -413,7 +415,9 @@ def test_every_batch_size_is_looked_at_in_proportion_to_its_steps():
 
 def test_a_whole_epoch_with_all_the_memory_reads_each_block_once():
     dataset = growing({0: 64, 100: 256}, max_epochs=1.0)
-    forecast = simulate(dataset, dataset.batch_schedule, hosts=[1])
+    forecast = simulate(
+        dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=1 << 20)
+    )
     assert forecast.exact
     assert forecast.by_hosts[0].reads_per_block == pytest.approx(1.0, abs=1e-3)
 
