@@ -60,12 +60,12 @@ def words(text: str) -> list[str]:
 def ranked(sections: list[dict[str, Any]], question: str) -> list[str]:
     """The pages of the site, best first."""
     fields = [(Counter(words(one["title"])), Counter(words(one["text"]))) for one in sections]
-    asked = set(words(question))
+    question_words = set(words(question))
     scores = [0.0] * len(sections)
     for field, weight in ((0, TITLE), (1, 1.0)):
         counts = [both[field] for both in fields]
         mean = sum(sum(one.values()) for one in counts) / len(counts)
-        for word in asked:
+        for word in question_words:
             having = sum(word in one for one in counts)
             rarity = math.log(1 + (len(counts) - having + 0.5) / (having + 0.5))
             for number, one in enumerate(counts):

@@ -272,12 +272,12 @@ def test_what_came_since_is_named_and_added_by_what_is_printed(headrace, texts):
     before = config.read_bytes()
     (texts / "code" / "new.py").write_text("a new line of text\n" * 100)
     records_of(texts, web="body")
-    said = headrace(*init, "--text-field", "body")
-    assert (said.code, config.read_bytes()) == (0, before)
-    assert "code: 1 new file, 1.9 kB -> first/caches/code" in said.out
-    assert "a new source, web: 1 file (.jsonl), 11.4 kB, text in field body" in said.out
+    printed = headrace(*init, "--text-field", "body")
+    assert (printed.code, config.read_bytes()) == (0, before)
+    assert "code: 1 new file, 1.9 kB -> first/caches/code" in printed.out
+    assert "a new source, web: 1 file (.jsonl), 11.4 kB, text in field body" in printed.out
     assert not Path("first/caches/web").exists()
-    typed = said.out.splitlines()[-1].removeprefix("To train on this, too, type: headrace ")
+    typed = printed.out.splitlines()[-1].removeprefix("To train on this, too, type: headrace ")
     added = headrace(*shlex.split(typed))
     assert added.code == 0
     lines = added.out.splitlines()
@@ -306,9 +306,9 @@ def test_a_run_is_moved_to_what_came_since(headrace, texts, monkeypatch):
 
 def test_one_text_that_is_most_of_all_is_named(headrace, texts):
     (texts / "code" / "big.txt").write_text("a line of text\n" * 10_000)
-    said = headrace("init", "texts", "--dry-run")
-    assert "texts/code/big.txt is one document with 97% of all text, 150.0 kB" in said.err
-    assert "move it to a folder of its own" in said.err
+    printed = headrace("init", "texts", "--dry-run")
+    assert "texts/code/big.txt is one document with 97% of all text, 150.0 kB" in printed.err
+    assert "move it to a folder of its own" in printed.err
     (texts / "code" / "big.txt").rename(texts / "code" / "big.jsonl")
     (texts / "code" / "big.jsonl").write_text('{"text": "one of many"}\n' * 9000)
     assert "is one document" not in headrace("init", "texts", "--dry-run").err

@@ -153,7 +153,7 @@ def newer_files(source: SourceConfig, output: str) -> Newer:
 
 
 def encoder_of(output: str) -> TokenizerConfig:
-    """The tokenizer of a finished cache, for a cache beside it; errors as for :func:`newer_files`."""
+    """The tokenizer of a finished cache; errors as for :func:`newer_files`."""
     return _tokenizer(output, _finished(output)[1], {})
 
 
