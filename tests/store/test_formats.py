@@ -142,6 +142,7 @@ def test_checksums_of_levanters_caches_are_what_the_page_says(tmp_path: Path):
     ends = np.cumsum([0, *map(len, documents)])
     values = {"input_ids/data": np.concatenate(documents), "input_ids/offsets": ends}
     assert content.keys() == values.keys()
+    chunks: list[np.ndarray] = []
     for name, array in values.items():
         entry = content[name]
         stored = array.astype(np.dtype(entry["dtype"]).newbyteorder("<"))

@@ -130,7 +130,7 @@ def test_a_loader_ends_at_a_flip_and_names_the_file(root):
     assert f"shard file {file}" in failure.value.problem
     with pytest.raises(HeadraceError) as failure:
         TokenCache.open(str(root)).document(0)
-    assert "Copy that file again" in failure.value.cure
+    assert "Copy that file again" in str(failure.value.cure)
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -232,7 +232,7 @@ def test_checksums_that_are_damaged_or_of_another_cache_are_refused(root, writte
     with pytest.raises(CacheCorruptError, match="is of another cache") as refusal:
         read(str(other))
     os.unlink(refusal.value.value)  # as the cure says
-    (command,) = re.findall(r"headrace (cache verify \S+ --record)", refusal.value.cure)
+    (command,) = re.findall(r"headrace (cache verify \S+ --record)", str(refusal.value.cure))
     done = CliRunner().invoke(application(), shlex.split(command))
     assert done.exit_code == 0, done.output
 
@@ -265,5 +265,5 @@ def test_verify_says_how_checksums_are_taken(root):
 def test_a_cache_of_our_own_has_its_checksums(written):
     with pytest.raises(ConfigError) as refusal:
         verify(str(written[0] / "own"), record=True)
-    (command,) = re.findall(r"headrace (cache verify \S+ --deep)", refusal.value.cure)
+    (command,) = re.findall(r"headrace (cache verify \S+ --deep)", str(refusal.value.cure))
     assert CliRunner().invoke(application(), shlex.split(command)).exit_code == 0

@@ -50,8 +50,8 @@ def with_documents(
         array = PlainArray(file.path, file.tokens, file.dtype, file.first_byte, file.size)
         offsets = np.ascontiguousarray(find(array), "<i8")
         if offsets[0] != 0 or offsets[-1] != file.tokens:
-            found = f"{int(offsets[0])} to {int(offsets[-1])}"
-            raise corrupt(file.path, f"has documents from {found}, of {file.tokens} tokens")
+            bounds = f"{int(offsets[0])} to {int(offsets[-1])}"
+            raise corrupt(file.path, f"has documents from {bounds}, of {file.tokens} tokens")
         check_rising(file.path, offsets, file.tokens)
         stream = io.BytesIO()
         np.save(stream, offsets)

@@ -51,8 +51,8 @@ class LlmcFiles(FileStore):
 
     @classmethod
     def is_at(cls, path: str) -> bool:
-        found = token_paths(path, (".bin",))
-        return bool(found) and any(begins_with(found[0], magic) for magic in _MAGIC)
+        paths = token_paths(path, (".bin",))
+        return bool(paths) and any(begins_with(paths[0], magic) for magic in _MAGIC)
 
     @classmethod
     def open(cls, path: str, settings: FormatConfig) -> Self:

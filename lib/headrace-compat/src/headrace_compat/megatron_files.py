@@ -49,8 +49,8 @@ class MegatronFiles(FileStore):
 
     @classmethod
     def is_at(cls, path: str) -> bool:
-        found = _prefixes(path)
-        return bool(found) and begins_with(f"{found[0]}.idx", MAGIC)
+        prefixes = _prefixes(path)
+        return bool(prefixes) and begins_with(f"{prefixes[0]}.idx", MAGIC)
 
     @classmethod
     def open(cls, path: str, settings: FormatConfig) -> Self:
@@ -59,12 +59,12 @@ class MegatronFiles(FileStore):
 
 def _prefixes(path: str) -> list[str]:
     """The prefixes of the pairs at a path; of a name with neither ending, itself."""
-    found = token_paths(path, (".idx", ".bin"))
-    with_index = [one for one in found if one.endswith(".idx")]
-    if not found and not has_magic(path):
+    paths = token_paths(path, (".idx", ".bin"))
+    with_index = [one for one in paths if one.endswith(".idx")]
+    if not paths and not has_magic(path):
         return [path]
     # A folder may hold other files that end in .bin; what names only these means their pairs.
-    return sorted({one[:-4] for one in with_index or found})
+    return sorted({one[:-4] for one in with_index or paths})
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ class NpyFiles(FileStore):
 
     @classmethod
     def is_at(cls, path: str) -> bool:
-        found = token_paths(path, (".npy",))
-        return bool(found) and files.exists(found[0])
+        paths = token_paths(path, (".npy",))
+        return bool(paths) and files.exists(paths[0])
 
     @classmethod
     def open(cls, path: str, settings: FormatConfig) -> Self:

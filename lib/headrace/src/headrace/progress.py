@@ -133,8 +133,8 @@ def bar(*, show: bool = True) -> Progress:
             if not show or task.total is None or now - self.printed_at < LINE_EVERY_S:
                 return
             self.printed_at = now
-            left = "" if task.time_remaining is None else f"{task.time_remaining:.0f} s left"
-            parts = [f"{task.percentage:.0f}%", str(task.fields["rate"]), left]
+            time_left = "" if task.time_remaining is None else f"{task.time_remaining:.0f} s left"
+            parts = [f"{task.percentage:.0f}%", str(task.fields["rate"]), time_left]
             print(f"{task.description}: {'  '.join(filter(None, parts))}", file=sys.stderr)
 
     console = Console(stderr=True)

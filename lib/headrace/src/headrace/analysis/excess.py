@@ -222,13 +222,13 @@ def source_excess(
                 value=name,
                 cure=did_you_mean(name, mixture.names),
             )
-    given = [icc.get(name) for name in mixture.names]
+    given_icc = [icc.get(name) for name in mixture.names]
     with ThreadPoolExecutor(16) as pool:
-        known = pool.map(known_shares, mixture.components, given)
+        shares_of_all = list(pool.map(known_shares, mixture.components, given_icc))
     weight = mixture.weights_at(np.asarray([(steps or 1) - 1]))[0]
     by_source: dict[str, SourceExcess] = {}
     for name, component, shares, share in zip(
-        mixture.names, mixture.components, known, weight.tolist(), strict=True
+        mixture.names, mixture.components, shares_of_all, weight.tolist(), strict=True
     ):
         if not shares or not share:
             continue

@@ -69,7 +69,7 @@ class ErasedRows(RowSource):
     """
 
     def __init__(self, rows: RowSource, cache: TokenCache, erasure: Erasure) -> None:
-        self._whole = rows
+        self._rows = rows
         self.name = rows.name
         self.row_elements = rows.row_elements
         self.arrays = rows.arrays
@@ -85,16 +85,16 @@ class ErasedRows(RowSource):
         self._left = erasure.tokens.complement(int(self._first_token[-1]))
 
     @property
-    def whole(self) -> RowSource:
-        return self._whole
+    def unerased(self) -> RowSource:
+        return self._rows
 
     @property
     def num_rows(self) -> int:
-        return self._whole.num_rows
+        return self._rows.num_rows
 
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         """The pieces of rows, without what is erased."""
-        row, column, array, start, size = self._whole.pieces(rows)
+        row, column, array, start, size = self._rows.pieces(rows)
         begin = self._first_token[array] + start
         first = np.searchsorted(self._left.stop, begin, side="right")
         count = np.searchsorted(self._left.start, begin + size, side="left") - first
@@ -111,7 +111,7 @@ class ErasedRows(RowSource):
         """The last tokens of documents, of those that are erased too: they remain segments of their
         own.
         """
-        return self._whole.last_tokens(rows)
+        return self._rows.last_tokens(rows)
 
     def is_erased(self, token: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
         at = np.searchsorted(self._left.stop, token, side="right")
@@ -119,7 +119,7 @@ class ErasedRows(RowSource):
 
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
         if not self._is_split:
-            return self._whole.segment_lengths(rows)
+            return self._rows.segment_lengths(rows)
         pieces = self.pieces(rows)
         length = self.row_elements
         begin = pieces.row * (length + 1) + pieces.column

@@ -137,20 +137,20 @@ class RowSource(abc.ABC):
         column = pieces.column[at] + pieces.size[at] - 1
         if self.stored_ends is None:
             return row, column
-        piece, position = self.stored_ends.within(pieces.array, pieces.start, pieces.size)
+        piece, position = self.stored_ends.last_tokens(pieces.array, pieces.start, pieces.size)
         return (
             np.concatenate([row, pieces.row[piece]]),
             np.concatenate([column, pieces.column[piece] + position]),
         )
 
     @property
-    def whole(self) -> RowSource:
+    def unerased(self) -> RowSource:
         """The rows with all that was ever stored of them."""
         return self
 
     def is_erased(self, token: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
         """Whether tokens of the cache, by their positions in the stream of all parts, are missing
-        from the rows of :attr:`whole`.
+        from the rows of :attr:`unerased`.
         """
         return np.zeros(token.size, bool)
 

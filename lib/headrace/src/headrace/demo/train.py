@@ -265,8 +265,10 @@ def train(config: LmDataConfig, folder: Path, save_every: int) -> bool:
                     figures["eval"] = {
                         name: evaluate(model, rows) for name, rows in held_out.items()
                     }
-                    shown = ", ".join(f"{name} {x:.4f}" for name, x in figures["eval"].items())
-                    say(f"  held-out loss: {shown or 'nothing is held out'}")
+                    held_out_losses = ", ".join(
+                        f"{name} {x:.4f}" for name, x in figures["eval"].items()
+                    )
+                    say(f"  held-out loss: {held_out_losses or 'nothing is held out'}")
                 log(step - 1, **figures)
                 if step % save_every == 0 or step == steps or stopped:
                     tree = (eqx.filter(model, eqx.is_array), opt_state)

@@ -134,9 +134,9 @@ class HostWatch:
 
     def _wards(self) -> set[int]:
         """The process that this one watches, besides process 0: the next one, in a ring."""
-        own = self._board.process
+        own_process = self._board.process
         others = sorted(filter(self._has_door, self._entries))
-        following = [process for process in others if process > own] or others
+        following = [process for process in others if process > own_process] or others
         return set(following[:1]) - {0}
 
     def _find_out(self, process: int) -> None:

@@ -151,8 +151,8 @@ def _source(name: str, path: str, entries: Sequence[Entry]) -> FoundSource:
     safe = re.sub(r"[^\w-]+", "-", unicodedata.normalize("NFC", name)).strip("-") or "text"
     size = sum(entry.size or 0 for entry in chosen)
     with_fields = [entry for entry in chosen if entry.size and _ending(entry.path) in _WITH_FIELDS]
-    whole = [entry for entry in chosen if _ending(entry.path) not in _OF_RECORDS]
-    largest = max(whole, key=lambda entry: entry.size or 0, default=None)
+    texts = [entry for entry in chosen if _ending(entry.path) not in _OF_RECORDS]
+    largest = max(texts, key=lambda entry: entry.size or 0, default=None)
     return FoundSource(
         safe, paths, endings, len(chosen), size, left_out, with_fields[:_HEADS], largest
     )

@@ -38,7 +38,7 @@ class DocumentEnds:
         >>> cache = headrace.testing.tiny_cache(documents=6)
         >>> cache.lengths(0, 3).tolist()
         [44, 33, 27]
-        >>> run, last = cache.document_ends.within(
+        >>> run, last = cache.document_ends.last_tokens(
         ...     np.array([0, 0]), np.array([40, 60]), np.array([40, 10])
         ... )
         >>> run.tolist(), last.tolist()
@@ -52,7 +52,7 @@ class DocumentEnds:
         self._ends: dict[int, UInt[np.ndarray, " d"]] = {}
         self._requests: dict[tuple[int, bool], int] = {}
 
-    def within(
+    def last_tokens(
         self,
         part: Int64[np.ndarray, " n"],
         start: Int64[np.ndarray, " n"],

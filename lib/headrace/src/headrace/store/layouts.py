@@ -93,12 +93,12 @@ class FormatConfig:
             65536
         """
         limit = min(int(np.iinfo(dtype).max) + 1, MAX_VOCABULARY)
-        said = json.dumps([UNNAMED, self.vocab_size, self.eos_id])
+        tokenizer = json.dumps([UNNAMED, self.vocab_size, self.eos_id])
         size = {} if self.vocab_size is None else {VOCABULARY_SAID: self.vocab_size}
         return {
             "path": UNNAMED,
             "file": None,
-            "fingerprint": f"{NAMED_ONLY}{hashlib.sha256(said.encode()).hexdigest()}",
+            "fingerprint": f"{NAMED_ONLY}{hashlib.sha256(tokenizer.encode()).hexdigest()}",
             "vocab_size": self.vocab_size or limit,
             **size,
             "bos": None,

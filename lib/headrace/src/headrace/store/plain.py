@@ -94,7 +94,8 @@ class PlainArray(StoredArray):
 
     async def _open_over_http(self) -> ShardedArray:
         folder, name = Location.parse(self.url if self._file is None else str(self._file)).up()
-        store = Store(kvstore_spec(str(folder)), self.damaged_attempts)
+        url = str(folder)
+        store = Store(kvstore_spec(url), url, self.damaged_attempts, self.damaged_attempts)
         return _PlainFile(store, name, self)
 
 
@@ -127,19 +128,19 @@ class _PlainFile(ShardedArray):
         self,
         chunk: int,
         span: slice,
-        decode: Callable[[bytes], Awaitable[bool]],
+        decode: Callable[[bytes], Awaitable[None]],
         *,
         index: bool = False,
-    ) -> bool | None:
+    ) -> None:
         shard_begin = self._first_byte + chunk // self.shard_chunks * self._shard_bytes
         begin = shard_begin + span.start
         end = min(shard_begin + span.stop, self._end)
         missing = shard_begin + span.stop - end  # of the last chunk
 
-        async def decode_padded(data: bytes) -> bool:
-            return await decode(data + bytes(missing))
+        async def decode_padded(data: bytes) -> None:
+            await decode(data + bytes(missing))
 
-        return await get(self._file, self._name, slice(begin, end), decode_padded)
+        await get(self._file, self._name, slice(begin, end), decode_padded)
 
     async def _stored_places(self, shard: int) -> None:
         return None  # there is no index to look at

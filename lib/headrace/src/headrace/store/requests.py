@@ -420,7 +420,7 @@ async def _one(
     async with state.in_flight(policy.concurrency):
         asked_at = time.monotonic()
         hedge_after = _hedge_after(policy)
-        first = _asked(kvstore, key, byte_range)
+        first = _start_read(kvstore, key, byte_range)
         try:
             # Most answers are in time: no task is made for them.
             answer = await arrived(first, min(hedge_after, policy.timeout_s))
@@ -433,7 +433,7 @@ async def _one(
                 answer = await arrived(first, left_s)
             else:
                 counts.hedges += 1
-                second = _asked(kvstore, key, byte_range)
+                second = _start_read(kvstore, key, byte_range)
                 answer = await _first_good(
                     [arrived(first, left_s), arrived(second, policy.timeout_s)]
                 )
@@ -463,7 +463,7 @@ async def _first_good(answers: list[Coroutine[Any, Any, Any]]) -> Any:
             task.cancel()
 
 
-def _asked(kvstore: Any, key: str, byte_range: slice | None) -> Any:
+def _start_read(kvstore: Any, key: str, byte_range: slice | None) -> Any:
     """TensorStore's future of one request."""
     retry.own_counts().requests += 1
     return kvstore.read(key, byte_range=byte_range)

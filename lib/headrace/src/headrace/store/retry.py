@@ -331,16 +331,16 @@ class _Outages:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # Of each store: when it failed first, and when that was said last.
-        self._said: dict[str, tuple[float, float]] = {}
+        self._warnings: dict[str, tuple[float, float]] = {}
 
     def say(self, url: str, why: str, since: float, deadline: float) -> None:
         store = store_of(url)
         now = time.monotonic()
         with self._lock:
-            first, last = self._said.get(store, (since, -math.inf))
+            first, last = self._warnings.get(store, (since, -math.inf))
             if now - last < _SAID_EVERY_S:
                 return
-            self._said[store] = first, now
+            self._warnings[store] = first, now
         left_s = deadline - now
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + left_s))
         _LOG.warning(
@@ -354,9 +354,9 @@ class _Outages:
     def end(self, url: str) -> None:
         store = store_of(url)
         with self._lock:
-            said = self._said.pop(store, None)
-        if said is not None:
-            _LOG.warning("%s answers again, after %.0f s", store, time.monotonic() - said[0])
+            warning = self._warnings.pop(store, None)
+        if warning is not None:
+            _LOG.warning("%s answers again, after %.0f s", store, time.monotonic() - warning[0])
 
 
 _outages = _Outages()
@@ -395,7 +395,7 @@ def with_retries(
                 raise
             if calls == most:
                 raise
-            wait = patience.wait_s(_said(error), retry_after_s(error))
+            wait = patience.wait_s(_first_line(error), retry_after_s(error))
             if wait is None:
                 error.add_note(patience.tried)
                 raise
@@ -415,7 +415,7 @@ def tried(error: BaseException | None) -> str:
     return ""
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
 

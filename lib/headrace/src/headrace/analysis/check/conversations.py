@@ -71,7 +71,7 @@ def look_at_conversations(trained: PlannedDataset, cache: TokenCache) -> Convers
     )
     # A piece begins with a conversation if the token before it is the last of another one.
     inside = np.flatnonzero(pieces.start > 0)
-    ended, _ = cache.document_ends.within(
+    ended, _ = cache.document_ends.last_tokens(
         pieces.array[inside], pieces.start[inside] - 1, np.ones(inside.size, np.int64)
     )
     begun_inside = inside.size - np.unique(ended).size
