@@ -106,9 +106,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "headrace"
     ]  # as Levanter itself would have written it
     Path("theirs/train/shard_ledger.json").write_text(json.dumps(ledger))
-    Path("run.yaml").write_text(
-        "seq_len: 16\nbatch_size: 4\ncomponents: {web: {cache: caches/web}}\n"
-    )
     before = retry.use_policy(retry.RetryPolicy(first_delay_s=0.01))
     yield tmp_path
     retry.use_policy(before)
@@ -181,8 +178,6 @@ def test_the_commands_run(
     assert len(lines) > 30
     for line in lines:
         run(line, gcs_bucket.partition("://")[2], monkeypatch, capsys)
-    for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(compile(code, "caches.md", "exec"), {})
     assert TokenCache.open("caches/theirs").ledger.tokenizer["stated"] is True
     assert TokenCache.open("caches/web").fingerprint == TokenCache.open("theirs/source").fingerprint
 
