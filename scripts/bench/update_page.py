@@ -32,10 +32,7 @@ def update(page: str, records: Path = RECORDS) -> str:
         kind, names, number = found.groups()
         read = [json.loads((records / f"{name}.json").read_text()) for name in names.split(",")]
         if kind == "bars":
-            made = _markdown(
-                ["bar", "measured", "wanted", ""],
-                [_bar(bar) for record in read for bar in record["bars"]],
-            )
+            made = _bars([bar for record in read for bar in record["bars"]])
         elif kind == "table":
             table = read[0]["tables"][int(number)]
             made = _markdown(
@@ -51,12 +48,24 @@ def update(page: str, records: Path = RECORDS) -> str:
     return _PART.sub(part, page)
 
 
-def _bar(bar: dict[str, Any]) -> list[Any]:
+def _bars(bars: Sequence[dict[str, Any]]) -> str:
+    """How many bars are met, and those that are not: a record has all of them."""
+    missed: list[list[Any]] = []
+    subject = ""
+    for bar in bars:
+        name = bar["name"].replace("the same", subject)
+        subject = name.partition(":")[0]
+        if not bar["ok"]:
+            missed.append([name, bar["measured"], _wanted(bar)])
+    table = _markdown(["missed", "measured", "wanted"], missed)
+    return f"{len(bars) - len(missed)} of {len(bars)} bars are met.\n\n{table}"
+
+
+def _wanted(bar: dict[str, Any]) -> str:
     limit = f"{bar['limit']:g}"
-    wanted = (
+    return (
         f"{limit} +- {bar['tolerance']:g}" if bar["kind"] == "within" else f"{bar['kind']} {limit}"
     )
-    return [bar["name"], bar["measured"], wanted, "met" if bar["ok"] else "**missed**"]
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
