@@ -344,7 +344,7 @@ def test_the_commands_of_the_readme_train(tmp_path, monkeypatch):
             if line.startswith("step     60"):
                 process.kill()
     again = subprocess.run(["bash", "-c", commands[1]], check=True, capture_output=True, text=True)
-    assert "resumes from runs/1/checkpoints/step-00000050" in again.stdout
+    assert "resumes from step 50, runs/1/checkpoints/50" in again.stdout
     assert (tmp_path / "first" / "runs" / "1" / "report.html").stat().st_size > 10_000
 
 
