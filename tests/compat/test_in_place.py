@@ -255,7 +255,7 @@ def test_a_fingerprint_follows_content_not_place(store, tmp_path):
     raw = bytearray(file.read_bytes())
     raw[-4] ^= 1
     file.write_bytes(raw)
-    assert opened(form, copy, None).fingerprint != first
+    assert opened(form, copy, tmp_path / "index").fingerprint != first
 
 
 def test_a_file_that_is_cut_later_is_an_error_that_names_it(store, tmp_path):
@@ -370,6 +370,48 @@ def test_an_index_that_is_damaged_is_refused_with_a_cure(tmp_path, raw):
     with pytest.raises(CacheCorruptError) as refused:
         opened(form, tmp_path, tmp_path / "index")
     assert refused.value.value == str(index)
+
+
+def lengths_after(file: Path, token: int) -> list[int]:
+    """Lengths of the documents of a file, which end with a token, from an index beside it."""
+    settings = FormatConfig("npy", "uint16", eos_id=token, index=str(file.parent))
+    return TokenCache.open(str(file.parent), settings=settings).lengths().tolist()
+
+
+def test_documents_follow_the_settings_of_today_not_those_of_an_index(tmp_path):
+    np.array([5, 6, 0, 7, 8, 0, 7, 1], "uint16").tofile(tmp_path / "a.npy")
+    assert lengths_after(tmp_path / "a.npy", 0) == [3, 3, 2]
+    assert lengths_after(tmp_path / "a.npy", 7) == [4, 3, 1]
+    for spans, lengths in (("0,2\n2,8", [2, 6]), ("0,3\n3,8", [3, 5])):
+        (tmp_path / "a.csv.gz").write_bytes(gzip.compress(spans.encode()))
+        assert lengths_after(tmp_path / "a.npy", 0) == lengths
+    (tmp_path / "a.csv.gz").unlink()
+    assert lengths_after(tmp_path / "a.npy", 0) == [3, 3, 2]
+
+
+def test_other_documents_are_another_cache(tmp_path):
+    write_llmc(tmp_path / "a", [[50256, 1, 2], [50256, 8]])
+    index = str(tmp_path / "index")
+    settings = [{}, {"index": index}, {"index": index, "eos_id": 8}]
+    caches = [TokenCache.open(tmp_path / "a.bin", settings=FormatConfig(**s)) for s in settings]
+    assert [cache.lengths().tolist() for cache in caches] == [[5], [3, 2], [4, 1]]
+    assert len({cache.fingerprint for cache in caches}) == 3
+
+
+def test_metadata_of_no_documents_is_an_index_of_none(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(0, "uint16"))
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b""))
+    cache = TokenCache.open(tmp_path, settings=FormatConfig("npy", index=str(tmp_path / "index")))
+    assert (cache.num_documents, cache.num_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("values", [["a", "b"], [1.5, 2.5], [(1, 2)], [True]])
+def test_what_holds_no_ids_is_refused(tmp_path, values):
+    dtype = [("a", "i4"), ("b", "i4")] if isinstance(values[0], tuple) else None
+    np.save(tmp_path / "a.npy", np.array(values, dtype))
+    with pytest.raises(CacheCorruptError, match="not a row of ids") as refused:
+        TokenCache.open(tmp_path)
+    assert refused.value.value == str(tmp_path / "a.npy")
 
 
 @pytest.mark.parametrize(("stored", "said"), [("uint32", "uint16"), ("uint16", "uint32")])
@@ -525,3 +567,28 @@ def test_files_of_two_dtypes_are_two_components(tmp_path):
     write_megatron(tmp_path / "b_document", random_texts(2, 3), "int32")
     with pytest.raises(ConfigError, match="Make two components"):
         open_cache(tmp_path)
+
+
+@pytest.mark.parametrize("documents", [0, 2])
+def test_files_without_sequences_are_sound(tmp_path, documents):
+    bounds = bytes(8 * (documents + 1))
+    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 0, documents + 1)
+    (tmp_path / "empty.idx").write_bytes(header + bounds)
+    (tmp_path / "empty.bin").write_bytes(b"")
+    texts = random_texts(1, 3)
+    write_megatron(tmp_path / "full", texts)
+    cache = TokenCache.open(tmp_path)
+    assert cache.lengths().tolist() == [0] * documents + [len(text) for text in texts]
+    assert verify(str(tmp_path), deep=True).damages == []
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_tokens_without_their_index_are_not_left_out(tmp_path, lost):
+    for name in "ab":
+        write_megatron(tmp_path / name, random_texts(1, 3))
+    (tmp_path / f"{lost}.idx").unlink()
+    for named in (tmp_path, tmp_path / "*"):
+        with pytest.raises(CacheError, match="is missing") as refused:
+            TokenCache.open(str(named))
+        assert refused.value.value == str(tmp_path / f"{lost}.idx")
+    assert TokenCache.open(str(tmp_path / "*.idx")).num_documents == 3

@@ -4,7 +4,8 @@ says.
 Without a folder for it, a file is one document: rows can still be divided after the token that ends
 documents, but packing, filters and hold-outs go by files. With ``format: {index: FOLDER}``, one
 pass over a file (or over the metadata beside it) finds the ends, and saves them there as an array
-of int64 under the digest of the file; later openings read only its size.
+of int64; later openings read only its size. Its name has the digest of the file and the rule for
+its documents, and so has the part of the cache: another token that ends documents is another cache.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import replace
 import numpy as np
 
 from headrace.store import files
-from headrace.store.layouts import FormatConfig
 from headrace.store.plain import PlainArray, corrupt
 from headrace_compat.in_place import TokenFile, check_rising, read_exactly, size_of
 
@@ -29,22 +29,21 @@ _HEADER_BYTES = 1 << 14
 
 
 def with_documents(
-    file: TokenFile, settings: FormatConfig, find: Callable[[PlainArray], np.ndarray]
+    file: TokenFile, folder: str, rule: str, find: Callable[[PlainArray], np.ndarray]
 ) -> TokenFile:
-    """A file of which the documents are not known, with those of its index if there is a folder for
-    it.
+    """A file of which the documents are not known, with those of its index.
 
     Args:
         file: The file.
-        settings: Whose ``index`` is the folder.
+        folder: Folder of the index.
+        rule: What documents follow from, apart from the file.
         find: Returns the offsets of documents, int64 ``[documents + 1]``, by reading the file.
 
     Raises:
         CacheCorruptError: the index, or what it is made from, is not of this file.
     """
-    if settings.index is None:
-        return file
-    url = files.join(settings.index, f"{file.digest.replace(':', '-')}.npy")
+    digest = f"{file.digest}:{rule}"
+    url = files.join(folder, f"{digest.replace(':', '-')}.documents")
     raw = files.read_range(url, 0, _HEADER_BYTES) if files.exists(url) else None
     if raw is None:
         array = PlainArray(file.path, file.tokens, file.dtype, file.first_byte, file.size)
@@ -57,7 +56,7 @@ def with_documents(
         np.save(stream, offsets)
         files.write_atomic(url, stream.getvalue(), shared=True)
         raw = stream.getvalue()[:_HEADER_BYTES]
-    return replace(file, offsets=_saved_offsets(url, raw, file))
+    return replace(file, offsets=_saved_offsets(url, raw, file), digest=digest)
 
 
 def _saved_offsets(url: str, raw: bytes, file: TokenFile) -> PlainArray:
@@ -87,7 +86,7 @@ def npy_header(url: str, raw: bytes) -> tuple[str, int, int]:
         shape, _, dtype = read(stream)
     except (ValueError, EOFError) as error:
         raise corrupt(url, f"is no .npy file ({error})") from error
-    if len(shape) != 1 or dtype.hasobject or dtype.byteorder == ">":
+    if len(shape) != 1 or dtype.kind not in "iu" or dtype.byteorder == ">":
         cure = "Write one row of little-endian integers."
         raise corrupt(url, f"holds {dtype} of shape {shape}, not a row of ids", cure)
     return dtype.name, int(shape[0]), stream.tell()

@@ -179,9 +179,10 @@ def size_of(url: str) -> int:
 
 def missing_file(url: str) -> CacheMissingError:
     """The error for a file that is not there."""
-    return CacheMissingError(
-        "is missing", field="file", value=url, cure="Copy it, too: the files belong together."
+    cure = (
+        "Copy it, too: the files belong together. Or name only those to read: a pattern or a list."
     )
+    return CacheMissingError("is missing", field="file", value=url, cure=cure)
 
 
 def begins_with(url: str, magic: bytes) -> bool:

@@ -84,5 +84,8 @@ def _token_file(settings: FormatConfig, url: str) -> TokenFile:
     digest = digest_of("llmc", url, size, _HEADER_BYTES, head)
     offsets = offsets_in_memory(url, np.array([0, tokens]))
     file = TokenFile(url, size, kind.dtype, _HEADER_BYTES, tokens, offsets, digest)
+    if settings.index is None:
+        return file
     begin = kind.begin if settings.eos_id is None else settings.eos_id
-    return with_documents(file, settings, lambda array: begins_at(array, begin))
+    find = partial(begins_at, token=begin)
+    return with_documents(file, settings.index, f"begin:{begin}", find)

@@ -49,22 +49,23 @@ class MegatronFiles(FileStore):
 
     @classmethod
     def is_at(cls, path: str) -> bool:
-        prefixes = _prefixes(path)
-        return bool(prefixes) and begins_with(f"{prefixes[0]}.idx", MAGIC)
+        paths = sorted(_paths(path), key=lambda one: one[-4:])  # indices are last
+        return bool(paths) and begins_with(f"{paths[-1][:-4]}.idx", MAGIC)
 
     @classmethod
     def open(cls, path: str, settings: FormatConfig) -> Self:
-        return cls("megatron", path, read_all(_token_file, _prefixes(path)), settings)
+        return cls(
+            "megatron",
+            path,
+            read_all(_token_file, sorted({one[:-4] for one in _paths(path)})),
+            settings,
+        )
 
 
-def _prefixes(path: str) -> list[str]:
-    """The prefixes of the pairs at a path; of a name with neither ending, itself."""
+def _paths(path: str) -> list[str]:
+    """The files of the pairs at a path, either or both; a name with neither ending is a prefix."""
     paths = token_paths(path, (".idx", ".bin"))
-    with_index = [one for one in paths if one.endswith(".idx")]
-    if not paths and not has_magic(path):
-        return [path]
-    # A folder may hold other files that end in .bin; what names only these means their pairs.
-    return sorted({one[:-4] for one in with_index or paths})
+    return paths or ([] if has_magic(path) else [f"{path}.idx"])
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class _Index:
 def _token_file(prefix: str) -> TokenFile:
     url = f"{prefix}.idx"
     data = f"{prefix}.bin"
-    index_size = size_of(url)
+    index_size = size_of(url)  # of a .bin alone this is an error: its tokens would be lost
     data_size = size_of(data)
     head = read_exactly(url, 0, min(index_size, _HEAD_BYTES))
     index = _parse(url, head)

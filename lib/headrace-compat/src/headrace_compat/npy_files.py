@@ -19,7 +19,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.store import files
 from headrace.store.layouts import FormatConfig
-from headrace.store.plain import PlainArray, corrupt, offsets_in_memory
+from headrace.store.plain import corrupt, offsets_in_memory
 from headrace_compat.document_index import ONE_DOCUMENT, ends_after, npy_header, with_documents
 from headrace_compat.in_place import (
     FINGERPRINTED,
@@ -73,7 +73,20 @@ def _token_file(settings: FormatConfig, url: str) -> TokenFile:
     digest = digest_of("npy", url, size, first_byte, dtype.encode(), head[:first_byte])
     offsets = offsets_in_memory(url, np.array([0, tokens]))
     file = TokenFile(url, size, dtype, first_byte, tokens, offsets, digest)
-    return with_documents(file, settings, partial(_documents, settings))
+    if settings.index is None:
+        return file
+    metadata = f"{url.removesuffix('.npy')}.csv.gz"
+    if files.exists(metadata):
+        rule = digest_of("listed", metadata, size_of(metadata), 0)  # gzip ends with a checksum
+        return with_documents(file, settings.index, rule, lambda _: _listed_documents(metadata))
+    if settings.eos_id is None:
+        raise ConfigError(
+            f"is missing, and there is no {metadata} that says where documents end",
+            field="format.eos_id",
+            cure="Give the token that ends documents: format: {name: npy, eos_id: 100257}.",
+        )
+    find = partial(ends_after, token=settings.eos_id)
+    return with_documents(file, settings.index, f"end:{settings.eos_id}", find)
 
 
 def _said_dtype(settings: FormatConfig, url: str) -> str:
@@ -86,27 +99,13 @@ def _said_dtype(settings: FormatConfig, url: str) -> str:
     return settings.dtype
 
 
-def _documents(settings: FormatConfig, array: PlainArray) -> np.ndarray:
-    metadata = f"{array.url.removesuffix('.npy')}.csv.gz"
-    raw = files.read_bytes(metadata)
-    if raw is not None:
-        return _listed_documents(metadata, raw)
-    if settings.eos_id is None:
-        raise ConfigError(
-            f"is missing, and there is no {metadata} that says where documents end",
-            field="format.eos_id",
-            cure="Give the token that ends documents: format: {name: npy, eos_id: 100257}.",
-        )
-    return ends_after(array, settings.eos_id)
-
-
-def _listed_documents(url: str, raw: bytes) -> np.ndarray:
+def _listed_documents(url: str) -> np.ndarray:
     """Offsets of the documents in OLMo's metadata: a line for each, in order."""
     try:
-        lines = gzip.decompress(raw).decode().splitlines()
+        lines = gzip.decompress(read_exactly(url, 0, size_of(url))).decode().splitlines()
         spans = np.array([line.split(",", 2)[:2] for line in lines], np.int64).reshape(-1, 2)
     except (ValueError, EOFError, OSError) as error:
         raise corrupt(url, f"does not list documents ({error})") from error
     if (spans[1:, 0] != spans[:-1, 1]).any():
         raise corrupt(url, "has documents that overlap, leave gaps, or are in another order")
-    return np.concatenate([spans[:1, 0], spans[:, 1]])
+    return np.concatenate([spans[:1, 0], spans[:, 1]]) if lines else np.zeros(1, np.int64)

@@ -257,7 +257,7 @@ class ShardedArray:
         chunk, offset = divmod(start, self.chunk)
         if (
             not offset
-            and out.size == min(self.chunk, self.length - start)
+            and 0 < out.size == min(self.chunk, self.length - start)
             and _chunks.get((self._number, chunk)) is None
         ):
             await self._read_whole(
