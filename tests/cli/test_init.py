@@ -298,6 +298,11 @@ def test_a_run_is_moved_to_what_came_since(headrace, texts, monkeypatch):
     (texts / "code" / "new.py").write_text("a new line of text\n" * 100)
     monkeypatch.chdir("..")
     added = headrace("init", "texts", "-o", "first", "--append")
+    again = headrace("init", "texts", "-o", "first", "--append")
+    assert (again.code, again.out) == (
+        0,
+        "No file came since: nothing was added to the caches in first.\n",
+    )
     monkeypatch.chdir("first")
     assert headrace(*added.out.splitlines()[-1].split()[1:]).code == 0
     run = open_run("runs/1", load_config("run.yaml"), 10)

@@ -61,7 +61,7 @@ def test_the_tokenizer_that_somebody_names_is_believed(
     assert len(opened(ours, theirs, tokenizer=TokenizerConfig(bpe_path))) == 2
     for pair in ((ours, theirs), (theirs, ours)):
         with pytest.raises(
-            ConfigError, match=r"keep the name of theirs only.*say so: tokenizer: \{path: FILE\}"
+            ConfigError, match=r"keep at most the name of theirs.*say so: tokenizer: \{path: FILE\}"
         ):
             opened(*pair)
 

@@ -195,7 +195,11 @@ def _grow(
     finished = [one for one in sources if is_finished(str(_cache_of(one[0], output)))]
     joining = [one for one in sources if one not in finished]
     growing = _with_new_files(finished, output)
-    if not finished or not (growing or joining):
+    has_news = bool(growing or joining)
+    if append and finished and not has_news:
+        say(f"No file came since: nothing was added to the caches in {output}.")
+        return
+    if not finished or not has_news:
         raise _exists(output / CONFIG)
     for source, config in joining:
         say(f"a new source, {_in_words(source, config, output)}")

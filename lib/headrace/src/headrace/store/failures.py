@@ -17,7 +17,7 @@ _TRANSIENT = re.compile(
 )
 
 
-_MISSING = re.compile(r"NOT_FOUND\b")
+_MISSING = re.compile(r"NOT_FOUND\b(?!: etag)")
 _REFUSED = re.compile(rf"(PERMISSION_DENIED|UNAUTHENTICATED)\b|.*{_CODE}3", re.DOTALL)
 Failure: TypeAlias = Literal["transient", "missing", "refused", "damaged"]
 

@@ -319,7 +319,11 @@ class FaultProxy:
         self.port = int(self._server.sockets[0].getsockname()[1])
         self._ready.set()
         await self._stopped.wait()
-        self._server.close()  # asyncio.run cancels what still runs
+        self._server.close()
+        # asyncio.run cancels what still runs, but ends its loop before it has closed the sockets
+        for writer in self._open:
+            writer.transport.abort()
+        await asyncio.sleep(0)
 
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=_MAX_HEAD)

@@ -241,7 +241,7 @@ def plan_run(
         first_batch_bytes=chunk_bytes,
         forecast=forecast,
         unlimited=unlimited,
-        settled=unlimited.steps * size >= 4 * strands,
+        settled=unlimited.steps * size >= 3 * strands,
         refused=refused,
         noise=source_excess(dataset, steps, icc or {}, schedule),
         row_bytes=first.row_bytes,
