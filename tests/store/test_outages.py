@@ -104,7 +104,7 @@ def test_a_run_goes_on_after_an_outage_in_real_time(written: Path):
             check.result()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_two_minutes_it_is_an_error_in_real_time(proxy: FaultProxy, kind: Outage):
     use_policy(USUAL)
