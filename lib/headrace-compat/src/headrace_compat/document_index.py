@@ -11,14 +11,28 @@ its documents, and so has the part of the cache: another token that ends documen
 from __future__ import annotations
 
 import io
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import ClassVar, Self
 
 import numpy as np
 
 from headrace.store import files
+from headrace.store.layouts import FormatConfig
 from headrace.store.plain import PlainArray, corrupt
-from headrace_compat.in_place import TokenFile, check_rising, read_exactly, size_of
+from headrace_compat.in_place import (
+    FINGERPRINTED,
+    NO_CHECKSUMS,
+    FileStore,
+    TokenFile,
+    check_rising,
+    read_all,
+    read_exactly,
+    size_of,
+    token_paths,
+)
 
 ONE_DOCUMENT = (
     "where documents end: each file is one, and rows are divided at the token that ends them; for"
@@ -26,6 +40,32 @@ ONE_DOCUMENT = (
 )
 _BLOCK = 1 << 22
 _HEADER_BYTES = 1 << 14
+
+
+class IndexedFiles(FileStore):
+    """Files that do not say where documents end: one, those of a folder, or of a pattern.
+
+    Attributes:
+        format_name: Name of the format.
+        ending: Ending of its files.
+    """
+
+    format_name: ClassVar[str]
+    ending: ClassVar[str]
+
+    @staticmethod
+    @abstractmethod
+    def token_file(settings: FormatConfig, url: str) -> TokenFile:
+        """A file, with the documents of its index if the settings have a folder for it."""
+
+    @classmethod
+    def open(cls, path: str, settings: FormatConfig) -> Self:
+        token_files = read_all(partial(cls.token_file, settings), token_paths(path, (cls.ending,)))
+        is_without_index = settings.index is None
+        limits = [NO_CHECKSUMS, FINGERPRINTED, *([ONE_DOCUMENT] if is_without_index else [])]
+        return cls(
+            cls.format_name, path, token_files, settings, limits, whole_files=is_without_index
+        )
 
 
 def with_documents(

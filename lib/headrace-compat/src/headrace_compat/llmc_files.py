@@ -10,22 +10,18 @@ Price of opening, for each file: its size, its header, and two samples of 4 KiB.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
 from headrace.errors import CacheMissingError
 from headrace.store.layouts import FormatConfig
 from headrace.store.plain import corrupt, offsets_in_memory
-from headrace_compat.document_index import ONE_DOCUMENT, begins_at, with_documents
+from headrace_compat.document_index import IndexedFiles, begins_at, with_documents
 from headrace_compat.in_place import (
-    FINGERPRINTED,
-    NO_CHECKSUMS,
-    FileStore,
     TokenFile,
     begins_with,
     digest_of,
-    read_all,
     read_exactly,
     size_of,
     token_paths,
@@ -46,46 +42,42 @@ _KINDS = {20240520: _Kind(1, "uint16", 50256), 20240801: _Kind(7, "uint32", 1280
 _MAGIC = [np.int32(magic).tobytes() for magic in _KINDS]
 
 
-class LlmcFiles(FileStore):
+class LlmcFiles(IndexedFiles):
     """``.bin`` shards: one, those of a folder, or of a pattern."""
+
+    format_name = "llmc"
+    ending = ".bin"
 
     @classmethod
     def is_at(cls, path: str) -> bool:
-        paths = token_paths(path, (".bin",))
+        paths = token_paths(path, (cls.ending,))
         return bool(paths) and any(begins_with(paths[0], magic) for magic in _MAGIC)
 
-    @classmethod
-    def open(cls, path: str, settings: FormatConfig) -> Self:
-        token_files = read_all(partial(_token_file, settings), token_paths(path, (".bin",)))
-        limits = [NO_CHECKSUMS, FINGERPRINTED, *([] if settings.index else [ONE_DOCUMENT])]
-        whole_files = settings.index is None
-        return cls("llmc", path, token_files, settings, limits, whole_files=whole_files)
-
-
-def _token_file(settings: FormatConfig, url: str) -> TokenFile:
-    size = size_of(url)
-    head = read_exactly(url, 0, min(size, _HEADER_BYTES))
-    magic, version, tokens = np.frombuffer(head[:12].ljust(12, b"\0"), "<i4").tolist()
-    if magic not in _KINDS:
-        raise CacheMissingError(
-            "is no shard of llm.c's: it does not begin with its magic number",
-            field="file",
-            value=url,
-            cure="Leave it out of the folder or pattern.",
-        )
-    kind = _KINDS[magic]
-    if version != kind.version:
-        problem = f"is of version {version}, and {kind.version} is read"
-        raise corrupt(url, problem, "Write it with the newest data scripts of llm.c.")
-    expected = _HEADER_BYTES + tokens * np.dtype(kind.dtype).itemsize
-    if size != expected or tokens < 0:
-        problem = f"has {size:,} bytes, and its header is of {expected:,}: it was cut off"
-        raise corrupt(url, problem)
-    digest = digest_of("llmc", url, size, _HEADER_BYTES, head)
-    offsets = offsets_in_memory(url, np.array([0, tokens]))
-    file = TokenFile(url, size, kind.dtype, _HEADER_BYTES, tokens, offsets, digest)
-    if settings.index is None:
-        return file
-    begin = kind.begin if settings.eos_id is None else settings.eos_id
-    find = partial(begins_at, token=begin)
-    return with_documents(file, settings.index, f"begin:{begin}", find)
+    @staticmethod
+    def token_file(settings: FormatConfig, url: str) -> TokenFile:
+        size = size_of(url)
+        head = read_exactly(url, 0, min(size, _HEADER_BYTES))
+        magic, version, tokens = np.frombuffer(head[:12].ljust(12, b"\0"), "<i4").tolist()
+        if magic not in _KINDS:
+            raise CacheMissingError(
+                "is no shard of llm.c's: it does not begin with its magic number",
+                field="file",
+                value=url,
+                cure="Leave it out of the folder or pattern.",
+            )
+        kind = _KINDS[magic]
+        if version != kind.version:
+            problem = f"is of version {version}, and {kind.version} is read"
+            raise corrupt(url, problem, "Write it with the newest data scripts of llm.c.")
+        expected = _HEADER_BYTES + tokens * np.dtype(kind.dtype).itemsize
+        if size != expected or tokens < 0:
+            problem = f"has {size:,} bytes, and its header is of {expected:,}: it was cut off"
+            raise corrupt(url, problem)
+        digest = digest_of("llmc", url, size, _HEADER_BYTES, head)
+        offsets = offsets_in_memory(url, np.array([0, tokens]))
+        file = TokenFile(url, size, kind.dtype, _HEADER_BYTES, tokens, offsets, digest)
+        if settings.index is None:
+            return file
+        begin = kind.begin if settings.eos_id is None else settings.eos_id
+        find = partial(begins_at, token=begin)
+        return with_documents(file, settings.index, f"begin:{begin}", find)

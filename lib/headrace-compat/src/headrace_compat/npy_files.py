@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gzip
 from functools import partial
-from typing import Self
 
 import numpy as np
 
@@ -20,15 +19,11 @@ from headrace.errors import ConfigError
 from headrace.store import files
 from headrace.store.layouts import FormatConfig
 from headrace.store.plain import corrupt, offsets_in_memory
-from headrace_compat.document_index import ONE_DOCUMENT, ends_after, npy_header, with_documents
+from headrace_compat.document_index import IndexedFiles, ends_after, npy_header, with_documents
 from headrace_compat.in_place import (
-    FINGERPRINTED,
-    NO_CHECKSUMS,
-    FileStore,
     TokenFile,
     check_sample,
     digest_of,
-    read_all,
     read_exactly,
     size_of,
     token_paths,
@@ -38,55 +33,52 @@ MAGIC = b"\x93NUMPY"
 _HEADER_BYTES = 1 << 14
 
 
-class NpyFiles(FileStore):
+class NpyFiles(IndexedFiles):
     """``.npy`` files: one, those of a folder, or of a pattern."""
+
+    format_name = "npy"
+    ending = ".npy"
 
     @classmethod
     def is_at(cls, path: str) -> bool:
-        paths = token_paths(path, (".npy",))
+        paths = token_paths(path, (cls.ending,))
         return bool(paths) and files.exists(paths[0])
 
-    @classmethod
-    def open(cls, path: str, settings: FormatConfig) -> Self:
-        token_files = read_all(partial(_token_file, settings), token_paths(path, (".npy",)))
-        limits = [NO_CHECKSUMS, FINGERPRINTED, *([] if settings.index else [ONE_DOCUMENT])]
-        whole_files = settings.index is None
-        return cls("npy", path, token_files, settings, limits, whole_files=whole_files)
-
-
-def _token_file(settings: FormatConfig, url: str) -> TokenFile:
-    size = size_of(url)
-    head = read_exactly(url, 0, min(size, _HEADER_BYTES))
-    if head.startswith(MAGIC):
-        dtype, tokens, first_byte = npy_header(url, head)
-        expected = first_byte + tokens * np.dtype(dtype).itemsize
-        if size != expected:
-            problem = f"has {size:,} bytes, and its header is of {expected:,}: it was cut off"
-            raise corrupt(url, problem)
-    else:
-        dtype, first_byte = _said_dtype(settings, url), 0
-        tokens, rest = divmod(size, np.dtype(dtype).itemsize)
-        if rest:
-            cure = "Copy it again, or write its dtype in format.dtype."
-            raise corrupt(url, f"has {size:,} bytes, no whole number of {dtype}", cure)
-    check_sample(url, head[first_byte:], dtype, settings)
-    digest = digest_of("npy", url, size, first_byte, dtype.encode(), head[:first_byte])
-    offsets = offsets_in_memory(url, np.array([0, tokens]))
-    file = TokenFile(url, size, dtype, first_byte, tokens, offsets, digest)
-    if settings.index is None:
-        return file
-    metadata = f"{url.removesuffix('.npy')}.csv.gz"
-    if files.exists(metadata):
-        rule = digest_of("listed", metadata, size_of(metadata), 0)  # gzip ends with a checksum
-        return with_documents(file, settings.index, rule, lambda _: _listed_documents(metadata))
-    if settings.eos_id is None:
-        raise ConfigError(
-            f"is missing, and there is no {metadata} that says where documents end",
-            field="format.eos_id",
-            cure="Give the token that ends documents: format: {name: npy, eos_id: 100257}.",
-        )
-    find = partial(ends_after, token=settings.eos_id)
-    return with_documents(file, settings.index, f"end:{settings.eos_id}", find)
+    @staticmethod
+    def token_file(settings: FormatConfig, url: str) -> TokenFile:
+        size = size_of(url)
+        head = read_exactly(url, 0, min(size, _HEADER_BYTES))
+        if head.startswith(MAGIC):
+            dtype, tokens, first_byte = npy_header(url, head)
+            expected = first_byte + tokens * np.dtype(dtype).itemsize
+            if size != expected:
+                problem = f"has {size:,} bytes, and its header is of {expected:,}: it was cut off"
+                raise corrupt(url, problem)
+        else:
+            dtype = _said_dtype(settings, url)
+            first_byte = 0
+            tokens, rest = divmod(size, np.dtype(dtype).itemsize)
+            if rest:
+                cure = "Copy it again, or write its dtype in format.dtype."
+                raise corrupt(url, f"has {size:,} bytes, no whole number of {dtype}", cure)
+        check_sample(url, head[first_byte:], dtype, settings)
+        digest = digest_of("npy", url, size, first_byte, dtype.encode(), head[:first_byte])
+        offsets = offsets_in_memory(url, np.array([0, tokens]))
+        file = TokenFile(url, size, dtype, first_byte, tokens, offsets, digest)
+        if settings.index is None:
+            return file
+        metadata = f"{url.removesuffix('.npy')}.csv.gz"
+        if files.exists(metadata):
+            rule = digest_of("listed", metadata, size_of(metadata), 0)  # gzip ends with a checksum
+            return with_documents(file, settings.index, rule, lambda _: _listed_documents(metadata))
+        if settings.eos_id is None:
+            raise ConfigError(
+                f"is missing, and there is no {metadata} that says where documents end",
+                field="format.eos_id",
+                cure="Give the token that ends documents: format: {name: npy, eos_id: 100257}.",
+            )
+        find = partial(ends_after, token=settings.eos_id)
+        return with_documents(file, settings.index, f"end:{settings.eos_id}", find)
 
 
 def _said_dtype(settings: FormatConfig, url: str) -> str:
