@@ -49,6 +49,7 @@ from typing import Any, TypeVar
 import tensorstore as ts
 
 from headrace.errors import ConfigError, check_at_least, redact
+from headrace.store.failures import reason
 from headrace.store.location import Location
 
 T = TypeVar("T")
@@ -395,7 +396,7 @@ def with_retries(
                 raise
             if calls == most:
                 raise
-            wait = patience.wait_s(_first_line(error), retry_after_s(error))
+            wait = patience.wait_s(reason(error), retry_after_s(error))
             if wait is None:
                 error.add_note(patience.tried)
                 raise
@@ -413,11 +414,6 @@ def tried(error: BaseException | None) -> str:
                 return note
         error = error.__cause__
     return ""
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def retry_after_s(error: BaseException | None) -> float:
