@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headrace.ingest.source import SourceConfig
     from headrace.ingest.survey import FoundSource
     from headrace.ingest.tokenize import TokenizerConfig
+    from headrace.store import TokenCache
 
 CONFIG = "run.yaml"
 PROGRAM = "train.py"
@@ -162,7 +163,7 @@ def _build(
     with kept_when_interrupted(), _restarted_alone(cache):
         report = build_cache(config, encoder, str(cache), restart=restart, first_look=False)
     _say_what_was_skipped(source, report)
-    rows = int((open_cache(cache).part_tokens // _SEQ_LEN).sum())
+    rows = _rows_of(open_cache(cache))
     if not rows:
         few = format_count(report.tokens, "token")
         say(
@@ -170,6 +171,11 @@ def _build(
             err=True,
         )
     return report.tokens, rows
+
+
+def _rows_of(cache: TokenCache) -> int:
+    """The rows that a cache fills: none crosses two of its parts."""
+    return int((cache.part_tokens // _SEQ_LEN).sum())
 
 
 def _say_what_was_skipped(source: FoundSource, report: BuildReport) -> None:
@@ -250,7 +256,7 @@ def _say_how_to_use(sources: list[FoundSource], output: Path) -> None:
     missing: list[str] = []
     for source in sources:
         cache = open_cache(_cache_of(source, output))
-        if source.name not in components and (rows := cache.num_tokens // _SEQ_LEN):
+        if source.name not in components and (rows := _rows_of(cache)):
             missing.append(_component(source, cache.num_tokens, rows))
     if missing:
         say("\n".join([f"Add to the components of {output / CONFIG}:", *missing]))
