@@ -53,7 +53,7 @@ typedef struct Table {
         };
         struct {         // of checks
             i64 *sizes;  // bytes of each chunk, which its checksum follows
-            i64 *named;  // the checksums that are named for them; -1: none; NO_CHECKSUM: none follows
+            i64 *named;  // the checksums named for them; -1: none; NO_CHECKSUM: none follows either
             u8 *results; // 1 where a chunk is right
             i64 advice;  // so that pages come
             i64 ahead;   // chunks that the system begins to read before the first is looked at
