@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ import numpy as np
 from _common import Report, run_bench
 
 from headrace.store.layout import CacheLayout
-from headrace.testing import write_cache
+from headrace.testing import free_port, write_cache
 
 HOSTS = (2, 4)
 BAR_MS = 0.2
@@ -127,9 +126,7 @@ def _block(batches: Any, step: Callable[[Any], Any], mode: str, steps: int) -> f
 
 def run(hosts: int, steps: int, blocks: int, cache: str) -> dict[str, float]:
     """The figures of a job of so many hosts, the slowest host's."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, __file__, "--address", address, "--cache", cache]
     command += ["--hosts", str(hosts), "--steps", str(steps), "--blocks", str(blocks)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}

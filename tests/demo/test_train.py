@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from headrace.cli.init import PROGRAM
 from headrace.demo import train as program
-from headrace.testing import tiny_cache
+from headrace.testing import free_port, tiny_cache
 
 CONFIG = """
 seq_len: 16
@@ -75,9 +74,7 @@ def test_it_imports_nothing_of_the_demo():
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_and_fewer_steps_can_be_asked_for(folder):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+    address = f"localhost:{free_port()}"
     command = [sys.executable, str(folder / PROGRAM), "--run", "runs/two", "--steps", "20"]
     others = [
         subprocess.Popen([*command, "--distributed", address, "2", f"{k}"], env=ONE_CPU)

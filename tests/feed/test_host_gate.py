@@ -18,6 +18,7 @@ from headrace.feed.host_links import HostLinks
 from headrace.feed.prefetch import Prefetched
 from headrace.metrics import IterationStats
 from headrace.stalls import WaitLog
+from headrace.testing import free_port
 
 HOSTS = 3
 BATCHES = 7
@@ -28,9 +29,7 @@ _jax = pytest.importorskip("jax._src.lib")._jax
 
 @pytest.fixture(scope="module")
 def boards():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     service = _jax.get_distributed_runtime_service(
         address, HOSTS, heartbeat_timeout=1000, shutdown_timeout=60
     )

@@ -5,7 +5,6 @@ long.
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.store import CacheLayout
-from headrace.testing import write_cache
+from headrace.testing import free_port, write_cache
 
 pytestmark = pytest.mark.slow
 
@@ -72,9 +71,7 @@ def run(root, what, late=2):
     """Of each host, after something befell host ``late``: exit status, what it printed and what it
     said.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     hosts = [
         subprocess.Popen(
             [

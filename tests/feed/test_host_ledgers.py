@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from functools import partial
@@ -19,6 +18,7 @@ from headrace.store.ledger import open_ledger
 from headrace.store.snapshots import SNAPSHOTS_NAME
 from headrace.testing import (
     FaultProxy,
+    free_port,
     random_documents,
     remove,
     tiny_cache,
@@ -195,9 +195,7 @@ def test_local_caches_are_read_by_each_process():
 @pytest.mark.slow
 def test_four_processes_open_a_run_once(root, served, tmp_path):
     url, proxy = served
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",

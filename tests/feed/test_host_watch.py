@@ -15,7 +15,7 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.feed import HostBarrier
 from headrace.store import CacheLayout
-from headrace.testing import write_cache
+from headrace.testing import free_port, write_cache
 
 HOSTS = 4
 PROGRAM = """
@@ -67,9 +67,7 @@ def root(tmp_path_factory):
 
 
 def start(root, hosts=HOSTS, steps=2000, waits="raises", end_after_s=5.0, dies=""):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     return [
         subprocess.Popen(
             [

@@ -4,7 +4,6 @@ half the reads.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ import pytest
 from headrace import __version__
 from headrace.feed.hosts import host_differences
 from headrace.store import CacheLayout
-from headrace.testing import write_cache
+from headrace.testing import free_port, write_cache
 
 HOST = """
 import json, sys
@@ -86,9 +85,7 @@ def root(tmp_path_factory):
 
 def run(program, root, *options):
     """What each of two processes reports."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",

@@ -5,7 +5,6 @@ holds alone.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from headrace.data.columns import ColumnConfig
 from headrace.feed import DataLoader
 from headrace.store import CacheLayout
 from headrace.store.layout import LeafSpec
-from headrace.testing import write_cache
+from headrace.testing import free_port, write_cache
 
 LEAVES = ("token_ids", "token_mask", "source_id", "valid", "topk", "score")
 COLUMNS = {
@@ -129,9 +128,7 @@ def job(root, processes, devices, meshes, script=HOST, **settings):
     ``step`` to begin with; the one before which all hang, or one dies; how long the others wait for
     it; and ``row_exchange``.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     flags = f"--xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     defaults = {"step": 0, "hang_at": None, "die_at": None, "patience": 100, "exchange": "off"}

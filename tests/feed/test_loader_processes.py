@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from jax.sharding import Mesh
 from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.feed import DataLoader
 from headrace.store import CacheLayout
-from headrace.testing import write_cache
+from headrace.testing import free_port, write_cache
 
 COMMON = """
 import sys
@@ -86,9 +85,7 @@ def alone(root):
 
 
 def test_two_hosts_load_together_what_one_loads_alone(root):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     hosts = [start(ONE_HOST_OF_TWO, root, address, number, devices=2) for number in (0, 1)]
     try:
         said = [host.communicate() for host in hosts]

@@ -1,7 +1,6 @@
 """Rollouts through a loader: any mesh, several processes, another topology on the way."""
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from headrace.batch import MicroBatchConfig, unified_loss
 from headrace.errors import ConfigError, ReadError
 from headrace.feed import DataLoader
+from headrace.testing import free_port
 from headrace_posttrain import RLDataset, RolloutStore, ScoredGroup
 from headrace_posttrain.rollouts.dataset import RLSettings
 
@@ -203,9 +203,7 @@ np.savez(f"{out}{number}.npz", **shards)
 
 
 def run_hosts(folder, processes, devices, steps, out):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     flags = f"--xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     hosts = [

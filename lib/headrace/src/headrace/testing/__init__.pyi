@@ -10,6 +10,7 @@ from .caches import write_cache as write_cache
 from .faults import FaultProxy as FaultProxy
 from .faults import Faults as Faults
 from .faults import LoggedRequest as LoggedRequest
+from .servers import free_port as free_port
 from .servers import gcs_server as gcs_server
 from .servers import s3_server as s3_server
 from .servers import use_gcs as use_gcs

@@ -37,6 +37,18 @@ from headrace.errors import ConfigError, HeadraceError, install_command
 _START_S = 20.0
 
 
+def free_port() -> int:
+    """A loopback port that no program has now, for a server that cannot choose one itself.
+
+    Example:
+        >>> 0 < free_port() < 1 << 16
+        True
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @contextmanager
 def gcs_server() -> Iterator[str]:
     """A GCS server in memory (fake-gcs-server) for as long as the block runs.
@@ -48,9 +60,7 @@ def gcs_server() -> Iterator[str]:
         ConfigError: it is not installed; the error says how to install it.
     """
     binary = _gcs_binary()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     options = [
         "-scheme",
