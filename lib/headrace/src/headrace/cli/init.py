@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.ingest.source import SourceConfig
     from headrace.ingest.survey import FoundSource
     from headrace.ingest.tokenize import TokenizerConfig
-    from headrace.store import TokenCache
+    from headrace.store.cache import TokenCache
 
 CONFIG = "run.yaml"
 PROGRAM = "train.py"
