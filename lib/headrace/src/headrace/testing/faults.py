@@ -254,10 +254,7 @@ class FaultProxy:
         return max(self._away_until - time.monotonic(), 0.0)
 
     async def _refuse(self, seconds: float) -> None:
-        assert self._server is not None
-        self._server.close()
-        for writer in self._open:
-            writer.transport.abort()
+        await self._close()
         self._comeback = asyncio.ensure_future(self._return(seconds))
 
     async def _return(self, seconds: float) -> None:
@@ -319,11 +316,24 @@ class FaultProxy:
         self.port = int(self._server.sockets[0].getsockname()[1])
         self._ready.set()
         await self._stopped.wait()
+        await self._close()
+
+    async def _close(self) -> None:
+        """Stops listening, and ends all connections.
+
+        asyncio makes the transport of a connection a turn of the loop after it was accepted; if the
+        server is closed in between, nobody ever closes it. So what was accepted begins first.
+        """
+        assert self._server is not None
+        assert self._loop is not None
+        for socket in self._server.sockets:
+            self._loop.remove_reader(socket.fileno())
+        for _turn in ("transport", "connection made", "accepted"):
+            await asyncio.sleep(0)
         self._server.close()
-        # asyncio.run cancels what still runs, but ends its loop before it has closed the sockets
         for writer in self._open:
             writer.transport.abort()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the turn that closes their sockets
 
     async def _listen(self) -> asyncio.Server:
         return await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=_MAX_HEAD)
