@@ -48,7 +48,8 @@ from headrace.ingest.engine import BuildJob, run_parts
 from headrace.ingest.engines import check_engine, choose_engine, run_tasks
 from headrace.ingest.first_look import Input, refuse_faults
 from headrace.ingest.gigatoken_encoder import check_tokenizer_engine, plan_encoding
-from headrace.ingest.kinds import LOSS_MASK, make_kind
+from headrace.ingest.kinds.kind import LOSS_MASK
+from headrace.ingest.kinds.make import make_kind
 from headrace.ingest.plan import (
     DEFAULT_PART_BYTES,
     PartTask,

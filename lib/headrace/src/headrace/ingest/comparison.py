@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.ingest.documents import Document
-from headrace.ingest.kinds import DocumentKind, EncodedBatch
+from headrace.ingest.kinds.kind import DocumentKind, EncodedBatch
 from headrace.ingest.records import BadRecordError
 
 FIRST_DOCUMENTS = 8

@@ -39,7 +39,8 @@ from headrace.ingest.code_points import Ranges
 from headrace.ingest.comparison import EncodersDifferError, compared_indices, first_difference
 from headrace.ingest.documents import Document, DocumentReader
 from headrace.ingest.gigatoken_encoder import GigatokenEncoder, with_gigatoken
-from headrace.ingest.kinds import LOSS_MASK, DocumentKind, EncodedBatch, make_kind
+from headrace.ingest.kinds.kind import LOSS_MASK, DocumentKind, EncodedBatch
+from headrace.ingest.kinds.make import make_kind
 from headrace.ingest.plan import PartTask
 from headrace.ingest.progress import NOTHING, EncoderCounts, Progress
 from headrace.ingest.records import BadRecordError

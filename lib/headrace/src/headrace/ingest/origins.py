@@ -24,7 +24,8 @@ import numpy as np
 
 from headrace.errors import HeadraceError, redact
 from headrace.ingest.documents import Document, DocumentReader, stat_source
-from headrace.ingest.kinds import DocumentKind, make_kind
+from headrace.ingest.kinds.kind import DocumentKind
+from headrace.ingest.kinds.make import make_kind
 from headrace.ingest.plan import tasks_from_records
 from headrace.ingest.records import BadRecordError
 from headrace.ingest.source import SourceConfig, SourceFile

@@ -1,0 +1,142 @@
+"""What every kind of documents does: records become documents, and documents ids with leaves."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.ingest.base_tokenizer import Tokenizer
+from headrace.ingest.chat_template import (
+    ChatTemplate,
+)
+from headrace.ingest.choices import Kind
+from headrace.ingest.documents import Document
+from headrace.ingest.fim import content_keys, fill_in_middle
+from headrace.ingest.records import (
+    Fields,
+    joined,
+    lookup,
+)
+from headrace.ingest.source import (
+    FIELDS,
+    SourceConfig,
+)
+from headrace.store.layout import LeafSpec
+from headrace.store.ragged import LeafValues
+
+LOSS_MASK = LeafSpec("loss_mask", "uint8", "ragged")
+
+
+PROMPT_LENGTH = LeafSpec("prompt_length", "int32", "fixed")
+
+
+CHOSEN = LeafSpec("chosen", "uint8", "fixed")
+
+
+class EncodedBatch(NamedTuple):
+    """Documents in the form of a part: ids end to end, int64 lengths ``[documents]``, values of
+    each leaf.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    leaves: dict[str, LeafValues]
+
+
+class DocumentKind(abc.ABC):
+    """Converts records to documents, and documents to ids."""
+
+    own_leaves: tuple[LeafSpec, ...] = ()
+
+    def __init__(
+        self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None
+    ) -> None:
+        _check_special_tokens(config, kind)
+        self.config = config
+        self.template = template
+        # Text of a template is trusted: there, the record's strings are checked in advance.
+        self.tokenizer = tokenizer.reading_special(
+            config.special_tokens_in_text if kind == "text" else "token"
+        )
+        self.kind: Kind = kind
+        self.columns = config.columns(kind)
+        self.optional = config.optional_columns(kind)
+        self._fields = {name: config.field_of(kind, name) for name in FIELDS[kind]}
+        self._cures = {name: config.cure_of(kind, name) for name in FIELDS[kind]}
+        self.cures = config.cures(kind)
+        self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
+        for name, leaf in config.leaves.items():
+            if leaf.width is not None and (kind != "tokens" or config.fim is not None):
+                what = (
+                    "tokens that move for filling in the middle"
+                    if kind == "tokens"
+                    else f"documents of kind {kind}"
+                )
+                problem = f"has values for tokens, and {what} are not those that they belong to"
+                cure = (
+                    "Keep such values of ready ids (--kind tokens), without --fim-prefix and the"
+                    " like."
+                )
+                raise ConfigError(problem, field=f"leaves.{name}", value=leaf.field, cure=cure)
+        self._fim = (
+            None if config.fim is None else fill_in_middle(config, config.fim, kind, tokenizer)
+        )
+
+    @property
+    def specs(self) -> list[LeafSpec]:
+        return [*self.own_leaves, *self._asked]
+
+    @abc.abstractmethod
+    def documents(self, record: Fields) -> Sequence[Document]:
+        """The documents of a record.
+
+        Raises:
+            BadRecordError: it cannot be used.
+        """
+
+    @abc.abstractmethod
+    def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        """Ids and the kind's own leaves."""
+
+    def encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        """Ids and leaves of some documents, each independent of the others."""
+        encoded = self._encode(documents)
+        if self._fim is not None:
+            keys = content_keys(encoded.tokens, encoded.lengths)
+            tokens, lengths = self._fim(encoded.tokens, encoded.lengths, keys)
+            encoded = EncodedBatch(tokens, lengths, encoded.leaves)
+        for i, spec in enumerate(self._asked):
+            encoded.leaves[spec.name] = joined(spec, [d.leaves[i] for d in documents])
+        return encoded
+
+    def _leaves(self, record: Fields) -> tuple[np.ndarray, ...]:
+        return tuple(leaf.values(name, record) for name, leaf in self.config.leaves.items())
+
+    def _field(self, record: Fields, name: str) -> Any:
+        field = self._fields[name]
+        if field is None or (field in self.optional and field not in record):
+            return None
+        return lookup(record, field, self._cure_of(name))
+
+    def _cure_of(self, name: str) -> str:
+        return self._cures[name]
+
+    def _field_name(self, name: str) -> str:
+        return self._fields[name] or name
+
+
+def _check_special_tokens(config: SourceConfig, kind: Kind) -> None:
+    setting = config.special_tokens_in_text
+    if kind == "text" or setting == "token" or (kind != "tokens" and setting == "error"):
+        return
+    cure = (
+        "Leave it out."
+        if kind == "tokens"
+        else "Say error, with --on-bad-line skip to leave such records out."
+    )
+    problem = f"is not for documents of kind {kind!r}"
+    raise ConfigError(problem, field="special_tokens_in_text", value=setting, cure=cure)

@@ -1,0 +1,334 @@
+"""Text of which some characters are trained on: what conversations, pairs and prompts have in common."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.ingest.base_tokenizer import Tokenizer
+from headrace.ingest.chat_template import (
+    ChatTemplate,
+    Given,
+    Spans,
+    refuse_marks,
+)
+from headrace.ingest.choices import Kind
+from headrace.ingest.conversations import (
+    Message,
+    fields_of_parts,
+    from_json,
+    read_messages,
+    read_tools,
+    read_variables,
+    training_mark,
+)
+from headrace.ingest.cut_points import MAX_PIECE_CHARS
+from headrace.ingest.documents import Document
+from headrace.ingest.kinds.kind import CHOSEN, LOSS_MASK, PROMPT_LENGTH, DocumentKind, EncodedBatch
+from headrace.ingest.records import (
+    BadRecordError,
+    Fields,
+    cure_of_shape,
+    joined,
+    string_of,
+    utf8_length,
+)
+from headrace.ingest.source import (
+    FIELDS,
+    OF_TEMPLATES,
+    SourceConfig,
+)
+from headrace.store.ragged import LeafValues
+
+_OF_MESSAGES = ("messages", "question", "answer", "prompt", "chosen", "rejected")
+"""What may hold messages."""
+
+
+_FOR_TEMPLATES = {
+    "system": "a system message",
+    "tools": "tools",
+    "variables": "variables of the template",
+}
+"""What a record may have for a template besides messages, in words."""
+
+
+class MarkedKind(DocumentKind):
+    """What chat, preference and prompts have in common: text of which some characters are trained
+    on.
+    """
+
+    def __init__(
+        self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None
+    ) -> None:
+        super().__init__(config, kind, tokenizer, template)
+        names = [name for name in _OF_MESSAGES if name in FIELDS[kind]]
+        self._of_messages = [name for name in names if config.field_of(kind, name) is not None]
+
+    def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        pieces = [p for d in documents for p in (d.text[: d.cut], d.text[d.cut :])]
+        encoded = self.tokenizer.encode_with_places(pieces)
+        bos, eos = (
+            np.array([] if i is None else [i], np.int64)
+            for i in (self.tokenizer.bos_id, self.tokenizer.eos_id)
+        )
+        ids: list[np.ndarray] = []
+        masks: list[np.ndarray] = []
+        prompts: list[int] = []
+        for i, document in enumerate(documents):
+            prefix, suffix = encoded[2 * i : 2 * i + 2]
+            spans = document.spans or ()
+            opens, closes = (
+                t if f else t[:0] for t, f in zip((bos, eos), document.framed, strict=True)
+            )
+            ids.append(np.concatenate([opens, prefix.ids, suffix.ids, closes]))
+            mask = [
+                np.zeros(opens.size, bool),
+                marked(prefix.places, spans),
+                marked(suffix.places + document.cut, spans),
+            ]
+            masks.append(np.concatenate([*mask, np.ones(closes.size, bool)]).astype(np.uint8))
+            prompts.append(opens.size + prefix.ids.size)
+        lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
+        tokens = (
+            np.concatenate(ids).astype(self.tokenizer.dtype)
+            if ids
+            else np.zeros(0, self.tokenizer.dtype)
+        )
+        leaves: dict[str, LeafValues] = {}
+        if LOSS_MASK in self.own_leaves:
+            leaves[LOSS_MASK.name] = joined(LOSS_MASK, masks)
+        if PROMPT_LENGTH in self.own_leaves:
+            leaves[PROMPT_LENGTH.name] = np.array(prompts, np.int32), None
+            leaves[CHOSEN.name] = np.array([d.label for d in documents], np.uint8), None
+        return EncodedBatch(tokens, lengths, leaves)
+
+    def documents(self, record: Fields) -> Sequence[Document]:
+        if self.config.special_tokens_in_text == "error":
+            values = [self._field(record, name) for name in FIELDS[self.kind]]
+            texts = [
+                text for value in values for text in (*_strings(value), "".join(_spoken(value)))
+            ]
+            self.tokenizer.reading_special("error").encode_batch(texts)
+        documents = self._documents(record)
+        unread = [
+            f"{self._field_name(name)}[].content[].{field}"
+            for name in self._of_messages
+            for field in fields_of_parts(self._field(record, name))
+        ]
+        if unread:
+            documents = [one._replace(unused=(*one.unused, *unread)) for one in documents]
+        return documents
+
+    @abc.abstractmethod
+    def _documents(self, record: Fields) -> Sequence[Document]:
+        """The documents of a record, whatever special tokens it contains."""
+
+    def _chat(self) -> ChatTemplate:
+        if self.template is None:
+            raise BadRecordError(
+                "holds messages, and there is no chat template",
+                "Put chat_template.jinja beside the tokenizer.json, or pass --chat-template FILE.",
+            )
+        return self.template
+
+    def _messages(self, record: Fields, name: str) -> list[dict[str, Any]]:
+        messages = read_messages(self._field(record, name), self._field_name(name))
+        refuse_marks(messages)
+        return messages
+
+    def _system(self, record: Fields) -> str:
+        """The text of a record's system message; empty if there is none, or nothing in it."""
+        system = self._field(record, "system")
+        if not system:
+            return ""
+        text = string_of(system, self._field_name("system"), self._cure_of("system"))
+        return text if text.strip() else ""
+
+    def _with_system(self, record: Fields, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages after the system message of the record, if it has one besides them."""
+        text = self._system(record)
+        system = {"role": "system", "content": text}
+        if not text or messages[0] == system:
+            return messages
+        if messages[0]["role"] == "system":
+            raise BadRecordError(
+                "holds a system message, and another text for it in field"
+                f" {self._field_name('system')!r}",
+                self._cure_of("system"),
+            )
+        refuse_marks([system])
+        return [system, *messages]
+
+    def _keeps_texts(self, record: Fields) -> bool:
+        """Whether texts of a record stay as they are. If a field of what templates take besides
+        messages is named, they are turns of the template in every record.
+
+        Raises:
+            BadRecordError: none is named, and there is something for a template.
+        """
+        if any(self.config.requires(self.kind, name) for name in OF_TEMPLATES):
+            return False
+        given = self._template_extras(record)
+        values = {
+            "system": self._system(record),
+            "tools": given.tools,
+            "variables": given.variables,
+        }
+        for name, value in values.items():
+            if not value:
+                continue
+            field = self._field_name(name)
+            options = f"--field {name}={field}{'' if self.template else ' --chat-template FILE'}"
+            if not self._field(record, "prompt"):
+                prompt = cure_of_shape("prompt", record).removeprefix("Say ").rstrip(".")
+                options = f"{prompt} {options}".strip()
+            raise BadRecordError(
+                f"holds plain texts, and {_FOR_TEMPLATES[name]} for them in field {field!r}",
+                f"Say {options} to make turns of them with the chat template: of the system, the"
+                f" user and the assistant. Or leave it unused: --field {name}=none.",
+            )
+        return True
+
+    def _template_extras(self, record: Fields) -> Given:
+        """What the record gives to the template besides messages."""
+        return Given(
+            read_tools(self._field(record, "tools"), self._field_name("tools")),
+            read_tools(
+                self._field(record, "documents"), self._field_name("documents"), "documents"
+            ),
+            read_variables(self._field(record, "variables"), self._field_name("variables")),
+        )
+
+    def _training_marks(self, messages: Sequence[Message], name: str) -> list[bool | None]:
+        """For each message of a field whether it says that it is trained on, or not."""
+        field = self._field_name(name)
+        return [training_mark(one, f"{field}[{i}]") for i, one in enumerate(messages)]
+
+    def _without_masked(
+        self,
+        spans: Spans,
+        messages: Sequence[Message],
+        marks: Sequence[bool | None],
+        given: Given,
+    ) -> Spans:
+        """The characters that are trained on, without the messages that are marked false."""
+        masked = [mark is False for mark in marks]
+        if not any(masked):
+            return spans
+        chat = self._chat()
+        if chat.has_marks and self.config.chat.mask == "generation":
+            return chat.spans_without(messages, masked, given)
+        _, hidden = chat.spans_of_turns(messages, masked, given)
+        return without_spans(spans, hidden)
+
+    def _unwritten(
+        self, messages: Sequence[Message], text: str, given: Given, name: str, *, ask: bool = False
+    ) -> tuple[str, ...]:
+        """The fields of a conversation, and of what is given to the template with it, that the
+        template leaves out of its text.
+
+        Raises:
+            BadRecordError: it leaves out a message altogether.
+        """
+        chat = self._chat()
+        left_out = chat.left_out(messages, text, given, ask=ask)
+        field = self._field_name(name)
+        if left_out.lost:
+            first = left_out.lost[0]
+            turn = f"turn {first + 1} ({messages[first]['role']}) of field {field!r}"
+            raise BadRecordError(
+                f"holds words that the chat template leaves out: {turn}",
+                "Give a template that writes such turns: --chat-template FILE.",
+            )
+        names = {f"{field}[].{one}" for silent in left_out.fields for one in silent}
+        for optional, value in (("tools", given.tools), ("documents", given.documents)):
+            if value is not None and optional not in chat.variables_read:
+                names.add(self._field_name(optional))
+        for variable in given.variables.keys() - chat.variables_read:
+            names.add(f"{self._field_name('variables')}.{variable}")
+        return tuple(names)
+
+    def _document(
+        self, record: Fields, text: str, spans: Spans | None = None, **more: Any
+    ) -> Document:
+        if len(text) > MAX_PIECE_CHARS:
+            raise BadRecordError(
+                f"is a {self.kind} document of {len(text):,} characters; at most"
+                f" {MAX_PIECE_CHARS:,}",
+                "Divide it into several records.",
+            )
+        return Document(text, utf8_length(text), self._leaves(record), spans, **more)
+
+
+def turns_of(value: Any, role: str, field: str) -> list[dict[str, Any]]:
+    """A text as one message of a role, or messages as they are."""
+    value = from_json(value)
+    turns = (
+        read_messages(value, field)
+        if isinstance(value, list | dict)
+        else [{"role": role, "content": string_of(value, field)}]
+    )
+    refuse_marks(turns)
+    return turns
+
+
+def without_spans(spans: Spans, masked: Spans) -> Spans:
+    """What is left of increasing spans without the characters of others.
+
+    Example:
+        >>> without_spans(((0, 4), (6, 9)), ((2, 3), (5, 7)))
+        ((0, 2), (3, 4), (7, 9))
+    """
+    rest = list(spans)
+    for start, stop in masked:
+        pieces = [(a, min(b, start)) for a, b in rest] + [(max(a, stop), b) for a, b in rest]
+        rest = sorted({(a, b) for a, b in pieces if a < b})
+    return tuple(rest)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings within a JSON value, including names of fields."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _strings(one)
+    elif isinstance(value, dict):
+        for pair in value.items():
+            yield from _strings(pair)
+
+
+def _spoken(value: Any) -> Iterator[str]:
+    """The texts of messages, in order, which a template may join."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _spoken(one)
+    elif isinstance(value, dict):
+        yield from _spoken(value.get("content", value.get("text")))
+
+
+def marked(places: np.ndarray, spans: Spans) -> np.ndarray:
+    """The tokens with a character within a span.
+
+    Returns:
+        bool ``[n]``.
+
+    Example:
+        >>> marked(np.array([[0, 2], [2, 3], [3, 6]]), ((2, 4),))
+        array([False,  True,  True])
+    """
+    if not spans or not len(places):
+        return np.zeros(len(places), bool)
+    starts, stops = np.array(spans, np.int64).T
+    nearest = np.searchsorted(stops, places[:, 0], side="right")
+    inside = nearest < len(stops)
+    return (
+        inside
+        & (starts[np.minimum(nearest, len(stops) - 1)] < places[:, 1])
+        & (places[:, 1] > places[:, 0])
+    )
