@@ -1,4 +1,6 @@
-"""Text of which some characters are trained on: what conversations, pairs and prompts have in common."""
+"""Text of which some characters are trained on: what conversations, pairs and prompts have in
+common.
+"""
 
 from __future__ import annotations
 

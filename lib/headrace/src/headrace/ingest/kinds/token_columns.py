@@ -1,8 +1,8 @@
-"""What the columns beside ready ids say: where the documents of a packed record begin, and which ids
-are trained on.
+"""What the columns beside ready ids say: where the documents of a packed record begin, and which
+ids are trained on.
 
-Tools name and count these differently; ``source.BOUNDS`` and ``source.TOKEN_MASKS`` say what each name
-means, the two tables here what each meaning does.
+Tools name and count these differently: ``source.BOUNDS`` and ``source.TOKEN_MASKS`` say what each
+name means, the two tables here what each meaning does.
 """
 
 from __future__ import annotations
