@@ -13,10 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import datasets
 import jax
 import numpy as np
 import pytest
 import yaml
+from datasets import Features, Value
+from datasets.arrow_writer import ArrowWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
@@ -76,6 +79,24 @@ def write_llmc(base: Path, documents: Documents) -> Path:
     return base.with_suffix(".bin")
 
 
+def write_datatrove(base: Path, documents: Documents) -> Path:
+    """``base.ds`` and ``base.ds.index`` as datatrove's DocumentTokenizer writes them."""
+    path = base.with_suffix(".ds")
+    np.concatenate([np.asarray(ids, "uint16") for ids in documents]).tofile(path)
+    np.cumsum([len(ids) for ids in documents]).astype("<u8").tofile(f"{path}.index")
+    return path
+
+
+def write_arrow(base: Path, documents: Documents) -> Path:
+    """``base.arrow`` of batches of 7 rows, as ``datasets`` saves them."""
+    path = base.with_suffix(".arrow")
+    with ArrowWriter(path=str(path), features=TOKEN_FEATURES, writer_batch_size=7) as writer:
+        for ids in documents:
+            writer.write({"input_ids": ids})
+        writer.finalize()
+    return path
+
+
 class Format(NamedTuple):
     """A format.
 
@@ -104,12 +125,15 @@ class Format(NamedTuple):
         return [[*self.before, *text, *self.after] for text in texts]
 
 
+TOKEN_FEATURES = Features({"input_ids": datasets.Sequence(Value("int32"))})
 OLMO = {"dtype": "uint16", "eos_id": 0}
 FORMATS = [
     Format("megatron", "megatron", write_megatron, ".bin"),
     Format("npy", "npy", write_npy, ".npy", OLMO, after=(0,), is_indexed=True),
     Format("headed npy", "npy", write_headed_npy, ".npy", is_indexed=True),
     Format("llmc", "llmc", write_llmc, ".bin", before=(50256,), is_indexed=True),
+    Format("datatrove", "datatrove", write_datatrove, ".ds"),
+    Format("arrow", "arrow", write_arrow, ".arrow"),
 ]
 EVERY = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.case)
 
@@ -224,7 +248,7 @@ def test_commands_show_it(store, tmp_path):
     assert facts["bytes_on_disk"] == facts["source_bytes"] > facts["tokens"]
     assert "not promised" in run("cache", "inspect", folder, "--samples", 0, *option)
     report = json.loads(run("cache", "verify", folder, "--deep", "--json", *option))
-    assert (report["damages"], report["parts"]) == ([], 3)
+    assert (report["damages"], report["parts"]) == ([], facts["parts"])
     assert report["unchecked"] == facts["limits"]
     config_of(tmp_path, component(form, str(folder), tmp_path / "index"))
     run("config", "check", tmp_path / "run.yaml")
@@ -253,7 +277,7 @@ def test_a_fingerprint_follows_content_not_place(store, tmp_path):
     assert opened(form, copy, tmp_path / "index").fingerprint == first
     file = next(copy.glob(f"*{form.suffix}"))
     raw = bytearray(file.read_bytes())
-    raw[-4] ^= 1
+    raw[-64] ^= 1
     file.write_bytes(raw)
     assert opened(form, copy, tmp_path / "index").fingerprint != first
 
@@ -301,7 +325,7 @@ def many_files(tmp_path_factory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@EVERY
+@pytest.mark.parametrize("form", [f for f in FORMATS if f.case != "arrow"], ids=lambda f: f.case)
 def test_two_hundred_files_take_a_request_a_block_over_http(form, many_files):
     folder = many_files / form.case
     folder.mkdir()

@@ -8,9 +8,9 @@ read of terabytes at every start.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from headrace.store.layout import TOKEN_DTYPES, TOKENS, LeafKind
 from headrace.store.layouts import FORMAT, LIMITS, MAX_VOCABULARY, WHOLE_FILES, FormatConfig, Layout
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
-from headrace.store.parts import PartRecord
+from headrace.store.parts import LeafRecord, PartRecord
 from headrace.store.plain import PlainArray, corrupt, file_size, plain_layout
 
 FINGERPRINTED = "the fingerprint is of headers, sizes and samples, not of all tokens"
@@ -47,6 +47,8 @@ class TokenFile:
         tokens: How many there are.
         offsets: Where its documents end: ``documents + 1`` elements.
         digest: Digest of its headers, its size, and samples.
+        leaves: Arrays with a number for each token, by name.
+        piece: Number of the piece of a file with several parts; None: the part is the whole file.
     """
 
     path: str
@@ -56,6 +58,8 @@ class TokenFile:
     tokens: int
     offsets: StoredArray
     digest: str
+    leaves: Mapping[str, StoredArray] = field(default_factory=dict[str, StoredArray])
+    piece: int | None = None
 
     @property
     def documents(self) -> int:
@@ -98,28 +102,44 @@ class FileStore(Layout):
         self.files = tuple(token_files)
         dtype = self.files[0].dtype
         self._check_dtypes(dtype, settings)
-        names = _part_names([file.path for file in self.files])
+        self._check_leaves()
+        sources = {file.path: file.size for file in self.files}
+        short_names = dict(zip(sources, _part_names([*sources]), strict=True))
         self.ledger = Ledger(
             finished=True,
             tokenizer=settings.tokenizer(dtype),
             layout=plain_layout(dtype).to_json(),
+            leaves=[
+                {"name": leaf, "dtype": array.dtype.name, "kind": "ragged", "width": 1}
+                for leaf, array in self.files[0].leaves.items()
+            ],
             sources=[
-                {"path": file.path, "size": file.size, "part": part}
-                for file, part in zip(self.files, names, strict=True)
+                {"path": path, "size": size, "part": short_names[path]}
+                for path, size in sources.items()
             ],
-            parts=[
-                PartRecord(part, file.documents, file.tokens, file.digest)
-                for file, part in zip(self.files, names, strict=True)
-            ],
+            parts=[_record(file, short_names[file.path]) for file in self.files],
             metadata={FORMAT: name, LIMITS: list(limits), WHOLE_FILES: whole_files},
             code_version=name,
         )
 
     def part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
-        assert name == TOKENS
         file = self.files[number]
+        if name != TOKENS:
+            return LeafPart(file.documents, file.leaves[name], file.offsets)
         data = PlainArray(file.path, file.tokens, file.dtype, file.first_byte, file.size)
         return LeafPart(file.documents, data, file.offsets)
+
+    def _check_leaves(self) -> None:
+        first = self.files[0]
+        wanted = {name: array.dtype for name, array in first.leaves.items()}
+        for file in self.files:
+            if {name: array.dtype for name, array in file.leaves.items()} != wanted:
+                raise ConfigError(
+                    f"has other columns than {first.path}: {', '.join(file.leaves) or 'none'}",
+                    field="cache",
+                    value=file.path,
+                    cure="Make two components of them.",
+                )
 
     def _check_dtypes(self, dtype: str, settings: FormatConfig) -> None:
         for file in self.files:
@@ -229,6 +249,13 @@ def read_all(read: Callable[[str], T], paths: Iterable[str]) -> list[T]:
     """What a function reads of each file, 16 at a time."""
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-open") as pool:
         return [*pool.map(read, paths)]
+
+
+def _record(file: TokenFile, name: str) -> PartRecord:
+    """The record of a part."""
+    leaves = {leaf: LeafRecord(file.tokens, file.digest) for leaf in file.leaves}
+    part = name if file.piece is None else f"{name}/{file.piece}"
+    return PartRecord(part, file.documents, file.tokens, file.digest, leaves=leaves)
 
 
 def _part_names(paths: Sequence[str]) -> list[str]:

@@ -39,7 +39,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     SYSTEMS: dict.fromkeys(("megatron", "nmoe"), "compat"),
     COMMANDS: dict.fromkeys(("cache convert", "config from-levanter"), "levanter"),
     ENGINES: {"zephyr": "levanter"},
-    LAYOUTS: dict.fromkeys(("llmc", "megatron", "npy"), "compat"),
+    LAYOUTS: dict.fromkeys(("arrow", "datatrove", "llmc", "megatron", "npy"), "compat"),
     INSPECTORS: {},
 }
 """What headrace's own packages bring, by the extra that installs each: for the cure where one is

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ _LITTLE: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"
 COPY_AGAIN = "Copy that file again, with all that belong to it."
 
 
+@cache
 def plain_layout(dtype: str) -> CacheLayout:
     """The layout of an array in a plain file: the chunks in which it is read."""
     return CacheLayout(dtype, DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, "none")
@@ -150,8 +151,8 @@ class _PlainFile(ShardedArray):
 
 
 class ComputedArray(StoredArray):
-    """An int64 array that is computed from others when it is read, such as the offsets of documents
-    from an index.
+    """An array that is computed from others when it is read, such as the offsets of documents from
+    an index.
 
     Args:
         url: The file that it comes from, for errors.
@@ -160,6 +161,7 @@ class ComputedArray(StoredArray):
             them and computes the elements. Raises ReadError if the stored ones contradict
             themselves.
         sources: What it reads; the first says whether its file is as it was.
+        dtype: Its dtype.
     """
 
     described = True
@@ -170,8 +172,9 @@ class ComputedArray(StoredArray):
         length: int,
         begin: Callable[[int, int], Callable[[], np.ndarray]],
         sources: tuple[PlainArray, ...] = (),
+        dtype: str = "int64",
     ) -> None:
-        super().__init__(url, length, plain_layout("int64"))
+        super().__init__(url, length, plain_layout(dtype))
         self._begin = begin
         self._sources = sources
 
