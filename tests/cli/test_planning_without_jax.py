@@ -44,6 +44,8 @@ ASKED = {
     "config check": "run.yaml --hosts 1,4",
     "config simulate": "run.yaml --hosts 1,4",
     "config show": "run.yaml",
+    "config sweep": "run.yaml --arms 8 --steps 15 -o sweep",
+    "config fit": "results.csv",
     "run tree": "run.yaml",
     "run where": "runs/1 --step 5",
     "run cat": "run.yaml --step 5",
@@ -66,6 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "run.yaml").write_text(RUN)
     (folder / "edited.yaml").write_text(RUN.replace("weight: 3", "weight: 4"))
+    results = [f"arm_{n:02},{n / 16},{1 - n / 16},{(n / 16 - 0.4) ** 2}" for n in range(16)]
+    lines = ["arm,share:web,share:chats,loss", *results]
+    (folder / "results.csv").write_text("\n".join(lines) + "\n")
     bytes_to = "--tokenizer bytes --output caches"
     ask(folder, f"build texts {bytes_to}/web")
     ask(folder, f"build texts {bytes_to}/more")

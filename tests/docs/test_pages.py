@@ -18,6 +18,7 @@ PAGES = (
     "how_to",
     "order",
     "mixing",
+    "mixture_search",
     "multi_host",
     "object_stores",
     "config",

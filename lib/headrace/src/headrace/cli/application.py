@@ -31,6 +31,8 @@ COMMANDS = {  # as typed: module.function
     "config check": "config.check",
     "config simulate": "simulate.command",
     "config show": "config.show",
+    "config sweep": "sweep.sweep",
+    "config fit": "sweep.fit",
     "run tree": "tree.command",
     "run where": "where.command",
     "run cat": "cat.command",
@@ -40,7 +42,7 @@ COMMANDS = {  # as typed: module.function
 }
 GROUPS = {
     "cache": "Look into finished token caches, check them, change them, copy them",
-    "config": "Check a config, forecast its run, show it in full, translate another system's",
+    "config": "Check a config, forecast its run, show it in full, find a mixture, translate",
     "run": "Follow a run: how it is made, where it is, what it sees, what changed",
 }
 """Groups of commands, and what their commands do."""

@@ -92,7 +92,7 @@ def check(
                 look=not declared,
                 hosts=parse_hosts(hosts),
                 num_steps=num_steps,
-                icc=parse_shares(icc),
+                icc=parse_shares(icc, "--icc"),
                 schedule=schedule,
             )
         except ConfigError:

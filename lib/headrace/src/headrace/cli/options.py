@@ -159,9 +159,9 @@ def parse_sizes(items: Sequence[str] | None) -> dict[str, int]:
     return {name: int(size) for name, size in sizes.items()}
 
 
-def parse_shares(items: Sequence[str] | None) -> dict[str, float]:
+def parse_shares(items: Sequence[str] | None, flag: str) -> dict[str, float]:
     """Parses shares from 0 to 1 of sources, by name, e.g. ``web=0.45``."""
-    return _numbers(items, "--icc", 0, 1 + 1e-9, "is not a share from 0 to 1", "E.g. web=0.45.")
+    return _numbers(items, flag, 0, 1 + 1e-9, "is not a share from 0 to 1", "E.g. web=0.45.")
 
 
 def _numbers(

@@ -127,7 +127,7 @@ def command(
         forecast = examined.forecast(numbers, memory, prices)
     if csv is not None:
         _write_csv(csv, forecast.to_json()["by_hosts"])
-    noise = source_excess(dataset, run.steps, parse_shares(icc), schedule)
+    noise = source_excess(dataset, run.steps, parse_shares(icc, "--icc"), schedule)
     micro = (cut := resolved.micro_batches) and MicroForecast.of(
         cut, dataset, dataset.batch_schedule, run.row_order
     )

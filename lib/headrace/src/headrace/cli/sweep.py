@@ -1,0 +1,182 @@
+"""``headrace config sweep`` and ``headrace config fit``: short runs of random mixtures, and the
+mixture that their losses recommend.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from headrace.cli.options import AsJson, Config, Settings, parse_shares
+from headrace.cli.shown import say, working
+from headrace.errors import ConfigError, format_count
+
+if TYPE_CHECKING:
+    from headrace.analysis.sweep import Sweep
+
+_SHOWN_NAMES = 8
+
+
+def sweep(
+    config: Config,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="New folder for the configs.", metavar="FOLDER")
+    ],
+    settings: Settings = None,
+    arms: Annotated[int, typer.Option(help="Number of mixtures, the run's own included.")] = 64,
+    draw: Annotated[
+        Literal["dirichlet", "uniform"],
+        typer.Option("--from", help="Draw around the run's shares, or from all mixtures alike."),
+    ] = "dirichlet",
+    seed: Annotated[int, typer.Option(help="Seed of the mixtures.")] = 0,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of each arm; by default a twentieth of the run's."),
+    ] = None,
+    least: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Least share of a source in all arms (repeatable).", metavar="NAME=SHARE"
+        ),
+    ] = None,
+    most: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Greatest share of a source in all arms (repeatable).", metavar="NAME=SHARE"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write configs of short runs with random mixtures, to find the best mixture for a run.
+
+    Each source is cut (`subset`) so that an arm repeats it as often as the full run with these
+    shares would: without this, mixtures that are best for a short run need not be for the long
+    one. The first arm has the run's own shares. `max_share` and `max_epochs` bound the others, as
+    --least and --most do. Opens the ledgers of the caches, and reads no tokens.
+
+    Train each arm, write its loss into the last column of FOLDER/results.csv, and ask
+    `headrace config fit`.
+
+    For example:
+
+        headrace config sweep run.yaml --arms 64 --from dirichlet --seed 0 -o sweep
+
+        headrace config sweep run.yaml --steps 2000 --least code=0.05 --most web=0.6 -o sweep
+    """
+    from headrace.analysis.resolved import ResolvedRun
+    from headrace.analysis.sweep import plan_sweep
+    from headrace.config.lm_data import load_config
+    from headrace.store import files
+
+    if os.path.isdir(output) and os.listdir(output):
+        cure = "Name a new folder: losses that were filled in there would be lost."
+        raise ConfigError("is not empty", field="--output", value=output, cure=cure)
+    with working("planning"):
+        planned = plan_sweep(
+            ResolvedRun.of(load_config(config, settings or [])),
+            arms,
+            draw=draw,
+            seed=seed,
+            steps=steps,
+            least=parse_shares(least, "--least"),
+            most=parse_shares(most, "--most"),
+        )
+        for name, text in planned.files().items():
+            files.write_atomic(os.path.join(output, name), text.encode())
+    if as_json:
+        facts = {
+            "arms": planned.arms,
+            "sources": list(planned.rows),
+            "shares": planned.shares.tolist(),
+            "steps": planned.steps,
+            "fraction": planned.fraction,
+            "unmatched": planned.unmatched,
+            "matched_steps": planned.matched_steps,
+        }
+        say(json.dumps({"folder": output, **facts}, ensure_ascii=False))
+    else:
+        _show(planned, output)
+
+
+def _show(planned: Sweep, output: str) -> None:
+    arms = planned.arms
+    say(
+        f"{format_count(len(arms), 'arm')} of {format_count(planned.steps, 'step')}, each with"
+        f" {planned.fraction:.3%} of every source: {output}/{arms[0]}.yaml to {arms[-1]}.yaml"
+    )
+    if planned.unmatched:
+        say(
+            f"Not repeated as often as in the full run, within 1 %, because they are too small:"
+            f" {_listed(planned.unmatched)}. Arms of --steps {planned.matched_steps} repeat all"
+            " sources as often."
+        )
+    say(
+        f"Train each, write its loss into the last column of {output}/results.csv, then: headrace"
+        f" config fit {output}/results.csv"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def fit(
+    results: Annotated[
+        str, typer.Argument(help="The results.csv of a sweep, filled in.", metavar="RESULTS")
+    ],
+    model: Annotated[
+        Literal["linear", "trees"],
+        typer.Option(help="Regression from shares to losses: linear, or an ensemble of trees."),
+    ] = "linear",
+    loss: Annotated[
+        str, typer.Option(help="Column of the losses to minimize.", metavar="COLUMN")
+    ] = "loss",
+    seed: Annotated[int, typer.Option(help="Seed of the search and the bootstrap.")] = 0,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", help="File to write the weights to.", metavar="FILE"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Propose weights for a run by the losses of a sweep, with their uncertainty.
+
+    A regression predicts the loss of any mixture; the mixtures between the least and the greatest
+    shares of the arms are searched for the least predicted loss. The weights are printed as a
+    config has them, or an amendment. Needs scikit-learn: `pip install 'headrace[sweep]'`.
+
+    For example:
+
+        headrace config fit sweep/results.csv
+
+        headrace config fit sweep/results.csv --model trees -o weights.yaml
+    """
+    from headrace.analysis.sweep_fit import fit_mixture, read_results
+    from headrace.store import files
+
+    with working("fitting"):
+        table = read_results(results, loss)
+        proposal = fit_mixture(table, model, seed=seed)
+    if as_json:
+        facts = {"arms": len(table.losses), "unfilled": table.unfilled, **asdict(proposal)}
+        say(json.dumps(facts, ensure_ascii=False))
+    else:
+        skipped = f" ({table.unfilled:,} without a loss left out)" if table.unfilled else ""
+        say(
+            f"# {format_count(len(table.losses), 'arm')}{skipped}; predicted loss"
+            f" {proposal.loss:.4f} ± {proposal.loss_spread:.2g}, least of an arm"
+            f" {proposal.best_arm_loss:.4f}"
+        )
+        say(
+            "# rank correlation of losses with predictions of models that had not seen them:"
+            f" {proposal.rank_correlation:.2f}"
+        )
+        if output is None:
+            say(proposal.to_yaml())
+    if output is not None:
+        files.write_atomic(output, proposal.to_yaml().encode() + b"\n")
