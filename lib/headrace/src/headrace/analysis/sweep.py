@@ -1,5 +1,5 @@
-"""A sweep: short runs with random mixtures, in which each source is repeated as often as in the full
-run.
+"""A sweep: short runs with random mixtures, in which each source is repeated as often as in the
+full run.
 
 An arm reads a fraction f of the full run's rows. If it drew from whole sources it would hardly
 repeat any, and mixtures that are best without repetition are not best with it (arXiv 2606.07597).
