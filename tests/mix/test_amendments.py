@@ -122,7 +122,7 @@ def test_the_mixture_after(changes, expected):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "amendments[0]: changes nothing. Give it add, weights or drop"),
+        ({}, "amendments[0]: changes nothing. Give it add, weights, drop or skip"),
         (
             {"drop": ["a", "a"]},
             "amendments[0].drop = ['a', 'a']: names 'a' twice. Name it once: drop: [a]",

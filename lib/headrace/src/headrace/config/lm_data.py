@@ -68,7 +68,14 @@ from headrace.mix.schedule import (
     RowOrder,
     WeightUnit,
 )
-from headrace.mix.stage_config import AmendmentConfig, MixtureConfig, StageConfig, check_plan
+from headrace.mix.skips import Skips
+from headrace.mix.stage_config import (
+    AmendmentConfig,
+    MixtureConfig,
+    StageConfig,
+    check_plan,
+    skips_of,
+)
 from headrace.mix.stages import Stage
 from headrace.order import shuffle_config
 from headrace.order.braid.strands import MAX_HOSTS
@@ -213,7 +220,7 @@ class LmDataConfig:
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
-        policy_kind(self.policy).run_steps(self._mixture_config())
+        _ = self._planned_steps
 
     @property
     def phases(self) -> tuple[tuple[int, int], ...]:
@@ -230,7 +237,17 @@ class LmDataConfig:
         """Steps of the run, from ``num_steps`` or the last stage's tokens; None: neither, or tokens
         must be counted.
         """
+        planned = self._planned_steps
+        return None if planned is None else self.skips.step_of(planned)
+
+    @property
+    def _planned_steps(self) -> int | None:
         return policy_kind(self.policy).run_steps(self._mixture_config())
+
+    @property
+    def skips(self) -> Skips:
+        """The skipped steps of the run."""
+        return skips_of(self.amendments)
 
     def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
         """The mixtures of the run, in order, including amendments; ``instead`` as in
@@ -468,7 +485,7 @@ class LmDataConfig:
             else self.max_epochs,
             max_tokens=tokens,
             stop_strategy=self.stop_strategy,
-            num_steps=config.run_steps,
+            num_steps=config._planned_steps,
             max_hosts=self.max_hosts,
         )
         dataset = run_dataset(config.datasets(opened), recipe)
@@ -486,6 +503,7 @@ class LmDataConfig:
         }
         assert config._settled is not None
         run = without_removed(dataset.with_loss_weights(weighed), config._settled, opened)
+        run = run.skipping(self.skips)
         run.config = self
         return run
 

@@ -209,7 +209,7 @@ def _used_up(mixture: MixtureDataset, step: int) -> list[str]:
 
 
 def _shares_at(mixture: MixtureDataset, step: int) -> dict[str, float]:
-    return dict([stage for stage in mixture.stages if stage.first_step <= step][-1].max_share)
+    return dict(mixture.stages[mixture.stage_at(step)].max_share)
 
 
 def _short(

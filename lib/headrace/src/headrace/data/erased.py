@@ -150,7 +150,7 @@ def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int)
     """Raises ConfigError if a component from which rows are drawn, at this step or later, has
     nothing left.
     """
-    later = [stage.first_step for stage in mixture.stages[1:]]
+    later = mixture.stage_steps[1:]
     drawn = {
         name
         for stage, end in zip(mixture.stages, [*later, None], strict=True)

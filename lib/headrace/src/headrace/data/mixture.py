@@ -38,6 +38,7 @@ from headrace.mix.policies.kind import MixturePlan, PolicyInputs, WeightPlan
 from headrace.mix.policies.registry import plan_of
 from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
 from headrace.mix.shares import row_shares
+from headrace.mix.skips import NO_SKIPS, Skips
 from headrace.mix.stages import Stage, check_components
 from headrace.order.order import MAX_LENGTH, Identity, OpenWindow, Order, Repeat
 from headrace.order.shuffle_config import BATCHED
@@ -151,6 +152,60 @@ class MixtureDataset(WrappingDataset):
         self._first_source = np.cumsum([0] + [len(c.sources) for c in self.components])
         self._stats = ReadStats()
         self._loss_weights: dict[str, Weight] = {}
+        self._planned_batch = self.batch_schedule
+        self.skips = NO_SKIPS
+
+    def skipping(self, skips: Skips) -> MixtureDataset:
+        """This mixture without the batches of some steps.
+
+        Raises:
+            ConfigError: it ends before one of them.
+        """
+        if not skips:
+            return self
+        other = copy.copy(self)
+        other.skips = skips
+        other.draws = Draws(self.draws.policy, skips=skips)
+        other.batch_schedule = other.draws.batch
+        other._length = skips.rows_left(self._length, self._planned_batch)
+        return other
+
+    @property
+    def stage_steps(self) -> list[int]:
+        """The first step of the run that each of :attr:`stages` serves."""
+        return [self.skips.step_of(stage.first_step) for stage in self.stages]
+
+    def stage_at(self, step: int) -> int:
+        """The number of the stage that a step of the run belongs to, from 0."""
+        return int(np.searchsorted(self.stage_steps, step, side="right")) - 1
+
+    def drawn_between(
+        self, first: int, stop: int
+    ) -> tuple[Int64[np.ndarray, " d"], Int64[np.ndarray, " d"]]:
+        """Rows and tokens of each component in the steps from ``first`` to ``stop``, which may be
+        just after the last one.
+        """
+        rows = np.zeros(len(self.names), np.int64)
+        tokens = np.zeros(len(self.names), np.int64)
+        for begin, end in self.skips.stretches(first, stop):
+            at_begin = self._drawn_before(begin)
+            at_end = self._drawn_before(end)
+            rows += at_end - at_begin
+            tokens += self.tokens_of(at_end) - self.tokens_of(at_begin)
+        return rows, tokens
+
+    def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
+        """The ordinal of each component that ``step`` begins with; ``step`` may be just after the
+        last one.
+        """
+        return self._drawn_before(self.skips.planned_step(step))
+
+    def _drawn_before(self, planned: int) -> Int64[np.ndarray, " d"]:
+        policy = self.draws.policy
+        try:
+            return policy.starts_at(planned)
+        except IndexOutOfRangeError:  # the last batch is not full
+            return policy.starts_at(planned - 1) + policy.counts_at(planned - 1)
 
     def tokens_of_rows(self, name: str, rows: int) -> int:
         """Tokens of the first ``rows`` rows of a component: as the run's ``unit`` counts them, or
@@ -304,7 +359,7 @@ class MixtureDataset(WrappingDataset):
         weights = np.ones(source.size, np.float32)
         for name, weight in self._loss_weights.items():
             rows = np.flatnonzero(component == self.names.index(name))
-            weights[rows] = weight.at(steps[rows])
+            weights[rows] = weight.at(self.skips.planned(steps[rows]))
         return weights
 
     def describe(self) -> dict[str, Any]:
@@ -324,7 +379,8 @@ class MixtureDataset(WrappingDataset):
                 n: c.describe() for n, c in zip(self.names, self.components, strict=True)
             },
             "stages": [stage.describe() for stage in self.stages],
-            "batch_size": self.batch_schedule.to_config(),
+            "batch_size": self._planned_batch.to_config(),
+            **({"skipped": [[*pair] for pair in self.skips.ranges]} if self.skips else {}),
             "limits": {name: limit for name, limit in self.limits.items() if limit is not None},
             "stop_strategy": self.stop_strategy,
             **self.draws.policy.describe(),
@@ -335,6 +391,7 @@ class MixtureDataset(WrappingDataset):
         limits.
         """
         shares = np.zeros((len(steps), len(self.names)))
+        steps = self.skips.planned(steps)
         first = np.asarray([stage.first_step for stage in self.stages])
         stage_of = np.searchsorted(first, steps, side="right") - 1
         for number in np.unique(stage_of).tolist():

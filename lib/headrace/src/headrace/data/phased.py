@@ -7,6 +7,7 @@ The idea of phases is in :mod:`headrace.mix.phases`, the construction in
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -22,6 +23,7 @@ from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.mix.phases import PhaseChange
 from headrace.mix.schedule import BatchSchedule
+from headrace.mix.skips import Skips
 from headrace.order.order import OpenWindow, Order, check_indices
 from headrace.order.rising import starts
 
@@ -71,6 +73,24 @@ class PhasedDataset(WrappingDataset):
                     "lies in other arrays than the first phase", field=f"phases[{step}]"
                 )
         self._steps = np.asarray(steps, np.int64)
+        self._planned_steps = steps
+
+    def skipping(self, skips: Skips) -> PhasedDataset:
+        """See :meth:`~headrace.data.mixture.MixtureDataset.skipping`; every phase must be a
+        mixture.
+        """
+        if not skips:
+            return self
+        other = copy.copy(self)
+        phases = [
+            (skips.step_of(step), cast(Any, dataset).skipping(skips))
+            for step, dataset in self._phases
+        ]
+        other._phases = tuple(phases)
+        other.base = phases[0][1]
+        other._steps = np.asarray([step for step, _ in phases], np.int64)
+        other.batch_schedule = skips.left_of(self.batch_schedule)
+        return other
 
     @property
     def phases(self) -> Sequence[tuple[int, PlannedDataset]]:
@@ -137,7 +157,10 @@ class PhasedDataset(WrappingDataset):
         erased = self.erasures.describe()
         if erased and len(self._phases) == 1:  # a mixture whose rows keep their length
             return {**self.base.describe(), **erased}
-        phases = [{"step": step, "dataset": dataset.describe()} for step, dataset in self._phases]
+        phases = [
+            {"step": step, "dataset": dataset.describe()}
+            for step, (_, dataset) in zip(self._planned_steps, self._phases, strict=True)
+        ]
         return {"phases": phases, **erased}
 
     def explain(self, example: Int64[np.ndarray, " n"]) -> Explained:

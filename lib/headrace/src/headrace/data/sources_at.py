@@ -12,11 +12,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int64
 
 from headrace.data.dataset import PlannedDataset
-from headrace.data.mixture import MixtureDataset, mixture_of
-from headrace.errors import IndexOutOfRangeError
+from headrace.data.mixture import mixture_of
 from headrace.metrics import SourceAt
 
 
@@ -69,16 +67,16 @@ def sources_at(dataset: PlannedDataset, step: int, *, is_over: bool = False) -> 
     for (first, phase), until in zip(dataset.phases, ends, strict=True):
         end = min(step, until)
         if end > first and (phase_mixture := mixture_of(phase)) is not None:
-            at_begin = _starts(phase_mixture, first)
-            at_end = _starts(phase_mixture, end)
-            rows += at_end - at_begin
-            tokens += phase_mixture.tokens_of(at_end) - phase_mixture.tokens_of(at_begin)
-    # 3. Weights at the step, and what it draws.
+            rows_of_phase, tokens_of_phase = phase_mixture.drawn_between(first, end)
+            rows += rows_of_phase
+            tokens += tokens_of_phase
+    # 3. Where each source is in its order: behind what was drawn, and what was skipped.
+    ordinals = mixture.starts_at(step)
+    # 4. Weights at the step, and what it draws.
     counts = np.zeros(len(names), np.int64) if is_over else mixture.draws.counts_at(step)
-    first_steps = np.asarray([stage.first_step for stage in mixture.stages])
-    stage = int(np.searchsorted(first_steps, step, side="right")) - 1
-    blend = mixture.stages[stage].blend
-    weights = dict(zip(blend.names, blend.at(np.asarray([step]))[0].tolist(), strict=True))
+    blend = mixture.stages[mixture.stage_at(step)].blend
+    planned = mixture.skips.planned(np.asarray([step]))
+    weights = dict(zip(blend.names, blend.at(planned)[0].tolist(), strict=True))
     total = max(int(tokens.sum()), 1)
     sources: dict[str, SourceAt] = {}
     for d, (name, part) in enumerate(zip(names, mixture.components, strict=True)):
@@ -89,15 +87,7 @@ def sources_at(dataset: PlannedDataset, step: int, *, is_over: bool = False) -> 
             rows_in_step=int(counts[d]),
             rows=int(rows[d]),
             tokens=int(tokens[d]),
-            epoch=int(part.passes(rows[d : d + 1])[0]),
+            epoch=int(part.passes(ordinals[d : d + 1])[0]),
             epochs=None if of_pass is None else int(tokens[d]) / of_pass,
         )
     return sources
-
-
-def _starts(mixture: MixtureDataset, step: int) -> Int64[np.ndarray, " d"]:
-    """Rows of each component before ``step``; ``step`` may be just after the last one."""
-    try:
-        return mixture.draws.starts_at(step)
-    except IndexOutOfRangeError:
-        return mixture.draws.starts_at(step - 1) + mixture.draws.counts_at(step - 1)

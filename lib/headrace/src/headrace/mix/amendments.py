@@ -169,7 +169,9 @@ def check_disjoint(
     """Raises ConfigError if an amendment is empty, contradicts itself, or repeats a name."""
     if not (add or weights or drop):
         raise ConfigError(
-            "changes nothing", field=path, cure="Give it add, weights or drop, or leave it out."
+            "changes nothing",
+            field=path,
+            cure="Give it add, weights, drop or skip, or leave it out.",
         )
     doubled = next((name for number, name in enumerate(drop) if name in drop[:number]), None)
     if doubled is not None:

@@ -24,6 +24,7 @@ from headrace.mix.policy import Anchor, MixingPolicy, StepTable, anchor_integer,
 from headrace.mix.quota import Quota
 from headrace.mix.schedule import MAX_STEP, BatchSchedule, Weight
 from headrace.mix.shares import UNLIMITED
+from headrace.mix.skips import NO_SKIPS, Skips
 from headrace.order.order import check_indices
 
 _TABLES = 32
@@ -39,6 +40,8 @@ class Draws:
             schedule and limits.
         batch: Examples per step.
         limits: Largest number of examples of each component in the whole run (see :class:`Quota`).
+        skips: Skipped steps: the policy counts those of the plan, all methods here those of the
+            run.
 
     Raises:
         ConfigError: no component; weights that :class:`Blend` refuses; ``batch`` missing, or given
@@ -59,6 +62,7 @@ class Draws:
         weights: Sequence[Weight] | Mapping[str, object] | Blend | MixingPolicy,
         batch: BatchSchedule | None = None,
         limits: Sequence[int | None] | None = None,
+        skips: Skips = NO_SKIPS,
     ) -> None:
         if isinstance(weights, MixingPolicy):
             self.policy = weights
@@ -78,7 +82,8 @@ class Draws:
             self.policy = Quota(
                 blend.at, len(blend.names), batch, limits, max(blend.breaks, default=0)
             )
-        self.batch = self.policy.batch
+        self.skips = skips
+        self.batch = skips.left_of(self.policy.batch)
         self.components = self.policy.components
         # Filled without a lock: concurrent threads store equal values.
         self._tables: list[tuple[int, StepTable] | None] = [None] * _TABLES
@@ -90,13 +95,17 @@ class Draws:
             IndexOutOfRangeError: the step is negative, or the mixture ends before it; likewise for
                 all methods with a step.
         """
-        _check_step(step)
-        return self.policy.counts_at(step)
+        return self.policy.counts_at(self._planned(step))
 
     def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
-        """Rows of each component in all steps before ``step``."""
+        """The ordinal of each component that ``step`` begins with: its rows in all earlier steps,
+        and in those that were skipped.
+        """
+        return self.policy.starts_at(self._planned(step))
+
+    def _planned(self, step: int) -> int:
         _check_step(step)
-        return self.policy.starts_at(step)
+        return self.skips.planned_step(step)
 
     def anchor_at(self, step: int) -> Anchor | None:
         """The policy's state near ``step``, as JSON values; None for a policy without a state.
@@ -110,8 +119,7 @@ class Draws:
             >>> again.starts_at(50_000).tolist() == d.starts_at(50_000).tolist()
             True
         """
-        _check_step(step)
-        state = self.policy.anchor_at(step)
+        state = self.policy.anchor_at(self._planned(step))
         return (
             None
             if state is None
@@ -141,10 +149,11 @@ class Draws:
         _check_step(step)
         entry = self._tables[step % _TABLES]
         if entry is None or entry[0] != step:
-            component = self.policy.components_at(step)
+            planned = self.skips.planned_step(step)
+            component = self.policy.components_at(planned)
             by_component = np.argsort(component.astype(np.uint16), kind="stable")  # radix sort
             counts = np.bincount(component, minlength=self.components)
-            shift = self.policy.starts_at(step) - (np.cumsum(counts) - counts)
+            shift = self.policy.starts_at(planned) - (np.cumsum(counts) - counts)
             ordinal = np.empty(len(component), np.int64)
             ordinal[by_component] = np.arange(len(component)) + np.repeat(shift, counts)
             component.flags.writeable = ordinal.flags.writeable = False
@@ -195,11 +204,13 @@ class Draws:
         if last + size - first > _WASTE * asked:
             return None
         sizes = self.batch.size_at(np.arange(low, high + 1))
-        return self.policy.tables_between(low, high + 1) if (sizes == sizes[0]).all() else None
+        planned = [*self.skips.stretches(low, high + 1)]
+        together = len(planned) == 1 and (sizes == sizes[0]).all()
+        return self.policy.tables_between(*planned[0]) if together else None
 
     def index_of(self, component: int, ordinal: int) -> int | None:
         """Global index of an example of a component: the inverse of :meth:`route`. None if it is
-        never drawn.
+        never drawn, or skipped.
 
         Costs the count up to its step, unless a later one was requested before, and about 20 ms.
         """
@@ -210,17 +221,20 @@ class Draws:
         last = (
             MAX_STEP
             if supply.max() >= UNLIMITED
-            else int(self.batch.step_of(supply.sum(keepdims=True) - 1)[0]) + 1
+            else int(self.policy.batch.step_of(supply.sum(keepdims=True) - 1)[0]) + 1
         )
         while stop < last and self.policy.starts_at(stop)[component] <= ordinal:
             stop = min(2 * stop, last)
         steps = range(stop)
-        step = (
+        planned = (
             bisect.bisect_right(
                 steps, ordinal, key=lambda s: int(self.policy.starts_at(s)[component])
             )
             - 1
         )
+        step = self.skips.step_of(planned)
+        if self.skips.planned_step(step) != planned:
+            return None
         drawn, position = self.step_table(step)
         row = int(np.flatnonzero((drawn == component) & (position == ordinal))[0])
         return self.batch.rows_at(step)[0] + row

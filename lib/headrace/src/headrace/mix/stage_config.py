@@ -25,6 +25,7 @@ from headrace.mix.blend import Blend, is_size_rule, refuse_size_rules, weights_o
 from headrace.mix.limits import check_steps, check_tokens, step_after_tokens, tokens_of_steps
 from headrace.mix.repeats import with_rows
 from headrace.mix.schedule import BatchSchedule, CountedTokens, weight_from_config
+from headrace.mix.skips import NO_SKIPS, Skips, check_skip
 from headrace.mix.stages import Stage, check_components
 
 
@@ -64,6 +65,8 @@ class AmendmentConfig:
             longer trained on. Documents that were appended are, for ``caches: {web: 3}``, the
             component ``web@3`` with the settings of ``web``; the two share the weight of ``web`` in
             proportion to their rows.
+        skip: Steps whose batches are left out, ``[[1200, 1400]]``: step 1200 has what step 1400
+            would have had, and so on; see :mod:`headrace.mix.skips`.
     """
 
     step: int
@@ -71,6 +74,7 @@ class AmendmentConfig:
     weights: dict[str, Any] = field(default_factory=dict[str, Any])
     drop: list[str] = field(default_factory=list[str])
     caches: dict[str, int | list[int]] = field(default_factory=dict[str, int | list[int]])
+    skip: list[list[int]] = field(default_factory=list[list[int]])
 
     @property
     def changes_mixture(self) -> bool:
@@ -125,6 +129,11 @@ class MixtureConfig:
     counted: CountedTokens | None = None
     may_end: bool = False
 
+    @property
+    def skips(self) -> Skips:
+        """The skipped steps of the run."""
+        return skips_of(self.amendments)
+
 
 @dataclass(frozen=True)
 class _Mixture:
@@ -139,8 +148,16 @@ class _Mixture:
     budget: tuple[str, int | None] = ("num_steps", None)
 
 
+def skips_of(amendments: Sequence[AmendmentConfig]) -> Skips:
+    """The skipped steps of a run."""
+    skips = NO_SKIPS
+    for amendment in amendments:
+        skips = skips.then(amendment.skip)
+    return skips
+
+
 def resolve_stages(config: MixtureConfig) -> list[Stage]:
-    """The stages of a run, amendments last.
+    """The stages of a run, amendments last, each from a step of the plan on.
 
     Raises:
         ConfigError: weights are set in two places, an unknown source, steps out of order.
@@ -162,7 +179,8 @@ def resolve_stages(config: MixtureConfig) -> list[Stage]:
     mixtures = [_resolve_sizes(mixture, config, later) for mixture in _planned(config)]
     for number, amendment in enumerate(config.amendments):
         if amendment.changes_mixture:
-            mixtures.append(_amended(mixtures[-1], amendment, number, config.components))
+            planned = replace(amendment, step=config.skips.planned_step(amendment.step))
+            mixtures.append(_amended(mixtures[-1], planned, number, config.components))
     stops = [*(mixture.step for mixture in mixtures[1:]), None]
     resolved: list[Stage] = []
     for mixture, stop in zip(mixtures, stops, strict=True):
@@ -384,7 +402,8 @@ def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConf
             cure = "Amendments cannot change the past: change weights instead."
             raise ConfigError(problem, field=path, value=0, cure=cure)
         check_steps(path, amendment.step)
-        if amendment.reweighs or not amendment.caches:
+        check_skip(amendment.skip, amendment.step, f"amendments[{number}].skip")
+        if amendment.reweighs or not (amendment.caches or amendment.skip):
             check_disjoint(
                 amendment.add, amendment.weights, amendment.drop, f"amendments[{number}]"
             )
@@ -443,8 +462,8 @@ def stage_bounds(
 
 
 def run_steps(config: MixtureConfig) -> int | None:
-    """Steps of a run: ``num_steps``, or the tokens of its last stage; None if neither, or if tokens
-    have to be counted.
+    """Steps of a run's plan: ``num_steps`` and those that are skipped, or the tokens of its last
+    stage; None if neither, or if tokens have to be counted.
 
     Raises:
         ConfigError: the two differ, or an amendment, a stage, a length or a batch size begins where
@@ -463,16 +482,23 @@ def run_steps(config: MixtureConfig) -> int | None:
         raise ConfigError(
             problem, field=f"stages[{len(stages) - 1}].tokens", value=stages[-1].tokens, cure=cure
         )
-    end = num_steps if end is None else end
+    skips = config.skips
+    end = num_steps + skips.total if end is None and num_steps is not None else end
     if end is None:
         return None
+    last = skips.step_of(end)
     begins = {f"stages[{k}].step": step for k, step in enumerate(first_steps)}
     begins |= {
         f"amendments[{k}].step": amendment.step for k, amendment in enumerate(config.amendments)
     }
+    begins |= {
+        f"amendments[{k}].skip[{j}][0]": first
+        for k, amendment in enumerate(config.amendments)
+        for j, (first, _) in enumerate(amendment.skip)
+    }
     for path, step in begins.items():
-        if step >= end:
-            problem = f"is not before step {end}, where the run ends"
+        if step >= last:
+            problem = f"is not before step {last}, where the run ends"
             raise ConfigError(problem, field=path, value=step, cure="Prolong the run.")
     for path, points in (("seq_len", config.phases), ("batch_size", config.batch.points)):
         for step, value in points:

@@ -22,7 +22,6 @@ from jaxtyping import Float64, Int64
 
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import RunDataset
-from headrace.errors import IndexOutOfRangeError
 from headrace.store.cache import TokenCache
 
 SPANS = 200
@@ -105,10 +104,7 @@ def mixture_facts(dataset: RunDataset, steps: int, spans: int | None = None) -> 
     for k, (begin, end) in enumerate(zip(edge[:-1].tolist(), edge[1:].tolist(), strict=True)):
         mixture = cast(MixtureDataset, dataset.at_step(begin)[0])
         planned[k] = _target_rows(mixture, begin, end, summed)
-        at_begin = _starts_at(mixture, begin)
-        at_end = _starts_at(mixture, end)
-        drawn[k] = at_end - at_begin
-        tokens[k] = mixture.tokens_of(at_end) - mixture.tokens_of(at_begin)
+        drawn[k], tokens[k] = mixture.drawn_between(begin, end)
     return MixtureFacts(first.names, edge, planned, drawn, tokens, summed)
 
 
@@ -119,13 +115,6 @@ def _target_rows(mixture: MixtureDataset, begin: int, end: int, every_step: bool
         step = np.linspace(begin, end - 1, _LOOKS).astype(np.int64)
     rows = mixture.batch_schedule.size_at(step)[:, None] * mixture.weights_at(step)
     return rows.mean(axis=0) * (end - begin)
-
-
-def _starts_at(mixture: MixtureDataset, step: int) -> np.ndarray:
-    try:
-        return mixture.draws.starts_at(step)
-    except IndexOutOfRangeError:  # the last batch is not full
-        return mixture.draws.starts_at(step - 1) + mixture.draws.counts_at(step - 1)
 
 
 def largest(facts: MixtureFacts, most: int) -> Sequence[int]:

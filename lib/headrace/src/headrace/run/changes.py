@@ -184,7 +184,7 @@ def _without_later(locked: LmDataConfig, edited: LmDataConfig, step: int) -> LmD
     that the edited one does not declare: what it wants from that step on takes their place.
     """
     kept = list(locked.amendments)
-    while kept and kept[-1].step >= step and not kept[-1].caches:
+    while kept and kept[-1].step >= step and not (kept[-1].caches or kept[-1].skip):
         if kept[-1] in edited.amendments:
             break
         kept.pop()
@@ -208,7 +208,8 @@ def amendment_between(
         ...     {"web": ComponentConfig("web", 2), "math": ComponentConfig("math")}
         ... )
         >>> amendment_between(began, edited, 60)
-        AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'], caches={})
+        AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'], caches={},
+            skip=[])
     """
     if edited.stages or began.stages:
         return None

@@ -108,6 +108,8 @@ class Run:
         add: Mapping[str, Any] | None = None,
         weights: Mapping[str, Any] | None = None,
         drop: Sequence[str] = (),
+        caches: Mapping[str, int | list[int]] | None = None,
+        skip: Sequence[Sequence[int]] = (),
         components: Mapping[str, ComponentConfig] | None = None,
         done: int | None = None,
     ) -> Run:
@@ -120,6 +122,8 @@ class Run:
             add: Weights of sources that join, or of groups of them.
             weights: New weights of sources and groups, by name.
             drop: Sources and groups that are no longer drawn.
+            caches: Later snapshots of caches, by component.
+            skip: Steps whose batches are left out, first and one after the last of each range.
             components: Components that are new.
             done: Steps that are done; None: those of the last checkpoint.
 
@@ -128,7 +132,14 @@ class Run:
             ConfigError: the run has no config; the change cannot be made; its field is named.
         """
         config = self._with_config("amend()")
-        amendment = AmendmentConfig(steps_done(step), dict(add or {}), dict(weights or {}), [*drop])
+        amendment = AmendmentConfig(
+            steps_done(step),
+            dict(add or {}),
+            dict(weights or {}),
+            [*drop],
+            dict(caches or {}),
+            [[*pair] for pair in skip],
+        )
         amended = replace(
             config,
             components={**config.components, **(components or {})},

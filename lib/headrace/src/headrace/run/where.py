@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from headrace.data.dataset import BatchOrder
 from headrace.data.mixture import mixture_of
 from headrace.data.sources_at import sources_at
@@ -105,15 +103,14 @@ def where(
     if (mixture := mixture_of(served)) is None:
         raise ConfigError("is not a mixture", field="dataset", value=type(served).__name__)
     sources = sources_at(dataset, step, is_over=over)
-    first_steps = [stage.first_step for stage in mixture.stages]
-    stage = int(np.searchsorted(first_steps, step, side="right")) - 1
+    stage = mixture.stage_at(step)
     return Whereabouts(
         step=step,
         num_steps=last,
         stage=stage,
         stage_name=mixture.stages[stage].name,
-        stage_step=first_steps[stage],
-        batch_size=int(mixture.batch_schedule.size_at(np.asarray([step]))[0]),
+        stage_step=mixture.stage_steps[stage],
+        batch_size=mixture.batch_schedule.rows_at(step)[1],
         seq_len=mixture.seq_len,
         rows=sum(source.rows for source in sources.values()),
         tokens=sum(source.tokens for source in sources.values()),

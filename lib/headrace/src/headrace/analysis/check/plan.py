@@ -270,8 +270,9 @@ def _unseen(name: str, run: ResolvedRun, rows: int, drawn: int) -> int:
 
 def _shares(mixture: MixtureDataset, steps: int | None) -> np.ndarray:
     """Target shares, ``[looks, d]``, at the first step, some in between, and the last."""
-    bends = [stage.first_step for stage in mixture.stages]
-    bends += [b for stage in mixture.stages for b in stage.blend.breaks]
+    bends = [*mixture.stage_steps]
+    breaks = [step for stage in mixture.stages for step in stage.blend.breaks]
+    bends += [mixture.skips.step_of(step) for step in breaks]
     end = max(bends) + 1 if steps is None else steps
     looks = np.unique(
         np.clip([0, *bends, *(b - 1 for b in bends), *np.linspace(0, end - 1, 65)], 0, end - 1)
