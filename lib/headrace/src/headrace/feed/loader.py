@@ -36,6 +36,7 @@ from headrace.errors import (
 )
 from headrace.feed.async_reader import BatchReader
 from headrace.feed.exchange import RowExchange, check_exchange
+from headrace.feed.horizon import Horizon
 from headrace.feed.host_gate import HostBarrier, open_gate
 from headrace.feed.hosts import check_same, gather
 from headrace.feed.micro_batches import StepSplitter
@@ -44,7 +45,13 @@ from headrace.feed.pooled_rows import PooledRows, exchange_rows, holders_of
 from headrace.feed.prefetch import Prefetched
 from headrace.feed.reader import GATHERING, GROUP, Grouping, open_reader
 from headrace.metrics import IterationStats, LoaderStats, ReadStats
-from headrace.mix.schedule import BatchSchedule, ExchangeSetting, LastBatch, RowOrder
+from headrace.mix.schedule import (
+    MAX_STEP,
+    BatchSchedule,
+    ExchangeSetting,
+    LastBatch,
+    RowOrder,
+)
 from headrace.order.residency import checked_budget
 from headrace.stalls import StallRule, WaitLog
 from headrace.store.array import check_same_process
@@ -149,7 +156,6 @@ class DataLoader(BatchOrder):
         **options: Unpack[LoaderOptions],
     ) -> None:
         check_dataset("dataset", dataset)
-        super().__init__(dataset, batch_size, row_order, options.get("last_batch"))
         if unknown := options.keys() - LoaderOptions.__annotations__.keys():
             raise TypeError(f"DataLoader got an unexpected keyword argument {min(unknown)!r}")
         if sharding is not None and (mesh is not None or batch_axis is not None):
@@ -162,16 +168,6 @@ class DataLoader(BatchOrder):
             sharding if sharding is not None else batch_sharding(mesh, batch_axis)
         )
         self.prefetch_bytes = checked_budget(prefetch_bytes)
-        self._seq_lens = self.dataset.seq_lens
-        for size in self.schedule.unique_sizes:
-            for seq_len in self._seq_lens or (0,):
-                self.placement.check(size, seq_len)
-        layout = options.get("sequence_layout", "contiguous")
-        self.functions += sequence_layout(layout, self.placement.sequence_ranks, self._seq_lens)
-        micro = options.get("micro_batches")
-        self._splitter = (
-            None if micro is None else StepSplitter(micro, self, self.placement, layout)
-        )
         self._mapping = options.get("memory_map", True)
         self._stall_rule = options.get("stall_rule") or StallRule()
         self._check_hosts = options.get("check_hosts", True)
@@ -184,6 +180,30 @@ class DataLoader(BatchOrder):
         self._requests_before = request_counts()
         self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
         self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()
+        self._options = options
+        self._horizons: set[Horizon] = set()
+        self._hold: int | None = None
+        self._arrange(dataset, batch_size, row_order)
+
+    def _arrange(
+        self,
+        dataset: AsyncDataset[Any],
+        batch_size: int | Mapping[int, int] | BatchSchedule | None,
+        row_order: RowOrder,
+    ) -> None:
+        """Makes these the batches of the loader."""
+        options = self._options
+        super().__init__(dataset, batch_size, row_order, options.get("last_batch"))
+        self._seq_lens = self.dataset.seq_lens
+        for size in self.schedule.unique_sizes:
+            for seq_len in self._seq_lens or (0,):
+                self.placement.check(size, seq_len)
+        layout = options.get("sequence_layout", "contiguous")
+        self.functions += sequence_layout(layout, self.placement.sequence_ranks, self._seq_lens)
+        micro = options.get("micro_batches")
+        self._splitter = (
+            None if micro is None else StepSplitter(micro, self, self.placement, layout)
+        )
         self._deliver = None
         if self.planned is not None and not self.functions:
             maker = BatchMaker(self.planned.eos_id, self.planned.pairs)
@@ -269,6 +289,48 @@ class DataLoader(BatchOrder):
         check_at_least("batches", batches, cure="E.g. 8.")
         return self._iterate(self._checked_step(step), replayed=batches)
 
+    @property
+    def earliest_step(self) -> int:
+        """The first step that no open iteration has planned yet."""
+        with self._lock:
+            return max((horizon.planned_until for horizon in self._horizons), default=0)
+
+    def end_plans(self, step: int) -> bool:
+        """Ends the plans of all open iterations at a step, where they wait for :meth:`go_on`;
+        False, and no plan ends, if one has planned it already.
+        """
+        with self._lock:
+            self._hold = step
+            ended = [horizon.end_at(step) for horizon in self._horizons]
+        if not all(ended):
+            self.go_on()
+        return all(ended)
+
+    def go_on(self, dataset: AsyncDataset[Any] | None = None) -> None:
+        """Lets iterations go on after :meth:`end_plans`.
+
+        Args:
+            dataset: From that step on, what they load; it must be the same before it. None: they
+                go on as before.
+        """
+        if dataset is not None:
+            self._arrange(dataset, None, self.row_order)
+        with self._lock:
+            self._hold = None
+            for horizon in self._horizons:
+                horizon.decide()
+
+    def _horizon(self, step: int, last: int | None) -> Horizon:
+        """That of an iteration that begins or goes on."""
+        with self._lock:
+            horizon = Horizon(step, last, self._hold)
+            self._horizons.add(horizon)
+        return horizon
+
+    def _forget(self, horizon: Horizon) -> None:
+        with self._lock:
+            self._horizons.discard(horizon)
+
     def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
         stats = IterationStats(self._stall_rule, WaitLog(step), replay=replayed > 0, step=step)
         processes = tuple(
@@ -288,19 +350,13 @@ class DataLoader(BatchOrder):
         # batches come singly
         group = 0 if ready < 4 else int(np.clip(ready // (GATHERING + 3), 1, GROUP))
         gathering = min(ready // group - 3, GATHERING) if group else 0
-        reader = self._reader(
-            stats, Grouping(group, gathering), None if replayed else self._exchange()
-        )
-        self._readers.add(reader)
-        last = self.num_steps
-        if replayed:
-            last = step + replayed if last is None else min(step + replayed, last)
-        make = partial(_delivered, reader, step, last, partial(self._to_devices, stats=stats))
+        course = _Course(self, step, stats, Grouping(group, gathering), replayed)
+        make = course.groups
         batches = Prefetched(
             partial(_replayed, make) if replayed else make,
             _READY_REPLAYS if replayed else ready - (gathering + 1) * group,
             stats.queue,
-            interrupt=reader.interrupt,
+            interrupt=course.interrupt,
             gate=gate,
             finish=_finished,
         )
@@ -404,7 +460,11 @@ class DataLoader(BatchOrder):
         return RowExchange(holders, self.row_exchange)
 
     def _reader(
-        self, stats: IterationStats, grouping: Grouping, exchange: RowExchange | None = None
+        self,
+        stats: IterationStats,
+        grouping: Grouping,
+        exchange: RowExchange | None = None,
+        horizon: Horizon | None = None,
     ) -> BatchReader:
         check_same_process()  # neither the stores' threads nor jax survive a fork
         return open_reader(
@@ -415,6 +475,7 @@ class DataLoader(BatchOrder):
             grouping,
             mapping=self._mapping,
             exchange=exchange,
+            horizon=horizon,
         )
 
     def _to_devices(self, host: Any, step: int, stats: IterationStats) -> Any:
@@ -471,6 +532,61 @@ class DataLoader(BatchOrder):
                 cure=f"Steps run from 0 to {last - 1}." if last else "Steps count from 0.",
             )
         return step
+
+
+class _Course:
+    """The batches of an iteration: of one reader up to a step from which the run is changed, then
+    of the next.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader,
+        step: int,
+        stats: IterationStats,
+        grouping: Grouping,
+        replayed: int,
+    ) -> None:
+        self._loader = loader
+        self._step = step
+        self._stats = stats
+        self._grouping = grouping
+        self._replayed = replayed
+        self._closed = False
+        self._open()
+
+    def _open(self) -> None:
+        loader = self._loader
+        last = loader.num_steps
+        if self._replayed:
+            last = min(self._step + self._replayed, last or MAX_STEP)
+        if self._replayed:
+            self._horizon = Horizon(self._step, last)
+        else:
+            self._horizon = loader._horizon(self._step, last)
+        exchange = None if self._replayed else loader._exchange()
+        self._reader = loader._reader(self._stats, self._grouping, exchange, self._horizon)
+        loader._readers.add(self._reader)
+
+    def interrupt(self) -> None:
+        """Makes whatever :meth:`groups` waits for give up. Safe to call from any thread."""
+        self._closed = True
+        self._horizon.close()
+        self._reader.interrupt()
+
+    def groups(self) -> Iterator[list[Any]]:
+        to_devices = partial(self._loader._to_devices, stats=self._stats)
+        while True:
+            horizon = self._horizon
+            try:
+                for group in _delivered(self._reader, self._step, horizon.stop, to_devices):
+                    self._step += len(group)  # whoever takes the group empties it
+                    yield group
+                if self._closed or not horizon.wait() or self._closed:
+                    return
+            finally:
+                self._loader._forget(horizon)
+            self._open()
 
 
 def _finished(delivered: Any) -> Any:

@@ -32,6 +32,7 @@ from jaxtyping import Bool
 from headrace.errors import HeadraceError, ReadError
 from headrace.feed.gather_kernel import KernelThread
 from headrace.feed.gathering import Pending, Slots, StepRange
+from headrace.feed.horizon import AHEAD, Horizon
 from headrace.feed.mapped_files import MappedBlocks
 from headrace.feed.plan import BlockSpace, WindowPlan
 from headrace.feed.workers import Workers
@@ -41,7 +42,6 @@ from headrace.stalls import LEAST_S, Cause, Wait, WaitLog
 from headrace.store.failures import reason
 from headrace.store.retry import own_counts
 
-AHEAD = 64
 _RAMP = 8
 _POLL_S = 0.1
 
@@ -265,7 +265,8 @@ class _Started(NamedTuple):
 
 
 class ReadAhead:
-    """The steps ``first_step .. stop_step`` (None: no end), in order, with fetches that run ahead.
+    """The steps from ``first_step`` to the end of ``horizon``, in order, with fetches that run
+    ahead.
 
     ``plan(step, steps)`` plans ``steps`` steps from ``step`` on (fewer at the end of a phase);
     ``waits`` records the long waits.
@@ -276,14 +277,14 @@ class ReadAhead:
         plan: Callable[[int, int], WindowPlan],
         cache: BlockCache,
         first_step: int,
-        stop_step: int | None,
+        horizon: Horizon,
         waits: WaitLog,
     ) -> None:
-        self.residency = Residency(cache.num_slots, first_step, stop_step)
+        self.residency = Residency(cache.num_slots, first_step, horizon.stop)
+        self._horizon = horizon
         self._plan = plan
         self._cache = cache
         self._first_step = first_step
-        self._stop_step = stop_step
         self._gathered = first_step - 1
         self._windows: deque[Window] = deque()
         self._decided: deque[Window] = (
@@ -294,18 +295,19 @@ class ReadAhead:
         self._waits = waits
         self._started: dict[int, _Started] = {}  # by block
 
-    def run(self, step: int) -> None:
-        """Decides steps and starts fetches as far ahead of ``step`` as allowed.
+    def run(self, step: int) -> bool:
+        """Decides steps and starts fetches as far ahead of ``step`` as allowed. Returns whether
+        there is a step to begin: there is none at the end.
 
         The first step runs alone: nothing should delay the first batch.
         """
         residency = self.residency
         until = step + 1 + min(AHEAD, _RAMP * (step - self._first_step))
-        if self._stop_step is not None:
-            until = min(until, self._stop_step)
         while residency.next_step < until:
             while residency.wants_window:
                 self._extend()
+            if residency.next_step == residency.planned_until:
+                break
             window = self._windows[0]
             if not window.fetched:
                 self._decided.append(window)
@@ -313,6 +315,7 @@ class ReadAhead:
             if len(window.fetched) == window.plan.steps:
                 self._windows.popleft()
         self._start()
+        return bool(self._decided)
 
     def _decide(self, window: Window) -> None:
         """Decides the next step of a window; if it reads nothing, also all others, unless these
@@ -474,6 +477,11 @@ class ReadAhead:
 
     def _extend(self) -> None:
         with self._waits.during("plan"):
-            plan = self._plan(self.residency.planned_until, self.residency.window_steps)
+            first = self.residency.planned_until
+            steps = self._horizon.plan(first, self.residency.window_steps)
+            self.residency.stop_step = self._horizon.stop
+            if not steps:  # the plan has been ended here
+                return
+            plan = self._plan(first, steps)
         self.residency.extend(plan.uses)
         self._windows.append(self._cache.open_window(plan))

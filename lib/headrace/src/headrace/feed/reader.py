@@ -30,6 +30,7 @@ from headrace.feed.async_reader import AsyncReader, BatchReader, count_last_batc
 from headrace.feed.exchange import RowExchange
 from headrace.feed.gather_kernel import Copies, KernelThread, Submitted
 from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
+from headrace.feed.horizon import Horizon
 from headrace.feed.placement import BatchMaker, HostRows, Placement, count_untrained
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
 from headrace.feed.pooled_rows import PooledRows
@@ -85,7 +86,7 @@ class PlannedReader(BatchReader):
 
     ``mapping``: whether to serve blocks of local uncompressed arrays from memory-mapped files.
     ``exchange``: which rows this process reads for others, and others for this one; batches then
-    come as :class:`PooledRows`.
+    come as :class:`PooledRows`. ``horizon``: where it stops, if that may change.
     """
 
     def __init__(
@@ -98,7 +99,9 @@ class PlannedReader(BatchReader):
         *,
         mapping: bool = True,
         exchange: RowExchange | None = None,
+        horizon: Horizon | None = None,
     ) -> None:
+        self._horizon = horizon
         dataset = order.planned
         assert dataset is not None
         self._exchange = exchange
@@ -162,12 +165,12 @@ class PlannedReader(BatchReader):
     def _groups(
         self, first_step: int, stop_step: int | None
     ) -> Iterator[list[HostRows | PooledRows]]:
-        ahead = ReadAhead(self._plan, self._cache, first_step, stop_step, self._waits)
+        horizon = self._horizon or Horizon(first_step, stop_step)
+        ahead = ReadAhead(self._plan, self._cache, first_step, horizon, self._waits)
         self._residency = ahead.residency
         under_way: deque[_Group] = deque()
         step = first_step
-        while stop_step is None or step < stop_step:
-            ahead.run(step)
+        while ahead.run(step):
             while (
                 under_way and not ahead.may_begin()
             ):  # a batch never waits for the reads of a later one
@@ -499,12 +502,20 @@ def open_reader(
     *,
     mapping: bool = True,
     exchange: RowExchange | None = None,
+    horizon: Horizon | None = None,
 ) -> BatchReader:
     """The reader of this process's part of the batches of ``order``."""
     if order.planned is None:
         return AsyncReader(order.dataset, order.schedule, placement, stats)
     reader = PlannedReader(
-        order, placement, max_bytes, stats, grouping, mapping=mapping, exchange=exchange
+        order,
+        placement,
+        max_bytes,
+        stats,
+        grouping,
+        mapping=mapping,
+        exchange=exchange,
+        horizon=horizon,
     )
     if not order.functions:
         return reader
