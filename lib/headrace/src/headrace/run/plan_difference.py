@@ -146,57 +146,6 @@ def _mixture_amended(
     return min(differ, default=None)
 
 
-def _mixture_amended(
-    new: dict[str, Any], old: dict[str, Any], *, declared: bool, future: bool = False
-) -> int | None:
-    """The first step at which two mixtures differ, if only their stages and loss weights do; None
-    if they differ otherwise, or if stages are ``declared`` and one is not as it was. With
-    ``future``, all of it comes after that step, so earlier draws may differ. Changes both
-    descriptions.
-    """
-    # Steps of the plan, which are then counted as the run counts them.
-    first = [
-        _loss_weights_differ(new.pop("loss_weights", {}), old.pop("loss_weights", {}), old["names"])
-    ]
-    # Stage by stage, until one differs.
-    drawn_from: set[str] = set()
-    for new_stage, old_stage in zip_longest(new.pop("stages"), old.pop("stages")):
-        if new_stage is not None and old_stage is not None:
-            # Sources that are new and have no weight in it are not in it until they get one.
-            first.append(_take_out_newcomers(new_stage, old["names"]))
-        if old_stage is None or new_stage != old_stage:
-            if declared and old_stage is not None:
-                return None
-            first.append(min(one["step"] for one in (new_stage, old_stage) if one is not None))
-            break
-        drawn_from.update(sources_of(old_stage["weights"]))
-    # Sources of which nothing was drawn yet may be given up.
-    old["names"] = [name for name in old["names"] if name in new["names"] or name in drawn_from]
-    new["names"] = new["names"][: len(old["names"])]  # new components come last
-    for mixture in (new, old):
-        mixture.setdefault("snapshots", {})
-        for part in ("components", "limits", "snapshots"):  # what only later stages use may be new
-            mixture[part] = {k: v for k, v in mixture[part].items() if k in old["names"]}
-    if future:
-        for mixture in (new, old):
-            del mixture["limits"]
-            mixture["components"] = {
-                name: part["whole"] for name, part in mixture["components"].items()
-            }
-    old_skips = Skips(old.pop("skipped", ()))
-    new_skips = Skips(new.pop("skipped", ()))
-    if new != old:
-        return None
-    differ = [
-        min(step_of(step) for step_of in (old_skips.step_of, new_skips.step_of))
-        for step in first
-        if step is not None
-    ]
-    pairs = zip_longest(old_skips.ranges, new_skips.ranges, fillvalue=(MAX_STEP, MAX_STEP))
-    differ += [min(pair)[0] for pair in pairs if pair[0] != pair[1]][:1]
-    return min(differ, default=None)
-
-
 def _take_out_newcomers(stage: dict[str, Any], known: Sequence[str]) -> int | None:
     """Takes sources that are not known out of a described stage that does not draw from them at its
     begin.
