@@ -176,6 +176,38 @@ def test_inspect_finds_documents_by_the_numbers_of_the_original(headrace, text):
     assert "with seed 5" in said
 
 
+def test_whole_documents_are_named_where_they_were_cut(headrace, text, tmp_path):
+    cut = ("cache", "reshuffle", "plain", "cut", "--split", "20", "--part-bytes", "900")
+    assert " in 180 pieces" in headrace(*cut).out
+    shown = " ".join(headrace("cache", "inspect", "cut").out.split())
+    assert "cut each 20 tokens" in shown
+    found = headrace("cache", "inspect", "cut", "--id", "2/3", "--json").out
+    assert json.loads(found)["documents_with_id"] == [43]
+    assert len(json.loads(found)["samples"]) == 3
+    plain = TokenCache.open("plain")
+    tokens = plain.document(43).size
+    (tmp_path / "run.yaml").write_text(CONFIG.replace("CACHE", "cut"))
+    offsets = set()
+    for step in range(20):
+        one = ("run", "cat", "run.yaml", "--step", str(step), "--row", "0", "--row", "3", "--json")
+        for row in json.loads(headrace(*one).out)["rows"]:
+            for span in row["spans"]:
+                file, line = span["id"].split("/")
+                assert span["document"] == 20 * int(file) + int(line)
+                assert span["document"] % 3  # the others are in gone.txt
+                assert span["origin"].endswith(f"{file}.jsonl, line {int(line) + 1}")
+                offsets.add(span["offset"])
+                assert span["document_tokens"] == plain.document(span["document"]).size
+    assert max(offsets) > 40
+    seen = headrace("run", "where", "run.yaml", "--document", "43", "--step", "40", "--json").out
+    assert sum(one["tokens"] for one in json.loads(seen)["seen"]) >= tokens - 16
+    command = build_command("cut", TokenCache.open("cut").ledger)
+    assert command.endswith("--split 20")
+    removed = headrace("cache", "remove", "cut", "43", "--json").out
+    assert json.loads(removed)["removed_tokens"] == tokens
+    assert headrace("cache", "remove", "cut", "60").code == 2
+
+
 def test_verify_knows_of_it_and_a_repair_writes_the_damaged_part_anew(headrace, text):
     done = headrace("cache", "verify", "shuffled", "--deep")
     assert done.code == 0

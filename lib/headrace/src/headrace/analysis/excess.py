@@ -185,8 +185,8 @@ class SourceExcess(NamedTuple):
         """What to do about it, for the path of the source's cache."""
         if self.between == "documents":
             return (
-                "Cut documents that are longer than a row before the cache is built: their rows"
-                " stay together."
+                "Shuffle its original once more, with long documents cut at rows: headrace cache"
+                " reshuffle ORIGINAL OUTPUT --split SEQ_LEN"
             )
         return f"Train on a copy that shuffles documents: headrace cache reshuffle {cache} OUTPUT"
 

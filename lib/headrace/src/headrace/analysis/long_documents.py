@@ -45,7 +45,7 @@ def shares_of_documents(
         >>> {rows: round(share, 2) for rows, share in long.items()}  # in 3 rows each, as a rule
         {4: 0.47}
     """
-    x = lengths / seq_len
+    x = lengths[lengths > 0] / seq_len
     alone = np.where(x < 1, x**2 - x**3 / 3, x - 1 / 3)
     if packed:
         alone = np.where(x < 1, x**2, np.floor(x) + (x % 1) ** 2)

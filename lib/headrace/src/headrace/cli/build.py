@@ -277,8 +277,9 @@ def cost_in_words(cost: ReshuffleCost) -> str:
     read, written, between = map(
         in_bytes, (cost.bytes_read, cost.bytes_written, cost.temporary_bytes)
     )
+    cut = f" in {cost.pieces:,} pieces" if cost.pieces > cost.documents else ""
     return (
-        f"Shuffles {format_count(cost.documents, 'document')}, {cost.tokens:,} tokens,"
+        f"Shuffles {format_count(cost.documents, 'document')}{cut}, {cost.tokens:,} tokens,"
         f" into {format_count(cost.parts, 'part')}: reads {read} and writes {written} in two"
         f" passes, {between} of it temporary;"
         f" {in_bytes(cost.memory)} of memory per worker."

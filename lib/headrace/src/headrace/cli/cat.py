@@ -151,6 +151,12 @@ def described_rows(
     }
     removed = removed_spans(rows, spans)
     originals = lru_cache(None)(lambda source, document: rows.caches[source].original(document))
+
+    @lru_cache(None)
+    def tokens_of(source: int, document: int) -> int:
+        cache = rows.caches[source]
+        return sum(int(cache.lengths(k, k + 1)[0]) for k in cache.pieces_of(document))
+
     spans_of_row: dict[int, list[dict[str, Any]]] = {}
     for k, row in enumerate(spans.row.tolist()):
         source = int(spans.source[k])
@@ -162,8 +168,8 @@ def described_rows(
             "part": original.part,
             "files": original.files,
             "document": original.number,
-            "offset": int(spans.offset[k]),
-            "document_tokens": int(spans.length[k]),
+            "offset": original.offset + int(spans.offset[k]),
+            "document_tokens": tokens_of(source, document),
             "first_token": int(spans.token[k]),
             **({"id": ids[source][document]} if ids[source] else {}),
             "text": decode(decoders[source], tokens[k]),
@@ -189,8 +195,9 @@ def _add_origins(rows: StepRows, described: list[dict[str, Any]]) -> None:
     for row in described:
         by_source.setdefault(int(rows.source[row["row"]]), []).extend(row["spans"])
     for source, spans in by_source.items():
-        positions = rows.caches[source].stored_at([span["document"] for span in spans]).tolist()
-        origins = find_origins(rows.caches[source], positions)
+        cache = rows.caches[source]
+        positions = [int(cache.stored_at([span["document"]])[0]) for span in spans]
+        origins = find_origins(cache, positions)
         for span, position in zip(spans, positions, strict=True):
             span |= vars(origins[position])
 

@@ -170,7 +170,9 @@ def command(
             facts |= {"lengths": asdict(lengths), "token_frequencies": asdict(tokens)}
         facts |= {} if removed is None else {"removal": removed}
         facts |= (
-            {} if by_id is None else {"documents_with_id": opened.originals(chosen or []).tolist()}
+            {}
+            if by_id is None
+            else {"documents_with_id": [*dict.fromkeys(opened.originals(chosen or []).tolist())]}
         )
         say(json.dumps({**facts, "samples": [asdict(s) for s in all_samples]}, ensure_ascii=False))
         return
@@ -227,15 +229,15 @@ def _chosen(
                 cure=f"Give a complete id; headrace cache inspect {cache.path} shows some of leaf"
                 f" {id_leaf!r}.",
             )
-        return numbers
+        return cache.stored_at([*dict.fromkeys(cache.originals(numbers).tolist())]).tolist()
     if document is None:
         return None
-    if not 0 <= document < cache.num_documents:
+    if not 0 <= document < cache.num_originals:
         raise ConfigError(
             f"is not a document of {cache.path}",
             field="--document",
             value=document,
-            cure=f"Documents are numbered from 0 to {cache.num_documents - 1}.",
+            cure=f"Documents are numbered from 0 to {cache.num_originals - 1}.",
         )
     return cache.stored_at([document]).tolist()
 
@@ -276,7 +278,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     return {
         "path": cache.path,
         "finished": True,
-        "documents": cache.num_documents,
+        "documents": cache.num_originals,
         "tokens": cache.num_tokens,
         "format": other,
         "limits": ledger.metadata.get(LIMITS, []),
@@ -296,7 +298,8 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "tokenizer": ledger.tokenizer,
         "fingerprint": cache.fingerprint,
         "block_tokens": block_tokens_of(cache),
-        "shuffled": shuffled and {key: shuffled[key] for key in ("seed", "unit", "fingerprint")},
+        "shuffled": shuffled
+        and {k: shuffled[k] for k in ("seed", "unit", "fingerprint", "split") if k in shuffled},
         **snapshot_facts(cache),
     }
 
@@ -330,8 +333,9 @@ def build_command(cache: str, ledger: Ledger) -> str:
     shuffled = ledger.metadata.get(SHUFFLED, {})
     if shuffled.get("cache"):
         words = ["headrace", "cache", "reshuffle", shuffled["cache"], cache]
-        for flag in ("seed", "unit", "part_bytes"):
-            words += [f"--{flag.replace('_', '-')}", str(shuffled[flag])]
+        for flag in ("seed", "unit", "part_bytes", "split"):
+            if flag in shuffled:
+                words += [f"--{flag.replace('_', '-')}", str(shuffled[flag])]
         return shlex.join(words)
     source = ledger.metadata["source"]
     layout = ledger.layout

@@ -113,6 +113,7 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
         rows["shuffled"] = (
             f"documents, with seed {facts['shuffled']['seed']}, from"
             f" {facts['shuffled']['fingerprint']}"
+            + (f", cut each {split:,} tokens" if (split := facts["shuffled"].get("split")) else "")
         )
     if facts["removed_documents"]:
         rows["removed"] = (

@@ -89,13 +89,13 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
     if file is not None:
         return DocumentFilter.load(file, name="--file")
     for text in documents:
-        if not (text.isdecimal() and len(text) < 19 and int(text) < cache.num_documents):
+        if not (text.isdecimal() and len(text) < 19 and int(text) < cache.num_originals):
             raise ConfigError(
                 f"is not a document: {cache.path} has"
-                f" {format_count(cache.num_documents, 'document')}",
+                f" {format_count(cache.num_originals, 'document')}",
                 field="ID",
                 value=text,
-                cure=f"Give numbers from 0 to {cache.num_documents - 1}; headrace cache inspect"
+                cure=f"Give numbers from 0 to {cache.num_originals - 1}; headrace cache inspect"
                 f" {cache.path} --id ID --json finds one by its id.",
             )
     return DocumentFilter([int(text) for text in documents], name="ID")

@@ -39,6 +39,14 @@ def command(
             metavar="N",
         ),
     ] = None,
+    split: Annotated[
+        int | None,
+        typer.Option(
+            help="Cut documents at multiples of this many tokens, best those of a row, and shuffle"
+            " the pieces: rows of one long document are then not neighbours.",
+            metavar="TOKENS",
+        ),
+    ] = None,
     memory: MemoryOption = None,
     part_bytes: Annotated[
         int, typer.Option(help="Approximate stored bytes in a part.", metavar="BYTES")
@@ -78,6 +86,8 @@ def command(
         headrace cache reshuffle gs://b/cache gs://b/shuffled --seed 1 --memory 16GiB --engine ray
 
         headrace cache reshuffle levanter-cache/train shuffled --dry-run
+
+        headrace cache reshuffle cache shuffled --split 4096
     """
     from headrace.ingest.reshuffle import reshuffle
     from headrace.ingest.shuffle_plan import ReshuffleConfig, cost_of
@@ -86,7 +96,7 @@ def command(
 
     files.check_writable(output)
     source = open_cache(cache)
-    how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes)
+    how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split)
     cost = cost_of(source, how)
     if dry_run:
         say(json.dumps(cost.to_json()) if as_json else cost_in_words(cost))
@@ -100,7 +110,8 @@ def command(
 
 
 def _summary(report: ReshuffleReport, cache: str) -> str:
-    what = f"{format_count(report.documents, 'document')}, {report.tokens:,} tokens"
+    cut = f" in {report.pieces:,} pieces" if report.pieces > report.documents else ""
+    what = f"{format_count(report.documents, 'document')}{cut}, {report.tokens:,} tokens"
     if not report.parts_built:
         return f"{report.path} is already finished: {what}, shuffled with seed {report.seed}."
     reused = f"; {report.parts_reused:,} were already there" if report.parts_reused else ""

@@ -285,7 +285,7 @@ def _numbers(cache: TokenCache, by: str, path: str) -> Iterator[np.ndarray]:
     if by.endswith(".npy"):
         every = _sidecar(cache, by, path)
         chunks = (
-            every[cache.originals(np.arange(at, min(at + _CHUNK, every.size)))]
+            every[cache.originals(np.arange(at, min(at + _CHUNK, cache.num_documents)))]
             for at in _starts(cache)
         )
     else:
@@ -334,9 +334,9 @@ def _sidecar(cache: TokenCache, url: str, path: str) -> np.ndarray:
     if numbers.ndim != 1 or numbers.dtype.kind not in "iufb":
         problem = f"is no list of numbers: {numbers.dtype} of shape {numbers.shape}"
         raise ConfigError(problem, field=path, value=url, cure=cure)
-    if numbers.size != cache.num_documents:
+    if numbers.size != cache.num_originals:
         problem = (
-            f"has {numbers.size:,} numbers, and {cache.path} has {cache.num_documents:,} documents"
+            f"has {numbers.size:,} numbers, and {cache.path} has {cache.num_originals:,} documents"
         )
         raise ConfigError(
             problem,

@@ -447,7 +447,7 @@ def _mask_column(cache: TokenCache, leaf: str) -> Column:
             value=leaf,
             cure=f"Weigh tokens with it: columns: {{{WEIGHT}: {leaf}}}, with loss_mask: none.",
         )
-    if _width(cache, stored) != 1:
+    if cache.values_per_token(stored.name) != 1:
         cure = "Name another leaf as loss_mask, or none."
         raise ConfigError(
             "has not one number per token", field=field, value=stored.num_elements, cure=cure
@@ -467,7 +467,7 @@ def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
         dtype = np.dtype(f"{dtype.kind}4") if dtype.kind in "iu" and dtype.itemsize == 8 else dtype
         documents = MadeList(len(cache.parts), partial(_document_values, cache, stored, dtype))
         return Column(config.leaf, dtype, config.default, documents=documents)
-    width = _width(cache, stored)
+    width = cache.values_per_token(stored.name)
     if width is None or (name == WEIGHT and width != 1):
         raise ConfigError(
             f"has not {'one value' if name == WEIGHT else 'as many values'} for each token:"
@@ -489,13 +489,6 @@ def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
     return Column(
         config.leaf, dtype, config.default, width, _token_arrays(cache, stored, width, field, cure)
     )
-
-
-def _width(cache: TokenCache, leaf: CacheLeaf) -> int | None:
-    """Values per token; None if the number differs between tokens."""
-    if leaf.width is not None or leaf.kind != "ragged":
-        return leaf.width
-    return 1 if bool((leaf.arrays.lengths == cache.leaf(TOKENS).arrays.lengths).all()) else None
 
 
 def _document_values(

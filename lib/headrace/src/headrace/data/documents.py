@@ -222,13 +222,12 @@ class DocumentFilter:
         listed = self._listing.listed
         documents = self._listing.documents
         stored = self._among(self._numbered_to(cache))
+        not_found = documents.total - stored.total
         if cache.is_shuffled:
             stored = stored_documents(
                 cache, stored if isinstance(stored, Intervals) else stored.intervals()
             )
-        return remove(
-            cache, stored, listed, listed - documents.total, documents.total - stored.total
-        )
+        return remove(cache, stored, listed, listed - documents.total, not_found)
 
     def of_numbers_in(self, cache: TokenCache) -> Intervals:
         """Numbers of documents of a cache; for a shuffled cache, numbers of its original.
@@ -253,11 +252,11 @@ class DocumentFilter:
                 cure="Make the list from this cache: numbers and bitmaps belong to one build.",
             )
         members = len(cache.snapshots[0].members)
-        ends = np.cumsum([member.num_documents for member in cache.members[:members]])
+        ends = np.cumsum([member.num_originals for member in cache.members[:members]])
         length = self._listing.bitmap_length
         if length is not None and length in ends.tolist():  # made before the others were appended
             return length
-        return cache.num_documents
+        return cache.num_originals
 
     def among(self, num_documents: int) -> Intervals:
         """The documents, as ranges of numbers below ``num_documents``; larger numbers are ignored

@@ -200,7 +200,8 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
             >>> [side.removed_documents for side in dataset.holdout_documents(one_in=10)]
             [10, 90]
         """
-        documents = self.cache.num_documents
+        documents = self.cache.num_originals
+        stored = self.cache.num_documents
         unit = self.unit
 
         @functools.cache
@@ -213,7 +214,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         made_from = {"one_in": one_in, "seed": seed, "unit": unit}
         train = self._without(validation, {**made_from, "side": "train"})
         return train, self._without(
-            lambda: validation().complement(documents), {**made_from, "side": "validation"}
+            lambda: validation().complement(stored), {**made_from, "side": "validation"}
         )
 
     def _without(self, documents: Callable[[], Intervals], made_from: Mapping[str, Any]) -> Self:

@@ -58,7 +58,7 @@ class _UnknownOriginError(Exception):
 
 
 def find_origins(cache: TokenCache, documents: Collection[int]) -> dict[int, Origin]:
-    r"""Where documents of a cache, by their numbers, stand in its source.
+    r"""Where documents of a cache, by their stored positions, stand in its source.
 
     Example:
         >>> import pathlib, tempfile
@@ -139,7 +139,7 @@ def _in_part(cache: TokenCache, originals: Mapping[int, OriginalDocument]) -> di
             report("reading the source", number, last)
         stored = document_at.get(number)
         if stored is not None and np.array_equal(
-            kind.encode([document]).tokens, cache.document(stored)
+            kind.encode([document]).tokens, cache.whole_document(stored)
         ):
             path = reader.file.shown_path
             origins[stored] = Origin(
@@ -147,7 +147,11 @@ def _in_part(cache: TokenCache, originals: Mapping[int, OriginalDocument]) -> di
             )
         if number >= last:
             break
-    return origins
+    return {  # pieces of a document have its origin
+        document: origins[document_at[original.number_in_part]]
+        for document, original in originals.items()
+        if document_at[original.number_in_part] in origins
+    }
 
 
 def _documents(

@@ -11,7 +11,10 @@ to do::
     parts/00000/...  part.json     one folder a part; its record is its last write
     ledger.json, finished: true    written last, when runs/ is gone
 
-Invariant: the order is a function of (documents of the original, seed, unit), and each part has a
+Documents may be cut at multiples of a length; then the pieces are what is shuffled, and numbers
+remain those of whole documents (:mod:`headrace.order.document_pieces`).
+
+Invariant: the order is a function of (pieces of the original, seed, unit), and each part has a
 fixed range of positions. The finished folder is therefore bit-identical with any memory, engine and
 workers, and after any kill. Shuffling a shuffled cache again gives the same as shuffling its
 original.
@@ -83,11 +86,12 @@ _RUNS = "runs"
 @dataclass(frozen=True)
 class ReshuffleReport:
     """The result: ``parts_built`` and ``runs_dealt`` by this call; ``parts_reused`` already
-    existed.
+    existed. ``pieces``: what the documents were cut into.
     """
 
     path: str
     documents: int
+    pieces: int
     tokens: int
     seed: int
     unit: int
@@ -260,6 +264,7 @@ class Reshuffling:
         shuffle = sizes.shuffle
         return ReshuffleReport(
             output,
+            self.cache.num_originals,
             shuffle.documents,
             self.cache.num_tokens,
             shuffle.seed,
@@ -334,10 +339,13 @@ class Reshuffling:
         return ShufflePlan(
             cache=_absolute(self.cache.path),
             output=_absolute(self.output),
+            pieces=sizes.pieces,
+            split=sizes.split,
             shuffle=sizes.shuffle,
             earlier=self.cache.shuffle,
             layout=sizes.layout,
-            leaves=sizes.leaves,
+            columns=sizes.columns,
+            leaves=self.cache.leaf_specs,
             runs=np.asarray(recorded["runs"], np.int64),
             slices=np.asarray(recorded["slices"], np.int64),
             memory=sizes.memory,
@@ -355,12 +363,17 @@ def _absolute(path: str) -> str:
     return str(files.local_path(path).absolute()) if files.is_local(path) else path
 
 
-def _settings(sizes: ShuffleSizes) -> dict[str, int]:
-    return {
+def _settings(sizes: ShuffleSizes) -> dict[str, Any]:
+    settings = {
         "seed": sizes.shuffle.seed,
         "unit": sizes.shuffle.unit,
         "part_bytes": sizes.how.part_bytes,
     }
+    if sizes.how.split is None:
+        return settings
+    pieces = sizes.pieces
+    cut = {"split": sizes.split, "documents": pieces.documents, "pieces": pieces.record()}
+    return settings | cut
 
 
 def _start_ledger(sizes: ShuffleSizes, origin: str | None) -> Ledger:
@@ -390,8 +403,12 @@ def _check_same(output: str, begun: Ledger, wanted: Ledger) -> None:
     if one is None:
         cure = "Choose a folder that is new or empty."
         raise CacheError("holds another cache", field="output", value=output, cure=cure)
-    keys = ("seed", "unit", "part_bytes")
-    different = [f"{key} {one[key]} there, {two[key]} now" for key in keys if one[key] != two[key]]
+    keys = ("seed", "unit", "part_bytes", "split")
+    different = [
+        f"{key} {one.get(key)} there, {two.get(key)} now"
+        for key in keys
+        if one.get(key) != two.get(key)
+    ]
     if one["fingerprint"] != two["fingerprint"]:
         different.append("another cache was shuffled")
     if different:

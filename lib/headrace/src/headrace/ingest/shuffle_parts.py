@@ -22,7 +22,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -31,6 +31,7 @@ from jaxtyping import Int64, UInt8
 from headrace.errors import CacheCorruptError
 from headrace.ingest.progress import Progress
 from headrace.ingest.schedule import BuildPart
+from headrace.order.document_pieces import DocumentPieces, cut_lengths
 from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import files, owned
 from headrace.store.cache import TokenCache
@@ -63,12 +64,43 @@ class ShuffleTask:
 @dataclass(frozen=True)
 class Column:
     """The tokens or another leaf: any number of values per document if it is
-    ``ragged``, else one.
+    ``ragged``, else one. Those with as many values ``per_token`` are cut with the tokens; others
+    are those of each piece of a document.
     """
 
     name: str
     dtype: np.dtype[Any]
     ragged: bool
+    per_token: int | None = None
+
+    def of_pieces(
+        self, lengths: Int64[np.ndarray, " d"], pieces: Pieces
+    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """First value of each piece in its document, and number of values, given those of the
+        documents.
+        """
+        length = lengths[pieces.document]
+        width = self.per_token or 0
+        is_cut = length == pieces.document_tokens * width
+        return pieces.offset * width * is_cut, np.where(is_cut, pieces.length * width, length)
+
+
+class Pieces(NamedTuple):
+    """Pieces of documents: the document of each, its first token there, its tokens, and those of
+    the whole document.
+    """
+
+    document: Int64[np.ndarray, " n"]
+    offset: Int64[np.ndarray, " n"]
+    length: Int64[np.ndarray, " n"]
+    document_tokens: Int64[np.ndarray, " n"]
+
+    @classmethod
+    def of(cls, tokens: Int64[np.ndarray, " d"], split: int) -> Pieces:
+        """The pieces of documents with so many tokens."""
+        document, offset = cut_lengths(tokens, split)
+        of_document = tokens[document]
+        return cls(document, offset, np.minimum(of_document - offset, split), of_document)
 
 
 @dataclass(frozen=True)
@@ -78,11 +110,15 @@ class ShufflePlan:
     Attributes:
         cache: Path of the cache to shuffle; only the first pass reads it.
         output: Folder or URL of the shuffled cache.
+        pieces: How its documents are cut; from here on, documents are pieces.
+        split: Tokens of a piece.
         shuffle: The shuffle of the original's documents.
         earlier: The shuffle of the cache itself; None if it is not shuffled.
         layout: Layout of the tokens to write.
+        columns: The tokens and the other leaves.
         leaves: Leaves other than the tokens.
-        runs: int64 ``[runs + 1]``: the first document of each run, and the end.
+        runs: int64 ``[runs + 1]``: the first document of each run, and the end. No document of the
+            cache goes through two.
         slices: int64 ``[slices + 1]``: the first position of each slice, and the end. Parts begin
             with slices.
         memory: Bytes that a worker may use.
@@ -92,9 +128,12 @@ class ShufflePlan:
 
     cache: str
     output: str
+    pieces: DocumentPieces
+    split: int
     shuffle: DocumentShuffle
     earlier: DocumentShuffle | None
     layout: CacheLayout
+    columns: list[Column]
     leaves: tuple[LeafSpec, ...]
     runs: Int64[np.ndarray, " r"]
     slices: Int64[np.ndarray, " s"]
@@ -107,11 +146,6 @@ class ShufflePlan:
     def runs_root(self) -> str:
         """Folder of the runs."""
         return files.join(self.output, RUNS_FOLDER)
-
-    @property
-    def columns(self) -> list[Column]:
-        """The tokens and the other leaves."""
-        return columns_of(self.layout, self.leaves)
 
     def new_places(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """New positions of documents of the cache."""
@@ -193,6 +227,12 @@ class _Documents:
         first = np.cumsum([0, *(a.size for a in arrays[:-1])])
         return cls(arrays, array, ends - length - first[array], length)
 
+    def cut(self, column: Column, pieces: Pieces) -> _Documents:
+        """The pieces of the documents."""
+        offset, length = column.of_pieces(self.length, pieces)
+        start = self.start[pieces.document] + offset
+        return _Documents(self.arrays, self.array[pieces.document], start, length)
+
     def take(self, order: Int64[np.ndarray, " m"]) -> np.ndarray:
         """The values of documents in another order."""
         start = self.start[order]
@@ -224,12 +264,14 @@ def deal_run(
     bounds = np.searchsorted(new_places[order], plan.slices).tolist()
     del new_places
     columns = plan.columns
-    documents = np.array([task.last - task.first])
+    first, last = plan.pieces.documents_of(np.array([task.first, task.last - 1])).tolist()
+    documents = np.array([last + 1 - first])
+    pieces = Pieces.of(cache.lengths(first, last + 1), plan.split)
     leaves = [
         _Documents.end_to_end(
-            [leaf.values(task.first, task.last)], documents, leaf.lengths(task.first, task.last)
-        )
-        for leaf in (cache.leaf(column.name) for column in columns)
+            [leaf.values(first, last + 1)], documents, leaf.lengths(first, last + 1)
+        ).cut(column, pieces)
+        for column, leaf in ((column, cache.leaf(column.name)) for column in columns)
     ]
     index = np.zeros((plan.slices.size - 1, 4), np.int64)
     pending: list[np.ndarray] = []
@@ -389,10 +431,18 @@ def _damaged(plan: ShufflePlan, url: str) -> CacheCorruptError:
     )
 
 
-def columns_of(layout: CacheLayout, leaves: Sequence[LeafSpec]) -> list[Column]:
+def columns_of(cache: TokenCache, layout: CacheLayout) -> list[Column]:
     """The tokens, then the other leaves."""
-    others = [Column(spec.name, np.dtype(spec.dtype), spec.kind == "ragged") for spec in leaves]
-    return [Column(TOKENS, np.dtype(layout.dtype), ragged=True), *others]
+    others = [
+        Column(
+            spec.name,
+            np.dtype(spec.dtype),
+            spec.kind == "ragged",
+            cache.values_per_token(spec.name),
+        )
+        for spec in cache.leaf_specs
+    ]
+    return [Column(TOKENS, np.dtype(layout.dtype), ragged=True, per_token=1), *others]
 
 
 def run_name(number: int) -> str:

@@ -11,6 +11,7 @@ document.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import asdict, dataclass
@@ -19,11 +20,13 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import CacheError, ConfigError, check_at_least, redact
-from headrace.ingest.shuffle_parts import Column, columns_of, writer_bytes
+from headrace.ingest.shuffle_parts import Column, Pieces, columns_of, writer_bytes
+from headrace.order.document_pieces import NEVER_CUT, DocumentPieces
 from headrace.order.document_shuffle import DocumentShuffle
 from headrace.order.seeds import check_seed
+from headrace.progress import track
 from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store.layout import CacheLayout
 
 DEFAULT_PART_BYTES = 256 << 20
 MAX_PARTS = 4096
@@ -52,6 +55,9 @@ class ReshuffleConfig:
             larger document is still held whole. No effect on the result.
         part_bytes: Approximate stored bytes in a part; more for caches that would have more than
             4,096 parts.
+        split: Tokens after which documents are cut, and at multiples of it; best the length of
+            rows. Pieces are shuffled like documents, and numbers remain those of whole documents.
+            None: documents stay whole.
 
     Raises:
         ConfigError: a value is out of range.
@@ -61,12 +67,14 @@ class ReshuffleConfig:
     unit: int | None = None
     memory: int | None = None
     part_bytes: int = DEFAULT_PART_BYTES
+    split: int | None = None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
         DocumentShuffle(0, self.seed, 1 if self.unit is None else self.unit)
         check_at_least("memory", self.memory, cure="Count in bytes, e.g. 2147483648.")
         check_at_least("part_bytes", self.part_bytes, cure="Count in bytes.")
+        check_at_least("split", self.split, cure="Give the tokens of a row, e.g. 4096.")
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class ReshuffleCost:
 
     Attributes:
         documents: Documents of the cache.
+        pieces: What they are cut into.
         tokens: Tokens of the cache.
         parts: Parts that will be written.
         bytes_read: Read in both passes together.
@@ -84,6 +93,7 @@ class ReshuffleCost:
     """
 
     documents: int
+    pieces: int
     tokens: int
     parts: int
     bytes_read: int
@@ -97,12 +107,13 @@ class ReshuffleCost:
 
 @dataclass(frozen=True)
 class ShuffleSizes:
-    """The parts of a shuffle, from the cache's ledger alone."""
+    """The parts of a shuffle, from the cache's ledger alone, unless documents are cut."""
 
     cache: TokenCache
     how: ReshuffleConfig
     layout: CacheLayout
-    leaves: tuple[LeafSpec, ...]
+    columns: list[Column]
+    pieces: DocumentPieces
     shuffle: DocumentShuffle
     value_bytes: int
     edges: np.ndarray  # int64 [parts + 1]: the first place of each part, and the end
@@ -110,12 +121,13 @@ class ShuffleSizes:
     document_bytes: int  # of the memory, for a run or a slice
 
     @property
-    def columns(self) -> list[Column]:
-        return columns_of(self.layout, self.leaves)
+    def split(self) -> int:
+        """Tokens of a piece."""
+        return self.how.split or NEVER_CUT
 
 
 def cost_of(cache: TokenCache, how: ReshuffleConfig) -> ReshuffleCost:
-    """The costs of shuffling a cache. Reads only its ledger.
+    """The costs of shuffling a cache. Reads only its ledger, unless documents are cut.
 
     Raises:
         ConfigError: the memory is too little, or ``unit`` separates documents that must stay
@@ -130,7 +142,8 @@ def cost_of(cache: TokenCache, how: ReshuffleConfig) -> ReshuffleCost:
     sizes = sizes_of(cache, how)
     between = sizes.value_bytes
     return ReshuffleCost(
-        cache.num_documents,
+        cache.num_originals,
+        sizes.pieces.count,
         cache.num_tokens,
         sizes.edges.size - 1,
         2 * between,
@@ -159,7 +172,14 @@ def sizes_of(
             value=unit,
             cure=cure,
         )
-    shuffle = DocumentShuffle(documents, how.seed, unit)
+    pieces = _pieces_of(cache, how)
+    if how.split is not None and unit > 1:
+        problem = f"cuts documents that stay together, {unit} at a time"
+        cure = "Leave it out, or shuffle documents one by one: --unit 1."
+        raise ConfigError(
+            problem, field="split", value=how.split, cure="Leave it out." if pairs > 1 else cure
+        )
+    shuffle = DocumentShuffle(pieces.count, how.seed, unit)
     if unit > max(documents // 2, pairs):
         problem = f"leaves nothing to shuffle: the cache holds {documents:,} documents"
         raise ConfigError(
@@ -167,13 +187,19 @@ def sizes_of(
         )
     layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
     leaves = cache.leaf_specs
-    columns = columns_of(layout, leaves)
-    elements = {c.name: cache.leaf(c.name).num_elements for c in columns}
+    columns = columns_of(cache, layout)
+    elements = {
+        c.name: cache.leaf(c.name).num_elements
+        if c.per_token
+        else cache.leaf(c.name).num_elements * pieces.count // documents
+        for c in columns
+    }
     ragged = sum(c.ragged for c in columns)
-    value_bytes = sum(elements[c.name] * c.dtype.itemsize for c in columns) + 8 * ragged * documents
+    value_bytes = sum(elements[c.name] * c.dtype.itemsize for c in columns)
+    value_bytes += 8 * ragged * pieces.count
     parts = min(-(-value_bytes // how.part_bytes), MAX_PARTS, max(shuffle.units, 1))
     edges = np.arange(parts + 1) * shuffle.units // parts * unit
-    edges[-1] = documents
+    edges[-1] = pieces.count
     fixed = BASE_BYTES + writer_bytes(
         layout, leaves, 2 * max(elements.values()) // parts, int(np.diff(edges).max())
     )
@@ -192,8 +218,40 @@ def sizes_of(
             cure=f"Give at least {least} ({least >> 20} MiB), or leave it out.",
         )
     return ShuffleSizes(
-        cache, how, layout, leaves, shuffle, value_bytes, edges, memory, (memory - fixed) // 2
+        cache,
+        how,
+        layout,
+        columns,
+        pieces,
+        shuffle,
+        value_bytes,
+        edges,
+        memory,
+        (memory - fixed) // 2,
     )
+
+
+def _pieces_of(cache: TokenCache, how: ReshuffleConfig) -> DocumentPieces:
+    """The pieces of the documents as they are stored."""
+    if how.split is None:
+        return DocumentPieces.uncut(cache.num_documents)
+    if cache.is_shuffled:
+        raise ConfigError(
+            f"cuts documents of {cache.path}, which were shuffled already",
+            field="split",
+            value=how.split,
+            cure="Shuffle its original so.",
+        )
+    return _cut(cache, how.split)
+
+
+@functools.lru_cache(1)
+def _cut(cache: TokenCache, split: int) -> DocumentPieces:
+    """The pieces of documents. Reads the lengths of all, once."""
+    documents = cache.num_documents
+    begins = track(range(0, documents, _LENGTHS), "reading lengths", -(-documents // _LENGTHS))
+    lengths = (cache.lengths(at, min(at + _LENGTHS, documents)) for at in begins)
+    return DocumentPieces.of(lengths, split)
 
 
 def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
@@ -203,7 +261,7 @@ def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
     """
     cache = sizes.cache
     columns = sizes.columns
-    documents = sizes.shuffle.documents
+    documents = cache.num_documents
     ragged = [c for c in columns if c.ragged]
     fixed = (
         _DOCUMENT_BYTES + 16 * len(ragged) + sum(c.dtype.itemsize for c in columns if not c.ragged)
@@ -219,15 +277,18 @@ def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
     earlier = cache.shuffle
     for first in range(0, documents, _LENGTHS):
         last = min(first + _LENGTHS, documents)
-        weight = np.full(last - first, fixed, np.int64)
+        pieces = Pieces.of(cache.lengths(first, last), sizes.split)
+        weight = np.full(pieces.document.size, fixed, np.int64)
         for column in ragged:
-            weight += cache.leaf(column.name).lengths(first, last) * column.dtype.itemsize
-        numbers = np.arange(first, last)
+            lengths = cache.leaf(column.name).lengths(first, last)
+            weight += column.of_pieces(lengths, pieces)[1] * column.dtype.itemsize
+        begin = int(sizes.pieces.first(np.array([first]))[0])
+        numbers = np.arange(begin, begin + weight.size)
         stored = sizes.shuffle.stored_at(numbers if earlier is None else earlier.originals(numbers))
         weights += np.bincount(
             np.searchsorted(bins, stored, side="right") - 1, weight, weights.size
         )
-        runs.add(weight)
+        runs.add(np.bincount(pieces.document, weight, last - first).astype(np.int64))
     slices: list[int] = []
     edges = set(sizes.edges.tolist())
     filled = 0.0
@@ -236,7 +297,7 @@ def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
             slices.append(start)
             filled = 0.0
         filled += weighs
-    return runs.bounds(), [*slices, documents]
+    return sizes.pieces.first(np.array(runs.bounds())).tolist(), [*slices, sizes.pieces.count]
 
 
 def _distinct(rising: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " m"]:

@@ -87,7 +87,7 @@ def sightings(
     check_choice("component", component, mixture.names, "is not a component")
     names = family(component, mixture.names)
     caches = [mixture.components[mixture.names.index(name)].caches()[0] for name in names]
-    first = starts([cache.num_documents for cache in caches]).tolist()
+    first = starts([cache.num_originals for cache in caches]).tolist()
     if documents.stop.size and int(documents.stop[-1]) > first[-1]:
         problem = f"is not a document: {caches[0].path} has {first[-1]:,}"
         cure = "Documents count from 0."

@@ -27,6 +27,7 @@ from headrace.errors import (
     check_choice,
     check_whole,
 )
+from headrace.order.document_pieces import DocumentPieces
 from headrace.order.document_shuffle import DocumentShuffle
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
@@ -76,13 +77,14 @@ FormT = TypeVar("FormT")
 @dataclass(frozen=True)
 class OriginalDocument:
     """A document by its number, its part and its number there, and the records of the source files
-    of that part.
+    of that part; and the tokens of it that come before what is stored, if that is a piece of it.
     """
 
     number: int
     part: str
     number_in_part: int
     files: list[dict[str, Any]]
+    offset: int = 0
 
 
 OpenPart: TypeAlias = Callable[[str, LeafKind, int], LeafPart]
@@ -216,6 +218,14 @@ class TokenCache:
         return int(self._first_document[-1])
 
     @property
+    def num_originals(self) -> int:
+        """Documents that numbers refer to: fewer than :attr:`num_documents`, which are stored, if
+        long ones were cut (``headrace cache reshuffle --split``).
+        """
+        record = shuffle_record(self.ledger, self.path)
+        return record.documents if record is not None and record.split else self.num_documents
+
+    @property
     def num_tokens(self) -> int:
         return int(self._first_token[-1])
 
@@ -249,7 +259,7 @@ class TokenCache:
     @property
     def as_member(self) -> Member:
         """What lists of snapshots say of it."""
-        return Member(self.fingerprint, self.num_documents, self.num_tokens)
+        return Member(self.fingerprint, self.num_originals, self.num_tokens)
 
     def removed(self, snapshots: Sequence[int] | None = None) -> Intervals:
         """The documents that are removed from its caches, by number.
@@ -264,7 +274,7 @@ class TokenCache:
             0
         """
         ranges: list[Intervals] = []
-        documents = [member.num_documents for member in self.members]
+        documents = [member.num_originals for member in self.members]
         first = 0
         for snapshot, later in zip(
             self.snapshots, snapshots or [None] * len(self.snapshots), strict=True
@@ -325,7 +335,8 @@ class TokenCache:
 
     def stored_at(self, originals: np.ndarray | Sequence[int]) -> np.ndarray:
         """Stored positions of the documents with these numbers, int64 ``[n]``: in a shuffled cache,
-        numbers refer to the original; otherwise positions equal numbers. Numbers are not checked.
+        numbers refer to the original; otherwise positions equal numbers. A document that was cut
+        has the positions of all its pieces, in order. Numbers are not checked.
 
         Example:
             >>> import headrace.testing
@@ -334,15 +345,47 @@ class TokenCache:
         """
         numbers = np.asarray(originals, np.int64)
         shuffle = self.shuffle
-        return numbers if shuffle is None else shuffle.stored_at(numbers)
+        return numbers if shuffle is None else shuffle.stored_at(self._pieces.of_documents(numbers))
 
     def originals(self, stored: np.ndarray | Sequence[int]) -> np.ndarray:
-        """The inverse of :meth:`stored_at`: the numbers, int64 ``[n]``, of the documents at these
+        """The numbers, int64 ``[n]``, of the documents, or of the pieces' documents, at these
         positions.
         """
         numbers = np.asarray(stored, np.int64)
         shuffle = self.shuffle
-        return numbers if shuffle is None else shuffle.originals(numbers)
+        return numbers if shuffle is None else self._pieces.documents_of(shuffle.originals(numbers))
+
+    @cached_property
+    def _pieces(self) -> DocumentPieces:
+        record = shuffle_record(self.ledger, self.path)
+        if record is None or not record.split:
+            return DocumentPieces.uncut(self.num_documents)
+        listed = self._shuffle_record
+        assert listed is not None
+        try:
+            return DocumentPieces.parse(listed.documents, listed.pieces)
+        except ValueError as error:
+            raise CacheCorruptError(
+                f"does not say how its documents were cut ({error})",
+                field="cache",
+                value=self.path,
+                cure="Restore its ledger.json, or shuffle the original again.",
+            ) from error
+
+    def pieces_of(self, place: int) -> list[int]:
+        """Stored positions of all pieces of the document that has one at this position."""
+        return self.stored_at(self.originals([place])).tolist()
+
+    def whole_document(self, place: int) -> np.ndarray:
+        """Tokens of the document at a stored position, with all its pieces.
+
+        Example:
+            >>> import headrace.testing
+            >>> cache = headrace.testing.tiny_cache(documents=4)
+            >>> bool((cache.whole_document(3) == cache.document(3)).all())
+            True
+        """
+        return np.concatenate([self.document(piece) for piece in self.pieces_of(place)])
 
     def original(self, place: int) -> OriginalDocument:
         """The document at a stored position; for a shuffled cache, with its number, part and
@@ -351,7 +394,7 @@ class TokenCache:
         Example:
             >>> import headrace.testing
             >>> headrace.testing.tiny_cache(documents=4).original(3)
-            OriginalDocument(number=3, part='00000', number_in_part=3, files=[])
+            OriginalDocument(number=3, part='00000', number_in_part=3, files=[], offset=0)
         """
         record = self._shuffle_record
         number = int(self.originals([place])[0])
@@ -365,7 +408,9 @@ class TokenCache:
         name = self._table.name(part) if record is None else record.parts[part][0]
         number_in_part = number - int(ends[part - 1] if part else 0)
         records = [dict(source) for source in sources if source.get("part") == name]
-        return OriginalDocument(number, name, number_in_part, records)
+        pieces = [] if record is None or not record.split else self.stored_at([number]).tolist()
+        offset = record.split * pieces.index(place) if pieces and record else 0
+        return OriginalDocument(number, name, number_in_part, records, offset)
 
     def check_unit(self, unit: int) -> None:
         """Raises ConfigError if the shuffle of the cache separated units of this many neighbouring
@@ -384,6 +429,15 @@ class TokenCache:
     def leaves(self) -> list[str]:
         """Names of the leaves other than the tokens."""
         return sorted(self._specs)
+
+    def values_per_token(self, leaf: str) -> int | None:
+        """Values of a leaf for each token; None if the number differs between tokens."""
+        stored = self.leaf(leaf)
+        if stored.width is not None or stored.kind != "ragged":
+            return stored.width
+        return (
+            1 if np.array_equal(stored.arrays.lengths, self.leaf(TOKENS).arrays.lengths) else None
+        )
 
     @property
     def leaf_specs(self) -> tuple[LeafSpec, ...]:

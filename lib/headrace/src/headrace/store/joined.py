@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace as replace_fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -101,39 +102,60 @@ class JoinedCache(TokenCache):
     def is_shuffled(self) -> bool:
         return any(cache.is_shuffled for cache in self._members)
 
+    @property
+    def num_originals(self) -> int:
+        return int(self._first_originals[-1])
+
+    @property
+    def _first_originals(self) -> Int64[np.ndarray, " m1"]:
+        return starts([cache.num_originals for cache in self._members])
+
+    @property
+    def _first_stored(self) -> Int64[np.ndarray, " m1"]:
+        return starts([cache.num_documents for cache in self._members])
+
     def stored_at(self, originals: np.ndarray | Sequence[int]) -> np.ndarray:
-        return self._by_member(
-            np.asarray(originals, np.int64), lambda cache, numbers: cache.stored_at(numbers)
-        )
+        borders = self._first_originals, self._first_stored
+        return self._by_member(originals, *borders, lambda cache, some: cache.stored_at(some))
 
     def originals(self, stored: np.ndarray | Sequence[int]) -> np.ndarray:
-        return self._by_member(
-            np.asarray(stored, np.int64), lambda cache, places: cache.originals(places)
-        )
+        borders = self._first_stored, self._first_originals
+        return self._by_member(stored, *borders, lambda cache, some: cache.originals(some))
 
     def original(self, place: int) -> OriginalDocument:
-        first = starts([cache.num_documents for cache in self._members])
+        first = self._first_stored
         number = int(np.searchsorted(first, place, side="right")) - 1
         cache = self._members[number]
         one = cache.original(place - int(first[number]))
         part = _part_name(cache, one.part)
         records = [{**file, "part": part} for file in one.files]
-        return OriginalDocument(int(first[number]) + one.number, part, one.number_in_part, records)
+        before = int(self._first_originals[number])
+        return replace_fields(one, number=before + one.number, part=part, files=records)
 
     def check_unit(self, unit: int) -> None:
         for cache in self._members:
             cache.check_unit(unit)
 
     def _by_member(
-        self, numbers: np.ndarray, move: Callable[[TokenCache, np.ndarray], np.ndarray]
+        self,
+        numbers: np.ndarray | Sequence[int],
+        first: Int64[np.ndarray, " m1"],
+        first_moved: Int64[np.ndarray, " m1"],
+        move: Callable[[TokenCache, np.ndarray], np.ndarray],
     ) -> np.ndarray:
-        """Maps numbers within the cache that they belong to."""
-        first = starts([cache.num_documents for cache in self._members])
-        moved = numbers.copy()
-        for number, cache in enumerate(self._members):
-            of_cache = (numbers >= first[number]) & (numbers < first[number + 1])
-            moved[of_cache] = move(cache, numbers[of_cache] - first[number]) + first[number]
-        return moved
+        """Maps numbers within the cache that they belong to, neighbours in one cache together."""
+        numbers = np.asarray(numbers, np.int64)
+        member = np.searchsorted(first[1:-1], numbers, side="right")
+        borders = np.flatnonzero(np.diff(member)) + 1
+        moved = [np.zeros(0, np.int64)]
+        for number, some in zip(
+            member[np.append(0, borders)[: numbers.size]].tolist(),
+            np.split(numbers, borders),
+            strict=False,
+        ):
+            cache = self._members[number]
+            moved.append(move(cache, some - first[number]) + first_moved[number])
+        return np.concatenate(moved)
 
     def opening_requests(self, hosts: int) -> int:
         return sum(cache.opening_requests(hosts) for cache in self._members)

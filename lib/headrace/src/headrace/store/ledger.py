@@ -66,7 +66,9 @@ SHUFFLED = "shuffled"
 """Metadata of a cache whose documents were shuffled when it was written: ``seed``, ``unit``,
 ``part_bytes``, the path of the ``cache`` that was read, and of the one that numbers of documents
 belong to (that cache or, if it was shuffled itself, its original) the ``fingerprint``, the
-``parts`` with their documents, and the ``sources``.
+``parts`` with their documents, and the ``sources``. If its documents were cut: the length of the
+``split``, the number of the original's ``documents``, and their ``pieces``
+(:meth:`~headrace.order.document_pieces.DocumentPieces.record`).
 """
 
 
@@ -80,6 +82,9 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
     parts: list[tuple[str, Count]]
     sources: list[dict[str, Any]]
     cache: str | None = None
+    split: Count = 0
+    documents: Count = 0
+    pieces: str = ""
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -390,7 +395,8 @@ def readers_need(ledger: Ledger) -> dict[str, Any]:
     if isinstance(
         shuffled := metadata.get(SHUFFLED), dict
     ):  # the parts of the original may be a million
-        metadata[SHUFFLED] = {**shuffled, "parts": [], "sources": []}
+        without = {"parts": [], "sources": [], "pieces": ""}
+        metadata[SHUFFLED] = shuffled | {key: without[key] for key in without.keys() & shuffled}
     fields = {
         field: getattr(ledger, field) for field in ("tokenizer", "layout", "leaves", "code_version")
     }

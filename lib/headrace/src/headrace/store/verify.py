@@ -203,9 +203,9 @@ def verify(
     shuffled = shuffle_record(cache.ledger, path) if finished else None
     if shuffled is not None:
         documents = sum(count for _, count in shuffled.parts)
-        if documents != cache.num_documents:
+        if documents != cache.num_originals:
             problem = (
-                f"has {cache.num_documents} documents, and the cache that it was made of"
+                f"has {cache.num_originals} documents, and the cache that it was made of"
                 f" {documents}"
             )
             damages.append(Damage("", problem, file=files.join(path, LEDGER_NAME)))
