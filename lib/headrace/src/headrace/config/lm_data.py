@@ -205,8 +205,9 @@ class LmDataConfig:
         check_packing(packing, split_documents=self.split_documents)
         for name in self.columns or {}:
             check_column_name(name)
+        row_tokens = 1 if self.counted else self.phases[0][1]
         for name, component in self.components.items():
-            component.check(f"components.{name}", 1 if self.counted else self.phases[0][1])
+            component.check(f"components.{name}", row_tokens)
         if self.micro_batches is not None:
             self.micro_batches.check(max(dict(self.phases).values()))
         if self.phases[1:] and (

@@ -224,8 +224,10 @@ def add_ends_by_token(
     Raises:
         ConfigError: this host holds only some columns of the rows.
     """
+    if bits is None:
+        return
     by_token = ends_by_token(sources)
-    if bits is None or not by_token:
+    if not by_token:
         return
     if tokens.shape[1] < sources[0].row_elements:
         first = sources[next(iter(by_token))].name

@@ -453,16 +453,22 @@ def map_array(
 def _is_remote(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
     """Whether a folder is on another machine's disk; yes if unknown."""
     try:
-        lines = mounts.read_text().splitlines()
+        mounted = _filesystems(mounts.read_text())
         where = folder.resolve(strict=True)
     except OSError:
         return True
-    mounted: dict[str, str] = {}  # a later mount hides an earlier one
-    for line in lines:
-        mount, _, filesystem = line.partition(" - ")
-        mounted[_ESCAPED.sub(lambda m: chr(int(m[1], 8)), mount.split()[4])] = filesystem.split()[0]
     kind = next((mounted[str(p)] for p in (where, *where.parents) if str(p) in mounted), "")
     return not kind or _REMOTE.fullmatch(kind) is not None
+
+
+@functools.lru_cache(maxsize=1)  # hundreds of caches are opened under the same mounts
+def _filesystems(mountinfo: str) -> dict[str, str]:
+    """The kind of filesystem at each place where one is mounted."""
+    mounted: dict[str, str] = {}  # a later mount hides an earlier one
+    for line in mountinfo.splitlines():
+        mount, _, filesystem = line.partition(" - ")
+        mounted[_ESCAPED.sub(lambda m: chr(int(m[1], 8)), mount.split()[4])] = filesystem.split()[0]
+    return mounted
 
 
 def _unmap(native: _Native | None, regions: list[tuple[int, int]]) -> None:
