@@ -304,6 +304,20 @@ def test_auto_turns_on_where_blocks_are_read_often(caplog):
     assert "auto turns it on" in caplog.messages[0]
 
 
+def test_auto_stays_off_where_hosts_would_share_blocks_all_the_same():
+    """Each row is in a block of its own choice, so that no borders keep blocks apart."""
+    exchange = RowExchange(np.arange(4), "auto")
+    rng = np.random.default_rng(0)
+    sizes = np.full(64, 32)
+    for _ in range(12):
+        locality = np.sort(rng.random((64, 32)), axis=1).ravel()
+        uses = np.arange(locality.size), rng.integers(0, 500, locality.size)
+        arranged = exchange.arrange(
+            sizes, sizes, locality, row_bytes=8, blocks=lambda uses=uses: uses
+        )
+        assert arranged is None
+
+
 def test_pools_grow_in_few_sizes():
     sizes = [module._rounded(n) for n in range(200)]
     assert sizes[:10] == [0, 1, 2, 3, 4, 6, 6, 8, 8, 12]

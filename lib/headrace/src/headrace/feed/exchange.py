@@ -40,17 +40,19 @@ rounded up, and never shrinks, so the arrays change their shape and the collecti
 few times in a run. Rows that do not fit into a pool (:data:`POOL_BYTES`) are read where their place
 is.
 
-``auto`` counts, in the first windows and again in every 64th, how often blocks are read without the
-exchange, and turns the exchange on for good above :data:`WORTH_IT` reads per block.
+``auto`` tries the exchange in the plans of the first windows, and again after every 64th: it counts
+the reads of all hosts with it and without, and turns it on for good if there are :data:`WORTH_IT`
+times as many without. Reads per block alone do not tell: a block that is read often for another
+reason, such as packs that lie in several blocks, is read as often with the exchange.
 
-Price: 0.1 us a row to plan; 1 us a row in the windows that ``auto`` counts.
+Price: 0.1 us a row to plan; 1 us a row in the windows in which ``auto`` counts.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64
@@ -59,8 +61,8 @@ from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, check_choice
 from headrace.mix.schedule import ExchangeSetting
 
-WORTH_IT = 1.2
-"""Reads per block above which ``auto`` turns the exchange on."""
+WORTH_IT = 1.05
+"""``auto`` turns the exchange on if there are more than so many times as many reads without it."""
 POOL_BYTES = 1 << 27
 """Limit on the bytes of the pools of all hosts together, which each device holds for a moment."""
 PERIOD = 64
@@ -74,7 +76,7 @@ _DRAWN = 3
 """
 _COUNTERS = 7
 """Windows at the start of a period in which ``auto`` counts. It decides from the second half of
-them.
+them, which is behind :data:`_DRAWN`.
 """
 
 
@@ -124,7 +126,9 @@ class RowExchange:
         self._drawn_surplus = (
             -1
         )  # the same for the window in which borders were drawn; -1: not known yet
-        self._count: _ReadCount | None = None
+        # While ``auto`` counts: the reads without the exchange, and with it
+        self._without = _ReadCount()
+        self._with = _ReadCount()
 
     def arrange(
         self,
@@ -155,22 +159,28 @@ class RowExchange:
         number = self._window if row_bytes == self._row_bytes else 0
         self._window = number + 1
         self._row_bytes = row_bytes
+        # What ``auto`` tries begins anew in each period
+        trying = not self.on
+        turn = number % PERIOD if trying else number
+        if trying and (turn >= _COUNTERS or blocks is None):
+            return None
+        if trying and turn == 0:
+            self.pool = 0
+            self._without = _ReadCount()
+            self._with = _ReadCount()
         # 2. All of this depends on the plan alone, which is the same on every host: hosts agree on
         #    borders and pools without a word, and must, because a collective depends on them.
-        begins = number in (0, _DRAWN)
-        if not self.on:
-            self._judge(number, holder, blocks)
-            if not self.on:
-                return None
-            begins = True  # turned on just now: there are no borders yet
-        if begins or (number % PERIOD == 0 and self._surplus > 2 * self._drawn_surplus + 2):
+        grown = number % PERIOD == 0 and self._surplus > 2 * self._drawn_surplus + 2
+        if turn in (0, _DRAWN) or grown:
             self._borders = _quantiles(locality, shards)
             self._drawn_surplus = -1
         # 3. A row on a border belongs to the owner above it, on every host.
         owner = self.holders[np.searchsorted(self._borders, locality, side="right")]
-        return self._arranged(
-            sizes, _Places(step, position, shard, sizes[step] // shards, holder, owner), row_bytes
-        )
+        places = _Places(step, position, shard, sizes[step] // shards, holder, owner)
+        arranged = self._arranged(sizes, places, row_bytes)
+        if trying and blocks is not None:
+            self._judge(turn, holder, holder if arranged is None else arranged.owner, *blocks())
+        return arranged if self.on else None
 
     def _arranged(self, sizes: np.ndarray, rows: _Places, row_bytes: int) -> Arranged | None:
         # 4. A process with several shards has as many pools: `ways`. The n-th row of a step and an
@@ -212,30 +222,26 @@ class RowExchange:
         sent[out] = True
         return Arranged(sizes + shards * self.pool, positions, origin.astype(np.int32), owner, sent)
 
-    def _judge(self, number: int, holder: np.ndarray, blocks: Any) -> None:
-        """If this window is due, counts its reads without the exchange; turns the exchange on if
-        there are many.
+    def _judge(
+        self, turn: int, holder: np.ndarray, owner: np.ndarray, row: np.ndarray, block: np.ndarray
+    ) -> None:
+        """Counts the reads of a window if its holders read its rows, and if their owners do. After
+        the last of the windows that count, turns the exchange on if that is worth it.
         """
         # Of the windows at the start of a period, the first half only tells which blocks are open.
         # Counted from nothing, all open blocks would be new, and most hosts that read them still
-        # to come: too few reads per block.
-        turn = number % PERIOD
-        if turn == 0:
-            self._count = _ReadCount(int(self.holders.max(initial=0)) + 1)
-        if self._count is None or blocks is None:
-            return
-        row, block = blocks()
-        self._count.add(holder[row], block, judged=2 * turn >= _COUNTERS)
-        if turn + 1 == _COUNTERS:
-            reads = self._count.reads_per_block
-            self._count = None
-            self.on = reads > WORTH_IT
-            if self.on:
-                logging.getLogger(__name__).info(
-                    "row_exchange: auto turns it on: without it, blocks are read %.1f times per"
-                    " epoch",
-                    reads,
-                )
+        # to come: too few reads without the exchange.
+        judged = 2 * turn >= _COUNTERS
+        hosts = int(self.holders.max(initial=0)) + 1
+        self._without.add(block * hosts + holder[row], judged=judged)
+        self._with.add(block * hosts + owner[row], judged=judged)
+        more = self._without.reads / max(self._with.reads, 1)
+        if turn + 1 == _COUNTERS and more > WORTH_IT:
+            self.on = True
+            logging.getLogger(__name__).info(
+                "row_exchange: auto turns it on: without it, hosts read %.2f times as many blocks",
+                more,
+            )
 
 
 class _Places(NamedTuple):
@@ -250,33 +256,20 @@ class _Places(NamedTuple):
 
 
 class _ReadCount:
-    """How often each block is read while it stays in memory, if every row is read where its place
-    is.
-    """
+    """How many blocks hosts read, each as often as there are hosts that use it while it is open."""
 
-    def __init__(self, holders: int) -> None:
-        self._holders = holders
-        self._blocks = np.zeros(0, np.int64)
-        self._reads = np.zeros(0, np.int64)
-        self._new_blocks = self._new_reads = 0
+    def __init__(self) -> None:
+        self.reads = 0
+        self._seen = np.zeros(0, np.int64)
 
-    def add(self, holder: np.ndarray, block: np.ndarray, *, judged: bool) -> None:
-        """Counts the uses of a window. ``judged``: enough windows came before it to be
-        representative of later ones.
+    def add(self, uses: Int64[np.ndarray, " u"], *, judged: bool) -> None:
+        """Counts the uses of a window, a number for each pair of a block and a host. ``judged``:
+        enough windows came before it to be representative of later ones.
         """
-        for_each = np.unique(block), np.unique(block * self._holders + holder)
-        blocks, reads = (
-            np.union1d(*x) for x in zip((self._blocks, self._reads), for_each, strict=True)
-        )
+        seen = np.union1d(self._seen, uses)
         if judged:
-            self._new_blocks += blocks.size - self._blocks.size
-            self._new_reads += reads.size - self._reads.size
-        self._blocks = blocks
-        self._reads = reads
-
-    @property
-    def reads_per_block(self) -> float:
-        return self._new_reads / max(self._new_blocks, 1)
+            self.reads += seen.size - self._seen.size
+        self._seen = seen
 
 
 def _quantiles(locality: np.ndarray, shards: int) -> np.ndarray:

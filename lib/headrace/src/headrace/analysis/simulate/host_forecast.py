@@ -56,7 +56,7 @@ class ExchangeForecast:
     Attributes:
         moved_rows: Rows of a batch that one host reads for another, mean over the windows examined.
         worth_it: Whether ``row_exchange: auto`` turns it on: without it, ``reads_per_block`` is
-            above 1.2.
+            more than 1.05 times as high.
     """
 
     block_fetches: int
@@ -275,7 +275,7 @@ def forecast_hosts(
                 reads_per_block=per_block(apart),
                 resident_bytes=apart.blocks_held * block_bytes,
                 moved_rows=apart.moved,
-                worth_it=per_block(reads) > WORTH_IT,
+                worth_it=per_block(reads) > WORTH_IT * per_block(apart),
             )
     return HostForecast(
         hosts=hosts,
