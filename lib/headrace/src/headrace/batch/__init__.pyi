@@ -9,6 +9,8 @@ from .context_parallel import striped as striped
 from .context_parallel import zigzag as zigzag
 from .examples import Example as Example
 from .examples import pack_examples as pack_examples
+from .loss import SourceLosses as SourceLosses
+from .loss import loss_by_source as loss_by_source
 from .loss import token_mean as token_mean
 from .loss import unified_loss as unified_loss
 from .loss import unified_loss_from_hidden as unified_loss_from_hidden

@@ -30,11 +30,14 @@ holds [B, S, V] in any dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from headrace.batch.along_rows import with_auto_axes
@@ -143,6 +146,87 @@ def token_mean(
         2.0
     """
     return _sum_of(values, coefficients(batch, denominator) * batch.label_mask)
+
+
+class SourceLosses(eqx.Module):
+    """Losses of the sources of batches. Those of two batches are added with ``+``.
+
+    Attributes:
+        sums: For each source, the sum of weight times loss over its labels.
+        weights: The sum of the weights' sizes: the number of its trained labels, unless weights are
+            given.
+
+    Example:
+        >>> import numpy as np
+        >>> from headrace.batch import pack_rows
+        >>> batch = pack_rows(np.array([[1, 2, 3], [4, 5, 6]]), source_id=np.array([1, 0]))
+        >>> losses = loss_by_source(batch, jnp.array([[1.0, 3.0, 9.0], [2.0, 2.0, 9.0]]), 3)
+        >>> (losses + losses).by_name(["code", "docs", "math"])
+        {'code': 2.0, 'docs': 2.0}
+    """
+
+    sums: Float[Array, " n"]
+    weights: Float[Array, " n"]
+
+    def __add__(self, other: SourceLosses) -> SourceLosses:
+        return SourceLosses(self.sums + other.sums, self.weights + other.weights)
+
+    def by_name(self, names: Sequence[str]) -> dict[str, float]:
+        """The mean loss of each source that has labels, on the host: ``log(step, loss_by_source=
+        losses.by_name(names))`` puts it into the report.
+        """
+        columns = (names, np.asarray(self.sums), np.asarray(self.weights))
+        return {
+            name: float(total / weight)
+            for name, total, weight in zip(*columns, strict=True)
+            if weight > 0
+        }
+
+
+def loss_by_source(
+    batch: PackedBatch,
+    token_losses: Float[Array, "B S"],
+    sources: int,
+    *,
+    source_ids: Int[Array, "B ..."] | None = None,
+) -> SourceLosses:
+    """Losses of each source in a batch, under jit as well; over all devices of a sharded batch.
+
+    Args:
+        batch: The batch.
+        token_losses: Loss of each label, before weights: ``token_nll(logits, batch.labels)``. That
+            of labels that weigh nothing is ignored: it may be NaN.
+        sources: Number of sources; static.
+        source_ids: Source of each row, ``[B]``, or of each segment, ``[B, M]``, as
+            :attr:`MicroBatches.segment_sources` has them; None: the batch's ``source_id``. -1
+            belongs to none.
+
+    Raises:
+        ConfigError: shapes do not match.
+    """
+    _check_shape(token_losses.shape, batch, "token_losses")
+    ids = batch.source_id if source_ids is None else source_ids
+    rest: Any = jax.tree.map(jnp.asarray, (batch.token_weights, ids, batch.segment_ids))
+
+    def of_sources(losses: Any, weights: Any, ids: Any, segments: Any) -> SourceLosses:
+        weighted = jnp.where(weights != 0, weights * losses, 0.0)
+        sizes = jnp.abs(weights)
+        if ids.ndim == 1:
+            weighted = weighted.sum(axis=1)
+            sizes = sizes.sum(axis=1)
+        else:
+            ids = jnp.where(
+                segments < 0, -1, jnp.take_along_axis(ids, jnp.maximum(segments, 0), axis=1)
+            )
+        # past the end, which is dropped: -1 would count from there
+        place = jnp.where(ids < 0, sources, ids)
+        zeros = jnp.zeros(sources, jnp.float32)
+        return SourceLosses(
+            zeros.at[place].add(weighted, mode="drop"), zeros.at[place].add(sizes, mode="drop")
+        )
+
+    nowhere = SourceLosses(PartitionSpec(None), PartitionSpec(None))  # pyright: ignore
+    return with_auto_axes(of_sources, jnp.asarray(token_losses), *rest, out=lambda _: nowhere)
 
 
 def _sum_of(values: Float[Array, "B S"], factor: Float[Array, "B S"]) -> Float[Array, ""]:

@@ -1,6 +1,11 @@
 from .blend import Blend as Blend
 from .blend import temperature_weights as temperature_weights
 from .blend import unimax_weights as unimax_weights
+from .online import AdaptiveMixture as AdaptiveMixture
+from .online import BanditMixture as BanditMixture
+from .online import Measured as Measured
+from .online import OnlineMixture as OnlineMixture
+from .online import PlainRule as PlainRule
 from .schedule import BatchSchedule as BatchSchedule
 from .stage_config import AmendmentConfig as AmendmentConfig
 from .stage_config import StageConfig as StageConfig

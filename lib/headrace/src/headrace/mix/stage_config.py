@@ -67,6 +67,8 @@ class AmendmentConfig:
             proportion to their rows.
         skip: Steps whose batches are left out, ``[[1200, 1400]]``: step 1200 has what step 1400
             would have had, and so on; see :mod:`headrace.mix.skips`.
+        measured: What was measured and led to the change, by name and source, if a rule made it
+            (:class:`~headrace.run.learning.MixtureLearner`). No batch depends on it.
     """
 
     step: int
@@ -75,6 +77,7 @@ class AmendmentConfig:
     drop: list[str] = field(default_factory=list[str])
     caches: dict[str, int | list[int]] = field(default_factory=dict[str, int | list[int]])
     skip: list[list[int]] = field(default_factory=list[list[int]])
+    measured: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
 
     @property
     def changes_mixture(self) -> bool:

@@ -19,6 +19,8 @@ from headrace.report.charts import lines_chart
 from headrace.report.run_records import Points
 
 MOST_CHARTS = 24
+BY_SOURCE = "loss_by_source"
+"""Begins the names of figures of sources, which share a chart."""
 _LAST_WORD = re.compile(r"_(mean|std|min|max|p\d+)$")
 
 
@@ -53,7 +55,11 @@ def _family(name: str) -> str:
     Example:
         >>> [_family(name) for name in ("train/ratio_max", "train/clip_low_share", "train/kl")]
         ['train/ratio', 'train: shares', 'train/kl']
+        >>> _family("loss_by_source/web")
+        'loss_by_source'
     """
+    if name.startswith(f"{BY_SOURCE}/"):
+        return BY_SOURCE
     if name.endswith("_share"):
         return f"{name.partition('/')[0]}: shares"
     return _LAST_WORD.sub("", name)

@@ -209,7 +209,7 @@ def amendment_between(
         ... )
         >>> amendment_between(began, edited, 60)
         AmendmentConfig(step=60, add={'math': 1}, weights={'web': 2}, drop=['code'], caches={},
-            skip=[])
+            skip=[], measured={})
     """
     if edited.stages or began.stages:
         return None
