@@ -44,15 +44,15 @@ REFERENCE = "uniform"
 LEARNED = ("code", "readmes")
 SOURCES = (*LEARNED, "noise")
 SEEDS = 5
-STEPS = 600
-DECISIONS = 30
-BOUNDS = ShareBounds(least=0.01, most_change=0.1)
+STEPS = 200
+DECISIONS = 20
+BOUNDS = ShareBounds(least=0.01, most_change=0.15)
 RULES: dict[str, OnlineMixture | None] = {
     "uniform": None,
-    "ado": AdaptiveMixture(warmup=4, smoothing=0.5),
+    "ado": AdaptiveMixture(warmup=3, smoothing=0.8),
     "exp3": BanditMixture(),
 }
-CURVE_POINTS = 12
+CURVE_POINTS = 5
 
 
 def noise_cache(corpus: Corpus, spec: CorpusSpec) -> str:
