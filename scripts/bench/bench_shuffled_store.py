@@ -10,8 +10,8 @@ for each of its strands.
 
 The second table is of SGD as in bench_order_training.py, with an ICC of .49, over a store whose
 documents of some rows are shuffled: with strands as many as the rows of a batch, a sixteenth of
-them, and one; and over stores whose documents were cut at multiples of a row before that. Errors
-are standard errors over seeds of both orders together.
+them, and one. Errors are standard errors over seeds of both orders together. With ``--split``,
+only this table, of documents that were cut at multiples of a row before they were shuffled.
 """
 
 from __future__ import annotations
@@ -129,19 +129,20 @@ def train(args: argparse.Namespace, report: Report) -> None:
     batch = training.BATCH
     n = 1 << (15 if args.quick else 17)
     seeds = 4 if args.quick else args.seeds
-    few = batch // 16
-    cases = [(1, 1, (batch, few, 1))]
-    cases += [(rows, piece, (few,)) for rows in (4, 16, 64) for piece in (rows, 1)]
+    cases = {1: (batch, batch // 16, 1), 4: (batch // 16,), 16: (batch // 16,)}
+    if args.split:
+        cases = dict.fromkeys((1, 4, 16, 64), (batch // 16,))
     table: list[list[Any]] = []
     for epochs in (1, 4):
         rates = wsd_rates(n // batch * epochs)
         at = np.arange(n * epochs)
-        for rows, piece, several in cases:
+        for rows, several in cases.items():
             training.UNIT = rows if rows > 1 else 256  # rows alone have no neighbours there
             losses = np.zeros((seeds, 1 + len(several)))
             forecasts = np.ones(len(several))
             for seed in range(seeds):
                 data = training.Data(n, seed)
+                piece = 1 if args.split else rows
                 stored = Documents(Feistel(n // piece, seed + 1000), piece)
                 orders = [Feistel(n, seed), *(stored_braid(stored, k, seed) for k in several)]
                 losses[seed] = [
@@ -151,7 +152,7 @@ def train(args: argparse.Namespace, report: Report) -> None:
                     excess_loss(
                         order,
                         batch,
-                        {training.UNIT: ICC} if rows == piece else {},
+                        {} if args.split else {training.UNIT: ICC},
                         rates=rates,
                         curvatures=training.PEAK * training.CURVATURES,
                     )
@@ -161,15 +162,13 @@ def train(args: argparse.Namespace, report: Report) -> None:
             error = losses.std(axis=0, ddof=1) / np.sqrt(seeds)
             for k, (strands, forecast) in enumerate(zip(several, forecasts, strict=True), start=1):
                 spread = np.hypot(error[0], error[k])
-                over = mean[k] / mean[0]
-                table.append([epochs, rows, piece, strands, over, spread / mean[0], forecast])
-                if piece == 1:
+                table.append([epochs, rows, strands, mean[k] / mean[0], spread / mean[0], forecast])
+                if args.split or rows == 1:
                     apart = (mean[k] - mean[0]) / spread
-                    name = f"epochs {epochs}, documents of {rows} rows, strands {strands}:"
-                    name += " over full, standard errors"
+                    of = f"documents of {rows} rows" if args.split else f"strands {strands}"
+                    name = f"epochs {epochs}, {of}: over full, standard errors"
                     report.bar(name, float(apart), at_most=2.0)
-    columns = ["epochs", "rows of a document", "rows of a piece", "strands"]
-    columns += ["excess over full shuffle", "+-"]
+    columns = ["epochs", "rows of a document", "strands", "excess over full shuffle", "+-"]
     report.table("Training on a shuffled store", [*columns, "forecast"], table)
     report.number("rows", n)
     report.number("seeds", seeds)
@@ -181,12 +180,14 @@ def stored_braid(stored: Order, strands: int, seed: int) -> Order:
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
-    read(report)
+    if not args.split:
+        read(report)
     train(args, report)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=24, help="seeds of data and order")
+    parser.add_argument("--split", action="store_true", help="cut documents at rows")
 
 
 if __name__ == "__main__":
