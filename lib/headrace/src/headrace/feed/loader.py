@@ -183,6 +183,7 @@ class DataLoader(BatchOrder):
         self._options = options
         self._horizons: set[Horizon] = set()
         self._hold: int | None = None
+        self.on_iterate: Callable[[], None] = lambda: None
         self._arrange(dataset, batch_size, row_order)
 
     def _arrange(
@@ -290,6 +291,18 @@ class DataLoader(BatchOrder):
         return self._iterate(self._checked_step(step), replayed=batches)
 
     @property
+    def processes(self) -> tuple[int, ...]:
+        """The processes that load its batches, ascending."""
+        devices = self.placement.sharding.device_set
+        return tuple(sorted({device.process_index for device in devices}))
+
+    @property
+    def is_iterating(self) -> bool:
+        """Whether an iteration is open that has a step left to plan."""
+        with self._lock:
+            return bool(self._horizons)
+
+    @property
     def earliest_step(self) -> int:
         """The first step that no open iteration has planned yet."""
         with self._lock:
@@ -333,10 +346,7 @@ class DataLoader(BatchOrder):
 
     def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
         stats = IterationStats(self._stall_rule, WaitLog(step), replay=replayed > 0, step=step)
-        processes = tuple(
-            sorted({device.process_index for device in self.placement.sharding.device_set})
-        )
-        gate = open_gate(processes, step, None if replayed else self._host_barrier, stats)
+        gate = open_gate(self.processes, step, None if replayed else self._host_barrier, stats)
         try:
             if gate is not None:
                 gate.begin()  # before the processes meet in a collective
@@ -364,6 +374,8 @@ class DataLoader(BatchOrder):
         with self._lock:
             self._fold_finished()
             self._counted.append((stats, weakref.ref(batches), batches.thread))
+        if not replayed:
+            self.on_iterate()
         return batches
 
     def _compare_hosts(self, step: int) -> None:

@@ -21,6 +21,7 @@ from headrace.run.anchors import Anchors, last_checkpoint
 from headrace.run.changes import config_of_run, order_of
 from headrace.run.lock import Described, RunLock
 from headrace.run.state import LoaderState, steps_done
+from headrace.run.steering import Request, Steering
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from headrace.feed.loader import DataLoader, LoaderOptions
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """An opened run.
 
@@ -47,6 +48,7 @@ class Run:
     fn: Callable[[PackedBatch], Any] | None
     _source: Any = field(compare=False, repr=False)
     _anchors: Anchors = field(compare=False, repr=False)
+    _steering: Steering | None = field(default=None, compare=False, repr=False)
 
     @property
     def fingerprint(self) -> str:
@@ -79,9 +81,13 @@ class Run:
             ConfigError: the run was opened with a loader, which is the one to use.
         """
         config = self._with_config("loader()")
-        return config.loader_of(
+        loader = config.loader_of(
             self.dataset, mesh, batch_axis=batch_axis, sharding=sharding, **options
         )
+        if self._steering is None:
+            self._steering = Steering(self, self._after)
+        self._steering.add(loader)
+        return loader
 
     @property
     def dataset(self) -> AsyncDataset[Any]:
@@ -116,7 +122,10 @@ class Run:
     ) -> Run:
         """Changes the run's mixture from a step on, and writes the change into its lock.
 
-        Loaders that were made before do not change: make a new one of the returned run.
+        While a loader of it iterates, the loader goes on with the changed run from the step on,
+        which must be :meth:`earliest_step` or later, and this is the run that is returned. On
+        several hosts, call it on all, or on the first one alone. Otherwise, make a new loader of
+        the returned run.
 
         Args:
             step: The first step of the changed mixture, at or after the last checkpoint.
@@ -130,7 +139,7 @@ class Run:
             done: Steps that are done; None: those of the last checkpoint.
 
         Raises:
-            PlanMismatchError: the step is done.
+            PlanMismatchError: the step is done, or planned already; another host refuses.
             ConfigError: the run has no config; the change cannot be made; its field is named.
         """
         config = self._with_config("amend()")
@@ -143,12 +152,49 @@ class Run:
             [[*pair] for pair in skip],
             measured={name: dict(numbers) for name, numbers in (measured or {}).items()},
         )
-        amended = replace(
-            config,
-            components={**config.components, **(components or {})},
-            amendments=[*config.amendments, amendment],
-        )
+        request = Request.of(amendment, components or {})
+        if self._steering is not None and self._steering.is_live:
+            self._steering.amend(request)
+            return self
+        amended = request.applied(config)
         return amend_run(self.folder, self.lock, amended, done=done, fn=self.fn)
+
+    def earliest_step(self) -> int:
+        """The first step that :meth:`amend` can change now: no host has planned it, and no
+        checkpoint has it.
+
+        While a loader iterates, it grows with each batch: give a later step. A loader plans at most
+        256 steps beyond the batch that it delivers, usually far less.
+        """
+        if self._steering is not None and self._steering.is_live:
+            return self._steering.earliest_step
+        return max(self.last_checkpoint or 0, 1)
+
+    def become(self, other: Run) -> None:
+        """Goes on as another run: this one after an amendment."""
+        self.lock = other.lock
+        self.config = other.config
+        self._source = other._source
+        self._anchors = other._anchors
+
+    def _after(self, request: Request) -> Run:
+        """The run after a request, of which nothing is written yet."""
+        amended = request.applied(self._with_config("amend()"))
+        source = order_of(amended, self.fn)
+        new = replace(RunLock.of(source), edited=self.lock.edited)
+        first = new.first_difference(self.lock)
+        if first is None:
+            self.lock.check_same(new, self.folder)
+            raise ConfigError("changes nothing", field="amend", value=request.amendment)
+        if first < request.step:
+            raise PlanMismatchError(
+                f"would change step {first} already",
+                field="amend",
+                value=request.step,
+                cure="Stop the run, and edit its config: headrace run amend RUN CONFIG.",
+            )
+        lock = self.lock.amended_by(new, first)
+        return Run(self.folder, lock, amended, self.fn, source, Anchors(self.folder, lock, source))
 
     def _with_config(self, doing: str) -> LmDataConfig:
         if self.config is None:

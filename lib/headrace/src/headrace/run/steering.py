@@ -1,0 +1,439 @@
+"""Changes of a run while it trains.
+
+A change is asked for by :meth:`headrace.run.run.Run.amend`, or by ``headrace run amend`` of another
+process, which leaves a request in the run's folder. It holds from a step on that no host has
+planned yet (:mod:`headrace.feed.horizon`). A thread on each host sees to it:
+
+1. The first host takes the request, makes the run as it would be, and ends its own plan at the
+   step. If that cannot be, it refuses.
+2. It proposes the change to the others, in the key-value store of JAX's coordination service. Each
+   makes the same run, ends its plan there, and votes; one that has planned the step refuses.
+3. If all agree, the first host writes the run's lock. Only then it tells the others, and every
+   iteration goes on with the changed run when it comes to the step. Else all go on as before.
+
+A host that is killed on the way changes nothing: the lock has the change, or it has not, and all
+hosts of the next start read it.
+
+Price: a look at one small file and, with several hosts, one request to the key-value store, every
+half second; reads start anew at the step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headrace.config.component import ComponentConfig
+from headrace.config.lm_data import LmDataConfig
+from headrace.config.parsing import decode
+from headrace.config.writing import given_fields
+from headrace.errors import HeadraceError, PlanMismatchError, printable
+from headrace.feed.horizon import MOST_AHEAD
+from headrace.mix.stage_config import AmendmentConfig
+from headrace.store import files
+from headrace.store.records import RecordKind, read_record, write_record
+
+if TYPE_CHECKING:
+    from headrace.feed.loader import DataLoader
+    from headrace.run.run import Run
+
+REQUEST_NAME = "request.json"
+_EVERY_S = 0.5
+_VOTES_S = 300.0
+_LEAVING_S = 5.0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A change that is asked for.
+
+    Attributes:
+        amendment: Fields of an :class:`AmendmentConfig`.
+        components: Fields of the components that are new.
+    """
+
+    amendment: dict[str, Any]
+    components: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, amendment: AmendmentConfig, components: Mapping[str, ComponentConfig]) -> Request:
+        """The request for an amendment."""
+        fields = {name: given_fields(one) for name, one in components.items()}
+        return msgspec.convert(
+            msgspec.to_builtins(
+                {"amendment": asdict(amendment), "components": fields}, str_keys=True
+            ),
+            cls,
+        )
+
+    @property
+    def step(self) -> int:
+        """The first step that it changes."""
+        return self.amendment["step"]
+
+    def applied(self, config: LmDataConfig) -> LmDataConfig:
+        """The config of a run after it."""
+        new = {name: decode(ComponentConfig, one) for name, one in self.components.items()}
+        amendment = decode(AmendmentConfig, self.amendment)
+        return replace(
+            config,
+            components={**config.components, **new},
+            amendments=[*config.amendments, amendment],
+        )
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What became of a request.
+
+    Attributes:
+        problem: Why it was refused; empty: the lock has it.
+        field: Field that the refusal is about.
+        value: Its value.
+        cure: What to do.
+    """
+
+    problem: str = ""
+    field: str = ""
+    value: str = ""
+    cure: str = ""
+
+    @classmethod
+    def refusing(cls, error: HeadraceError) -> Answer:
+        """The refusal that an error is."""
+        return cls(
+            error.problem, error.field or "amend", printable(str(error.value)), error.cure or ""
+        )
+
+    def check(self) -> None:
+        """Raises PlanMismatchError if the request was refused."""
+        if self.problem:
+            raise PlanMismatchError(
+                self.problem, field=self.field, value=self.value, cure=self.cure or None
+            )
+
+
+class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+    """The request in the folder of a run, and its answer once it has one."""
+
+    request: Request
+    answer: Answer | None = None
+
+
+_REQUEST = RecordKind("request to a run", 1, _Asked, indented=True)
+
+
+def ask(folder: str, request: Request, wait_s: float) -> None:
+    """Asks a run that another process trains for a change, and waits until its lock has it.
+
+    Raises:
+        PlanMismatchError: it is refused, nobody answers in this time, or another one is waiting.
+    """
+    url = files.join(folder, REQUEST_NAME)
+    waiting = read_record(url, _REQUEST)
+    if waiting is not None and waiting.answer is None:
+        raise PlanMismatchError(
+            "has a request that waits for an answer",
+            field="run",
+            value=folder,
+            cure=f"Wait for it; if no job trains the run, remove {url}.",
+        )
+    write_record(url, _REQUEST, _Asked(request))
+    until = time.monotonic() + wait_s
+    while time.monotonic() < until:
+        time.sleep(_EVERY_S)
+        asked = read_record(url, _REQUEST)
+        if asked is None or asked.request != request:
+            break
+        if asked.answer is not None:
+            files.delete_keys(url)
+            asked.answer.check()
+            return
+    files.delete_keys(url)
+    raise PlanMismatchError(
+        f"gave no answer in {wait_s:.0f} s",
+        field="run",
+        value=folder,
+        cure="Does a job train it? If not, edit its config: headrace run amend RUN CONFIG.",
+    )
+
+
+class Steering:
+    """The thread that changes a run, and its loaders, while one of them iterates.
+
+    Args:
+        run: The run, which it changes.
+        amended: Returns the run after a request; it raises if that cannot be, and writes nothing.
+    """
+
+    def __init__(self, run: Run, amended: Callable[[Request], Run]) -> None:
+        self._run = run
+        self._amended = amended
+        self._loaders: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+        self._hosts = _Hosts()
+        self._requests: SimpleQueue[tuple[Request, SimpleQueue[Answer]]] = SimpleQueue()
+        self._answers: dict[bytes, Answer] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, loader: DataLoader) -> None:
+        """Steers a loader of the run, too."""
+        if not self._loaders:
+            self._hosts = _Hosts.of(loader.processes, self._run.folder)
+        self._loaders.add(loader)
+        loader.on_iterate = self._begin
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a loader iterates."""
+        return any(loader.is_iterating for loader in list(self._loaders))
+
+    @property
+    def earliest_step(self) -> int:
+        """The first step that no host has planned."""
+        planned = max(loader.earliest_step for loader in list(self._loaders))
+        return planned + self._hosts.apart
+
+    def _begin(self) -> None:
+        """Starts the thread, unless it runs."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._follow, name="headrace-steering", daemon=True
+                )
+                _stops[self._thread] = self._stop
+                self._thread.start()
+
+    def amend(self, request: Request) -> None:
+        """Asks for a change and waits for the answer; all hosts may, at the same place of their
+        program, or the first one alone.
+
+        Raises:
+            PlanMismatchError: it is refused.
+        """
+        key = _key(request)
+        if self._hosts.is_first:
+            answer: SimpleQueue[Answer] = SimpleQueue()
+            self._requests.put((request, answer))
+            self._await(lambda: not answer.empty())
+            answer.get().check()
+            return
+        self._await(lambda: key in self._answers)
+        self._answers.pop(key).check()
+
+    def _await(self, is_answered: Callable[[], bool]) -> None:
+        while not is_answered():
+            if self._thread is None:
+                raise PlanMismatchError(
+                    "has ended its iterations", field="run", value=self._run.folder
+                )
+            time.sleep(_EVERY_S / 50)
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                if not self.is_live:
+                    self._thread = None
+                    break
+            if self._hosts.is_first:
+                self._lead()
+            elif (proposal := self._hosts.proposal()) is not None:
+                self._vote(proposal)
+            else:
+                time.sleep(_EVERY_S)
+        _stops.pop(threading.current_thread(), None)
+
+    def _lead(self) -> None:
+        """Takes the next request, if there is one."""
+        with suppress(Empty):
+            request, answer = self._requests.get(timeout=_EVERY_S)
+            answer.put(self._decide(request))
+            return
+        url = files.join(self._run.folder, REQUEST_NAME)
+        with suppress(HeadraceError, OSError):
+            asked = read_record(url, _REQUEST)
+            if asked is not None and asked.answer is None:
+                answered = self._decide(asked.request)
+                write_record(url, _REQUEST, _Asked(asked.request, answered))
+
+    def _decide(self, request: Request) -> Answer:
+        try:
+            amended = self._amended(request)
+            self._hold(request)
+        except HeadraceError as error:
+            self._hosts.refuse(request, answer := Answer.refusing(error))
+            return answer
+        answer = self._hosts.ask(request)
+        try:
+            if not answer.problem:
+                amended.lock.save(self._run.folder)
+        except (HeadraceError, OSError) as error:
+            answer = Answer(f"cannot be written: {error}", "lock", self._run.folder)
+        self._hosts.tell(answer)
+        self._settle(amended, answer)
+        return answer
+
+    def _vote(self, request: Request) -> None:
+        amended = self._run
+        vote = Answer()
+        try:
+            amended = self._amended(request)
+            self._hold(request)
+        except HeadraceError as error:
+            vote = Answer.refusing(error)
+        answer = self._hosts.vote(vote, self._stop)
+        if answer is None:
+            return
+        self._settle(amended, answer)
+        self._answers[_key(request)] = answer
+
+    def _hold(self, request: Request) -> None:
+        """Ends this host's plans at the step of a request."""
+        held: list[DataLoader] = []
+        for loader in list(self._loaders):
+            if loader.end_plans(request.step):
+                held.append(loader)
+                continue
+            for one in held:
+                one.go_on()
+            earliest = self.earliest_step
+            raise PlanMismatchError(
+                f"is planned already; the first step that can be changed is {earliest}",
+                field="step",
+                value=request.step,
+                cure=f"Give step {earliest} or a later one.",
+            )
+
+    def _settle(self, amended: Run, answer: Answer) -> None:
+        """Goes on, with the changed run if the change was agreed."""
+        if not answer.problem:
+            self._run.become(amended)
+        for loader in list(self._loaders):
+            loader.go_on(None if answer.problem else amended.dataset)
+
+
+class _Hosts:
+    """The hosts of a job; here for one host alone, which asks nobody."""
+
+    is_first = True
+    apart = 0
+    """How many steps further than this host another may have planned."""
+
+    @staticmethod
+    def of(processes: tuple[int, ...], folder: str) -> _Hosts:
+        from headrace.feed.host_board import coordination_client
+
+        client = coordination_client() if len(processes) > 1 else None
+        return _Hosts() if client is None else _SeveralHosts(client, processes, folder)
+
+    def proposal(self) -> Request | None:
+        """The next request of the first host; None: there is none yet."""
+        return None
+
+    def ask(self, request: Request) -> Answer:
+        """Proposes a change, and collects the votes."""
+        return Answer()
+
+    def refuse(self, request: Request, answer: Answer) -> None:
+        """Tells the others of a request that is refused."""
+
+    def tell(self, answer: Answer) -> None:
+        """Tells the others the decision."""
+
+    def vote(self, vote: Answer, stop: threading.Event) -> Answer | None:
+        """Votes on a proposal, and waits for the decision; None: the program ends."""
+        return None
+
+
+class _SeveralHosts(_Hosts):
+    """Hosts that agree through the key-value store of JAX's coordination service."""
+
+    apart = MOST_AHEAD
+
+    def __init__(self, client: Any, processes: tuple[int, ...], folder: str) -> None:
+        import jax
+
+        self._client = client
+        self._others = processes[1:]
+        self._process = jax.process_index()
+        self.is_first = self._process == processes[0]
+        name = f"{','.join(map(str, processes))}/{hashlib.sha256(folder.encode()).hexdigest()[:12]}"
+        nth = _nth.get(name, 0)
+        _nth[name] = nth + 1
+        self._folder = f"headrace/steering/{name}/{nth}"
+        self._number = 0
+
+    def proposal(self) -> Request | None:
+        text = self._read().get("request")
+        return None if text is None else msgspec.json.decode(text, type=Request)
+
+    def refuse(self, request: Request, answer: Answer) -> None:
+        self._write("request", request)
+        self.tell(answer)
+
+    def ask(self, request: Request) -> Answer:
+        self._write("request", request)
+        until = time.monotonic() + _VOTES_S
+        while time.monotonic() < until:
+            entries = self._read()
+            votes = [entries.get(f"vote {process}") for process in self._others]
+            given = [msgspec.json.decode(vote, type=Answer) for vote in votes if vote is not None]
+            if refusals := [vote for vote in given if vote.problem]:
+                return refusals[0]
+            if len(given) == len(self._others):
+                return Answer()
+            time.sleep(_EVERY_S / 10)
+        return Answer(
+            "was not agreed: not all hosts answered", "hosts", "", "Ask again when all train."
+        )
+
+    def tell(self, answer: Answer) -> None:
+        self._write("answer", answer)
+        self._number += 1
+
+    def vote(self, vote: Answer, stop: threading.Event) -> Answer | None:
+        self._write(f"vote {self._process}", vote)
+        while not stop.is_set():
+            if (text := self._read().get("answer")) is not None:
+                self._number += 1
+                return msgspec.json.decode(text, type=Answer)
+            time.sleep(_EVERY_S / 10)
+        return None
+
+    def _read(self) -> dict[str, str]:
+        prefix = f"{self._folder}/{self._number}/"
+        entries: list[tuple[str, str]] = []
+        with suppress(Exception):  # process 0, which has the store, may be gone: others say so
+            entries = self._client.key_value_dir_get(prefix)
+        return {key.rpartition("/")[2]: text for key, text in entries}
+
+    def _write(self, name: str, content: msgspec.Struct) -> None:
+        text = msgspec.json.encode(content).decode()
+        with suppress(Exception):
+            self._client.key_value_set(f"{self._folder}/{self._number}/{name}", text)
+
+
+def _key(request: Request) -> bytes:
+    return msgspec.json.encode(request)
+
+
+_nth: dict[str, int] = {}
+"""How many loaders of a run there were in this process: each has decisions of its own."""
+_stops: dict[threading.Thread, threading.Event] = {}
+
+
+@atexit.register
+def _end_with_the_process() -> None:
+    """No thread may be in JAX's client when JAX shuts down."""
+    for thread, stop in list(_stops.items()):
+        stop.set()
+        thread.join(_LEAVING_S)

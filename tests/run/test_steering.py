@@ -1,0 +1,172 @@
+"""A run is changed while it trains: from a step on that no host has planned."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import ComponentConfig, LmDataConfig, open_run
+from headrace.errors import ConfigError, PlanMismatchError
+from headrace.mix import AmendmentConfig
+from headrace.run.steering import REQUEST_NAME, Request, ask
+from headrace.testing import free_port, tiny_cache
+
+PROGRAM = Path(__file__).with_name("steered.py")
+config_of: Callable[[Path, int], LmDataConfig] = runpy.run_path(str(PROGRAM))["config_of"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for seed, name in enumerate("abc"):
+        tiny_cache(tmp_path / name, documents=120 + 40 * seed, parts=1 + seed, seed=seed)
+    return tmp_path
+
+
+def test_batches_are_those_of_a_run_that_had_all_of_it_from_the_start(root: Path):
+    config = config_of(root, 700)
+    run = open_run(root / "run", config)
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        given = [next(batches) for _ in range(20)]
+        begins = run.earliest_step()
+        assert len(given) < begins <= len(given) + 256
+        with pytest.raises(
+            PlanMismatchError, match=f"Give step {begins} or a later one"
+        ) as refused:
+            run.amend(begins - 1, weights={"a": 9})
+        assert (refused.value.field, refused.value.value) == ("step", str(begins - 1))
+        with pytest.raises(ConfigError, match="is not in the mixture"):
+            run.amend(begins + 20, weights={"x": 9})
+        # two changes before the first of them is reached, one with a source that is new
+        first = run.amend(begins + 20, skip=[[begins + 21, begins + 40]], weights={"a": 9})
+        assert first is run
+        new = {"c": ComponentConfig(str(root / "c"))}
+        run.amend(begins + 90, add={"c": 3}, drop=["b"], components=new)
+        given += [next(batches) for _ in range(300)]
+        run.amend(run.earliest_step() + 1, weights={"c": 1, "a": 1})
+        given += [*batches]
+    assert len(given) == 700
+    resumed = open_run(root / "run", config, run.state(650))
+    assert resumed.fingerprint == run.fingerprint
+    assert run.config is not None
+    declared = replace(config, components=run.config.components, amendments=run.config.amendments)
+    with declared.loader() as loader, resumed.loader() as again:
+        for step in range(0, 700, 7):
+            assert (loader.batch_at(step).tokens == given[step].tokens).all(), step
+            assert (again.batch_at(step).tokens == given[step].tokens).all(), step
+
+
+def test_a_change_in_the_middle_of_a_wait_is_not_lost(root: Path):
+    """The lock is written before anything changes; what is refused leaves no trace."""
+    run = open_run(root / "run", config_of(root, 600))
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        next(batches)
+        before = (root / "run" / "lock.json").read_bytes()
+        with pytest.raises(PlanMismatchError, match="can be changed is"):
+            run.amend(1, skip=[[1, 5]])
+        assert (root / "run" / "lock.json").read_bytes() == before
+        run.amend(400, skip=[[400, 405]])
+        assert b'"skip"' in (root / "run" / "lock.json").read_bytes()
+        assert run.history[-1]["until_step"] == 400
+
+
+def test_another_process_asks_and_gets_an_answer(root: Path):
+    run = open_run(root / "run", config_of(root, 4000))
+    folder = str(root / "run")
+    asked = Request.of(AmendmentConfig(3000, weights={"a": 5}), {})
+    late = Request.of(AmendmentConfig(1, weights={"a": 6}), {})
+    with (
+        ThreadPoolExecutor(1) as others,
+        run.loader() as loader,
+        loader.iter_from_step() as batches,
+    ):
+        next(batches)
+        others.submit(ask, folder, asked, 600).result()
+        assert run.config is not None
+        assert [one.step for one in run.config.amendments] == [3000]
+        with pytest.raises(ConfigError, match="is not after step 3000"):
+            others.submit(ask, folder, late, 600).result()
+    assert not (root / "run" / REQUEST_NAME).exists()
+    with pytest.raises(PlanMismatchError, match="gave no answer"):
+        ask(folder, asked, 0)
+
+
+def start(root: Path, hosts: int, steps: int, changes: int) -> list[subprocess.Popen[str]]:
+    address = f"localhost:{free_port()}"
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // hosts}",
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, root, address, *map(str, (hosts, number, steps, changes))],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for number in range(hosts)
+    ]
+
+
+def check_rows(root: Path, steps: int) -> LmDataConfig:
+    """All rows that any host had are those of a run with the lock's config from the start."""
+    config = config_of(root, steps)
+    run = open_run(root / "run", config)
+    assert run.config is not None
+    declared = replace(config, components=run.config.components, amendments=run.config.amendments)
+    files = [np.load(path) for path in sorted(root.glob("rows-*.npz"))]
+    seen: dict[int, int] = {}
+    with declared.loader() as loader:
+        for step in range(steps):
+            whole = np.asarray(loader.batch_at(step).token_ids)
+            for rows in files:
+                for first in range(0, 8, 2):
+                    if (name := f"{step}/{first}") in rows:
+                        assert (rows[name] == whole[first : first + 2]).all(), name
+                        seen[step] = seen.get(step, 0) + 1
+    assert all(seen[step] >= 4 for step in range(steps))
+    return declared
+
+
+def test_two_hosts_agree(root: Path):
+    hosts = start(root, 2, 320, 3)
+    errors = [host.communicate()[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], errors
+    assert len(check_rows(root, 320).amendments) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_four_hosts_are_changed_and_killed_and_resumed_on_others(root: Path, seed: int):
+    steps = 1500
+    chosen = np.random.default_rng(seed)
+    for hosts in (4, 2, 4, 1, 2, 4):
+        started = start(root, hosts, steps, 50)
+        reached = int(chosen.integers(4, 8))
+        victim = started[int(chosen.integers(0, hosts))]
+        assert victim.stdout is not None
+        for _ in range(reached):
+            if not victim.stdout.readline():
+                break
+        if hosts != 4 or victim is not started[-1]:
+            victim.send_signal(signal.SIGKILL)
+        for host in started:
+            if host.poll() is None:
+                host.send_signal(signal.SIGKILL)
+        for host in started:
+            host.communicate()
+    last = start(root, 2, steps, 50)
+    errors = [host.communicate()[1] for host in last]
+    assert [host.returncode for host in last] == [0, 0], errors
+    assert len(check_rows(root, steps).amendments) == 50
