@@ -19,6 +19,7 @@ PAGES = (
     "order",
     "mixing",
     "mixture_search",
+    "steering",
     "multi_host",
     "object_stores",
     "config",

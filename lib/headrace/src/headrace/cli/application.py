@@ -38,6 +38,7 @@ COMMANDS = {  # as typed: module.function
     "run cat": "cat.command",
     "run diff": "run_amend.diff",
     "run amend": "run_amend.amend",
+    "run blame": "blame.command",
     "run report": "report.command",
 }
 GROUPS = {

@@ -36,6 +36,10 @@ ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
 """Whose format a cache has."""
 
 Config = Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")]
+OptionalConfig = Annotated[
+    str | None, typer.Argument(help="YAML file of an LmDataConfig.", metavar="[CONFIG]")
+]
+RunFolder = Annotated[str, typer.Argument(help="Folder or URL of a run.", metavar="RUN")]
 ConfigOrRun = Annotated[
     str,
     typer.Argument(help="YAML file of an LmDataConfig, or folder of a run.", metavar="CONFIG|RUN"),
@@ -212,6 +216,23 @@ def lock_at(target: str) -> RunLock | None:
     from headrace.run.lock import RunLock
 
     return None if target.endswith(CONFIG_SUFFIXES) else RunLock.load(target)
+
+
+def range_of_steps(option: str, text: str) -> tuple[int, int]:
+    """The first step and the one after the last, typed as ``1200:1400``.
+
+    Raises:
+        ConfigError: it is none; names the ``option``.
+
+    Example:
+        >>> range_of_steps("--steps", "1200:1400")
+        (1200, 1400)
+    """
+    first, colon, stop = text.partition(":")
+    if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop)):
+        cure = f"Type the first step and the one after the last: {option} 1200:1400."
+        raise ConfigError("is not a range of steps", field=option, value=text, cure=cure)
+    return int(first), int(stop)
 
 
 def lock_in(folder: str, field: str, or_else: str = "") -> RunLock:

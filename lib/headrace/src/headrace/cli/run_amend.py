@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from headrace.cli.options import AsJson, Config, Settings, lock_in
+from headrace.cli.options import (
+    AsJson,
+    Config,
+    OptionalConfig,
+    RunFolder,
+    Settings,
+    lock_in,
+    range_of_steps,
+)
 from headrace.cli.shown import say, terminal, working
-from headrace.errors import check_at_least
+from headrace.errors import ConfigError, check_at_least
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
@@ -22,7 +30,6 @@ if TYPE_CHECKING:
 
 _SHOWN_FIELDS = 40
 
-RunFolder = Annotated[str, typer.Argument(help="Folder or URL of a run.", metavar="RUN")]
 Step = Annotated[
     int | None,
     typer.Option(help="First step that may change; by default, that of the last checkpoint."),
@@ -83,7 +90,7 @@ def diff(
 
 def amend(
     run: RunFolder,
-    config: Config,
+    config: OptionalConfig = None,
     settings: Settings = None,
     step: Step = None,
     newest_caches: Newest = False,
@@ -94,6 +101,24 @@ def amend(
             help="The run goes on from an earlier checkpoint than its last, at or before --step.",
         ),
     ] = False,
+    weights: Annotated[
+        str | None, typer.Option(help="New weights, for a running job.", metavar="NAME=NUMBER,...")
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Steps to leave out, the first and the one after the last, for a running job"
+            " (repeatable).",
+            metavar="A:B",
+        ),
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(help="A source to draw no longer, for a running job (repeatable)."),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait for the answer of a running job.")
+    ] = 60.0,
     as_json: AsJson = False,
 ) -> None:
     """Change a run as its config was edited: weights, sources, stages, from a step on.
@@ -103,15 +128,30 @@ def amend(
     begins at its last checkpoint, or at a later --step. Steps before it stay as they were. The
     config needs no note of it: the run goes on with the same command as before.
 
+    A running job is changed without a config, by --weights, --skip and --drop, from a --step on
+    that it has not planned. The command waits until the job's lock has the change, or says why it
+    was refused.
+
     For example:
 
         headrace run amend runs/1 run.yaml
 
         headrace run amend runs/1 run.yaml --step 20000
+
+        headrace run amend runs/1 --step 20000 --weights web=2,code=1
+
+        headrace run amend runs/1 --skip 20000:20100
     """
     from headrace.run.run import amend_run
 
     lock = lock_in(run, "RUN")
+    if config is None:
+        _ask(run, step, weights or "", skip or [], drop or [], wait)
+        return
+    for option, value in (("--weights", weights), ("--skip", skip), ("--drop", drop)):
+        if value:
+            cure = f"Leave out {config}, or say it there."
+            raise ConfigError("is given beside a config", field=option, value=value, cure=cure)
     changes, steps_done, edited = _changes(lock, run, config, settings, step, newest_caches)
     if as_json:
         say(json.dumps(_facts(changes, run, config, steps_done), ensure_ascii=False))
@@ -125,6 +165,45 @@ def amend(
         amend_run(run, lock, changes.amended, edited, done=steps_done if going_back else None)
     if not as_json:
         say(f"Written into {run}/lock.json. Go on with the run as before.")
+
+
+def _ask(
+    run: str, step: int | None, weights: str, skip: list[str], drop: list[str], wait: float
+) -> None:
+    """Asks a running job for a change."""
+    from headrace.mix.stage_config import AmendmentConfig, check_plan
+    from headrace.run.steering import Request, ask
+
+    skipped = [[*range_of_steps("--skip", pair)] for pair in skip]
+    if step is None and skipped:
+        step = min(first for first, _ in skipped)
+    if step is None:
+        cure = "Type the first step that changes, --step N, or edit a config and name it."
+        raise ConfigError("is missing", field="--step", cure=cure)
+    amendment = AmendmentConfig(step, weights=_typed(weights), drop=drop, skip=skipped)
+    check_plan([], [amendment])
+    with working("waiting for the run"):
+        ask(run, Request.of(amendment, {}), wait)
+    say(f"From step {step:,} on: {', '.join(_written(amendment).splitlines())}")
+    say(f"Written into {run}/lock.json; the job goes on with it.")
+
+
+def _typed(weights: str) -> dict[str, float]:
+    """Weights as they are typed.
+
+    Example:
+        >>> _typed("web=2,code=.5")
+        {'web': 2.0, 'code': 0.5}
+    """
+    typed: dict[str, float] = {}
+    for entry in weights.split(",") if weights else []:
+        name, _, number = entry.partition("=")
+        try:
+            typed[name] = float(number)
+        except ValueError:
+            cure = "Type names with numbers: --weights web=2,code=1."
+            raise ConfigError("is no weight", field="--weights", value=entry, cure=cure) from None
+    return typed
 
 
 def _changes(

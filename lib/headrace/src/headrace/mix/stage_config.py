@@ -410,7 +410,9 @@ def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConf
             check_disjoint(
                 amendment.add, amendment.weights, amendment.drop, f"amendments[{number}]"
             )
-        reached, where = _rising(amendment.step, path, reached, where)
+        # one that only skips is no mixture of its own: it may begin where another does
+        least = reached if amendment.changes_mixture else reached - 1
+        reached, where = _rising(amendment.step, path, least, where)
 
 
 def _rising(step: int | None, path: str, reached: int, where: str) -> tuple[int, str]:

@@ -100,7 +100,8 @@ class RunRecords:
 
     Attributes:
         figures: Figures logged by the program of the first host, by name: steps, and the value at
-            each.
+            each; limited in number.
+        figures_at: All figures that the programs of all hosts logged, by step.
         hosts: Number of hosts, according to the last process.
         series: One series for each host with measurements.
         sessions: Number of processes of host 0 (or the first host): 1, plus one for each
@@ -118,6 +119,9 @@ class RunRecords:
     began: float | None = None
     ended: float | None = None
     figures: Mapping[str, Points] = field(default_factory=dict[str, Points])
+    figures_at: Mapping[int, Mapping[str, float]] = field(
+        default_factory=dict[int, Mapping[str, float]]
+    )
 
     @property
     def last_step(self) -> int | None:
@@ -195,6 +199,9 @@ def parse_records(texts: Sequence[bytes]) -> RunRecords:
         began=min(times, default=None),
         ended=max(times, default=None),
         figures=next((host.points() for host in of_hosts if host.figures), {}),
+        figures_at={
+            step: values for host in of_hosts for step, (_, values) in host.figures.items()
+        },
     )
 
 

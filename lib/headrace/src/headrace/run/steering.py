@@ -87,7 +87,7 @@ class Request(msgspec.Struct, frozen=True):
         return replace(
             config,
             components={**config.components, **new},
-            amendments=[*config.amendments, amendment],
+            amendments=sorted([*config.amendments, amendment], key=lambda one: one.step),
         )
 
 
