@@ -191,7 +191,7 @@ class Run:
                 f"would change step {first} already",
                 field="amend",
                 value=request.step,
-                cure="Stop the run, and edit its config: headrace run amend RUN CONFIG.",
+                cure=f"Stop it, and edit its config: headrace run amend {self.folder} CONFIG.",
             )
         lock = self.lock.amended_by(new, first)
         return Run(self.folder, lock, amended, self.fn, source, Anchors(self.folder, lock, source))

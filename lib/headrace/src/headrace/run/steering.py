@@ -162,7 +162,7 @@ def ask(folder: str, request: Request, wait_s: float) -> None:
         f"gave no answer in {wait_s:.0f} s",
         field="run",
         value=folder,
-        cure="Does a job train it? If not, edit its config: headrace run amend RUN CONFIG.",
+        cure=f"If no job trains it, edit its config: headrace run amend {folder} CONFIG.",
     )
 
 

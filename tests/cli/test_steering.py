@@ -1,0 +1,105 @@
+"""``headrace run amend`` of a running job, and ``headrace run blame``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import ComponentConfig, LmDataConfig, RunLog, open_run
+from headrace.run import Run
+from headrace.testing import tiny_cache
+
+Headrace = Callable[..., Any]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> LmDataConfig:
+    for seed, name in enumerate("ab"):
+        tiny_cache(tmp_path / name, seed=seed)
+    components = {name: ComponentConfig(str(tmp_path / name)) for name in "ab"}
+    return LmDataConfig(components, seq_len=8, batch_size=8, num_steps=3000)
+
+
+@pytest.fixture
+def job(config: LmDataConfig, tmp_path: Path) -> Iterator[Run]:
+    """A run whose loader is under way."""
+    run = open_run(tmp_path / "run", config)
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        next(batches)
+        yield run
+
+
+def test_a_running_job_is_changed(headrace: Headrace, job: Run):
+    headrace("run", "amend", job.folder, "--step", "900", "--weights", "a=2,b=.5")
+    said = headrace("run", "amend", job.folder, "--skip", "1000:1010", "--drop", "b").out
+    assert "From step 1,000 on" in said
+    assert job.config is not None
+    weighed, skipped = job.config.amendments
+    assert (weighed.step, weighed.weights) == (900, {"a": 2.0, "b": 0.5})
+    assert (skipped.step, skipped.skip, skipped.drop) == (1000, [[1000, 1010]], ["b"])
+    refused = headrace("run", "amend", job.folder, "--step", "2", "--weights", "a=9")
+    assert "is planned already" in refused.err
+    step = int(refused.err.split("Give step ")[1].split()[0])
+    # the cure works as it is typed
+    headrace("run", "amend", job.folder, "--step", str(step + 5), "--weights", "a=9")
+
+
+@pytest.mark.parametrize(
+    ("typed", "cure"),
+    [
+        (["--weights", "a=2"], "--step N"),
+        (["--step", "9", "--weights", "a"], "--weights web=2,code=1"),
+        (["--step", "9", "--skip", "9"], "--skip 1200:1400"),
+        (["--skip", "40:30"], "--skip 1200:1400"),
+        (["--step", "9"], "Give it add, weights, drop or skip"),
+        (["--step", "9", "--weights", "a=2", "--wait", "0"], "/run CONFIG"),
+    ],
+)
+def test_what_is_typed_wrong_is_refused(
+    headrace: Headrace, config: LmDataConfig, tmp_path: Path, typed: list[str], cure: str
+):
+    folder = open_run(tmp_path / "run", config).folder
+    assert cure in headrace("run", "amend", folder, *typed).err
+
+
+@pytest.mark.parametrize("logged", ["loss_by_source", "row_loss", "nothing"])
+def test_the_most_unusual_loss_comes_first(
+    headrace: Headrace, config: LmDataConfig, tmp_path: Path, logged: str
+):
+    run = open_run(tmp_path / "run", config)
+    losses: dict[str, dict[str, float]] = {}
+    with (
+        run.loader() as loader,
+        RunLog(loader, run.folder, config=config) as log,
+        loader.iter_from_step() as batches,
+    ):
+        for step, batch in zip(range(30), batches, strict=False):
+            if logged == "loss_by_source":
+                worse = 5.0 * (step == 25)
+                losses = {logged: {"a": 2 + step % 3 / 10, "b": 1.5 + step % 4 / 10 + worse}}
+            elif logged == "row_loss":
+                of_rows = {str(row): 2 + row / 100 for row in range(8)}
+                losses = {logged: of_rows | ({"3": 9.0} if step == 25 else {})}
+            log(step, **losses)
+            if step == 25:
+                source = "ab"[int(batch.source_id[3])]
+    said = headrace("run", "blame", run.folder, "--steps", "24:27").out
+    suspects = json.loads(headrace("run", "blame", run.folder, "--steps", "24:27", "--json").out)
+    first = suspects["suspects"][0]
+    if logged == "loss_by_source":
+        assert (first["source"], first["steps"], first["row"]) == ("b", [24, 25, 26], None)
+        assert first["loss"] == pytest.approx(6.6)
+        assert "standard deviations" in said
+    elif logged == "row_loss":
+        assert (first["source"], first["steps"], first["row"]) == (source, [25], 3)
+    else:
+        assert "No losses of these steps were logged" in said
+    per_row = 8 if logged == "row_loss" else None
+    total = sum(one["tokens"] for one in suspects["suspects"])
+    assert total == 3 * 8 * 8
+    assert len(suspects["suspects"]) == (3 * per_row if per_row else 2)
+    assert all(one["documents"] for one in suspects["suspects"])
