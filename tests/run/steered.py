@@ -63,13 +63,20 @@ def main(root: Path, address: str, hosts: int, number: int, steps: int, changes:
             if step % EVERY == 0 and step < changes * EVERY and reached < step + AHEAD:
                 run.amend(step + AHEAD, **change_at(run, root, step, step + AHEAD))
             if step % SAVED_EVERY == SAVED_EVERY - 1:
-                np.savez(root / f"rows-{begin}-{hosts}-{number}.npz", **rows)
+                save(root / f"rows-{begin}-{hosts}-{number}.npz", rows)
                 if number == 0:
                     part = root / "checkpoint.part"
                     part.write_text(json.dumps(run.state(step + 1).to_json()))
                     part.rename(checkpoint)
                 print(step + 1, flush=True)
-    np.savez(root / f"rows-{begin}-{hosts}-{number}.npz", **rows)
+    save(root / f"rows-{begin}-{hosts}-{number}.npz", rows)
+
+
+def save(path: Path, rows: dict[str, np.ndarray]) -> None:
+    """Writes all of it or nothing: the process may be killed."""
+    part = path.with_name(f"part-{path.name}")
+    np.savez(part, **rows)
+    part.rename(path)
 
 
 if __name__ == "__main__":
