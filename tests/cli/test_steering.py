@@ -72,6 +72,7 @@ def test_the_most_unusual_loss_comes_first(
 ):
     run = open_run(tmp_path / "run", config)
     losses: dict[str, dict[str, float]] = {}
+    source = ""
     with (
         run.loader() as loader,
         RunLog(loader, run.folder, config=config) as log,

@@ -333,12 +333,21 @@ class DataLoader(BatchOrder):
             for horizon in self._horizons:
                 horizon.decide()
 
-    def _horizon(self, step: int, last: int | None) -> Horizon:
-        """That of an iteration that begins or goes on."""
+    def _open_reader(
+        self, step: int, stats: IterationStats, grouping: Grouping, replayed: int
+    ) -> tuple[Horizon, BatchReader]:
+        """The reader of an iteration that begins or goes on at a step, and how far it plans."""
+        last = self.num_steps
+        if replayed:
+            last = min(step + replayed, last or MAX_STEP)
         with self._lock:
-            horizon = Horizon(step, last, self._hold)
-            self._horizons.add(horizon)
-        return horizon
+            horizon = Horizon(step, last, None if replayed else self._hold)
+            if not replayed:
+                self._horizons.add(horizon)
+        exchange = None if replayed else self._exchange()
+        reader = self._reader(stats, grouping, exchange, horizon)
+        self._readers.add(reader)
+        return horizon, reader
 
     def _forget(self, horizon: Horizon) -> None:
         with self._lock:
@@ -360,7 +369,13 @@ class DataLoader(BatchOrder):
         # batches come singly
         group = 0 if ready < 4 else int(np.clip(ready // (GATHERING + 3), 1, GROUP))
         gathering = min(ready // group - 3, GATHERING) if group else 0
-        course = _Course(self, step, stats, Grouping(group, gathering), replayed)
+        grouping = Grouping(group, gathering)
+        course = _Course(
+            step,
+            partial(self._open_reader, stats=stats, grouping=grouping, replayed=replayed),
+            partial(self._to_devices, stats=stats),
+            self._forget,
+        )
         make = course.groups
         batches = Prefetched(
             partial(_replayed, make) if replayed else make,
@@ -553,32 +568,17 @@ class _Course:
 
     def __init__(
         self,
-        loader: DataLoader,
         step: int,
-        stats: IterationStats,
-        grouping: Grouping,
-        replayed: int,
+        open_reader: Callable[[int], tuple[Horizon, BatchReader]],
+        to_devices: Callable[[Any, int], Any],
+        forget: Callable[[Horizon], None],
     ) -> None:
-        self._loader = loader
         self._step = step
-        self._stats = stats
-        self._grouping = grouping
-        self._replayed = replayed
+        self._open_reader = open_reader
+        self._to_devices = to_devices
+        self._forget = forget
         self._closed = False
-        self._open()
-
-    def _open(self) -> None:
-        loader = self._loader
-        last = loader.num_steps
-        if self._replayed:
-            last = min(self._step + self._replayed, last or MAX_STEP)
-        if self._replayed:
-            self._horizon = Horizon(self._step, last)
-        else:
-            self._horizon = loader._horizon(self._step, last)
-        exchange = None if self._replayed else loader._exchange()
-        self._reader = loader._reader(self._stats, self._grouping, exchange, self._horizon)
-        loader._readers.add(self._reader)
+        self._horizon, self._reader = open_reader(step)
 
     def interrupt(self) -> None:
         """Makes whatever :meth:`groups` waits for give up. Safe to call from any thread."""
@@ -587,18 +587,17 @@ class _Course:
         self._reader.interrupt()
 
     def groups(self) -> Iterator[list[Any]]:
-        to_devices = partial(self._loader._to_devices, stats=self._stats)
         while True:
             horizon = self._horizon
             try:
-                for group in _delivered(self._reader, self._step, horizon.stop, to_devices):
+                for group in _delivered(self._reader, self._step, horizon.stop, self._to_devices):
                     self._step += len(group)  # whoever takes the group empties it
                     yield group
                 if self._closed or not horizon.wait() or self._closed:
                     return
             finally:
-                self._loader._forget(horizon)
-            self._open()
+                self._forget(horizon)
+            self._horizon, self._reader = self._open_reader(self._step)
 
 
 def _finished(delivered: Any) -> Any:

@@ -239,18 +239,22 @@ class Steering:
             time.sleep(_EVERY_S / 50)
 
     def _follow(self) -> None:
-        while not self._stop.is_set():
-            with self._lock:
-                if not self.is_live:
-                    self._thread = None
-                    break
-            if self._hosts.is_first:
-                self._lead()
-            elif (proposal := self._hosts.proposal()) is not None:
-                self._vote(proposal)
-            else:
-                time.sleep(_EVERY_S)
-        _stops.pop(threading.current_thread(), None)
+        try:
+            while not self._stop.is_set():
+                with self._lock:
+                    if not self.is_live:
+                        self._thread = None
+                        break
+                if self._hosts.is_first:
+                    self._lead()
+                elif (proposal := self._hosts.proposal()) is not None:
+                    self._vote(proposal)
+                else:
+                    time.sleep(_EVERY_S)
+        finally:
+            _stops.pop(threading.current_thread(), None)
+            if self._thread is threading.current_thread():  # it failed: nobody waits for it
+                self._thread = None
 
     def _lead(self) -> None:
         """Takes the next request, if there is one."""
