@@ -3,9 +3,9 @@ unusual their loss was.
 
 The batches are a function of the config, so only the losses need to have been logged
 (:mod:`headrace.feed.run_log`): ``log(step, loss_by_source={"web": 2.1, ...})``, a figure for each
-source; or ``log(step, row_loss={"0": 2.3, ...})``, one for each row of the batch. A loss is compared
-with those of up to 200 steps before: how far it is above their median, in multiples of their median
-absolute deviation, scaled to be a standard deviation for normal noise.
+source; or ``log(step, row_loss={"0": 2.3, ...})``, one for each row of the batch. A loss is
+compared with those of up to 200 steps before: how far it is above their median, in multiples of
+their median absolute deviation, scaled to be a standard deviation for normal noise.
 """
 
 from __future__ import annotations
