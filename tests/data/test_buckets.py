@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.data import PackedTokenDataset, TokenSeqDataset
-from headrace.data.buckets import BucketsConfig, buckets_of, expected_repeats, without_others
+from headrace.data.buckets import BucketsConfig, expected_repeats, without_others
+from headrace.data.buckets import buckets_of as buckets_of_numbers
+from headrace.data.document_numbers import DocumentNumbers
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
 from headrace.ingest import reshuffle
@@ -40,6 +42,10 @@ def plain(tmp_path_factory) -> TokenCache:
     """A cache of 40 documents, whose numbers each example writes into a file."""
     folder = tmp_path_factory.mktemp("plain")
     return scored(folder, [0] * DOCUMENTS, lengths=[4 + k % 5 for k in range(DOCUMENTS)])
+
+
+def buckets_of(cache: TokenCache, config: BucketsConfig, path: str = "buckets") -> np.ndarray:
+    return buckets_of_numbers(DocumentNumbers(cache), config, path)
 
 
 def from_file(cache: TokenCache, numbers, dtype, **config) -> BucketsConfig:
@@ -177,7 +183,9 @@ def test_components_of_a_cache_hold_each_token_of_their_buckets_once(plain, scor
         for name, keep in kept.items()
     }
     removed = dict.fromkeys(buckets, DocumentFilter([*gone]))
-    for name, left_out in without_others(dict.fromkeys(buckets, plain), buckets, removed).items():
+    for name, left_out in without_others(
+        dict.fromkeys(buckets, DocumentNumbers(plain)), buckets, removed
+    ).items():
         want = {
             k: lengths[k] for k, score in enumerate(scores) if score in kept[name] and k not in gone
         }
@@ -293,5 +301,5 @@ def test_a_bucket_without_documents_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"leaves no document: the buckets .* by score hold \[1, 1, 0\]"
     ) as caught:
-        without_others({"web/2": cache}, {"web/2": config}, {"web/2": None})
+        without_others({"web/2": DocumentNumbers(cache)}, {"web/2": config}, {"web/2": None})
     assert caught.value.field == "components.web/2.buckets.keep"

@@ -59,7 +59,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_python_runs(caches: Path):
     found = blocks("python")
-    assert len(found) == 4
+    assert len(found) == 5
     names: dict[str, object] = {}
     for block in found:
         exec(compile(block, "docs/packing.md", "exec"), names)

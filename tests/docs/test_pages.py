@@ -28,6 +28,7 @@ PAGES = (
     "metrics",
     "columns",
     "buckets",
+    "attributes",
     "rollouts",
 )
 _FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)

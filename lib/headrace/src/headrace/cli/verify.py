@@ -107,6 +107,7 @@ def _checked(
     """Checks one member of a cache, repairs it if requested, and returns the findings and whether
     it is sound.
     """
+    from headrace.data.attributes import attribute_findings
     from headrace.data.saved_filters import filter_findings
     from headrace.ingest.repair import repair as repair_cache
     from headrace.pack.plan_file import plan_findings
@@ -124,7 +125,11 @@ def _checked(
             expect=expect,
             advance=advance,
         )
-    beside = [*plan_findings(files.join(cache, PLANS_FOLDER)), *filter_findings(cache)]
+    beside = [
+        *plan_findings(files.join(cache, PLANS_FOLDER)),
+        *filter_findings(cache),
+        *attribute_findings(cache),
+    ]
     saved = [Damage("", problem, file=file) for file, problem in beside]
     report = replace(report, damages=[*report.damages, *saved])
     # Of a sound cache too: a repair that was killed at its end has left files.

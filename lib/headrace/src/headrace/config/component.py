@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cast
 
+from headrace.data.attributes import AttributeConfig
 from headrace.data.buckets import BucketsConfig, without_others
 from headrace.data.dataset import PlannedDataset
+from headrace.data.document_numbers import DocumentNumbers, without_failing
 from headrace.data.documents import DocumentFilter
 from headrace.data.pairs import is_of_pairs
 from headrace.data.row_tokens import RowTokens
 from headrace.data.saved_filters import RemovedDocuments
+from headrace.data.where import Where
 from headrace.errors import ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import filter_reader, ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
@@ -105,6 +108,10 @@ class ComponentConfig:
             ``components`` and ``weights`` are expanded; see :mod:`headrace.data.buckets`.
         format: How the files of another system are read in place, such as ``megatron``; see
             :class:`~headrace.store.layouts.FormatConfig`. None: found out.
+        attributes: Numbers of its documents from tables of other programs, by name: files, or a
+            mapping; see :class:`~headrace.data.attributes.AttributeConfig`.
+        where: A condition on documents; the others are left out: ``quality >= 3 and not dup``. It
+            may ask for attributes, leaves with one value per document, and ``length``.
         pairs: Whether its documents are preference pairs. None: as the cache says; pairs must be
             packed, and are packed in units of two. ``false`` trains on both answers as on text.
 
@@ -140,6 +147,8 @@ class ComponentConfig:
     buckets: BucketsConfig | None = None
     pairs: bool | None = None
     format: FormatConfig | None = None
+    attributes: dict[str, AttributeConfig] | None = None
+    where: str | None = None
 
     @property
     def caches(self) -> list[str]:
@@ -250,6 +259,8 @@ class ComponentConfig:
             check_weight(self.weight, f"{path}.weight")
         for number, weight in enumerate((self.buckets and self.buckets.weights) or ()):
             check_weight(weight, f"{path}.buckets.weights[{number}]")
+        if self.where is not None:
+            Where(self.where, f"{path}.where")
         if self.loss_weight is not None:
             weight_from_config(self.loss_weight, f"{path}.loss_weight")
         if self.shuffle is not None:
@@ -384,11 +395,19 @@ def left_out(
             if listed is None
             else listed.of(caches[name], filter_reader(component.remove or ""))
         )
+    numbers = {
+        name: DocumentNumbers(caches[name], component.attributes or {}, f"components.{name}")
+        for name, component in components.items()
+    }
+    for name, component in components.items():
+        if component.where is not None:
+            where = Where(component.where, f"components.{name}.where")
+            removed[name] = without_failing(numbers[name], where, removed[name])
     buckets = {n: c.buckets for n, c in components.items() if c.buckets is not None}
     if not buckets:
         return removed
     of_pairs = [name for name in buckets if is_of_pairs(caches[name], components[name].pairs)]
-    return without_others(caches, buckets, removed, of_pairs)
+    return without_others(numbers, buckets, removed, of_pairs)
 
 
 def check_any(components: Mapping[str, ComponentConfig]) -> None:

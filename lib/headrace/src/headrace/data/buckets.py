@@ -25,7 +25,7 @@ left-out documents (:mod:`headrace.data.documents`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,18 +33,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 
+from headrace.data.document_numbers import DocumentNumbers
 from headrace.data.documents import DocumentFilter, remove_others
-from headrace.data.filter_files import read_npy
 from headrace.data.pairs import refuse_parted_buckets
 from headrace.data.saved_filters import RemovedDocuments
-from headrace.errors import ConfigError, did_you_mean
+from headrace.errors import ConfigError
 from headrace.order.intervals import Intervals
 from headrace.order.seeds import derive, derive_keys
-from headrace.store import files
-from headrace.store.cache import TokenCache
 
-LENGTH = "length"
-"""The value of ``by`` for the number of tokens of each document."""
 MOST_BUCKETS = 255
 _CHUNK = 1 << 20  # documents per pass over the numbers
 
@@ -54,7 +50,7 @@ class BucketsConfig:
     """The field ``buckets`` of a component; see the module.
 
     Attributes:
-        by: Where the number of each document comes from: ``length`` (its tokens), the name of a
+        by: Where the number of each document comes from: ``length`` (its tokens), an attribute, a
             leaf with one value per document, or a ``.npy`` file with one number per document, in
             the order of the cache (if it was written by ``headrace cache reshuffle``: in the order
             of its original).
@@ -209,12 +205,12 @@ def _check_rising(name: str, values: Sequence[float], least: float, most: float)
 
 
 def buckets_of(
-    cache: TokenCache, config: BucketsConfig, path: str = "buckets"
+    numbers: DocumentNumbers, config: BucketsConfig, path: str = "buckets"
 ) -> UInt8[np.ndarray, " n"]:
     """The bucket of each document, in the order of the cache.
 
     Args:
-        cache: The cache.
+        numbers: The numbers of the documents of a cache.
         config: How to divide the documents.
         path: Its path in the config, for errors.
 
@@ -227,19 +223,20 @@ def buckets_of(
         >>> cache = headrace.testing.tiny_cache(documents=6)
         >>> (
         ...     cache.lengths().tolist(),
-        ...     buckets_of(cache, BucketsConfig("length", edges=[40])).tolist(),
+        ...     buckets_of(DocumentNumbers(cache), BucketsConfig("length", edges=[40])).tolist(),
         ... )
         ([44, 33, 27, 14, 16, 3], [1, 0, 0, 0, 0, 0])
     """
-    numbers = _numbers(cache, config.by, f"{path}.by")
+    cache = numbers.cache
+    chunks = numbers.chunks(config.by, f"{path}.by")
     bounds = np.asarray(config.bounds)
     if config.quantiles is not None:
-        every = np.concatenate([np.zeros(0), *numbers])
+        every = np.concatenate([np.zeros(0), *chunks])
         bounds = np.quantile(every, bounds, method="inverted_cdf") if every.size else bounds
-        numbers = iter([every])
+        chunks = iter([every])
     buckets = np.empty(cache.num_documents, np.uint8)
     at = 0
-    for chunk in numbers:
+    for chunk in chunks:
         if (
             config.levels is None
         ):  # an edge that the column cannot hold means the nearest that it can
@@ -275,80 +272,8 @@ def _levels(
     return below + (drawn < share)
 
 
-def _numbers(cache: TokenCache, by: str, path: str) -> Iterator[np.ndarray]:
-    """The number of each document as they lie in the cache, chunk after chunk."""
-    if by == LENGTH:
-        yield from (
-            cache.lengths(at, min(at + _CHUNK, cache.num_documents)) for at in _starts(cache)
-        )
-        return
-    if by.endswith(".npy"):
-        every = _sidecar(cache, by, path)
-        chunks = (
-            every[cache.originals(np.arange(at, min(at + _CHUNK, cache.num_documents)))]
-            for at in _starts(cache)
-        )
-    else:
-        if by not in cache.leaves:
-            cure = (
-                f"{did_you_mean(by, [*cache.leaves, LENGTH])} Or name a file of numbers:"
-                " scores.npy."
-            )
-            raise ConfigError(f"is not a leaf of {cache.path}", field=path, value=by, cure=cure)
-        leaf = cache.leaf(by)
-        if leaf.kind != "fixed" or leaf.dtype.kind not in "iufb":
-            kind = (
-                "has not one number per document"
-                if leaf.kind != "fixed"
-                else f"holds {leaf.dtype}, and not numbers"
-            )
-            cure = (
-                f"Build it so (--leaf {by}=FIELD:float32), or name a file of numbers: scores.npy."
-            )
-            raise ConfigError(kind, field=path, value=by, cure=cure)
-        chunks = leaf.blocks(_CHUNK)
-    at = 0
-    for chunk in chunks:
-        flat = chunk.reshape(-1)
-        if flat.dtype.kind == "f" and not np.isfinite(flat).all():
-            bad = int(np.flatnonzero(~np.isfinite(flat))[0])
-            problem = f"says {flat[bad]} of the document at {at + bad:,}"
-            raise ConfigError(
-                problem, field=path, value=by, cure="Give each document a finite number, e.g. 0."
-            )
-        yield flat
-        at += flat.size
-
-
-def _starts(cache: TokenCache) -> range:
-    return range(0, cache.num_documents, _CHUNK)
-
-
-def _sidecar(cache: TokenCache, url: str, path: str) -> np.ndarray:
-    """The numbers in a file, one a document of the original."""
-    cure = "Write it with numpy.save: one number per document, in the order of the cache."
-    raw = files.read_bytes(url)
-    if raw is None:
-        raise ConfigError("does not exist", field=path, value=url, cure=cure)
-    numbers = read_npy(raw, path, url, cure)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iufb":
-        problem = f"is no list of numbers: {numbers.dtype} of shape {numbers.shape}"
-        raise ConfigError(problem, field=path, value=url, cure=cure)
-    if numbers.size != cache.num_originals:
-        problem = (
-            f"has {numbers.size:,} numbers, and {cache.path} has {cache.num_originals:,} documents"
-        )
-        raise ConfigError(
-            problem,
-            field=path,
-            value=url,
-            cure="Make it from this cache: numbers belong to one build.",
-        )
-    return numbers
-
-
 def without_others(
-    caches: Mapping[str, TokenCache],
+    numbers: Mapping[str, DocumentNumbers],
     buckets: Mapping[str, BucketsConfig],
     removed: Mapping[str, DocumentFilter | RemovedDocuments | None],
     of_pairs: Collection[str] = (),
@@ -362,20 +287,22 @@ def without_others(
         ConfigError: as :func:`buckets_of`; a bucket without documents.
     """
     left_out = {
-        name: one.of(caches[name]) if isinstance(one, DocumentFilter) else one
+        name: one.of(numbers[name].cache) if isinstance(one, DocumentFilter) else one
         for name, one in removed.items()
     }
-    looked: list[tuple[TokenCache, BucketsConfig, UInt8[np.ndarray, " n"]]] = []
+    looked: list[tuple[DocumentNumbers, BucketsConfig, UInt8[np.ndarray, " n"]]] = []
     for name, config in buckets.items():
-        cache = caches[name]
+        cache = numbers[name].cache
         path = f"components.{name}.buckets"
         rule = BucketsConfig(
             config.by, config.edges, config.quantiles, config.levels, seed=config.seed
         )
-        of_document = next((b for c, r, b in looked if c is cache and r == rule), None)
+        of_document = next(
+            (b for n, r, b in looked if n.same_as(numbers[name]) and r == rule), None
+        )
         if of_document is None:
-            of_document = buckets_of(cache, rule, path)
-            looked.append((cache, rule, of_document))
+            of_document = buckets_of(numbers[name], rule, path)
+            looked.append((numbers[name], rule, of_document))
         if name in of_pairs:
             refuse_parted_buckets(cache, of_document, path, config.by)
         is_kept = np.isin(np.arange(MOST_BUCKETS + 1), config.keep or [])

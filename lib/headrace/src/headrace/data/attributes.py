@@ -1,0 +1,515 @@
+"""Attributes: a number for each document of a cache, from tables that other programs wrote.
+
+Scores of a classifier, clusters, marks of duplicates come as Parquet, JSONL, CSV or Arrow files with
+an id (or a document's number) and a value in each row. They are joined to the cache once, and the
+result is saved in its folder (``attributes/``) under a name that depends on the cache and on the
+files' names, sizes and versions. Buckets divide by it, and conditions (``where``) ask for it.
+
+The join, step by step:
+
+1. The ids of all documents are hashed into an index (:mod:`headrace.data.id_index`). If rows say
+   numbers of documents, there is nothing to index.
+2. Each batch of rows is looked up, and its values are stored at the documents found.
+3. A document that gets two values is an error, and so is one without, unless the config says what
+   share of them may have none, and the value of these. Rows of no document are counted.
+
+Price: 20 bytes and 1.5 us of CPU a document and as much time a row, once; later starts read the
+result, 1 to 8 bytes a document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+from jaxtyping import Int64, Num, UInt64
+
+from headrace.data.filter_files import read_npy
+from headrace.data.id_index import IdIndex, hashes_of_numbers, hashes_of_texts
+from headrace.errors import CacheCorruptError, ConfigError, HeadraceError, did_you_mean
+from headrace.ingest.listing import Entry, list_path
+from headrace.ingest.records import import_extra
+from headrace.store import files
+from headrace.store.cache import TokenCache
+from headrace.store.records import RecordKind
+from headrace.store.vectors import PiecedVector, VectorWriter, damaged
+
+DOCUMENT = "document"
+"""The key of rows that say a document's number."""
+FOLDER = "attributes"
+_LOG = logging.getLogger(__name__)
+_RECORD = "attribute.json"
+_VALUES = "values.bin"
+_WHAT = "attribute"
+_FORMATS = {
+    ".parquet": "parquet",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".arrow": "ipc",
+    ".feather": "ipc",
+}
+_DOCUMENTS = 1 << 18  # whose ids are hashed together
+_CURE_OF_FILES = f"Name files that end in {', '.join(_FORMATS)} or .npy."
+
+
+@dataclass(frozen=True)
+class AttributeConfig:
+    """Where a number for each document comes from. In a config, the files are enough.
+
+    Attributes:
+        files: Path, URL or pattern of tables (Parquet, JSONL, CSV, Arrow), or a ``.npy`` file with
+            a number for each document in the order of the cache.
+        key: The column that says which document a row is of: its id, or, if it is ``document``, its
+            number, from 0.
+        value: The column of the value; None: the one with the attribute's name.
+        id_leaf: The leaf of the cache with the ids of its documents.
+        missing: Largest share of documents without a value.
+        default: The value of these.
+
+    Raises:
+        ConfigError: a share outside 0 .. 1; no value for documents that may have none.
+
+    Example:
+        >>> AttributeConfig("scores/*.parquet").key
+        'id'
+    """
+
+    SHORTHAND: ClassVar[str] = "files"
+
+    files: str
+    key: str = "id"
+    value: str | None = None
+    id_leaf: str = "id"
+    missing: float = 0.0
+    default: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.missing <= 1:
+            raise ConfigError(
+                "is no share", field="missing", value=self.missing, cure="Give one from 0 to 1."
+            )
+        if self.missing and self.default is None:
+            raise ConfigError(
+                "is missing, and documents may have no value",
+                field="default",
+                cure="Say what they have, e.g. default: 0.",
+            )
+
+
+class _Record(msgspec.Struct, forbid_unknown_fields=True):
+    made_from: dict[str, Any]
+    dtype: str
+    vector: dict[str, Any]
+    counts: tuple[int, int, int]  # rows, rows of no document, documents without a value
+
+
+_KIND = RecordKind(_WHAT, 1, _Record)
+
+
+@dataclass(frozen=True, eq=False)
+class Attribute:
+    """A number for each document.
+
+    Attributes:
+        values: The numbers, in the order of the cache.
+        rows: Rows of the tables.
+        not_found: Rows of no document.
+        missing: Documents without a row.
+    """
+
+    values: Num[np.ndarray, " documents"]
+    rows: int
+    not_found: int
+    missing: int
+
+
+def open_attribute(
+    cache: TokenCache, name: str, config: AttributeConfig, path: str = "attributes"
+) -> Attribute:
+    r"""An attribute of a cache: loaded from its folder, or joined and saved there.
+
+    Args:
+        cache: The cache.
+        name: Name of the attribute.
+        config: Where its values come from.
+        path: Place of ``config`` in a run's config, for errors.
+
+    Raises:
+        ConfigError: there are no files; a column or a leaf is missing or holds no numbers; a
+            document has two values, or too many have none.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=3)
+        >>> rows = pathlib.Path(tempfile.mkdtemp(), "scores.jsonl")
+        >>> lines = [f'{{"document": {k}, "score": {k * k}}}' for k in (2, 0, 1)]
+        >>> _ = rows.write_text("\n".join(lines))
+        >>> config = AttributeConfig(str(rows), key="document")
+        >>> open_attribute(cache, "score", config).values.tolist()
+        [0, 1, 4]
+    """
+    with _errors_at(f"{path}.{name}"):
+        entries = _listed(config.files)
+        made_from = json.loads(
+            json.dumps(
+                {
+                    "cache": cache.fingerprint,
+                    "files": [[one.path, one.size, one.version] for one in entries],
+                    "key": config.key,
+                    "value": config.value or name,
+                    "id_leaf": config.id_leaf,
+                    "default": config.default,
+                    "missing": config.missing,
+                }
+            )
+        )
+        digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+        folder = files.join(cache.path, FOLDER, digest[:32])
+        saved = _saved(folder, made_from)
+        if saved is not None:
+            return saved
+        joined = _joined(cache, name, config, entries)
+    _LOG.info(
+        "%s: attribute %s joined from %d files: %d rows, of which %d are of no document; %d of %d"
+        " documents have no value",
+        cache.path,
+        name,
+        len(entries),
+        joined.rows,
+        joined.not_found,
+        joined.missing,
+        cache.num_documents,
+    )
+    if cache.takes_files:
+        with suppress(OSError, HeadraceError):  # a run must not fail because it cannot be saved
+            _save(folder, made_from, joined)
+    return joined
+
+
+@contextmanager
+def _errors_at(path: str) -> Iterator[None]:
+    """Within it, errors name the place of an attribute in the config."""
+    try:
+        yield
+    except ConfigError as error:
+        field_path = f"{path}.{error.field}"
+        raise ConfigError(
+            error.problem, field=field_path, value=error.value, cure=error.cure
+        ) from error
+
+
+def _listed(pattern: str) -> list[Entry]:
+    listed = list_path(pattern)
+    entries = [] if listed is None else [*listed[1]]
+    if not entries:
+        raise ConfigError(
+            "names no file", field="files", value=pattern, cure="Check the path or the pattern."
+        )
+    return sorted(entries, key=lambda one: one.path)
+
+
+def _joined(
+    cache: TokenCache, name: str, config: AttributeConfig, entries: list[Entry]
+) -> Attribute:
+    if entries[0].path.endswith(".npy"):
+        return _numbered(cache, entries)
+    stored = np.arange(cache.num_documents)
+    column = config.value or name
+    if config.key == DOCUMENT:
+        join = _Join(cache.num_originals, column)
+        for url, keys, values in _rows(entries, DOCUMENT, column):
+            join.add(values, *_documents_of_numbers(keys, cache.num_originals, url), url)
+        numbered = join.finish(config)
+        return replace(numbered, values=numbered.values[cache.originals(stored)])
+    join = _Join(cache.num_documents, column, cache.originals)
+    index = _index_of_ids(cache, config.id_leaf)
+    for url, keys, values in _rows(entries, config.key, column):
+        join.add(values, *index.find(_hashes_of_keys(keys, url)), url)
+    return join.finish(config)
+
+
+def _numbered(cache: TokenCache, entries: list[Entry]) -> Attribute:
+    """The numbers in a ``.npy`` file, one for each document of the original."""
+    url = entries[0].path
+    cure = "Write it with numpy.save: one number for each document, in the order of the cache."
+    if len(entries) > 1:
+        raise ConfigError("is a second file", field="files", value=entries[1].path, cure=cure)
+    numbers = read_npy(files.read_bytes(url) or b"", "files", url, cure)
+    if numbers.shape != (cache.num_originals,) or numbers.dtype.kind not in "iufb":
+        problem = (
+            f"holds {numbers.dtype} of shape {numbers.shape}, and {cache.path} has"
+            f" {cache.num_originals:,} documents"
+        )
+        raise ConfigError(problem, field="files", value=url, cure=cure)
+    values = numbers[cache.originals(np.arange(cache.num_documents))]
+    return Attribute(_storable(values), numbers.size, 0, 0)
+
+
+def _storable(values: np.ndarray) -> np.ndarray:
+    return values.view(np.uint8) if values.dtype == np.bool_ else values
+
+
+def _rows(entries: list[Entry], key: str, value: str) -> Iterator[tuple[str, Any, Any]]:
+    """Batches of rows of all files: the file, and the two columns as Arrow arrays."""
+    dataset = import_extra("pyarrow.dataset", "parquet", entries[0].path)
+    for entry in entries:
+        unpacked = entry.path.removesuffix(".gz").removesuffix(".zst")
+        ending = f".{unpacked.rpartition('.')[2]}"
+        if ending not in _FORMATS:
+            raise ConfigError(
+                "is of no format that is read",
+                field="files",
+                value=entry.path,
+                cure=_CURE_OF_FILES,
+            )
+        filesystem, place = files.filesystem(entry.path)
+        table = dataset.dataset(place, filesystem=filesystem, format=_FORMATS[ending])
+        for field_name, column in (("key", key), ("value", value)):
+            if column not in table.schema.names:
+                raise ConfigError(
+                    f"is no column of {entry.path}",
+                    field=field_name,
+                    value=column,
+                    cure=did_you_mean(column, table.schema.names),
+                )
+        for batch in table.to_batches(columns=[key, value]):
+            yield entry.path, batch.column(0), batch.column(1)
+
+
+def _index_of_ids(cache: TokenCache, id_leaf: str) -> IdIndex:
+    """An index of the ids that the cache keeps."""
+    if id_leaf not in cache.leaves:
+        leaves = ", ".join(cache.leaves) or "none"
+        raise ConfigError(
+            f"is not a leaf of {cache.path}, which has {leaves}",
+            field="id_leaf",
+            value=id_leaf,
+            cure="Build the cache with --leaf id=FIELD, or give rows with a document's number:"
+            f" key: {DOCUMENT}.",
+        )
+    return IdIndex(_hashes_of_documents(cache, id_leaf), cache.num_documents)
+
+
+def _hashes_of_documents(cache: TokenCache, id_leaf: str) -> Iterator[UInt64[np.ndarray, "2 n"]]:
+    leaf = cache.leaf(id_leaf)
+    for first in range(0, cache.num_documents, _DOCUMENTS):
+        stop = min(first + _DOCUMENTS, cache.num_documents)
+        values = leaf.values(first, stop)
+        if leaf.kind == "ragged":
+            yield hashes_of_texts(values, leaf.lengths(first, stop))
+        else:
+            yield hashes_of_numbers(values.astype(np.int64))
+
+
+def _hashes_of_keys(keys: Any, url: str) -> UInt64[np.ndarray, "2 n"]:
+    """The hashes of a column of ids."""
+    arrow = import_extra("pyarrow", "parquet", url)
+    _refuse_nothing(keys, "key", url)
+    if arrow.types.is_integer(keys.type):
+        return hashes_of_numbers(keys.to_numpy().astype(np.int64))
+    if not (arrow.types.is_string(keys.type) or arrow.types.is_large_string(keys.type)):
+        raise ConfigError(
+            f"holds {keys.type} in {url}, neither texts nor whole numbers",
+            field="key",
+            cure="Name a column of ids.",
+        )
+    texts = keys.cast(arrow.large_binary())
+    _, offsets_buffer, data_buffer = texts.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    data = np.frombuffer(data_buffer or b"", np.uint8)[offsets[0] : offsets[-1]]
+    return hashes_of_texts(data, np.diff(offsets))
+
+
+def _documents_of_numbers(
+    keys: Any, documents: int, url: str
+) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+    """Rows that say the number of a document, and that number."""
+    arrow = import_extra("pyarrow", "parquet", url)
+    _refuse_nothing(keys, "key", url)
+    if not arrow.types.is_integer(keys.type):
+        cure = f"Write whole numbers, or name the column with ids: key: id, in place of {DOCUMENT}."
+        raise ConfigError(f"holds {keys.type} in {url}", field="key", value=DOCUMENT, cure=cure)
+    numbers = keys.to_numpy().astype(np.int64)
+    rows = np.flatnonzero((numbers >= 0) & (numbers < documents))
+    return rows, numbers[rows]
+
+
+def _refuse_nothing(column: Any, field_name: str, url: str) -> None:
+    if column.null_count:
+        raise ConfigError(
+            f"has nothing (null) in some rows of {url}",
+            field=field_name,
+            cure="Leave these rows out.",
+        )
+
+
+class _Join:
+    """Values by document, as they come.
+
+    Args:
+        documents: How many documents there are.
+        column: The column of the values, for errors.
+        numbers_of: Converts documents to the numbers that users know.
+    """
+
+    def __init__(
+        self,
+        documents: int,
+        column: str,
+        numbers_of: Callable[[np.ndarray], np.ndarray] = np.asarray,
+    ) -> None:
+        self.column = column
+        self.values = np.zeros(0, np.uint8)
+        self.has_value = np.zeros(documents, bool)
+        self.rows = 0
+        self.not_found = 0
+        self._numbers_of = numbers_of
+
+    def add(
+        self,
+        column: Any,
+        rows: Int64[np.ndarray, " m"],
+        documents: Int64[np.ndarray, " m"],
+        url: str,
+    ) -> None:
+        """Stores the values of some rows at the documents that were found for them."""
+        numbers = self._numbers(column, url)
+        is_given = np.asarray(column.is_valid())
+        self.rows += len(column)
+        self.not_found += len(column) - np.unique(rows).size
+        documents = documents[is_given[rows]]
+        own = numbers[rows[is_given[rows]]]
+        if not self.has_value.any():
+            self.values = np.zeros(self.has_value.size, own.dtype)
+        self.values = self.values.astype(np.result_type(self.values, own), copy=False)
+        known = documents[self.has_value[documents]]
+        contradicts = self.values[known] != own[self.has_value[documents]]
+        self.values[documents] = own
+        self.has_value[documents] = True
+        within = self.values[documents] != own
+        if contradicts.any() or within.any():
+            wrong = known[contradicts] if contradicts.any() else documents[within]
+            number = int(self._numbers_of(wrong[:1])[0])
+            raise ConfigError(
+                f"has two values of document {number:,}, the second in {url}",
+                field="value",
+                value=self.column,
+                cure="Leave one of them out of the files.",
+            )
+
+    def _numbers(self, column: Any, url: str) -> Num[np.ndarray, " n"]:
+        arrow = import_extra("pyarrow", "parquet", url)
+        kind = column.type
+        is_bool = arrow.types.is_boolean(kind)
+        if not (is_bool or arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
+            raise ConfigError(
+                f"holds {kind} in {url}, and not numbers",
+                field="value",
+                value=self.column,
+                cure="Name a column of numbers, or write them so.",
+            )
+        nothing = arrow.scalar(0).cast(kind)
+        values = column.fill_null(nothing).to_numpy(zero_copy_only=False)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ConfigError(
+                f"holds NaN or infinity in {url}",
+                field="value",
+                value=self.column,
+                cure="Write finite numbers, or nothing (null).",
+            )
+        return _storable(values)
+
+    def finish(self, config: AttributeConfig) -> Attribute:
+        documents = self.has_value.size
+        missing = documents - int(np.count_nonzero(self.has_value))
+        if missing > config.missing * documents:
+            first = int(self._numbers_of(np.flatnonzero(~self.has_value)[:1])[0])
+            share = missing / documents
+            raise ConfigError(
+                f"is less than {share:.3g}: {missing:,} of {documents:,} documents have no value,"
+                f" the first is document {first:,}; {self.not_found:,} of {self.rows:,} rows are of"
+                " no document",
+                field="missing",
+                value=config.missing,
+                cure=f"Allow it, with a value for these: {{missing: {_rounded_up(share)}, default:"
+                " 0}.",
+            )
+        values = self.values
+        if missing and config.default is not None:
+            dtype = np.result_type(values, np.min_scalar_type(config.default))
+            values = np.where(self.has_value, values, config.default).astype(dtype)
+        return Attribute(values, self.rows, self.not_found, missing)
+
+
+def _rounded_up(share: float) -> float:
+    """A share of two digits that is not below this one.
+
+    Example:
+        >>> _rounded_up(0.1234), _rounded_up(1.0)
+        (0.13, 1.0)
+    """
+    digits = 2 - int(np.floor(np.log10(share))) - 1
+    scale = 10.0**digits
+    return round(min(float(np.ceil(share * scale) / scale), 1.0), digits)
+
+
+def _saved(folder: str, made_from: Mapping[str, Any]) -> Attribute | None:
+    """The saved result; None if there is none, or it is damaged: it is made again."""
+    url = files.join(folder, _RECORD)
+    with suppress(OSError, HeadraceError, ValueError, KeyError, TypeError):
+        raw = files.read_bytes(url)
+        if raw is None:
+            return None
+        record = _KIND.decode(raw, url)
+        if record.made_from == made_from:
+            stored = PiecedVector(files.join(folder, _VALUES), record.vector, _WHAT)
+            return Attribute(stored.loaded().view(record.dtype), *record.counts)
+    return None
+
+
+def _save(folder: str, made_from: Mapping[str, Any], attribute: Attribute) -> None:
+    values = np.ascontiguousarray(attribute.values)
+    bits = values.view(f"<u{values.dtype.itemsize}")
+    writer = VectorWriter(files.join(folder, _VALUES), bits.dtype.str, _WHAT)
+    try:
+        writer.append(bits)
+        vector = writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+    counts = (attribute.rows, attribute.not_found, attribute.missing)
+    record = _Record(dict(made_from), values.dtype.newbyteorder("<").str, vector, counts)
+    files.write_atomic(files.join(folder, _RECORD), _KIND.encode(record), shared=True)
+
+
+def attribute_findings(cache: str) -> list[tuple[str, str]]:
+    """Checks the attributes saved with a cache by reading them: (file, problem) pairs.
+
+    Example:
+        >>> attribute_findings("nowhere")
+        []
+    """
+    findings: list[tuple[str, str]] = []
+    folder = files.join(cache, FOLDER)
+    for name in files.names_in(folder):
+        url = files.join(folder, name, _RECORD)
+        raw = files.read_bytes(url)
+        if raw is None:
+            continue  # one to come
+        try:
+            made_from = _KIND.decode(raw, url).made_from
+            if _saved(files.join(folder, name), made_from) is None:
+                raise damaged(url, "is not as it was written", _WHAT)
+        except CacheCorruptError as error:
+            findings.append((str(error.value), error.problem))
+    return findings

@@ -1,0 +1,182 @@
+"""``DocumentNumbers``: the numbers that each document of a cache has, by name.
+
+A number comes from an attribute of the config, from a leaf with one value per document, from a
+``.npy`` file, or is the document's length. Buckets divide by them, and conditions ask for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from jaxtyping import Bool
+
+from headrace.data.attributes import AttributeConfig, open_attribute
+from headrace.data.documents import DocumentFilter, remove_others
+from headrace.data.filter_files import read_npy
+from headrace.data.saved_filters import RemovedDocuments
+from headrace.data.where import Where
+from headrace.errors import ConfigError, did_you_mean
+from headrace.order.intervals import Intervals
+from headrace.store import files
+from headrace.store.cache import TokenCache
+
+LENGTH = "length"
+"""The name of the number of tokens of each document."""
+_CHUNK = 1 << 20  # documents per pass over the numbers
+
+
+class DocumentNumbers:
+    """The numbers of the documents of a cache.
+
+    Args:
+        cache: The cache.
+        attributes: Numbers that come from tables, by name.
+        path: Place of the component in the config, for errors.
+
+    Attributes:
+        cache: The cache.
+
+    Example:
+        >>> import headrace.testing
+        >>> numbers = DocumentNumbers(headrace.testing.tiny_cache(documents=4))
+        >>> np.concatenate([*numbers.chunks("length", "where")]).tolist()
+        [44, 33, 27, 14]
+    """
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        attributes: Mapping[str, AttributeConfig] = MappingProxyType({}),
+        path: str = "component",
+    ) -> None:
+        self.cache = cache
+        self._attributes = attributes
+        self._path = path
+        for name in attributes:
+            if name == LENGTH or name in cache.leaves:
+                raise ConfigError(
+                    f"is what {cache.path} has already",
+                    field=f"{path}.attributes",
+                    value=name,
+                    cure="Give the attribute another name, and the column with value: COLUMN.",
+                )
+
+    def same_as(self, other: DocumentNumbers) -> bool:
+        """Whether both have equal numbers of one cache."""
+        return self.cache is other.cache and self._attributes == other._attributes
+
+    def chunks(self, name: str, field: str) -> Iterator[np.ndarray]:
+        """The numbers of one name, in the order of the cache, in chunks of 2**20 documents.
+
+        Raises:
+            ConfigError: there is none of this name; not one number per document; one is not finite.
+        """
+        at = 0
+        for chunk in self._stored(name, field):
+            if chunk.dtype.kind == "f" and not np.isfinite(chunk).all():
+                bad = int(np.flatnonzero(~np.isfinite(chunk))[0])
+                problem = f"says {chunk[bad]} of the document at {at + bad:,}"
+                raise ConfigError(
+                    problem,
+                    field=field,
+                    value=name,
+                    cure="Give each document a finite number, e.g. 0.",
+                )
+            yield chunk
+            at += chunk.size
+
+    def _stored(self, name: str, field: str) -> Iterator[np.ndarray]:
+        cache = self.cache
+        ranges = [
+            (at, min(at + _CHUNK, cache.num_documents))
+            for at in range(0, cache.num_documents, _CHUNK)
+        ]
+        if name == LENGTH:
+            yield from (cache.lengths(first, stop) for first, stop in ranges)
+        elif name in self._attributes:
+            path = f"{self._path}.attributes"
+            values = open_attribute(cache, name, self._attributes[name], path).values
+            yield from (values[first:stop] for first, stop in ranges)
+        elif name.endswith(".npy"):
+            values = _sidecar(cache, name, field)
+            for first, stop in ranges:
+                yield values[cache.originals(np.arange(first, stop))]
+        else:
+            yield from self._leaf(name, field)
+
+    def _leaf(self, name: str, field: str) -> Iterator[np.ndarray]:
+        cache = self.cache
+        if name not in cache.leaves:
+            names = [*cache.leaves, *self._attributes, LENGTH]
+            raise ConfigError(
+                f"is neither an attribute nor a leaf of {cache.path}",
+                field=field,
+                value=name,
+                cure=f"{did_you_mean(name, names)} Or name a file of numbers: scores.npy.",
+            )
+        leaf = cache.leaf(name)
+        if leaf.kind != "fixed" or leaf.dtype.kind not in "iufb":
+            problem = (
+                "has not one number per document"
+                if leaf.kind != "fixed"
+                else f"holds {leaf.dtype}, and not numbers"
+            )
+            cure = (
+                f"Build it so (--leaf {name}=FIELD:float32), or name a file of numbers: scores.npy."
+            )
+            raise ConfigError(problem, field=field, value=name, cure=cure)
+        yield from (block.reshape(-1) for block in leaf.blocks(_CHUNK))
+
+
+def without_failing(
+    numbers: DocumentNumbers, where: Where, removed: RemovedDocuments | None
+) -> RemovedDocuments:
+    """What is left out of a component: ``removed``, and the documents of which a condition does not
+    hold.
+
+    Raises:
+        ConfigError: it asks for numbers that there are not; it holds for no document.
+    """
+    cache = numbers.cache
+    every = {
+        name: np.concatenate([np.zeros(0, bool), *numbers.chunks(name, where.field)])
+        for name in sorted(where.names)
+    }
+
+    def fails(first: int, stop: int) -> Bool[np.ndarray, " n"]:
+        return ~where.holds({name: values[first:stop] for name, values in every.items()})
+
+    left_out = remove_others(cache, removed or DocumentFilter(Intervals.empty()).of(cache), fails)
+    if left_out.num_documents == cache.num_documents:
+        raise ConfigError(
+            f"leaves none of the {cache.num_documents:,} documents of {cache.path}",
+            field=where.field,
+            value=where.text,
+            cure="Ask for less; headrace cache inspect CACHE shows what its leaves hold.",
+        )
+    return left_out
+
+
+def _sidecar(cache: TokenCache, url: str, path: str) -> np.ndarray:
+    """The numbers in a file, one a document of the original."""
+    cure = "Write it with numpy.save: one number per document, in the order of the cache."
+    raw = files.read_bytes(url)
+    if raw is None:
+        raise ConfigError("does not exist", field=path, value=url, cure=cure)
+    numbers = read_npy(raw, path, url, cure)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iufb":
+        problem = f"is no list of numbers: {numbers.dtype} of shape {numbers.shape}"
+        raise ConfigError(problem, field=path, value=url, cure=cure)
+    if numbers.size != cache.num_originals:
+        problem = (
+            f"has {numbers.size:,} numbers, and {cache.path} has {cache.num_originals:,} documents"
+        )
+        raise ConfigError(
+            problem,
+            field=path,
+            value=url,
+            cure="Make it from this cache: numbers belong to one build.",
+        )
+    return numbers

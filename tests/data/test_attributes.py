@@ -1,0 +1,257 @@
+"""Attributes of documents: joined by id or number, each document its own value or an error."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from headrace import ComponentConfig, LmDataConfig, load_config
+from headrace.cli.application import application
+from headrace.data.attributes import AttributeConfig, open_attribute
+from headrace.data.id_index import IdIndex, hashes_of_numbers, hashes_of_texts
+from headrace.errors import ConfigError
+from headrace.ingest import reshuffle
+from headrace.ingest.reshuffle import ReshuffleConfig
+from headrace.store import TokenCache, files
+from headrace.store.layout import LeafSpec
+from headrace.testing import write_cache
+
+DOCUMENTS = 40
+
+
+def with_ids(folder: Path, ids: list[str], parts: int = 3) -> TokenCache:
+    """A cache whose document k has the tokens k, k, ... and an id."""
+    cuts = np.array_split(np.arange(len(ids)), parts)
+    documents = [[np.full(1 + k % 3, k) for k in cut] for cut in cuts]
+    values = {
+        LeafSpec("id", "uint8", "ragged"): lambda tokens: np.frombuffer(
+            ids[tokens[0]].encode(), np.uint8
+        )
+    }
+    return write_cache(folder, documents, vocab_size=1000, leaves=values)
+
+
+IDS = [f"doc/{k * 7}" for k in range(DOCUMENTS)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> TokenCache:
+    return with_ids(tmp_path_factory.mktemp("plain") / "cache", IDS)
+
+
+def written(path: Path, columns: dict[str, list]) -> str:
+    """A table, in the format of the file's ending."""
+    rows = [dict(zip(columns, row, strict=False)) for row in zip(*columns.values(), strict=False)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(columns), path, row_group_size=7)
+    elif path.suffix == ".csv":
+        lines = [",".join(columns), *(",".join(map(str, row.values())) for row in rows)]
+        path.write_text("\n".join(lines))
+    else:
+        path.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".csv"])
+def test_each_document_has_the_value_of_its_id_whatever_the_order(plain, tmp_path, ending):
+    order = np.random.default_rng(1).permutation(DOCUMENTS).tolist()
+    half = DOCUMENTS // 2
+    for name, some in {"b": order[:half], "a": order[half:]}.items():
+        columns = {"id": [IDS[k] for k in some], "quality": [k / 4 for k in some]}
+        written(tmp_path / f"{name}{ending}", columns)
+    for _ in range(2):  # joined, and then read
+        config = AttributeConfig(f"{tmp_path}/*{ending}")
+        attribute = open_attribute(plain, "quality", config)
+        assert attribute.values.tolist() == [k / 4 for k in range(DOCUMENTS)]
+        assert (attribute.rows, attribute.not_found, attribute.missing) == (DOCUMENTS, 0, 0)
+    assert files.names_in(f"{plain.path}/attributes")
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_rows_by_number_follow_the_original_of_a_shuffled_cache(tmp_path_factory, plain, data):
+    folder = tmp_path_factory.mktemp("moved")
+    moved = TokenCache.open(
+        reshuffle(
+            plain.path,
+            str(folder / "moved"),
+            ReshuffleConfig(seed=3, split=data.draw(st.sampled_from([None, 2]))),
+        ).path
+    )
+    assert moved.num_originals == DOCUMENTS
+    numbers = data.draw(st.permutations(range(DOCUMENTS)))
+    values = data.draw(st.lists(st.booleans(), min_size=DOCUMENTS, max_size=DOCUMENTS))
+    table = {"document": numbers, "dup": [values[k] for k in numbers]}
+    config = AttributeConfig(written(folder / "dup.parquet", table), key="document")
+    stored = open_attribute(moved, "dup", config).values
+    assert stored.tolist() == [values[k] for k in moved.originals(np.arange(moved.num_documents))]
+    np.save(folder / "dup.npy", np.array(values))
+    of_array = open_attribute(moved, "dup", AttributeConfig(f"{folder}/dup.npy")).values
+    assert of_array.tolist() == stored.tolist()
+
+
+@given(st.lists(st.text(max_size=12), min_size=1, max_size=30), st.lists(st.text(max_size=12)))
+def test_an_index_finds_the_documents_that_a_comparison_finds(ids, wanted):
+    def hashed(texts: list[str]) -> np.ndarray:
+        raw = [text.encode() for text in texts]
+        lengths = np.array([len(one) for one in raw], np.int64)
+        return hashes_of_texts(np.frombuffer(b"".join(raw), np.uint8), lengths)
+
+    wanted = wanted + ids[:2]
+    rows, documents = IdIndex([hashed(ids)], len(ids)).find(hashed(wanted))
+    pairs = [(r, d) for r, text in enumerate(wanted) for d, own in enumerate(ids) if own == text]
+    assert sorted(zip(rows.tolist(), documents.tolist(), strict=False)) == pairs
+
+
+def test_hashes_of_many_ids_are_all_different():
+    assert np.unique(hashes_of_numbers(np.arange(-1000, 200_000))[0]).size == 201_000
+    texts = [f"{k:x}" for k in range(100_000)]
+    data = np.frombuffer("".join(texts).encode(), np.uint8)
+    for hashes in hashes_of_texts(data, np.array([len(text) for text in texts])):
+        assert np.unique(hashes).size == len(texts)
+
+
+def test_documents_without_a_value_are_refused_and_the_cure_works(plain, tmp_path):
+    table = {"id": [*IDS[:30], "other"], "quality": [1] * 31}
+    path = written(tmp_path / "a.parquet", table)
+    with pytest.raises(ConfigError, match="10 of 40 documents have no value") as refused:
+        open_attribute(plain, "quality", AttributeConfig(path), "components.web.attributes")
+    assert refused.value.field == "components.web.attributes.quality.missing"
+    assert "1 of 31 rows are of no document" in str(refused.value)
+    assert "{missing: 0.25, default: 0}" in str(refused.value.cure)
+    attribute = open_attribute(plain, "quality", AttributeConfig(path, missing=0.25, default=0))
+    assert attribute.values.tolist() == [1] * 30 + [0] * 10
+    assert (attribute.not_found, attribute.missing) == (1, 10)
+
+
+def test_a_null_is_no_value(plain, tmp_path):
+    path = written(tmp_path / "a.parquet", {"id": IDS, "quality": [None, *range(1, DOCUMENTS)]})
+    config = AttributeConfig(path, missing=0.1, default=-1)
+    assert open_attribute(plain, "quality", config).values.tolist() == [-1, *range(1, DOCUMENTS)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "config", "field", "problem"),
+    [
+        ({"id": ["doc/0"], "other": [1]}, {}, "value", "no column"),
+        ({"key": ["doc/0"], "quality": [1]}, {}, "key", "no column"),
+        ({"id": ["doc/0"], "quality": ["good"]}, {}, "value", "not numbers"),
+        ({"id": ["doc/0"], "quality": [float("nan")]}, {}, "value", "NaN"),
+        ({"id": [0.5], "quality": [1]}, {}, "key", "neither texts nor whole numbers"),
+        ({"id": [None, "doc/0"], "quality": [1, 2]}, {}, "key", "null"),
+        ({"id": ["doc/0", "doc/0"], "quality": [1, 2]}, {}, "value", "two values of document 0"),
+        ({"document": ["0"], "quality": [1]}, {"key": "document"}, "key", "holds string"),
+        ({"id": ["doc/0"], "quality": [1]}, {"id_leaf": "url"}, "id_leaf", "not a leaf"),
+    ],
+)
+def test_tables_that_cannot_be_joined_are_refused(plain, tmp_path, columns, config, field, problem):
+    path = written(tmp_path / "a.parquet", columns)
+    with pytest.raises(ConfigError, match=problem) as refused:
+        open_attribute(plain, "quality", AttributeConfig(path, **config), "attributes")
+    assert refused.value.field == f"attributes.quality.{field}"
+
+
+def test_files_that_are_no_tables_are_refused(plain, tmp_path):
+    with pytest.raises(ConfigError, match="names no file"):
+        open_attribute(plain, "quality", AttributeConfig(f"{tmp_path}/none/*.parquet"))
+    (tmp_path / "a.txt").write_text("1")
+    with pytest.raises(ConfigError, match="no format"):
+        open_attribute(plain, "quality", AttributeConfig(f"{tmp_path}/a.txt"))
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    with pytest.raises(ConfigError, match="shape"):
+        open_attribute(plain, "quality", AttributeConfig(f"{tmp_path}/a.npy"))
+    with pytest.raises(ConfigError, match="default"):
+        AttributeConfig("a.npy", missing=0.5)
+
+
+def test_a_damaged_result_is_made_again_and_verify_finds_it(tmp_path):
+    cache = with_ids(tmp_path / "cache", IDS)
+    path = written(tmp_path / "a.parquet", {"id": IDS, "quality": [*range(DOCUMENTS)]})
+    open_attribute(cache, "quality", AttributeConfig(path))
+    (values,) = (tmp_path / "cache" / "attributes").glob("*/values.bin")
+    raw = bytearray(values.read_bytes())
+    raw[3] ^= 1
+    values.write_bytes(raw)
+    done = CliRunner().invoke(application(), ["cache", "verify", str(tmp_path / "cache")])
+    assert done.exit_code == 1
+    assert "attribute.json" in done.output
+    again = open_attribute(cache, "quality", AttributeConfig(path))
+    assert again.values.tolist() == [*range(DOCUMENTS)]
+
+
+def config_of(cache: TokenCache, **fields: object) -> LmDataConfig:
+    component = ComponentConfig(cache.path, **fields)  # pyright: ignore[reportArgumentType]
+    return LmDataConfig({"web": component}, seq_len=4, batch_size=8, num_steps=2)
+
+
+def test_a_run_draws_only_documents_of_which_the_condition_holds(plain, tmp_path):
+    quality = written(
+        tmp_path / "q.parquet", {"id": IDS, "quality": [k % 5 for k in range(DOCUMENTS)]}
+    )
+    np.save(tmp_path / "dup.npy", np.arange(DOCUMENTS) < 10)
+    config = config_of(
+        plain,
+        attributes={
+            "quality": AttributeConfig(quality),
+            "dup": AttributeConfig(f"{tmp_path}/dup.npy"),
+        },
+        where="quality >= 3 and not dup and length < 3",
+    )
+    kept = {k for k in range(10, DOCUMENTS) if k % 5 >= 3 and 1 + k % 3 < 3}
+    (dataset,) = config.datasets().values()
+    tokens = dataset.read(np.arange(len(dataset))).tokens
+    assert set(tokens.reshape(-1).tolist()) <= kept
+    assert dataset.removed_documents == DOCUMENTS - len(kept)
+    (account,) = config.accounts().values()
+    assert account.removed_documents == DOCUMENTS - len(kept)
+
+
+def test_buckets_divide_by_an_attribute(plain, tmp_path):
+    quality = written(tmp_path / "q.parquet", {"id": IDS, "quality": [*range(DOCUMENTS)]})
+    (tmp_path / "run.yaml").write_text(f"""
+seq_len: 2
+batch_size: 8
+num_steps: 2
+components:
+  web:
+    cache: {plain.path}
+    attributes: {{quality: {quality}}}
+    where: quality != 0
+    buckets: {{by: quality, edges: [20], names: [low, high]}}
+""")
+    datasets = load_config(str(tmp_path / "run.yaml")).datasets()
+    tokens = {n: d.read(np.arange(len(d))).tokens for n, d in datasets.items()}
+    assert 0 < tokens["web/low"].min() <= tokens["web/low"].max() < 20
+    assert tokens["web/high"].min() >= 20
+    done = CliRunner().invoke(application(), ["config", "check", str(tmp_path / "run.yaml")])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"where": "quality > 1"}, "components.web.where"),
+        ({"where": "id > 1"}, "components.web.where"),
+        ({"where": "length > 100"}, "components.web.where"),
+        ({"attributes": {"length": AttributeConfig("a.npy")}}, "components.web.attributes"),
+        ({"attributes": {"id": AttributeConfig("a.npy")}}, "components.web.attributes"),
+    ],
+)
+def test_conditions_that_cannot_be_met_are_refused(plain, fields, field):
+    with pytest.raises(ConfigError) as refused:
+        config_of(plain, **fields).datasets()
+    assert refused.value.field == field
+
+
+def test_packed_json_lines_are_read(plain, tmp_path):
+    lines = "\n".join(json.dumps({"id": i, "quality": 1}) for i in IDS)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    config = AttributeConfig(f"{tmp_path}/a.jsonl.gz")
+    assert open_attribute(plain, "quality", config).values.tolist() == [1] * DOCUMENTS
