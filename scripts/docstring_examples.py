@@ -1,5 +1,5 @@
-"""For mkdocs: the section ``Example:`` of a docstring is code, as griffe knows it
-of ``Examples:``.
+"""For mkdocs: the section ``Example:`` of a docstring is code, as griffe knows it of
+``Examples:``, and ``:class:`~headrace.config.LmDataConfig``` is shown as ``LmDataConfig``.
 """
 
 import re
@@ -14,6 +14,6 @@ class DocstringExamples(griffe.Extension):  # pyright: ignore[reportUntypedBaseC
     def on_object(self, *, obj: Any, **_: Any) -> None:
         """Called for each object."""
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(
-                r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE
-            )
+            text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+            text = re.sub(r":[a-z]+:`~[\s\w.]*?(\w+)`", r"`\1`", text)
+            obj.docstring.value = re.sub(r":[a-z]+:(`[^`]+`)", r"\1", text)

@@ -7,6 +7,7 @@ uv run scripts/update_api.py --check   exit 1 when the pages are not what would 
 
 import ast
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -65,6 +66,7 @@ def pages() -> dict[Path, str]:
             .replace("\n", " ")
             .strip()
         )
+        first_line = re.sub(r":[a-z]+:(`)", r"\1", first_line)
         index.append(f"| [`{package}`](api/{package}.md) | {first_line} |")
         lines = [f"{LOW}# {package}\n\n{first_line}\n"]
         for name, module in names.items():

@@ -1,0 +1,100 @@
+"""Draw every page of the built docs and the report of a run in Chromium, wide and narrow, light and
+dark, and check what is seen.
+
+    mkdocs build -d SITE && python scripts/docs_pictures.py SITE [PICTURES]
+
+Checks for Markdown left in the text, pages wider than the screen, text under 11 px, contrast under
+4.5 (3 for large text) and broken images: ``docs_pictures.js``. Exit status 1 if there is one. With
+a folder named, a picture of each page in each form is left there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+from figures.report_page import STEPS, make_config, train
+from playwright.sync_api import Browser, sync_playwright
+
+from headrace.report import gather, write_report
+
+WIDTHS = (1600, 400)
+HEIGHT = 1000
+SCHEMES = ("light", "dark")
+PROBLEMS = Path(__file__).with_suffix(".js").read_text()
+STILL = "* { transition: none !important; animation: none !important; }"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves a folder without a line for each request."""
+
+    def log_request(self, *_: object, **__: object) -> None:
+        """Says nothing."""
+
+
+def write_sample_report(target: Path) -> None:
+    """The report of a short run of four sources."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as place:
+        os.chdir(place)
+        train(make_config(Path()), "run", STEPS)
+        write_report(gather("run"), str(target))
+        os.chdir(before)
+
+
+def problems(
+    browser: Browser, address: str, pages: list[str], pictures: Path | None
+) -> Iterator[str]:
+    """What is wrong with the pages: page, width, scheme, problem and element."""
+    for scheme in SCHEMES:  # a page of the site remembers the scheme it began with
+        context = browser.new_context(bypass_csp=True, color_scheme=scheme, reduced_motion="reduce")
+        page = context.new_page()
+        page.set_default_timeout(0)
+        for name in pages:
+            page.goto(address + name)
+            page.add_style_tag(content=STILL)
+            for width in WIDTHS:
+                page.set_viewport_size({"width": width, "height": HEIGHT})
+                page.wait_for_timeout(50)
+                form = f"{name} {width} {scheme}"
+                yield from (f"{form}: {problem}" for problem in page.evaluate(PROBLEMS))
+                if pictures is not None:
+                    file = form.replace("/", "_").replace(" ", "_") + ".png"
+                    page.screenshot(path=pictures / file)
+        context.close()
+
+
+def main(site: Path, pictures: Path | None = None) -> int:
+    """Prints what is wrong; the exit status."""
+    write_sample_report(site / "report_of_a_run.html")
+    pages = sorted(str(page.relative_to(site)) for page in site.rglob("*.html"))
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+    path = (
+        os.environ.get("HEADRACE_CHROMIUM")
+        or shutil.which("chromium")
+        or shutil.which("chromium-browser")
+    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        address = f"http://127.0.0.1:{server.server_port}/"
+        count = 0
+        for line in problems(browser, address, pages, pictures):
+            print(line, flush=True)
+            count += 1
+        browser.close()
+    print(f"{len(pages)} pages drawn, {count} problems")
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*(Path(argument).resolve() for argument in sys.argv[1:])))
