@@ -51,6 +51,7 @@ ASKED = {
     "run cat": "run.yaml --step 5",
     "run diff": "runs/1 edited.yaml",
     "run amend": "runs/1 edited.yaml --step 9 --going-back",
+    "run blame": "runs/1 --steps 5:7",
     "run report": "runs/1",
 }
 
