@@ -24,7 +24,7 @@ from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.feed import exchange as module
-from headrace.feed.exchange import RowExchange
+from headrace.feed.exchange import Look, RowExchange
 from headrace.feed.plan import BlockSpace, plan_window
 from headrace.feed.pooled_rows import PooledRows, exchange_rows, holders_of, row_shards
 from headrace.feed.reader import Grouping, MappedReader, PlannedReader
@@ -188,27 +188,31 @@ def test_each_block_is_read_by_one_host(tmp_path):
     weights = {"a": {"linear": {0: 1, 40: 3}}, "b": {"linear": {0: 3, 40: 1}}, "c": 1.3}
     dataset = MixtureDataset(braids, weights, 16)
     hosts = [Host(holders, number) for number in range(4)]
-    alone = plan_window(
-        dataset,
-        BlockSpace(dataset.sources),
-        dataset.batch_schedule,
-        Host(holders * 0, 0),
-        0,
-        60,
-        "locality",
-    )
-    used = alone.uses.blocks.size
-    for setting, bars in (
-        ("on", (1.0, 1.2)),
-        (None, (1.3, 4.0)),
-    ):  # the first windows draw borders of their own
+    for first, setting, bars in (
+        (0, "on", (1.0, 1.1)),
+        (0, "auto", (1.0, 1.1)),
+        (7, "auto", (1.0, 1.1)),  # of a run that is resumed
+        (0, None, (1.3, 4.0)),
+    ):
+        alone = plan_window(
+            dataset,
+            BlockSpace(dataset.sources),
+            dataset.batch_schedule,
+            Host(holders * 0, 0),
+            first,
+            60,
+            "locality",
+        )
+        used = alone.uses.blocks.size
         reads = [
-            batches_of(dataset, h, setting and RowExchange(holders, setting), 0, 60, 0)[1]
+            batches_of(dataset, h, setting and RowExchange(holders, setting), first, first + 60, 0)[
+                1
+            ]
             for h in hosts
         ]
         assert bars[0] <= sum(r.block_fetches for r in reads) / used <= bars[1]
         assert sum(r.examples_requested for r in reads) == 60 * 16
-        assert (sum(r.exchanged_examples for r in reads) > 0) == (setting == "on")
+        assert (sum(r.exchanged_examples for r in reads) > 0) == (setting is not None)
         assert all(r.exchanged_bytes == r.exchanged_examples * SEQ_LEN for r in reads)
 
 
@@ -273,7 +277,7 @@ def test_rows_for_which_pools_have_no_room_are_read_where_they_lie(tmp_path, mon
         assert all(np.array_equal(expected[name], found[name]) for name in expected)
 
 
-def windows_of(exchange, drift, count=12):
+def windows_of(drift, count=12):
     """Windows of 64 steps of 32 rows: 32 strands of 8 rows a block, whose rows move by ``drift``
     places a step.
     """
@@ -284,38 +288,41 @@ def windows_of(exchange, drift, count=12):
         shift = np.rint(4 * np.sin(steps * drift)).astype(int)
         strand = np.sort(np.clip(strand + shift[:, None], 0, 31), axis=1)
         block = (strand + 32 * (steps // 16)[:, None]).ravel()
-        yield exchange.arrange(
-            sizes,
-            sizes,
-            strand.ravel() / 32,
-            row_bytes=8,
-            blocks=lambda block=block: (np.arange(block.size), block),
-        )
+        uses = np.arange(block.size), block
+        yield Look(sizes, sizes, strand.ravel() / 32, lambda uses=uses: uses)
+
+
+def arranged_by(exchange, windows):
+    """All windows, arranged one by one; what is ahead of one are those from it on."""
+    return [
+        exchange.arrange(window, lambda number=number: iter(windows[number:]), row_bytes=8)
+        for number, window in enumerate(windows)
+    ]
 
 
 def test_auto_turns_on_where_blocks_are_read_often(caplog):
     with caplog.at_level(logging.INFO):
-        assert all(
-            arranged is None for arranged in windows_of(RowExchange(np.arange(4), "auto"), 0.0)
-        )
+        steady = arranged_by(RowExchange(np.arange(4), "auto"), list(windows_of(0.0)))
+        assert steady == [None] * 12
         assert caplog.messages == []
-        arranged = list(windows_of(RowExchange(np.arange(4), "auto"), 0.3))
-    assert [x is not None for x in arranged] == [False] * 6 + [True] * 6
+        drifting = list(windows_of(0.3))
+        arranged = arranged_by(RowExchange(np.arange(4), "auto"), drifting)
+    assert None not in arranged
+    resumed = arranged_by(RowExchange(np.arange(4), "auto"), drifting[5:])
+    assert None not in resumed
     assert "auto turns it on" in caplog.messages[0]
 
 
 def test_auto_stays_off_where_hosts_would_share_blocks_all_the_same():
     """Each row is in a block of its own choice, so that no borders keep blocks apart."""
-    exchange = RowExchange(np.arange(4), "auto")
     rng = np.random.default_rng(0)
     sizes = np.full(64, 32)
+    windows: list[Look] = []
     for _ in range(12):
         locality = np.sort(rng.random((64, 32)), axis=1).ravel()
         uses = np.arange(locality.size), rng.integers(0, 500, locality.size)
-        arranged = exchange.arrange(
-            sizes, sizes, locality, row_bytes=8, blocks=lambda uses=uses: uses
-        )
-        assert arranged is None
+        windows.append(Look(sizes, sizes, locality, lambda uses=uses: uses))
+    assert arranged_by(RowExchange(np.arange(4), "auto"), windows) == [None] * 12
 
 
 def test_pools_grow_in_few_sizes():

@@ -16,8 +16,8 @@ devices::
 Step by step, for a window of steps; the comments below have the same numbers:
 
 1. **Holder**: the shard of the batch in which the row's place is, and the processes that have it.
-2. **Borders** between owners: quantiles of the localities of a window. They are kept as long as
-   possible, because a block whose owner changes is read once more.
+2. **Borders** between owners: quantiles of the localities of the first 64 steps. They are kept as
+   long as possible, because a block whose owner changes is read once more.
 3. **Owner**: the processes between whose borders the row's locality is.
 4. **Out** go the rows whose holder is not their owner. Those of a step and an owner are numbered,
    and dealt out to the owner's shards in turn, as if to players.
@@ -40,18 +40,20 @@ rounded up, and never shrinks, so the arrays change their shape and the collecti
 few times in a run. Rows that do not fit into a pool (:data:`POOL_BYTES`) are read where their place
 is.
 
-``auto`` tries the exchange in the plans of the first windows, and again after every 64th: it counts
-the reads of all hosts with it and without, and turns it on for good if there are :data:`WORTH_IT`
+``auto`` looks ahead before the first window, and again after every 64th: it counts the reads of the
+next 256 steps with the exchange and without, and turns it on for good if there are :data:`WORTH_IT`
 times as many without. Reads per block alone do not tell: a block that is read often for another
-reason, such as packs that lie in several blocks, is read as often with the exchange.
+reason, such as packs that lie in several blocks, is read as often with the exchange. Nothing is
+kept from earlier steps, so a run that is resumed exchanges rows from its first step on.
 
-Price: 0.1 us a row to plan; 1 us a row in the windows in which ``auto`` counts.
+Price: 0.1 us a row to plan; 0.2 s to look ahead with batches of 1,024 rows, 1 s with 8,192.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -66,18 +68,27 @@ WORTH_IT = 1.05
 POOL_BYTES = 1 << 27
 """Limit on the bytes of the pools of all hosts together, which each device holds for a moment."""
 PERIOD = 64
-"""Windows after which ``auto`` counts again, and borders are redrawn if pools would have to be
+"""Windows after which ``auto`` looks again, and borders are redrawn if pools would have to be
 twice as large as when they were last drawn. If hosts own few strands each, new borders cause most
 open blocks to be read once more.
 """
-_DRAWN = 3
-"""The first window of full length, which redraws borders; window 0 has a single step
-(order/residency.py).
-"""
-_COUNTERS = 7
-"""Windows at the start of a period in which ``auto`` counts. It decides from the second half of
-them, which is behind :data:`_DRAWN`.
-"""
+_LOOKS = 4
+"""Windows of full length that ``auto`` looks ahead. It decides from the second half of them."""
+
+
+_COUNTED_USES = 1 << 16
+"""Uses of blocks that ``auto`` counts at most, about, in a window."""
+
+
+class Look(NamedTuple):
+    """A window of steps that is still to come, as a look ahead sees it."""
+
+    sizes: Int64[np.ndarray, " steps"]  # rows of each batch
+    valid: Int64[np.ndarray, " steps"]  # rows of each that hold data
+    locality: Float64[np.ndarray, " n"]  # of these rows, in batch order
+    blocks: Callable[[], tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]]
+    """The row of each use of a block, and the block, as
+    :func:`~headrace.feed.plan.stored_blocks` gives them."""
 
 
 class Arranged(NamedTuple):
@@ -101,12 +112,12 @@ class RowExchange:
 
     Example:
         >>> exchange, four = RowExchange(np.arange(2), "on"), np.array([4])
-        >>> rows = np.array([0.0, 0.1, 0.6, 0.9])
-        >>> windows = [exchange.arrange(four, four, rows, row_bytes=8) for _ in range(4)]
-        >>> windows[-1] is None  # each row is owned where its place is
+        >>> blocks = lambda: (np.arange(4), np.array([0, 0, 1, 1]))
+        >>> rows = Look(four, four, np.array([0.0, 0.1, 0.6, 0.9]), blocks)
+        >>> exchange.arrange(rows, lambda: [rows], row_bytes=8) is None  # all are where they belong
         True
-        >>> rows = np.array([0.1, 0.2, 0.3, 0.7])
-        >>> later = exchange.arrange(four, four, rows, row_bytes=8)  # as two hosts share it
+        >>> rows = rows._replace(locality=np.array([0.1, 0.2, 0.3, 0.7]))
+        >>> later = exchange.arrange(rows, lambda: [rows], row_bytes=8)  # as two hosts share it
         >>> later.owner.tolist(), later.place.tolist(), later.origin.tolist(), later.sizes.tolist()
         ([0, 0, 0, 1], [0, 1, 2, 4], [0, 1, 2, 1], [6])
     """
@@ -123,66 +134,53 @@ class RowExchange:
         self._window = 0
         self._row_bytes = 0
         self._surplus = 0  # rows of a pool that the last window needed
-        self._drawn_surplus = (
-            -1
-        )  # the same for the window in which borders were drawn; -1: not known yet
-        # While ``auto`` counts: the reads without the exchange, and with it
-        self._without = _ReadCount()
-        self._with = _ReadCount()
+        self._drawn_surplus = 0  # the same for the steps for which borders were drawn
 
     def arrange(
-        self,
-        sizes: Int64[np.ndarray, " steps"],
-        valid: Int64[np.ndarray, " steps"],
-        locality: Float64[np.ndarray, " n"],
-        *,
-        row_bytes: int,
-        blocks: Callable[[], tuple[Int64[np.ndarray, " u"], Int64[np.ndarray, " u"]]] | None = None,
+        self, window: Look, ahead: Callable[[], Iterable[Look]], *, row_bytes: int
     ) -> Arranged | None:
         """The rows of the next window as hosts read them; None: where their places are.
 
         Args:
-            sizes: Rows of each batch.
-            valid: Rows of each that hold data.
-            locality: Locality of these rows, in batch order.
+            window: The window.
+            ahead: Returns windows of full length from its first step on, planned one by one.
             row_bytes: Bytes of a row. When this changes, as between phases, borders are redrawn.
-            blocks: Returns the blocks under the rows, as :func:`~headrace.feed.plan.stored_blocks`
-                does; called while ``auto`` counts.
         """
-        shards = self.holders.size
-        # 1. Shards have equally many places, so the shard of a place is a division.
-        step = np.repeat(np.arange(sizes.size), valid)
-        position = np.arange(locality.size) - np.repeat(np.cumsum(valid) - valid, valid)
-        shard = position * shards // sizes[step]
-        holder = self.holders[shard]
         # A new length of rows is a new beginning: other rows, other blocks.
         number = self._window if row_bytes == self._row_bytes else 0
         self._window = number + 1
         self._row_bytes = row_bytes
-        # What ``auto`` tries begins anew in each period
-        trying = not self.on
-        turn = number % PERIOD if trying else number
-        if trying and (turn >= _COUNTERS or blocks is None):
-            return None
-        if trying and turn == 0:
-            self.pool = 0
-            self._without = _ReadCount()
-            self._with = _ReadCount()
         # 2. All of this depends on the plan alone, which is the same on every host: hosts agree on
         #    borders and pools without a word, and must, because a collective depends on them.
-        grown = number % PERIOD == 0 and self._surplus > 2 * self._drawn_surplus + 2
-        if turn in (0, _DRAWN) or grown:
-            self._borders = _quantiles(locality, shards)
-            self._drawn_surplus = -1
-        # 3. A row on a border belongs to the owner above it, on every host.
-        owner = self.holders[np.searchsorted(self._borders, locality, side="right")]
-        places = _Places(step, position, shard, sizes[step] // shards, holder, owner)
-        arranged = self._arranged(sizes, places, row_bytes)
-        if trying and blocks is not None:
-            self._judge(turn, holder, holder if arranged is None else arranged.owner, *blocks())
-        return arranged if self.on else None
+        if number % PERIOD == 0 and not self.on:
+            self._judge(itertools.islice(ahead(), _LOOKS))
+        elif number == 0:
+            self._draw(next(iter(ahead()), window))
+        elif number % PERIOD == 0 and self._surplus > 2 * self._drawn_surplus + 2:
+            self._draw(window)
+        return self._arranged(window) if self.on else None
 
-    def _arranged(self, sizes: np.ndarray, rows: _Places, row_bytes: int) -> Arranged | None:
+    def _draw(self, look: Look) -> None:
+        """Draws borders, and makes pools, for some steps."""
+        self._borders = _quantiles(look.locality, self.holders.size)
+        self._arranged(look)
+        self._drawn_surplus = self._surplus
+
+    def _places(self, window: Look) -> _Places:
+        # 1. Shards have equally many places, so the shard of a place is a division.
+        shards = self.holders.size
+        sizes = window.sizes
+        valid = window.valid
+        step = np.repeat(np.arange(sizes.size), valid)
+        place = np.arange(step.size) - np.repeat(np.cumsum(valid) - valid, valid)
+        shard = place * shards // sizes[step]
+        # 3. A row on a border belongs to the owner above it, on every host.
+        owner = self.holders[np.searchsorted(self._borders, window.locality, side="right")]
+        return _Places(step, place, shard, sizes[step] // shards, self.holders[shard], owner)
+
+    def _arranged(self, window: Look) -> Arranged | None:
+        sizes = window.sizes
+        rows = self._places(window)
         # 4. A process with several shards has as many pools: `ways`. The n-th row of a step and an
         #    owner goes to the (n mod ways)-th of them, into its slot n // ways.
         shards = self.holders.size
@@ -192,10 +190,8 @@ class RowExchange:
         ways = self._shards[owner[out]]
         # 5. The pool never shrinks and has few possible sizes: each new one is a new shape, for
         #    which the collective is compiled again.
-        most = max(POOL_BYTES // max(shards * row_bytes, 1), 1)
+        most = max(POOL_BYTES // max(shards * self._row_bytes, 1), 1)
         self._surplus = int((nth // ways).max(initial=-1)) + 1
-        if self._drawn_surplus < 0:
-            self._drawn_surplus = self._surplus
         self.pool = max(self.pool, min(_rounded(self._surplus), most))
         if not self.pool:
             return None
@@ -222,21 +218,33 @@ class RowExchange:
         sent[out] = True
         return Arranged(sizes + shards * self.pool, positions, origin.astype(np.int32), owner, sent)
 
-    def _judge(
-        self, turn: int, holder: np.ndarray, owner: np.ndarray, row: np.ndarray, block: np.ndarray
-    ) -> None:
-        """Counts the reads of a window if its holders read its rows, and if their owners do. After
-        the last of the windows that count, turns the exchange on if that is worth it.
+    def _judge(self, looks: Iterable[Look]) -> None:
+        """Counts the reads of the steps to come if their holders read all rows, and if their owners
+        do, and turns the exchange on if that is worth it.
         """
-        # Of the windows at the start of a period, the first half only tells which blocks are open.
-        # Counted from nothing, all open blocks would be new, and most hosts that read them still
-        # to come: too few reads without the exchange.
-        judged = 2 * turn >= _COUNTERS
+        without = _ReadCount()
+        exchanged = _ReadCount()
         hosts = int(self.holders.max(initial=0)) + 1
-        self._without.add(block * hosts + holder[row], judged=judged)
-        self._with.add(block * hosts + owner[row], judged=judged)
-        more = self._without.reads / max(self._with.reads, 1)
-        if turn + 1 == _COUNTERS and more > WORTH_IT:
+        self.pool = 0
+        for number, look in enumerate(looks):
+            if number == 0:
+                self._draw(look)
+            arranged = self._arranged(look)
+            holder = self._places(look).holder
+            owner = holder if arranged is None else arranged.owner
+            # The first half only tells which blocks are open. Counted from nothing, all open blocks
+            # would be new, and most hosts that read them still to come: too few reads without the
+            # exchange.
+            judged = 2 * number >= _LOOKS
+            row, block = look.blocks()
+            # Of large batches, some of the blocks tell as much as all
+            some = block % max(block.size // _COUNTED_USES, 1) == 0
+            row = row[some]
+            block = block[some]
+            without.add(block * hosts + holder[row], judged=judged)
+            exchanged.add(block * hosts + owner[row], judged=judged)
+        more = without.reads / max(exchanged.reads, 1)
+        if more > WORTH_IT:
             self.on = True
             logging.getLogger(__name__).info(
                 "row_exchange: auto turns it on: without it, hosts read %.2f times as many blocks",

@@ -23,7 +23,7 @@ of steps; a step costs well under a microsecond per row.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,10 +40,10 @@ from headrace.data.rows import (
     ends_of,
     segments_of,
 )
-from headrace.feed.exchange import Arranged, RowExchange
+from headrace.feed.exchange import Arranged, Look, RowExchange
 from headrace.mix.data_end import held_rows, repeated_from
 from headrace.mix.schedule import BatchSchedule, RowOrder
-from headrace.order.residency import WindowUses, window_uses
+from headrace.order.residency import WINDOW_STEPS, WindowUses, window_uses
 from headrace.store.arrays import ArrayList
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.document_ends import DocumentEnds
@@ -335,7 +335,8 @@ def plan_window(
     """
     # 1. and 2. Rows of all hosts
     window = global_rows(dataset, schedule, first_step, steps, row_order)
-    arranged = None if exchange is None else arrange(window, space, exchange)
+    ahead = partial(look_ahead, dataset, space, schedule, first_step, row_order)
+    arranged = None if exchange is None else arrange(window, space, exchange, ahead)
     dataset, steps, sizes, valid, rows = window
     # 3. Rows of this process
     row_place = None
@@ -391,17 +392,41 @@ def plan_window(
     )
 
 
-def arrange(window: GlobalRows, space: BlockSpace, exchange: RowExchange) -> Arranged | None:
+def arrange(
+    window: GlobalRows,
+    space: BlockSpace,
+    exchange: RowExchange,
+    ahead: Callable[[], Iterator[Look]],
+) -> Arranged | None:
     """The rows of a window as hosts read them under ``exchange``; None: each host reads the rows
-    that it holds.
+    that it holds. ``ahead`` is a :func:`look_ahead` from its first step on.
     """
-    return exchange.arrange(
-        window.sizes,
-        window.valid,
-        window.rows.locality,
-        row_bytes=window.dataset.row_bytes,
-        blocks=partial(stored_blocks, window.dataset, space, window.rows),
-    )
+    row_bytes = window.dataset.row_bytes
+    return exchange.arrange(_look(window, space), ahead, row_bytes=row_bytes)
+
+
+def look_ahead(
+    dataset: PlannedDataset,
+    space: BlockSpace,
+    schedule: BatchSchedule,
+    first_step: int,
+    row_order: RowOrder,
+) -> Iterator[Look]:
+    """Windows of full length from a step on, as long as rows keep their length and there are
+    any.
+    """
+    row_bytes = dataset.at_step(first_step)[0].row_bytes
+    while True:
+        window = global_rows(dataset, schedule, first_step, WINDOW_STEPS, row_order)
+        if window.dataset.row_bytes != row_bytes or not window.valid.any():
+            return
+        yield _look(window, space)
+        first_step += window.steps
+
+
+def _look(window: GlobalRows, space: BlockSpace) -> Look:
+    blocks = partial(stored_blocks, window.dataset, space, window.rows)
+    return Look(window.sizes, window.valid, window.rows.locality, blocks)
 
 
 def stored_blocks(

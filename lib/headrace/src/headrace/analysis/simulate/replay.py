@@ -8,6 +8,7 @@ through both, and only a change of row length ends one early. Nothing is approxi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,14 @@ from jaxtyping import Bool, Float64, Int64
 from headrace.analysis.long_documents import alike_in_blocks
 from headrace.data.dataset import PlannedDataset
 from headrace.feed.exchange import RowExchange
-from headrace.feed.plan import BlockSpace, GlobalRows, arrange, global_rows, stored_blocks
+from headrace.feed.plan import (
+    BlockSpace,
+    GlobalRows,
+    arrange,
+    global_rows,
+    look_ahead,
+    stored_blocks,
+)
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import Residency, WindowUses, window_steps, window_uses
 from headrace.progress import report, track
@@ -149,7 +157,15 @@ class Windows:
         )
         while len(exchanged.hosts) <= number:
             window = self[len(exchanged.hosts)]
-            arranged = arrange(window.planned, self.space, exchanged.exchange)
+            ahead = partial(
+                look_ahead,
+                self.dataset,
+                self.space,
+                self.schedule,
+                window.first_step,
+                self.row_order,
+            )
+            arranged = arrange(window.planned, self.space, exchanged.exchange, ahead)
             host = window.place * hosts // window.size
             exchanged.hosts.append(host if arranged is None else arranged.owner[window.row])
             exchanged.moved.append(
