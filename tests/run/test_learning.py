@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from headrace import ComponentConfig, LmDataConfig, open_run
 from headrace.batch import SourceLosses
+from headrace.cli.application import application
 from headrace.errors import ConfigError
 from headrace.mix import AdaptiveMixture, BanditMixture, OnlineMixture, PlainRule, StageConfig
 from headrace.run import MixtureLearner, RunLock, ShareBounds
@@ -104,6 +106,17 @@ def test_the_adaptive_mixture_leaves_what_is_not_learned(tmp_path: Path, config:
     last = decisions(learner)[STEPS - EVERY]
     assert last["noise"] < 0.05
     assert sum(last.values()) == 1
+
+
+def test_the_tree_shows_what_was_learned_beside_the_plan(tmp_path: Path, config: LmDataConfig):
+    learner = learner_of(tmp_path, config, BanditMixture())
+    trained(learner, 0, 45)
+    shown = CliRunner().invoke(application(), ["run", "tree", str(tmp_path)]).stdout
+    words = " ".join(shown.replace("│", "").split())
+    assert "learned in 4 decisions, the last at step 40:" in words
+    last = decisions(learner)[40]
+    assert f"code {last['code']:.4g} (planned 0.5)" in words
+    assert "amendment" not in shown
 
 
 def test_decisions_stay_within_bounds(tmp_path: Path, config: LmDataConfig):

@@ -26,7 +26,8 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
     Returns:
         ``steps`` and ``tokens`` of the run, None if it has no known end; ``unit``; ``phases``, the
         first step and row length of each; ``batch_sizes``, by first step; ``stages``, the first
-        step, name and weights of each mixture; ``skipped_tokens`` of changes of the row length;
+        step, name and weights of each mixture; ``learned``, the step and weights of those that a
+        rule decided by losses; ``skipped_tokens`` of changes of the row length;
         ``sources`` by name, each with its ``cache``, ``account``
         (:class:`~headrace.data.component.Account`), ``held_out``, ``rows``, ``order``, ``limits``,
         what the run has ``drawn`` of it, and what is ``erased`` of its rows from which step on:
@@ -53,6 +54,11 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
         "phases": [list(phase) for phase in config.phases],
         "batch_sizes": dict(run.dataset.batch_schedule.points),
         "stages": [{key: stage[key] for key in ("step", "name", "weights")} for stage in stages],
+        "learned": [
+            {"step": amendment.step, "weights": amendment.weights}
+            for amendment in config.amendments
+            if amendment.measured
+        ],
         "skipped_tokens": {
             f"{change.component} at step {change.step}": change.skipped_tokens
             for change in run.dataset.changes

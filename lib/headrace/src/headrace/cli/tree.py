@@ -63,8 +63,12 @@ def _tree(target: str, facts: dict[str, Any], *, folds: bool) -> Tree:
 
     tree = Tree(Text.assemble((target, "bold"), f"  {_run_line(facts)}"), guide_style="dim")
     mixture = tree.add(Text(f"mixture of {format_count(len(facts['sources']), 'source')}"))
+    learned = {decision["step"] for decision in facts["learned"]}
     for stage in facts["stages"]:
-        mixture.add(Text(_stage_line(stage)))
+        if stage["step"] not in learned:
+            mixture.add(Text(_stage_line(stage)))
+    if learned:
+        mixture.add(Text(_learned_line(facts)))
     for where, tokens in facts["skipped_tokens"].items():
         mixture.add(Text(f"{where}: {tokens:,} tokens skipped by the change of seq_len"))
     sources = facts["sources"]
@@ -138,6 +142,21 @@ def _stage_line(stage: dict[str, Any]) -> str:
     more = len(weights) - _SHOWN_WEIGHTS
     listed = ", ".join(weights[:_SHOWN_WEIGHTS]) + (f" and {more:,} more" if more > 0 else "")
     return f"from step {stage['step']:,}{called}: {listed}"
+
+
+def _learned_line(facts: dict[str, Any]) -> str:
+    """The last weights that a rule decided, beside those of the plan."""
+    last = facts["learned"][-1]
+    planned = {name: one["drawn"]["weight"] for name, one in facts["sources"].items()}
+    weights = sorted(last["weights"].items(), key=lambda item: -item[1])
+    shown = [
+        f"{name} {weight:.4g} (planned {planned[name]:.4g})"
+        for name, weight in weights[:_SHOWN_WEIGHTS]
+    ]
+    more = len(weights) - _SHOWN_WEIGHTS
+    decisions = format_count(len(facts["learned"]), "decision")
+    listed = ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
+    return f"learned in {decisions}, the last at step {last['step']:,}: {listed}"
 
 
 def _drawn_line(sources: list[dict[str, Any]]) -> str:
