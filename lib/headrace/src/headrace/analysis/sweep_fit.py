@@ -242,5 +242,6 @@ def _rank_correlation(results: Results, model: Model, random: np.random.Generato
         kept = fold != held_out
         predict = _fitted(results.shares[kept], results.losses[kept], model, random)
         predicted[~kept] = predict(results.shares[~kept])
-    ranks = np.argsort(np.argsort([results.losses, predicted]))
-    return float(np.corrcoef(ranks)[0, 1])
+    of_losses = np.argsort(np.argsort(results.losses))
+    of_predicted = np.argsort(np.argsort(predicted))
+    return float(np.corrcoef(of_losses, of_predicted)[0, 1])

@@ -24,7 +24,7 @@ decisions, and all write the same lock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -38,7 +38,7 @@ from headrace.errors import ConfigError, check_at_least
 from headrace.mix.bounds import within
 from headrace.mix.online import Measured, OnlineMixture, State, exact_fractions
 from headrace.mix.stage_config import AmendmentConfig
-from headrace.run.run import Run
+from headrace.run.run import Run, amend_run
 
 if TYPE_CHECKING:
     from headrace.batch.loss import SourceLosses
@@ -197,7 +197,10 @@ class MixtureLearner:
         state, wanted = self._asked(step, measured)
         shares = self._bounds.applied(wanted, self._shares_at(step), self._left(step))
         fractions = dict(zip(self.names, exact_fractions(shares).tolist(), strict=True))
-        self.run = self.run.amend(step, weights=fractions, measured=measured, done=step)
+        # at this very step, of which the loader has planned more: whoever trains makes a new one
+        amendment = AmendmentConfig(step, weights=fractions, measured=measured)
+        amended = replace(self._config, amendments=[*self._config.amendments, amendment])
+        self.run = amend_run(self.run.folder, self.run.lock, amended, done=step, fn=self.run.fn)
         self._state = state
         self._decided = step
         return True

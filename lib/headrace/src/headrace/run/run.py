@@ -117,7 +117,6 @@ class Run:
         caches: Mapping[str, int | list[int]] | None = None,
         skip: Sequence[Sequence[int]] = (),
         components: Mapping[str, ComponentConfig] | None = None,
-        measured: Mapping[str, Mapping[str, float]] | None = None,
         done: int | None = None,
     ) -> Run:
         """Changes the run's mixture from a step on, and writes the change into its lock.
@@ -135,7 +134,6 @@ class Run:
             caches: Later snapshots of caches, by component.
             skip: Steps whose batches are left out, first and one after the last of each range.
             components: Components that are new.
-            measured: What was measured and led to it, for the record: any numbers by source.
             done: Steps that are done; None: those of the last checkpoint.
 
         Raises:
@@ -150,7 +148,6 @@ class Run:
             [*drop],
             dict(caches or {}),
             [[*pair] for pair in skip],
-            measured={name: dict(numbers) for name, numbers in (measured or {}).items()},
         )
         request = Request.of(amendment, components or {})
         if self._steering is not None and self._steering.is_live:
