@@ -1,6 +1,9 @@
 """``headrace run report``: files, JSON, errors. The page itself: tests/report."""
 
+import html
 import json
+import re
+import shlex
 
 import pytest
 
@@ -43,6 +46,12 @@ def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
     assert said["plan"]["steps"] == 20
     assert {"mixture", "waits"} <= set(said["figures"])
     assert not (tmp_path / "report.html").exists()
+    assert headrace("run", "report", str(run), "--output", str(page)).code == 0
+    printed = re.findall(r"<code>(headrace run cat .*?)</code>", page.read_text())
+    assert len(printed) == 3  # the first step, half, the last
+    for command in map(html.unescape, printed):
+        done = headrace(*shlex.split(command)[1:])
+        assert done.code == 0, done.err
 
 
 def test_json_of_a_config_with_settings(headrace, config_file):

@@ -15,8 +15,9 @@ import pytest
 from headrace import ComponentConfig, LmDataConfig, RunLog
 from headrace.errors import CacheError, ConfigError
 from headrace.report import Options, gather, render, write_report
-from headrace.report.charts import mixture_chart
+from headrace.report.charts import COLOURS, mixture_chart
 from headrace.report.page import sections
+from headrace.report.run_sections import verdicts
 from headrace.testing import tiny_cache
 
 NASTY = "</script><img src=x onerror=alert(1)>&<b>"  # of conftest.py: a source
@@ -102,6 +103,8 @@ def test_contents_lead_to_every_section_and_ids_are_unique(facts, outline):
 def test_what_a_report_has_to_have_is_in_it(facts, outline):
     assert [s.name for s in sections(facts)] == [
         "summary",
+        "course",
+        "rows",
         "mixture",
         "order",
         "documents",
@@ -118,6 +121,7 @@ def test_what_a_report_has_to_have_is_in_it(facts, outline):
     assert set(figures) == {
         f"chart-{n}"
         for n in (
+            "loss",
             "mixture",
             "epochs",
             "quality",
@@ -172,7 +176,7 @@ def test_names_are_text(outline):
 
 def test_figures_are_those_of_the_plan(facts):
     mixture = facts.plan.mixture
-    figure = next(s for s in sections(facts) if s.name == "mixture").figures()["chart-mixture"]
+    figure = next(s for s in sections(facts) if s.name == "course").figures()["chart-mixture"]
     traces = {trace["name"]: trace for trace in figure["series"]}
     np.testing.assert_allclose(
         traces["web"]["y"], mixture.drawn[:, 0] / mixture.drawn.sum(axis=1), rtol=1e-5
@@ -290,7 +294,74 @@ def test_a_page_is_small_whatever_the_number_of_sources(tmp_path, sources):
     with config.loader() as loader, RunLog(loader, tmp_path / "run", config=config, every=1) as log:
         for step in range(60):
             log(step, train={"loss": 1.0 / (step + 1)})
-    assert write_report(gather(str(tmp_path / "run")), str(tmp_path / "page.html")) < 700_000
+    assert write_report(gather(str(tmp_path / "run")), str(tmp_path / "page.html")) < 1_000_000
+
+
+def test_the_first_screen_answers_four_questions(facts):
+    asked = {question: (level, verdict, note) for level, question, verdict, note in verdicts(facts)}
+    assert list(asked) == [
+        "Does data delay training?",
+        "Is the mixture as asked?",
+        "How far through each source?",
+        "Is anything odd?",
+    ]
+    off = facts.plan.mixture.off_quota
+    level, verdict, _ = asked["Is the mixture as asked?"]
+    assert (level, verdict[:2]) == (("good", "Ye") if off.max() < 1 else ("warning", "No"))
+    assert "step 50 of 60" in asked["How far through each source?"][2]
+    waiting = replace(
+        facts.records.series[0], seconds=np.full(facts.records.series[0].step.size, 1e-9)
+    )
+    slow = replace(facts, records=replace(facts.records, series=(waiting,)))
+    assert verdicts(slow)[0][0] == "warning"
+    assert verdicts(slow)[3][0] == "warning"
+    folded = {s.name: s.as_it_should_be for s in sections(slow)}
+    assert not folded["waiting"]
+
+
+def test_epochs_so_far_and_the_next_are_those_of_the_order(facts):
+    """Counted row by row, with the mixture's own quotas."""
+    plan = facts.plan
+    edge = plan.mixture.edge.tolist()
+    for d, component in enumerate(plan.plan.components):
+        for step in (0, edge[len(edge) // 2], edge[-1]):
+            spans = edge.index(step)
+            tokens = plan.mixture.tokens[:spans, d].sum()
+            assert plan.passes_until(step)[d] == pytest.approx(tokens / component.row_tokens)
+        repeat = plan.repeats_after(0)[d]
+        if repeat is None:
+            assert plan.passes_until(edge[-1])[d] <= 1
+        else:
+            assert plan.passes_until(repeat)[d] == pytest.approx(1)
+
+
+def _perceived(colour):
+    """A colour in OKLab, in which distances are those that people see."""
+    channels = np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    cones = [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+    lab = [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+    return np.array(lab) @ np.cbrt(np.array(cones) @ linear)
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
+def test_the_colours_of_neighbours_differ(facts, mode):
+    style = re.search(r"<style>(.*?)</style>", render(facts), re.DOTALL)[1]
+    pairs = re.findall(r"--c\d: light-dark\((#\w+), (#\w+)\)", style)
+    colours = np.array([_perceived(pair[mode]) for pair in pairs])
+    assert len(colours) == COLOURS
+    apart = np.linalg.norm(colours[:, None] - colours, axis=2)
+    following = np.arange(COLOURS)
+    assert apart[following, (following + 1) % COLOURS].min() > 0.15
+    assert (apart + np.eye(COLOURS)).min() > 0.08
 
 
 def test_what_would_flatten_all_lines_is_hidden_until_it_is_asked_for(facts):

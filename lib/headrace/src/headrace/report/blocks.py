@@ -23,15 +23,15 @@ _LONG = 24
 
 @dataclass(frozen=True)
 class Tiles:
-    """Figures in a row: label, value, and how to judge it."""
+    """Questions in a row: level (as of :class:`Notes`, or empty), question, verdict, figures."""
 
-    items: Sequence[tuple[str, str, str]]
+    items: Sequence[tuple[str, str, str, str]]
 
     def to_html(self) -> str:
         tiles = "".join(
-            f'<div class="tile"><dt>{_text(label)}</dt><dd>{_text(value)}</dd>'
+            f'<div class="tile {level}"><dt>{_text(label)}</dt><dd>{_text(value)}</dd>'
             f'<dd class="note">{_text(note)}</dd></div>'
-            for label, value, note in self.items
+            for level, label, value, note in self.items
         )
         return f'<dl class="tiles">{tiles}</dl>'
 
@@ -135,11 +135,30 @@ Block: TypeAlias = Tiles | Table | Chart | Text | Notes | Details
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page, with its place in the table of contents."""
+    """A part of the page, with its place in the table of contents.
+
+    Attributes:
+        line: What it says in one line. With it, the section is folded.
+        as_it_should_be: Whether a section with a line stays folded until it is clicked.
+    """
 
     name: str
     title: str
     blocks: Sequence[Block]
+    line: str = ""
+    as_it_should_be: bool = True
+
+    def to_html(self) -> str:
+        parts = "".join(
+            f'<div class="part" id="{part["id"]}">{part["html"]}</div>' for part in self.parts()
+        )
+        title = f"<h2>{_text(self.title)}</h2>"
+        if self.line:
+            opened = "" if self.as_it_should_be else " open"
+            line = f'<span class="line">{_text(self.line)}</span>'
+            parts = f"<details{opened}><summary>{title}{line}</summary>{parts}</details>"
+            title = ""
+        return f'<section id="{self.name}">{title}{parts}</section>'
 
     def parts(self) -> list[dict[str, str]]:
         """Id and HTML of each block."""

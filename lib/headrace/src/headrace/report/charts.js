@@ -8,6 +8,7 @@
    light and dark needs no redrawing. Names are inserted as text and cannot become markup. */
 const Charts = (() => {
   const FONT = 12, DASHES = ["", "8 3 2 3", "10 4"], DOTS = "2 3", MOST_ROWS = 14, PEAK_VALUES = 16;
+  const UNITS = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]];
   const states = new WeakMap();
   const ruler = document.createElement("canvas").getContext("2d");
 
@@ -26,7 +27,9 @@ const Charts = (() => {
   function digits(value, most = 4) {
     if (value === 0) return "0";
     const size = Math.abs(value);
-    if (size >= 1e7 || size < 1e-4) return value.toExponential(Math.min(most - 1, 2)).replace(/\.?0+e/, "e").replace("e+", "e");
+    const unit = UNITS.find(([unit]) => size >= Math.max(unit, 1e4));
+    if (unit) return `${digits(value / unit[0], Math.min(most, 3))} ${unit[1]}`;
+    if (size < 1e-4) return value.toExponential(Math.min(most - 1, 2)).replace(/\.?0+e/, "e").replace("e+", "e");
     return Number(value.toPrecision(most)).toLocaleString("en", { maximumFractionDigits: 8 });
   }
   function formatted(value, format, most) {

@@ -65,9 +65,9 @@ def mixture_chart(facts: MixtureFacts) -> Figure:
         series.append(_series(k, facts.middle, share, f"{name}, target", **target, **more))
     return {
         "series": series,
-        "x": STEP,
+        "x": {**STEP, "range": [0, int(facts.edge[-1])]},
         "y": axis("share of rows", "share", zero=True),
-        "height": 380,
+        "height": 320,
     }
 
 
@@ -147,13 +147,14 @@ def measured_chart(
     return {"series": lines + peaks, "x": STEP, "y": {"zero": True, **frame, **y}}
 
 
-def lines_chart(lines: Mapping[str, Points]) -> Figure:
-    """Figures over steps, one line per figure."""
+def lines_chart(lines: Mapping[str, Points], steps: int | None = None) -> Figure:
+    """Figures over steps, one line per figure; over all steps of the run, if they are given."""
     series = [
-        _series(k, steps, values, name, dash=_dash(k))
-        for k, (name, (steps, values)) in enumerate(lines.items())
+        _series(k, at, values, name, dash=_dash(k))
+        for k, (name, (at, values)) in enumerate(lines.items())
     ]
-    return {"series": series, "x": STEP, "y": axis(""), "legend": True}
+    x = STEP if steps is None else {**STEP, "range": [0, steps]}
+    return {"series": series, "x": x, "y": axis(""), "legend": True}
 
 
 def _peaks(

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from headrace.analysis.check.findings import Finding, findings
 from headrace.analysis.check.plan import RunPlan, plan_run
 from headrace.config.lm_data import LmDataConfig, load_config
@@ -102,6 +104,27 @@ class PlanFacts:
     amendments: int
     assumed_steps: bool
     lock: RunLock | None
+
+    def passes_until(self, step: int) -> list[float]:
+        """Passes over the rows of each source until a step, to the precision of a span."""
+        edge, passes = self._passes()
+        return [float(np.interp(step, edge, passes[:, d])) for d in range(passes.shape[1])]
+
+    def repeats_after(self, step: int) -> list[float | None]:
+        """About the step at which each source next begins again; None: not within the run."""
+        edge, passes = self._passes()
+        repeats: list[float | None] = []
+        for d, done in enumerate(self.passes_until(step)):
+            next_epoch = np.floor(done) + 1
+            within = next_epoch < passes[-1, d]
+            repeats.append(float(np.interp(next_epoch, passes[:, d], edge)) if within else None)
+        return repeats
+
+    def _passes(self) -> tuple[np.ndarray, np.ndarray]:
+        """The edges of spans, and the passes over each source until each."""
+        rows = np.asarray([max(c.row_tokens, 1) for c in self.plan.components], np.float64)
+        passes = self.mixture.tokens.cumsum(axis=0) / rows
+        return self.mixture.edge, np.concatenate([np.zeros((1, rows.size)), passes])
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,19 @@
   }, { rootMargin: "-10% 0px -80% 0px" });
   document.querySelectorAll("main section").forEach((section) => watcher.observe(section));
 
+  // --- what is folded ---------------------------------------------------------------------------------------------------
+  const unfold = (place) => place.querySelectorAll(":scope > details").forEach((one) => { one.open = true; });
+  links.forEach((a, id) => a.addEventListener("click", () => unfold(document.getElementById(id))));
+  window.addEventListener("beforeprint", () => document.querySelectorAll("main section").forEach(unfold));
+
   // --- a run that goes on ---------------------------------------------------------------------------------------------
   const parts = new Map();
 
   function updateSection(section) {
-    const place = document.getElementById(section.id);
-    if (!place) return;
+    const whole = document.getElementById(section.id);
+    if (!whole) return;
+    const place = whole.querySelector(":scope > details") ?? whole, line = whole.querySelector(".line");
+    if (line) line.textContent = section.line;
     const there = [...place.querySelectorAll(":scope > .part")].map((part) => part.id);
     const same = there.length === section.parts.length && section.parts.every((part, k) => part.id === there[k]);
     if (!same) {

@@ -45,9 +45,10 @@ _REST = 20
 def sections(facts: ReportFacts) -> list[Section]:
     """All parts of a report, in their order."""
     plan = facts.plan
-    blocks = [run_sections.summary_section(facts)]
+    blocks = [run_sections.summary_section(facts), *run_sections.course_sections(facts)]
     if plan is not None:
-        blocks += [plan_sections.mixture_section(plan), plan_sections.order_section(plan)]
+        done = (facts.records.last_step or -1) + 1
+        blocks += [plan_sections.mixture_section(plan, done), plan_sections.order_section(plan)]
         blocks += [plan_sections.documents_section(plan), plan_sections.forecast_section(plan)]
     if facts.records.figures:
         blocks.append(figures_section(facts.records.figures))
@@ -64,7 +65,12 @@ def state(facts: ReportFacts) -> dict[str, Any]:
     return {
         "written": numbers.moment(time.time()),
         "sections": [
-            {"id": section.name, "parts": section.parts(), "figures": section.figures()}
+            {
+                "id": section.name,
+                "line": section.line,
+                "parts": section.parts(),
+                "figures": section.figures(),
+            }
             for section in sections(facts)
         ],
     }
@@ -88,12 +94,7 @@ def render(facts: ReportFacts, *, live_s: float | None = None) -> str:
     )
     toc = "".join(f'<li><a href="#{s.name}">{html.escape(s.title)}</a></li>' for s in parts)
     title = html.escape(facts.title)
-    body = "".join(
-        f'<section id="{s.name}"><h2>{html.escape(s.title)}</h2>'
-        + "".join(f'<div class="part" id="{part["id"]}">{part["html"]}</div>' for part in s.parts())
-        + "</section>"
-        for s in parts
-    )
+    body = "".join(section.to_html() for section in parts)
     live = "" if live_s is None else f' data-live="{live_s:g}"'
     written = f"Written {numbers.moment(time.time())}"
     return f"""<!doctype html>

@@ -25,11 +25,31 @@ _BARS = (
 )
 
 
-def mixture_section(plan: PlanFacts) -> Section:
-    """Target mixture, actual mixture, and epochs."""
+def mixture_chart_of(plan: PlanFacts, name: str = "mixture") -> Chart:
+    """The chart of target and actual mixture, with this id."""
+    facts = plan.mixture
+    more = (
+        f" The {MOST_SOURCES - 1} largest sources each have a line; click others to show the rest"
+        " together."
+        if len(facts.names) > MOST_SOURCES
+        else ""
+    )
+    return Chart(
+        name,
+        "Target and actual mixture",
+        mixture_chart(facts),
+        "Lines: share of the rows. Dots: target, the share that the weights ask for. Click a"
+        f" source in the legend to hide it; double-click to show it alone.{more}",
+    )
+
+
+def mixture_section(plan: PlanFacts, done: int) -> Section:
+    """Rows, tokens and epochs of each source; ``done`` steps are trained."""
     facts = plan.mixture
     components = plan.plan.components
     steps = int(facts.edge[-1])
+    passes = plan.passes_until(done)
+    repeats = plan.repeats_after(done)
     blocks: list[Block] = []
     if plan.assumed_steps:
         blocks.append(
@@ -38,21 +58,6 @@ def mixture_section(plan: PlanFacts) -> Section:
                 quiet=True,
             )
         )
-    more = (
-        f" The {MOST_SOURCES - 1} largest sources each have a line; click others to show the rest"
-        " together."
-        if len(facts.names) > MOST_SOURCES
-        else ""
-    )
-    blocks.append(
-        Chart(
-            "mixture",
-            "Target and actual mixture",
-            mixture_chart(facts),
-            "Lines: share of the rows. Dots: target, the share that the weights ask for. Click a"
-            f" source in the legend to hide it; double-click to show it alone.{more}",
-        )
-    )
     off = facts.off_quota
     planned = facts.target.sum(axis=0)
     drawn = facts.drawn.sum(axis=0)
@@ -63,14 +68,19 @@ def mixture_section(plan: PlanFacts) -> Section:
             n.percent(float(planned[d] / max(planned.sum(), 1e-12))),
             n.percent(float(drawn[d] / max(drawn.sum(), 1))),
             n.NOTHING if off is None else n.digits(float(off[d])),
-            n.count(float(drawn[d])),
+            n.short(float(drawn[d])),
             n.short(float(tokens[d])),
             n.digits(components[d].epochs),
+            n.digits(passes[d]),
+            n.count(repeats[d]),
         ]
         for d, name in enumerate(facts.names)
     ]
     heads = columns(
-        "source", "target", "actual", "largest error, rows", "rows", "tokens", "epochs", left=1
+        "source",
+        *("target", "actual", "largest error, rows", "rows", "tokens", "epochs"),
+        *("epochs so far", "next epoch near step"),
+        left=1,
     )
     blocks.append(Table(heads, rows, f"Planned for {n.count(steps)} steps"))
     if off is None:
@@ -83,7 +93,9 @@ def mixture_section(plan: PlanFacts) -> Section:
         )
     figure = epochs_chart(facts, [c.row_tokens for c in components])
     blocks.append(Chart("epochs", "Epochs", figure, "Planned passes over the rows of each source."))
-    return Section("mixture", "Planned: mixture and epochs", blocks)
+    name, epochs = largest_epochs(plan)
+    line = f"{n.short(float(tokens.sum()))} tokens; most epochs: {n.digits(epochs)}, {name}"
+    return Section("mixture", "Planned: mixture and epochs", blocks, line)
 
 
 def order_section(plan: PlanFacts) -> Section:
@@ -116,7 +128,7 @@ def order_section(plan: PlanFacts) -> Section:
             c.shuffle,
             n.count(c.strands) if c.strands else n.NOTHING,
             n.count(c.block_rows) if c.block_rows else n.NOTHING,
-            n.count(c.chunk_tokens),
+            n.short(c.chunk_tokens),
             n.size(c.open_bytes),
             str(plan.plan.noise.get(c.name, n.NOTHING)),
         ]
@@ -139,7 +151,11 @@ def order_section(plan: PlanFacts) -> Section:
     blocks.append(
         Text(f"{text} headrace cache inspect CACHE --icc --save measures it.", quiet=True)
     )
-    return Section("order", "Planned: order", blocks)
+    ratios = forecast.variance_ratio.values()
+    line = f"a batch draws from {n.count(forecast.distinct_blocks)} stored blocks"
+    if ratios:
+        line += f"; variance ratio at most {n.digits(max(ratios))}"
+    return Section("order", "Planned: order", blocks, line)
 
 
 def documents_section(plan: PlanFacts) -> Section:
@@ -153,10 +169,10 @@ def documents_section(plan: PlanFacts) -> Section:
         rows = [
             [
                 name,
-                n.count(histogram.of),
-                n.count(histogram.mean),
-                n.count(histogram.median),
-                n.count(histogram.longest),
+                n.short(histogram.of),
+                n.short(round(histogram.mean)),
+                n.short(round(histogram.median)),
+                n.short(histogram.longest),
                 "all" if histogram.looked == histogram.of else n.short(histogram.looked),
             ]
             for name, histogram in plan.lengths.items()
@@ -173,7 +189,7 @@ def documents_section(plan: PlanFacts) -> Section:
             Chart("fill", "Fill of packed rows", figure, "Share of a row that holds tokens.")
         )
         rows = [
-            [name, fill.algorithm, n.count(fill.packs), n.percent(fill.mean), n.percent(fill.worst)]
+            [name, fill.algorithm, n.short(fill.packs), n.percent(fill.mean), n.percent(fill.worst)]
             for name, fill in plan.fills.items()
         ]
         blocks.append(
@@ -187,7 +203,11 @@ def documents_section(plan: PlanFacts) -> Section:
                 quiet=True,
             )
         )
-    return Section("documents", "Planned: documents and packing", blocks)
+    documents = sum(histogram.of for histogram in plan.lengths.values())
+    line = f"{n.short(documents)} documents" if plan.lengths else "no cache has been built yet"
+    if plan.fills:
+        line += f"; rows are {n.percent(min(f.mean for f in plan.fills.values()))} full or more"
+    return Section("documents", "Planned: documents and packing", blocks, line)
 
 
 def forecast_section(plan: PlanFacts) -> Section:
@@ -230,7 +250,9 @@ def forecast_section(plan: PlanFacts) -> Section:
     )
     heads = ("hosts", *reads, "memory per host", "read at the start", "burst")
     blocks.append(Table(columns(*heads), rows, "Forecast of reads"))
-    return Section("forecast", "Planned: reads", blocks)
+    first = forecast.by_hosts[0]
+    line = f"{first.reads_per_block:.2f} reads per block per epoch on {n.count(first.hosts)} host"
+    return Section("forecast", "Planned: reads", blocks, line, run.refused is None)
 
 
 def config_section(plan: PlanFacts) -> Section:
@@ -239,6 +261,7 @@ def config_section(plan: PlanFacts) -> Section:
         "config",
         "Config",
         [Details("The config with all defaults, as YAML", plan.plan.config.to_yaml())],
+        "as YAML, with all defaults",
     )
 
 

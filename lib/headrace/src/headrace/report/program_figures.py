@@ -46,7 +46,8 @@ def figures_section(figures: Mapping[str, Points]) -> Section:
             "All, as logged",
         )
     )
-    return Section("program", "Logged: rollouts and losses", blocks)
+    line = f"{n.count(len(figures))} figures"
+    return Section("program", "Logged: rollouts and losses", blocks, line)
 
 
 def _family(name: str) -> str:

@@ -46,6 +46,7 @@ SUMS = (
         "retries",
         "hedges",
         "requests",
+        "dropped_rows",
     ),
 )
 LEVELS = (

@@ -5,8 +5,9 @@ stalls.
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -15,18 +16,21 @@ from headrace.errors import format_count
 from headrace.report import numbers as n
 from headrace.report.blocks import Block, Chart, Kind, Notes, Section, Table, Text, Tiles, columns
 from headrace.report.charts import (
+    MOST_SOURCES,
     axis,
+    lines_chart,
     loader_time_chart,
     measured_chart,
     stalls_chart,
     waits_chart,
 )
 from headrace.report.facts import PlanFacts, ReportFacts, Source
-from headrace.report.plan_sections import forecast_for, largest_epochs
-from headrace.report.run_records import HostSeries, RunRecords
+from headrace.report.plan_sections import forecast_for, mixture_chart_of
+from headrace.report.run_records import HostSeries, Points, RunRecords
 
 WAITING_BAR = 0.02
 """Share of waiting above which data delays training; see docs/metrics.md."""
+_LOSS = re.compile(r"(^|/)loss(_by_source/.*)?$")
 MOST_STALLS = 100
 MOST_HOSTS = 10
 _HELP = {
@@ -51,19 +55,137 @@ _WHERE: list[tuple[str, Kind]] = [("where", "code"), ("its rows", "code")]
 
 
 def summary_section(facts: ReportFacts) -> Section:
-    """The run at a glance, with notes."""
-    plan = facts.plan
-    records = facts.records
-    tiles: list[tuple[str, str, str]] = []
-    if plan is not None:
-        tiles += _plan_tiles(plan, facts)
-    if records.series:
-        tiles += _measured_tiles(records)
-    blocks: list[Block] = [Tiles(tiles)] if tiles else []
-    if facts.why_no_plan and plan is None:
+    """Four questions about the run, each with a verdict and a figure, and the notes."""
+    blocks: list[Block] = [Tiles(verdicts(facts)), Text(_extent(facts))]
+    if facts.why_no_plan and facts.plan is None:
         blocks.append(Notes([("warning", "", facts.why_no_plan)]))
     blocks.append(Notes(_notes(facts)))
     return Section("summary", "Summary", blocks)
+
+
+def verdicts(facts: ReportFacts) -> list[tuple[str, str, str, str]]:
+    """The four questions, as :class:`Tiles` show them."""
+    return [_delay(facts.records), _as_asked(facts.plan), _progress(facts), _oddities(facts)]
+
+
+def _delay(records: RunRecords) -> tuple[str, str, str, str]:
+    question = "Does data delay training?"
+    share = records.waiting_share
+    if share is None:
+        return "", question, "Not measured", "no counters of the loader yet"
+    waited = n.duration(sum(s.wait_s for s in records.stalls))
+    figures = f"{format_count(len(records.stalls), 'stall')}, {waited}; good below 2%"
+    if share > WAITING_BAR:
+        return "warning", question, f"Yes, {n.percent(share)} of the time", figures
+    return "good", question, f"No, {n.percent(share)} of the time", figures
+
+
+def _as_asked(plan: PlanFacts | None) -> tuple[str, str, str, str]:
+    question = "Is the mixture as asked?"
+    off = None if plan is None else plan.mixture.off_quota
+    if plan is None or off is None:
+        return "", question, "Not counted", "without a plan" if plan is None else "only sampled"
+    worst = int(np.argmax(off))
+    figures = f"largest error: {n.digits(float(off[worst]))} rows, {plan.mixture.names[worst]}"
+    if off[worst] >= 1:
+        return "warning", question, "No", figures
+    return "good", question, "Yes, to less than a row", figures
+
+
+def _progress(facts: ReportFacts) -> tuple[str, str, str, str]:
+    question = "How far through each source?"
+    plan = facts.plan
+    done = (facts.records.last_step or -1) + 1
+    if plan is None:
+        return "", question, f"{n.count(done)} steps", "epochs are unknown without a plan"
+    names = plan.mixture.names
+    passes = plan.passes_until(done)
+    most = int(np.argmax(passes))
+    repeats = zip(plan.repeats_after(done), names, strict=True)
+    coming = [(step, name) for step, name in repeats if step is not None]
+    following = "no source begins again before the end"
+    if coming:
+        step, name = min(coming)
+        following = f"{name} begins again near step {n.count(step)}"
+    steps = n.count(int(plan.mixture.edge[-1]))
+    figures = f"step {n.count(done)} of {steps}; {following}"
+    return "", question, f"At most {n.digits(passes[most])} epochs, {names[most]}", figures
+
+
+def _oddities(facts: ReportFacts) -> tuple[str, str, str, str]:
+    question = "Is anything odd?"
+    odd = [level for level, _, _ in _notes(facts) if level != "good"]
+    series = facts.records.series
+    retries = sum(s.total("retries") for s in series)
+    dropped = sum(s.total("dropped_rows") for s in series)
+    figures = f"retries: {n.short(retries)}; dropped rows: {n.short(dropped)}"
+    if odd:
+        worst = "problem" if "problem" in odd else "warning"
+        return worst, question, f"{format_count(len(odd), 'note')} below", figures
+    return "good", question, "No", figures
+
+
+def _extent(facts: ReportFacts) -> str:
+    """One line on the size of the run."""
+    parts: list[str] = []
+    if facts.plan is not None:
+        run = facts.plan.plan
+        mixture = facts.plan.mixture
+        lengths = " → ".join(n.count(length) for _, length in run.phases)
+        batch = n.count(run.batch_size)
+        if run.largest_batch > run.batch_size:
+            batch += f" to {n.count(run.largest_batch)}"
+        assumed = " (the config has no num_steps)" if facts.plan.assumed_steps else ""
+        parts.append(
+            f"Planned: {n.count(int(mixture.edge[-1]))} steps{assumed} of {batch} rows of"
+            f" {lengths}, {n.short(float(mixture.tokens.sum()))} tokens from"
+            f" {format_count(len(mixture.names), 'source')}."
+        )
+    records = facts.records
+    if records.began is not None and records.ended is not None:
+        starts = format_count(records.sessions, "start")
+        parts.append(
+            f"Measured: {n.duration(records.ended - records.began)} on"
+            f" {format_count(records.hosts, 'host')}, {starts}."
+        )
+    return " ".join(parts)
+
+
+def course_sections(facts: ReportFacts) -> list[Section]:
+    """The losses of the run over its mixture, and how to see the rows of a step."""
+    plan = facts.plan
+    records = facts.records
+    blocks: list[Block] = []
+    losses = losses_of(records)
+    if losses:
+        steps = None if plan is None else int(plan.mixture.edge[-1])
+        blocks.append(Chart("loss", "Loss", {**lines_chart(losses, steps), "height": 280}))
+    if plan is not None:
+        blocks.append(mixture_chart_of(plan))
+    found = [Section("course", "Loss and mixture", blocks)] if blocks else []
+    if records.last_step is not None and facts.folder is not None:
+        found.append(_rows_section(facts, records.last_step, losses))
+    return found
+
+
+def losses_of(records: RunRecords) -> dict[str, Points]:
+    """The logged figures that are called loss, those of all data before those of a source."""
+    names = [name for name in records.figures if _LOSS.search(name)]
+    chosen = sorted(names, key=lambda name: "loss_by_source" in name)[:MOST_SOURCES]
+    return {name: records.figures[name] for name in chosen}
+
+
+def _rows_section(facts: ReportFacts, last: int, losses: Mapping[str, Points]) -> Section:
+    """Commands that show the rows of some steps."""
+    why = {0: "the first step", last // 2: "half of what was trained", last: "the last step"}
+    for name, (steps, values) in [*losses.items()][:1]:
+        rises = np.diff(values)
+        if rises.size and np.nanmax(rises) > 0:
+            why[int(steps[1 + int(np.nanargmax(rises))])] = f"the largest rise of {name}"
+    rows = [[n.count(step), why[step], _rows_of(step, facts)] for step in sorted(why)]
+    heads: list[tuple[str, Kind]] = [*columns("step"), ("what it is", "left"), ("its rows", "code")]
+    line = "commands that show what a step trained on"
+    return Section("rows", "Rows of a step", [Table(heads, rows)], line)
 
 
 def provenance_section(facts: ReportFacts) -> Section:
@@ -109,7 +231,9 @@ def provenance_section(facts: ReportFacts) -> Section:
                 "Sources",
             )
         )
-    return Section("provenance", "Provenance", blocks)
+    mark = facts.lock.fingerprint if facts.lock is not None else ""
+    line = f"the run's lock is {_digest(mark)}" if mark else "no run has pinned it yet"
+    return Section("provenance", "Provenance", blocks, line)
 
 
 def _source_row(s: Source) -> list[str]:
@@ -117,7 +241,7 @@ def _source_row(s: Source) -> list[str]:
         return [s.name, s.cache, n.NOTHING, n.NOTHING, "", "not built yet", n.NOTHING, ""]
     files = n.count(s.files) if s.files else n.NOTHING
     release = s.built_by and f"headrace {s.built_by}"
-    counts = (n.count(s.documents), n.count(s.tokens))
+    counts = (n.short(s.documents), n.short(s.tokens))
     return [s.name, s.cache, *counts, _digest(s.fingerprint), ", ".join(s.paths), files, release]
 
 
@@ -149,65 +273,8 @@ def amendments_section(facts: ReportFacts) -> Section:
         )
     elif not amended:
         blocks.append(Text("The run was not amended.", quiet=True))
-    return Section("amendments", "Amendments", blocks)
-
-
-def _plan_tiles(plan: PlanFacts, facts: ReportFacts) -> list[tuple[str, str, str]]:
-    run = plan.plan
-    name = largest_epochs(plan)
-    steps = int(plan.mixture.edge[-1])
-    last_step = facts.records.last_step
-    rows = n.short(float(plan.mixture.drawn.sum()))
-    lengths = " → ".join(n.count(length) for _, length in run.phases)
-    note = "the config has no num_steps" if plan.assumed_steps else "in the config"
-    batch = n.count(run.batch_size)
-    if run.largest_batch > run.batch_size:
-        batch += f" to {n.count(run.largest_batch)}"
-    steps_done = (
-        []
-        if last_step is None
-        else [("Steps done", n.count(last_step + 1), f"of {n.count(steps)}")]
-    )
-    return [
-        ("Planned steps", n.count(steps), note),
-        ("Planned tokens", n.short(float(plan.mixture.tokens.sum())), f"{rows} rows of {lengths}"),
-        ("Batch", batch, "rows"),
-        ("Sources", n.count(len(run.components)), f"most epochs: {n.digits(name[1])}, {name[0]}"),
-        *steps_done,
-    ]
-
-
-def _measured_tiles(records: RunRecords) -> list[tuple[str, str, str]]:
-    share = records.waiting_share
-    rows = sum(s.total("examples_requested") for s in records.series)
-    reads = sum(s.total("block_fetches") for s in records.series)
-    read = sum(s.total("bytes_read") for s in records.series)
-    took = None if records.began is None or records.ended is None else records.ended - records.began
-    sessions = (
-        "1 process" if records.sessions == 1 else f"{records.sessions} processes in succession"
-    )
-    if records.hosts > 1:
-        sessions = (
-            f"{format_count(records.hosts, 'host')}, {format_count(records.sessions, 'start')}"
-        )
-    return [
-        (
-            "Waiting",
-            n.percent(share),
-            "of the time; good below 2%" if share is not None else "unknown so far",
-        ),
-        (
-            "Read",
-            n.size(read),
-            f"{n.digits(reads / rows) if rows else n.NOTHING} block reads per row",
-        ),
-        (
-            "Stalls",
-            n.count(len(records.stalls)),
-            n.duration(sum(s.wait_s for s in records.stalls)) + " in total",
-        ),
-        ("Measured", n.duration(took), sessions),
-    ]
+    line = f"{n.count(len(history))} since the run began" if history else "none"
+    return Section("amendments", "Amendments", blocks, line)
 
 
 def _notes(facts: ReportFacts) -> list[tuple[str, str, str]]:
@@ -294,7 +361,7 @@ def reads_section(facts: ReportFacts) -> Section:
     """Measured reads and the forecast."""
     records = facts.records
     if not records.series:
-        return Section("reads", "Measured: reads", [Text(_NOT_MEASURED, quiet=True)])
+        return _not_measured("reads")
     series = _shown_hosts(records)
     expected = forecast_for(facts.plan, records.hosts)
     hosts = format_count(records.hosts, "host")
@@ -332,14 +399,18 @@ def reads_section(facts: ReportFacts) -> Section:
         ),
         Table(heads, [_reads_row(s) for s in records.series], "Total"),
     ]
-    return Section("reads", "Measured: reads", blocks)
+    rows = sum(s.total("examples_requested") for s in records.series)
+    reads = sum(s.total("block_fetches") for s in records.series)
+    size = n.size(sum(s.total("bytes_read") for s in records.series))
+    line = f"{size}; {n.digits(reads / rows) if rows else n.NOTHING} block reads per row"
+    return Section("reads", "Measured: reads", blocks, line)
 
 
 def waiting_section(facts: ReportFacts) -> Section:
     """How long the trainer waited, and where the loader spent its time."""
     records = facts.records
     if not records.series:
-        return Section("waiting", "Measured: waiting", [Text(_NOT_MEASURED, quiet=True)])
+        return _not_measured("waiting")
     series = _shown_hosts(records)
     worst = max(records.series, key=lambda s: s.total("wait_s"))
     of = f"host {worst.host}, which waited longest" if len(records.series) > 1 else "the only host"
@@ -381,18 +452,20 @@ def waiting_section(facts: ReportFacts) -> Section:
             "Near 100%, the loader is ahead. Near 0%, the trainer waits.",
         ),
     ]
-    return Section("waiting", "Measured: waiting", blocks)
+    waited = records.waiting_share
+    healthy = waited is None or waited <= WAITING_BAR
+    line = f"{n.percent(waited)} of the time"
+    return Section("waiting", "Measured: waiting", blocks, line, healthy)
 
 
 def stalls_section(facts: ReportFacts) -> Section:
     """Waits that were much longer than usual, and their causes."""
     stalls = facts.records.stalls
     if not facts.records.series:
-        return Section("stalls", "Measured: stalls", [Text(_NOT_MEASURED, quiet=True)])
+        return _not_measured("stalls")
     if not stalls:
-        return Section(
-            "stalls", "Measured: stalls", [Text("None. No wait was much longer than usual.")]
-        )
+        none = [Text("No wait was much longer than usual.")]
+        return Section("stalls", "Measured: stalls", none, "none")
     causes = sorted(
         {s.cause for s in stalls},
         key=lambda cause: -sum(s.wait_s for s in stalls if s.cause == cause),
@@ -442,15 +515,23 @@ def stalls_section(facts: ReportFacts) -> Section:
             which,
         ),
     ]
-    return Section("stalls", "Measured: stalls", blocks)
+    line = f"{n.count(len(stalls))}, {n.duration(sum(s.wait_s for s in stalls))} in all"
+    share = facts.records.waiting_share
+    return Section(
+        "stalls", "Measured: stalls", blocks, line, share is None or share <= WAITING_BAR
+    )
+
+
+def _not_measured(name: str) -> Section:
+    text = [Text(_NOT_MEASURED, quiet=True)]
+    return Section(name, f"Measured: {name}", text, "no measurements yet")
 
 
 def _rows_of(step: int, facts: ReportFacts) -> str:
     """The command that shows the rows of a step."""
-    run = [] if facts.folder is None else ["--run", facts.folder]
-    return shlex.join(
-        ["headrace", "run", "cat", facts.config_path or "run.yaml", "--step", str(step), *run]
-    )
+    target = facts.config_path or facts.folder or "run.yaml"
+    run = [] if target == facts.folder or facts.folder is None else ["--run", facts.folder]
+    return shlex.join(["headrace", "run", "cat", target, "--step", str(step), *run])
 
 
 def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:
@@ -479,8 +560,8 @@ def _reads_row(s: HostSeries) -> list[str]:
     return [
         n.count(s.host),
         n.count(s.total("batches")),
-        n.count(rows),
-        n.count(fetches),
+        n.short(rows),
+        n.short(fetches),
         n.size(s.total("bytes_read")),
         n.digits(fetches / rows) if rows else n.NOTHING,
         n.percent(hits / (hits + fetches)) if hits + fetches else n.NOTHING,
