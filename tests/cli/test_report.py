@@ -47,8 +47,8 @@ def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
     assert {"mixture", "waits"} <= set(said["figures"])
     assert not (tmp_path / "report.html").exists()
     assert headrace("run", "report", str(run), "--output", str(page)).code == 0
-    printed = re.findall(r"<code>(headrace run cat .*?)</code>", page.read_text())
-    assert len(printed) == 3  # the first step, half, the last
+    printed = set(re.findall(r"<code>(headrace run cat .*?)</code>", page.read_text()))
+    assert len(printed) >= 3  # the first step, half, the last; and those that stalled
     for command in map(html.unescape, printed):
         done = headrace(*shlex.split(command)[1:])
         assert done.code == 0, done.err
