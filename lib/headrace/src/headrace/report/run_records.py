@@ -46,7 +46,6 @@ SUMS = (
         "retries",
         "hedges",
         "requests",
-        "dropped_rows",
     ),
 )
 LEVELS = (

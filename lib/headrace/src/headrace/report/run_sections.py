@@ -117,8 +117,8 @@ def _oddities(facts: ReportFacts) -> tuple[str, str, str, str]:
     odd = [level for level, _, _ in _notes(facts) if level != "good"]
     series = facts.records.series
     retries = sum(s.total("retries") for s in series)
-    dropped = sum(s.total("dropped_rows") for s in series)
-    figures = f"retries: {n.short(retries)}; dropped rows: {n.short(dropped)}"
+    hedges = sum(s.total("hedges") for s in series)
+    figures = f"retries: {n.short(retries)}; hedges: {n.short(hedges)}"
     if odd:
         worst = "problem" if "problem" in odd else "warning"
         return worst, question, f"{format_count(len(odd), 'note')} below", figures
