@@ -160,3 +160,11 @@ def test_a_folder_without_a_log_has_nothing(tmp_path):
         None,
         None,
     )
+
+
+def test_a_run_of_one_step_has_done_one():
+    start = {"kind": "start", "version": 1, "host": 0, "hosts": 1, "time": 0.0, "config": None}
+    first = {"kind": "figures", "step": 0, "time": 1.0, "figures": {"loss": 2.0}}
+    lines = [json.dumps(start), json.dumps(first)]
+    assert parse_records([lines[0].encode()]).steps_done == 0
+    assert parse_records(["\n".join(lines).encode()]).steps_done == 1

@@ -47,7 +47,7 @@ def sections(facts: ReportFacts) -> list[Section]:
     plan = facts.plan
     blocks = [run_sections.summary_section(facts), *run_sections.course_sections(facts)]
     if plan is not None:
-        done = (facts.records.last_step or -1) + 1
+        done = facts.records.steps_done
         blocks += [plan_sections.mixture_section(plan, done), plan_sections.order_section(plan)]
         blocks += [plan_sections.documents_section(plan), plan_sections.forecast_section(plan)]
     if facts.records.figures:

@@ -132,6 +132,11 @@ class RunRecords:
         return max(ends, default=None)
 
     @property
+    def steps_done(self) -> int:
+        """The step after the last that any host has recorded."""
+        return 0 if self.last_step is None else self.last_step + 1
+
+    @property
     def waiting_share(self) -> float | None:
         """Time waited over time, of the host that waits most; None if not known."""
         shares = [

@@ -95,7 +95,7 @@ def _as_asked(plan: PlanFacts | None) -> tuple[str, str, str, str]:
 def _progress(facts: ReportFacts) -> tuple[str, str, str, str]:
     question = "How far through each source?"
     plan = facts.plan
-    done = (facts.records.last_step or -1) + 1
+    done = facts.records.steps_done
     if plan is None:
         return "", question, f"{n.count(done)} steps", "epochs are unknown without a plan"
     names = plan.mixture.names
