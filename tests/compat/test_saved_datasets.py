@@ -123,6 +123,27 @@ def test_shifted_labels_are_refused_where_they_are_read(tmp_path):
     assert verify(str(tmp_path / "set"), deep=True).damages
 
 
+@pytest.mark.parametrize("name", ["attention_mask", "labels", "loss_mask"])
+def test_what_says_what_is_trained_on_is_read_or_refused(tmp_path, name):
+    columns = {"input_ids": [[1, 2]], name: [[True, False]]}
+    saved(tmp_path / "set", columns)
+    with pytest.raises(ConfigError, match=f"has bool in its column {name}") as refused:
+        TokenCache.open(str(tmp_path / "set"))
+    typed = str(refused.value.cure).removeprefix("Save ").partition(", or save")[0]
+    names = {"Sequence": Sequence, "Value": Value}
+    dataset = eval(typed, names | {"dataset": load_from_disk(str(tmp_path / "set"))})
+    dataset.save_to_disk(tmp_path / "mended")
+    assert TokenCache.open(str(tmp_path / "mended")).leaf(name).document(0).tolist() == [1, 0]
+
+
+def test_a_list_of_rows_of_old_versions_is_not_passed_over(tmp_path):
+    state = saved(tmp_path / "set", {"input_ids": ROWS}) / "state.json"
+    indices = {"_indices_data_files": [{"filename": "indices.arrow"}]}
+    state.write_text(json.dumps(json.loads(state.read_text()) | indices))
+    with pytest.raises(ConfigError, match="newer version"):
+        TokenCache.open(str(tmp_path / "set"))
+
+
 def test_a_compressed_or_cut_file_is_refused(tmp_path):
     table = pa.table({"input_ids": pa.array(ROWS, pa.list_(pa.int32()))})
     options = pa.ipc.IpcWriteOptions(compression="lz4")

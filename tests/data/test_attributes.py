@@ -131,6 +131,61 @@ def test_documents_without_a_value_are_refused_and_the_cure_works(plain, tmp_pat
     assert (attribute.not_found, attribute.missing) == (1, 10)
 
 
+NUMERALS = [f"{k:03}" for k in range(DOCUMENTS)]
+DAYS = [f"2024-{1 + k // 28:02}-{1 + k % 28:02}" for k in range(DOCUMENTS)]
+
+
+@pytest.mark.parametrize("ids", [NUMERALS, DAYS])
+@pytest.mark.parametrize("ending", [".csv", ".jsonl"])
+def test_ids_that_look_like_numbers_or_dates_are_texts_where_the_cache_has_texts(
+    tmp_path, ids, ending
+):
+    cache = with_ids(tmp_path / "cache", ids)
+    written(tmp_path / f"a{ending}", {"id": ids, "quality": [*range(DOCUMENTS)]})
+    (tmp_path / f"empty{ending}").touch()
+    attribute = open_attribute(cache, "quality", AttributeConfig(f"{tmp_path}/*{ending}"))
+    assert attribute.values.tolist() == [*range(DOCUMENTS)]
+
+
+@pytest.mark.parametrize(
+    "ids", [pa.array(IDS).dictionary_encode(), pa.array([name.encode() for name in IDS])]
+)
+def test_texts_may_be_stored_as_a_dictionary_or_as_bytes(plain, tmp_path, ids):
+    table = pa.table({"id": ids, "quality": range(DOCUMENTS)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    attribute = open_attribute(plain, "quality", AttributeConfig(f"{tmp_path}/a.parquet"))
+    assert attribute.values.tolist() == [*range(DOCUMENTS)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "id,quality\n1,2\n3,4,5\n"),
+        ("a.jsonl", '{"id": "doc/0", "quality": 1}\n{"id": "doc/1", "qual'),
+        ("a.jsonl", '{"id": "doc/0", "quality": 1}\n{"id": 7, "quality": 1}'),
+        ("a.parquet", "PAR1"),
+    ],
+)
+def test_a_damaged_table_is_named(plain, tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    config = AttributeConfig(f"{tmp_path}/{name}", missing=1, default=0)
+    with pytest.raises(ConfigError, match="cannot be read as") as refused:
+        open_attribute(plain, "quality", config)
+    assert refused.value.value == str(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("spec", "value"),
+    [(LeafSpec("id", "float32", "fixed"), 0.5), (LeafSpec("id", "int32", "ragged"), 1)],
+)
+def test_a_leaf_that_holds_no_ids_is_refused(tmp_path, spec, value):
+    values = {spec: lambda _: np.array([value], spec.dtype)}
+    cache = write_cache(tmp_path / "cache", [[np.ones(3, int)]], vocab_size=10, leaves=values)
+    path = written(tmp_path / "a.parquet", {"id": [0], "quality": [1]})
+    with pytest.raises(ConfigError, match="no leaf of ids"):
+        open_attribute(cache, "quality", AttributeConfig(path))
+
+
 def test_a_null_is_no_value(plain, tmp_path):
     path = written(tmp_path / "a.parquet", {"id": IDS, "quality": [None, *range(1, DOCUMENTS)]})
     config = AttributeConfig(path, missing=0.1, default=-1)
@@ -144,7 +199,8 @@ def test_a_null_is_no_value(plain, tmp_path):
         ({"key": ["doc/0"], "quality": [1]}, {}, "key", "no column"),
         ({"id": ["doc/0"], "quality": ["good"]}, {}, "value", "not numbers"),
         ({"id": ["doc/0"], "quality": [float("nan")]}, {}, "value", "NaN"),
-        ({"id": [0.5], "quality": [1]}, {}, "key", "neither texts nor whole numbers"),
+        ({"id": [0.5], "quality": [1]}, {}, "key", "holds double .* are texts"),
+        ({"id": [7], "quality": [1]}, {"missing": 1, "default": 0}, "key", "holds int64 .* texts"),
         ({"id": [None, "doc/0"], "quality": [1, 2]}, {}, "key", "null"),
         ({"id": ["doc/0", "doc/0"], "quality": [1, 2]}, {}, "value", "two values of document 0"),
         ({"document": ["0"], "quality": [1]}, {"key": "document"}, "key", "holds string"),

@@ -56,6 +56,9 @@ def test_it_holds_where_python_says_so(text, documents):
         "(x := 3)",
         "1 if quality else 0",
         "2",
+        "1 < 2",
+        "fineweb-edu > 3",
+        "dup, quality",
         "1e400j < quality",
         "-dup",
         "f'{quality}'",
@@ -67,3 +70,9 @@ def test_anything_else_is_refused_with_an_example(text):
     with pytest.raises(ConfigError, match="quality >= 3 and not dup") as refused:
         Where(text, "components.web.where")
     assert refused.value.field == "components.web.where"
+
+
+def test_a_condition_may_have_several_lines():
+    where = Where("quality > 1  # the good\n  and not dup\n")
+    numbers = {"quality": np.array([1, 2, 2]), "dup": np.array([0, 0, 1])}
+    assert where.holds(numbers).tolist() == [False, True, False]

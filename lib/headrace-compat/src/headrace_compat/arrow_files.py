@@ -61,6 +61,7 @@ class _State(msgspec.Struct):
     """``state.json``, as far as it is read."""
 
     data_files: list[_DataFile] = msgspec.field(name="_data_files")
+    indices: list[_DataFile] | None = msgspec.field(name="_indices_data_files", default=None)
 
 
 class _Splits(msgspec.Struct):
@@ -109,8 +110,15 @@ def _data_files(path: str) -> list[str]:
     state = files.read_bytes(files.join(path, _STATE))
     if state is None:
         return token_paths(path, (_ENDING,))
-    listed = _decoded(state, _State, files.join(path, _STATE)).data_files
-    return [files.join(path, one.filename) for one in listed]
+    saved = _decoded(state, _State, files.join(path, _STATE))
+    if saved.indices:  # of old versions; newer ones write the rows themselves
+        raise ConfigError(
+            "has its rows in the order of a list (_indices_data_files), which is not read",
+            field="cache",
+            value=path,
+            cure="Save it with a newer version of datasets.",
+        )
+    return [files.join(path, one.filename) for one in saved.data_files]
 
 
 def _decoded(raw: bytes, kind: Any, url: str) -> Any:
@@ -267,12 +275,23 @@ def _columns_of(url: str, schema: Any) -> list[str]:
             value=url,
             cure=f"Tokenize it first, or build a cache. {_BUILD}",
         )
+    for name in (_LABELS, _ATTENTION, _LOSS_MASK):
+        if dtypes.get(name) is not None and dtypes[name] not in _DTYPES:
+            raise ConfigError(
+                f"has {dtypes[name]} in its column {name}, which says what is trained on",
+                field="cache",
+                value=url,
+                cure=f'Save dataset.cast_column("{name}", Sequence(Value("int32"))), or save it'
+                " without that column.",
+            )
     return [name for name, dtype in dtypes.items() if dtype in _DTYPES and name != TOKENS]
 
 
 def _dtype_of(kind: Any) -> str | None:
     """The dtype of the numbers of a column of lists; None if it is none."""
-    if kind.num_fields != 1 or not str(kind).startswith(("list", "large_list", "fixed_size_list")):
+    if kind.num_fields != 1 or not str(kind).startswith(
+        ("list<", "large_list<", "fixed_size_list<")
+    ):
         return None
     name = str(kind.value_type)
     return {"float": "float32", "double": "float64"}.get(name, name)

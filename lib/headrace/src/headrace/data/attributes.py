@@ -25,6 +25,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -38,6 +39,7 @@ from headrace.ingest.listing import Entry, list_path
 from headrace.ingest.records import import_extra
 from headrace.store import files
 from headrace.store.cache import TokenCache
+from headrace.store.leaf import CacheLeaf
 from headrace.store.records import RecordKind
 from headrace.store.vectors import PiecedVector, VectorWriter, damaged
 
@@ -232,9 +234,12 @@ def _joined(
         numbered = join.finish(config)
         return replace(numbered, values=numbered.values[cache.originals(stored)])
     join = _Join(cache.num_documents, column, cache.originals)
-    index = _index_of_ids(cache, config.id_leaf)
-    for url, keys, values in _rows(entries, config.key, column):
-        join.add(values, *index.find(_hashes_of_keys(keys, url)), url)
+    leaf = _id_leaf(cache, config.id_leaf)
+    are_texts = leaf.kind == "ragged"
+    index = IdIndex(_hashes_of_documents(cache, leaf), cache.num_documents)
+    for url, keys, values in _rows(entries, config.key, column, are_texts=are_texts):
+        hashes = _hashes_of_keys(keys, config.key, url, are_texts=are_texts)
+        join.add(values, *index.find(hashes), url)
     return join.finish(config)
 
 
@@ -259,9 +264,13 @@ def _storable(values: np.ndarray) -> np.ndarray:
     return values.view(np.uint8) if values.dtype == np.bool_ else values
 
 
-def _rows(entries: list[Entry], key: str, value: str) -> Iterator[tuple[str, Any, Any]]:
-    """Batches of rows of all files: the file, and the two columns as Arrow arrays."""
-    dataset = import_extra("pyarrow.dataset", "parquet", entries[0].path)
+def _rows(
+    entries: list[Entry], key: str, value: str, *, are_texts: bool = False
+) -> Iterator[tuple[str, Any, Any]]:
+    """Batches of rows of all files: the file, and the two columns as Arrow arrays. Formats without
+    types would take ids that look like numbers or dates for such, so these are read as texts.
+    """
+    arrow = import_extra("pyarrow", "parquet", entries[0].path)
     for entry in entries:
         unpacked = entry.path.removesuffix(".gz").removesuffix(".zst")
         ending = f".{unpacked.rpartition('.')[2]}"
@@ -272,36 +281,71 @@ def _rows(entries: list[Entry], key: str, value: str) -> Iterator[tuple[str, Any
                 value=entry.path,
                 cure=_CURE_OF_FILES,
             )
-        filesystem, place = files.filesystem(entry.path)
-        table = dataset.dataset(place, filesystem=filesystem, format=_FORMATS[ending])
-        for field_name, column in (("key", key), ("value", value)):
-            if column not in table.schema.names:
-                raise ConfigError(
-                    f"is no column of {entry.path}",
-                    field=field_name,
-                    value=column,
-                    cure=did_you_mean(column, table.schema.names),
-                )
-        for batch in table.to_batches(columns=[key, value]):
-            yield entry.path, batch.column(0), batch.column(1)
+        format_name = _FORMATS[ending]
+        has_types = format_name not in ("json", "csv")
+        if entry.size == 0 and not has_types:
+            continue  # a shard without rows
+        key_is_text = are_texts and not has_types
+        try:
+            yield from _rows_of_file(entry.path, format_name, key, value, key_is_text=key_is_text)
+        except arrow.ArrowException as error:
+            raise ConfigError(
+                f"cannot be read as {format_name} ({error})",
+                field="files",
+                value=entry.path,
+                cure="Write it anew: each column with values of one type, 1.0 and not 1 among"
+                " fractions.",
+            ) from error
 
 
-def _index_of_ids(cache: TokenCache, id_leaf: str) -> IdIndex:
-    """An index of the ids that the cache keeps."""
-    if id_leaf not in cache.leaves:
+def _rows_of_file(
+    url: str, format_name: str, key: str, value: str, *, key_is_text: bool
+) -> Iterator[tuple[str, Any, Any]]:
+    arrow = import_extra("pyarrow", "parquet", url)
+    dataset = import_extra("pyarrow.dataset", "parquet", url)
+    filesystem, place = files.filesystem(url)
+    opened = partial(dataset.dataset, place, filesystem=filesystem, format=format_name)
+    table = opened()
+    for field_name, column in (("key", key), ("value", value)):
+        if column not in table.schema.names:
+            raise ConfigError(
+                f"is no column of {url}",
+                field=field_name,
+                value=column,
+                cure=did_you_mean(column, table.schema.names),
+            )
+    if key_is_text:
+        as_text = arrow.field(key, arrow.string())
+        table = opened(schema=table.schema.set(table.schema.get_field_index(key), as_text))
+    for batch in table.to_batches(columns=[key, value]):
+        yield url, batch.column(0), batch.column(1)
+
+
+def _id_leaf(cache: TokenCache, name: str) -> CacheLeaf:
+    """The leaf with the ids of a cache: texts, or whole numbers."""
+    if name not in cache.leaves:
         leaves = ", ".join(cache.leaves) or "none"
         raise ConfigError(
             f"is not a leaf of {cache.path}, which has {leaves}",
             field="id_leaf",
-            value=id_leaf,
+            value=name,
             cure="Build the cache with --leaf id=FIELD, or give rows with a document's number:"
             f" key: {DOCUMENT}.",
         )
-    return IdIndex(_hashes_of_documents(cache, id_leaf), cache.num_documents)
+    leaf = cache.leaf(name)
+    holds_texts = leaf.kind == "ragged" and leaf.dtype == np.uint8
+    holds_numbers = leaf.kind == "fixed" and leaf.dtype.kind in "iu"
+    if not (holds_texts or holds_numbers):
+        raise ConfigError(
+            f"is no leaf of ids in {cache.path}: it holds {leaf.dtype}",
+            field="id_leaf",
+            value=name,
+            cure=f"Build the cache with ids as texts or whole numbers: --leaf {name}=FIELD:text.",
+        )
+    return leaf
 
 
-def _hashes_of_documents(cache: TokenCache, id_leaf: str) -> Iterator[UInt64[np.ndarray, "2 n"]]:
-    leaf = cache.leaf(id_leaf)
+def _hashes_of_documents(cache: TokenCache, leaf: CacheLeaf) -> Iterator[UInt64[np.ndarray, "2 n"]]:
     for first in range(0, cache.num_documents, _DOCUMENTS):
         stop = min(first + _DOCUMENTS, cache.num_documents)
         values = leaf.values(first, stop)
@@ -311,19 +355,25 @@ def _hashes_of_documents(cache: TokenCache, id_leaf: str) -> Iterator[UInt64[np.
             yield hashes_of_numbers(values.astype(np.int64))
 
 
-def _hashes_of_keys(keys: Any, url: str) -> UInt64[np.ndarray, "2 n"]:
-    """The hashes of a column of ids."""
+def _hashes_of_keys(keys: Any, key: str, url: str, *, are_texts: bool) -> UInt64[np.ndarray, "2 n"]:
+    """The hashes of a column of ids, which must be texts or whole numbers as the cache has them."""
     arrow = import_extra("pyarrow", "parquet", url)
     _refuse_nothing(keys, "key", url)
-    if arrow.types.is_integer(keys.type):
+    wanted = "texts" if are_texts else "whole numbers"
+    refused = ConfigError(
+        f"holds {keys.type} in {url}, and the ids of the cache are {wanted}",
+        field="key",
+        value=key,
+        cure=f"Write the column as {wanted}, or name another with key: COLUMN.",
+    )
+    if not are_texts:
+        if not arrow.types.is_integer(keys.type):
+            raise refused
         return hashes_of_numbers(keys.to_numpy().astype(np.int64))
-    if not (arrow.types.is_string(keys.type) or arrow.types.is_large_string(keys.type)):
-        raise ConfigError(
-            f"holds {keys.type} in {url}, neither texts nor whole numbers",
-            field="key",
-            cure="Name a column of ids.",
-        )
-    texts = keys.cast(arrow.large_binary())
+    try:
+        texts = keys.cast(arrow.large_binary())
+    except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError):
+        raise refused from None
     _, offsets_buffer, data_buffer = texts.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(data_buffer or b"", np.uint8)[offsets[0] : offsets[-1]]
@@ -369,7 +419,7 @@ class _Join:
         numbers_of: Callable[[np.ndarray], np.ndarray] = np.asarray,
     ) -> None:
         self.column = column
-        self.values = np.zeros(0, np.uint8)
+        self.values = np.zeros(documents, np.uint8)
         self.has_value = np.zeros(documents, bool)
         self.rows = 0
         self.not_found = 0

@@ -31,7 +31,10 @@ _JOINED: dict[type[ast.boolop], Callable[[Any, Any], Any]] = {
     ast.And: np.logical_and,
     ast.Or: np.logical_or,
 }
-_CURE = "E.g. quality >= 3 and not dup: names, numbers, < <= > >= == !=, and, or, not, ( )."
+_CURE = (
+    "E.g. quality >= 3 and not dup: names, numbers, < <= > >= == !=, and, or, not, ( ). Names have"
+    " letters, digits and _; an attribute's column may have another: value: COLUMN."
+)
 
 
 class Where:
@@ -56,12 +59,13 @@ class Where:
     def __init__(self, text: str, field: str = "where") -> None:
         self.text = text
         self.field = field
+        self._source = f"({text.strip()}\n)"  # in parentheses, it may have several lines
         try:
-            self._tree = ast.parse(text.strip(), mode="eval").body
+            self._tree = ast.parse(self._source, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise self._refused(f"is no condition ({error})") from error
         self._check(self._tree)
-        if isinstance(self._tree, ast.Constant):
+        if not self.names:
             raise self._refused("does not depend on the document")
 
     @cached_property
@@ -112,7 +116,7 @@ class Where:
                 for one in (node.left, *node.comparators):
                     self._check(one)
             case _:
-                part = ast.get_source_segment(self.text.strip(), node) or ast.dump(node)
+                part = ast.get_source_segment(self._source, node) or ast.dump(node)
                 raise self._refused(f"may not have {part!r}")
 
     def _refused(self, problem: str) -> ConfigError:
