@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from headrace import ComponentConfig, LmDataConfig, load_config
+from headrace import (
+    ComponentConfig,
+    LmDataConfig,
+    SourceConfig,
+    TokenizerConfig,
+    build_cache,
+    load_config,
+)
 from headrace.cli.application import application
 from headrace.data.attributes import AttributeConfig, open_attribute
 from headrace.data.id_index import IdIndex, hashes_of_numbers, hashes_of_texts
@@ -240,6 +247,22 @@ def test_a_damaged_result_is_made_again_and_verify_finds_it(tmp_path):
     assert "attribute.json" in done.output
     again = open_attribute(cache, "quality", AttributeConfig(path))
     assert again.values.tolist() == [*range(DOCUMENTS)]
+
+
+def test_a_repair_deletes_a_damaged_result(tmp_path):
+    (tmp_path / "a.txt").write_text("hello")
+    cache = str(tmp_path / "cache")
+    source = SourceConfig([f"{tmp_path}/a.txt"])
+    build_cache(source, TokenizerConfig("bytes"), cache, progress=False)
+    np.save(tmp_path / "quality.npy", [7])
+    open_attribute(TokenCache.open(cache), "quality", AttributeConfig(f"{tmp_path}/quality.npy"))
+    (values,) = (tmp_path / "cache" / "attributes").glob("*/values.bin")
+    values.write_bytes(b"")
+    verify = ["cache", "verify", cache]
+    done = CliRunner().invoke(application(), [*verify, "--repair"])
+    assert done.exit_code == 0
+    assert "deleted; it is written again when needed" in done.output
+    assert CliRunner().invoke(application(), verify).exit_code == 0
 
 
 def config_of(cache: TokenCache, **fields: object) -> LmDataConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -373,14 +375,14 @@ def test_documents_of_caches_to_come_are_not_known():
     ):
         planned_caches(held, {"c0": 1e9})
     planned_caches(big(1, validation=ValidationConfig(one_in=100)), {"c0": 1e9})
-    removed = LmDataConfig(
-        {"a": ComponentConfig("nowhere", remove="list.npy", expected_tokens=1e9)}
-    )
-    with pytest.raises(
-        ConfigError,
-        match=r"components.a.remove = 'list.npy': needs to know.*components.a.remove=null",
-    ):
-        planned_caches(removed)
+    fields = {"remove": "list.npy", "where": "length > 9"}
+    for name, value in fields.items():
+        component = replace(ComponentConfig("nowhere", expected_tokens=1e9), **{name: value})
+        with pytest.raises(
+            ConfigError,
+            match=rf"components.a.{name} = '{value}': needs to know.*components.a.{name}=null",
+        ):
+            planned_caches(LmDataConfig({"a": component}))
 
 
 def growing(sizes, tokens=10**9, **changes):

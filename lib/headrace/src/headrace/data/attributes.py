@@ -1,8 +1,8 @@
 """Attributes: a number for each document of a cache, from tables that other programs wrote.
 
-Scores of a classifier, clusters, marks of duplicates come as Parquet, JSONL, CSV or Arrow files with
-an id (or a document's number) and a value in each row. They are joined to the cache once, and the
-result is saved in its folder (``attributes/``) under a name that depends on the cache and on the
+Scores of a classifier, clusters, marks of duplicates come as Parquet, JSONL, CSV or Arrow files
+with an id (or a document's number) and a value in each row. They are joined to the cache once, and
+the result is saved in its folder (``attributes/``) under a name that depends on the cache and on the
 files' names, sizes and versions. Buckets divide by it, and conditions (``where``) ask for it.
 
 The join, step by step:
@@ -39,13 +39,13 @@ from headrace.ingest.listing import Entry, list_path
 from headrace.ingest.records import import_extra
 from headrace.store import files
 from headrace.store.cache import TokenCache
+from headrace.store.layout import ATTRIBUTES_FOLDER
 from headrace.store.leaf import CacheLeaf
 from headrace.store.records import RecordKind
 from headrace.store.vectors import PiecedVector, VectorWriter, damaged
 
 DOCUMENT = "document"
 """The key of rows that say a document's number."""
-FOLDER = "attributes"
 _LOG = logging.getLogger(__name__)
 _RECORD = "attribute.json"
 _VALUES = "values.bin"
@@ -176,7 +176,7 @@ def open_attribute(
             )
         )
         digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
-        folder = files.join(cache.path, FOLDER, digest[:32])
+        folder = files.join(cache.path, ATTRIBUTES_FOLDER, digest[:32])
         saved = _saved(folder, made_from)
         if saved is not None:
             return saved
@@ -550,7 +550,7 @@ def attribute_findings(cache: str) -> list[tuple[str, str]]:
         []
     """
     findings: list[tuple[str, str]] = []
-    folder = files.join(cache, FOLDER)
+    folder = files.join(cache, ATTRIBUTES_FOLDER)
     for name in files.names_in(folder):
         url = files.join(folder, name, _RECORD)
         raw = files.read_bytes(url)

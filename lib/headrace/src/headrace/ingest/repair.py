@@ -30,7 +30,7 @@ from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files, owned
-from headrace.store.layout import FILTERS_FOLDER, CacheLayout
+from headrace.store.layout import ATTRIBUTES_FOLDER, FILTERS_FOLDER, CacheLayout
 from headrace.store.lease import end_lease_of_gone, lease
 from headrace.store.ledger import (
     PART_RECORD_NAME,
@@ -53,7 +53,7 @@ class RepairReport:
     Attributes:
         rebuilt: Parts that were rebuilt.
         restored: Files that were rewritten from the ledger or the sources.
-        dropped: Pack plans and filters that were deleted; they are made again when they are needed.
+        dropped: Pack plans, filters and attributes that were deleted; they are made again when they are needed.
         left: Remaining damage, by part (or file), with the reason.
     """
 
@@ -163,8 +163,9 @@ def _cannot(ledger: Ledger) -> str:
 
 
 def _drop_plans(path: str, damages: Sequence[Damage], report: RepairReport) -> None:
-    """Deletes damaged pack plans and filters, which are made again when they are needed."""
-    for root in (files.join(path, folder) + "/" for folder in (PLANS_FOLDER, FILTERS_FOLDER)):
+    """Deletes damaged pack plans, filters and attributes: made again when they are needed."""
+    for folder in (PLANS_FOLDER, FILTERS_FOLDER, ATTRIBUTES_FOLDER):
+        root = files.join(path, folder) + "/"
         for name in sorted(
             {d.file[len(root) :].split("/")[0] for d in damages if d.file.startswith(root)}
         ):

@@ -32,6 +32,8 @@ _DTYPE_CURE = (
 )
 FILTERS_FOLDER = "filters"
 """Folder of saved filters, within a cache."""
+ATTRIBUTES_FOLDER = "attributes"
+"""Folder of saved attributes, within a cache."""
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 LEAF_DTYPES = (*TOKEN_DTYPES, "bool", "int8", "int16", "uint64", "float32", "float64")
 DEFAULT_CHUNK = 65_536

@@ -231,7 +231,8 @@ def _refuse_documents(config: LmDataConfig, missing: Sequence[str]) -> None:
             " same reads, about.",
         )
     for name in missing:
-        for field, source in (("remove", name), ("buckets", name.rpartition("/")[0] or name)):
+        of_buckets = name.rpartition("/")[0] or name
+        for field, source in (("remove", name), ("where", name), ("buckets", of_buckets)):
             if (value := getattr(config.components[name], field)) is not None:
                 raise ConfigError(
                     "needs to know where documents end, and there is no cache to say so",
