@@ -14,7 +14,7 @@ from headrace.analysis.sweep import plan_sweep
 from headrace.analysis.sweep_fit import Results, fit_mixture
 from headrace.cli.application import application
 from headrace.errors import ConfigError
-from headrace.mix.bounds import within
+from headrace.mix.bounds import bounded_shares
 
 STEPS = 4000
 BATCH = 64
@@ -151,7 +151,7 @@ def test_within_keeps_ratios_between_bounds():
         if most.sum() < 1:
             continue
         weights = random.lognormal(0, 3, count)
-        shares = within(weights, least, most)
+        shares = bounded_shares(weights, least, most)
         assert shares.sum() == pytest.approx(1, abs=1e-12)
         assert (shares >= least - 1e-12).all()
         assert (shares <= most + 1e-12).all()

@@ -158,10 +158,10 @@ class _ArrowFile:
         arrow = import_extra("pyarrow", "parquet", url)
         size = size_of(url)
         mapping = arrow.memory_map(str(files.local_path(url)))
-        whole = mapping.read_buffer(size)
+        mapped_bytes = mapping.read_buffer(size)
         try:
-            with arrow.ipc.open_stream(whole) as stream:
-                return cls(url, size, whole.address, [*stream], stream.schema)
+            with arrow.ipc.open_stream(mapped_bytes) as stream:
+                return cls(url, size, mapped_bytes.address, [*stream], stream.schema)
         except (arrow.ArrowInvalid, OSError) as error:
             raise corrupt(url, f"is no whole Arrow stream ({error})") from error
 
@@ -207,7 +207,7 @@ class _ArrowFile:
         array = column.starts_array
         if array is None:
             width = int(column.starts[1]) - first
-            return _counted(url, column.starts.size, width)
+            return _offsets_of_width(url, column.starts.size, width)
 
         def begin(start: int, stop: int) -> Callable[[], np.ndarray]:
             read = array.read(start, stop)
@@ -297,7 +297,7 @@ def _dtype_of(kind: Any) -> str | None:
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-def _counted(url: str, length: int, width: int) -> ComputedArray:
+def _offsets_of_width(url: str, length: int, width: int) -> ComputedArray:
     """Offsets of rows of one width."""
 
     def begin(start: int, stop: int) -> Callable[[], np.ndarray]:

@@ -131,9 +131,9 @@ class FileStore(Layout):
 
     def _check_leaves(self) -> None:
         first = self.files[0]
-        wanted = {name: array.dtype for name, array in first.leaves.items()}
+        first_dtypes = {name: array.dtype for name, array in first.leaves.items()}
         for file in self.files:
-            if {name: array.dtype for name, array in file.leaves.items()} != wanted:
+            if {name: array.dtype for name, array in file.leaves.items()} != first_dtypes:
                 raise ConfigError(
                     f"has other columns than {first.path}: {', '.join(file.leaves) or 'none'}",
                     field="cache",

@@ -29,7 +29,7 @@ from headrace.analysis.resolved import ResolvedRun
 from headrace.config.lm_data import LmDataConfig
 from headrace.config.writing import given_fields
 from headrace.errors import ConfigError, check_at_least, check_choice
-from headrace.mix.bounds import within
+from headrace.mix.bounds import bounded_shares
 from headrace.order.seeds import derive
 from headrace.order.subset import SubsetConfig
 
@@ -173,7 +173,9 @@ def plan_sweep(
     rows = {name: len(run.trained[name]) for name in run.first.names}
     planned = np.array([run.drawn[name].share for name in rows])
     lows, highs = _bounds(run, rows, full_rows, least or {}, most or {})
-    shares = within(np.vstack([planned, _drawn(planned, arms - 1, draw, seed)]), lows, highs)
+    shares = bounded_shares(
+        np.vstack([planned, _drawn(planned, arms - 1, draw, seed)]), lows, highs
+    )
     sweep = Sweep(run.original, rows, shares.round(_DECIMALS), steps, arm_rows / full_rows)
     empty = [name for name, count in rows.items() if count * sweep.fraction < 1]
     if empty:

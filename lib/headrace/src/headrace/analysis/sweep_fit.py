@@ -26,7 +26,7 @@ from jaxtyping import Float64
 
 from headrace.analysis.sweep import LOSS, SHARE
 from headrace.errors import ConfigError, check_choice, install_command
-from headrace.mix.bounds import within
+from headrace.mix.bounds import bounded_shares
 from headrace.order.seeds import derive
 from headrace.store import files
 
@@ -198,7 +198,7 @@ def _best(
         factors = np.exp(random.normal(size=parents.shape) * 0.6**number)
         # a share of 0 would stay so by factors alone
         perturbed = np.maximum(parents, most * 1e-3) * factors
-        candidates = np.concatenate([best, within(perturbed, least, most)])
+        candidates = np.concatenate([best, bounded_shares(perturbed, least, most)])
         predicted = predict(candidates)
         best = candidates[np.argsort(predicted, kind="stable")[:_BEST]]
     mean = best.mean(axis=0)
@@ -239,9 +239,9 @@ def _rank_correlation(results: Results, model: Model, random: np.random.Generato
     fold = random.permutation(len(results.losses)) % _FOLDS
     predicted = np.empty_like(results.losses)
     for held_out in range(_FOLDS):
-        kept = fold != held_out
-        predict = _fitted(results.shares[kept], results.losses[kept], model, random)
-        predicted[~kept] = predict(results.shares[~kept])
+        training = fold != held_out
+        predict = _fitted(results.shares[training], results.losses[training], model, random)
+        predicted[~training] = predict(results.shares[~training])
     of_losses = np.argsort(np.argsort(results.losses))
     of_predicted = np.argsort(np.argsort(predicted))
     return float(np.corrcoef(of_losses, of_predicted)[0, 1])

@@ -219,10 +219,10 @@ def loss_by_source(
                 segments < 0, -1, jnp.take_along_axis(ids, jnp.maximum(segments, 0), axis=1)
             )
         # past the end, which is dropped: -1 would count from there
-        place = jnp.where(ids < 0, sources, ids)
+        slot = jnp.where(ids < 0, sources, ids)
         zeros = jnp.zeros(sources, jnp.float32)
         return SourceLosses(
-            zeros.at[place].add(weighted, mode="drop"), zeros.at[place].add(sizes, mode="drop")
+            zeros.at[slot].add(weighted, mode="drop"), zeros.at[slot].add(sizes, mode="drop")
         )
 
     nowhere = SourceLosses(PartitionSpec(None), PartitionSpec(None))  # pyright: ignore

@@ -149,13 +149,13 @@ def _learned_line(facts: dict[str, Any]) -> str:
     last = facts["learned"][-1]
     planned = {name: one["drawn"]["weight"] for name, one in facts["sources"].items()}
     weights = sorted(last["weights"].items(), key=lambda item: -item[1])
-    shown = [
+    lines = [
         f"{name} {weight:.4g} (planned {planned[name]:.4g})"
         for name, weight in weights[:_SHOWN_WEIGHTS]
     ]
     more = len(weights) - _SHOWN_WEIGHTS
     decisions = format_count(len(facts["learned"]), "decision")
-    listed = ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
+    listed = ", ".join(lines) + (f" and {more:,} more" if more > 0 else "")
     return f"learned in {decisions}, the last at step {last['step']:,}: {listed}"
 
 

@@ -45,12 +45,12 @@ def hashes_of_texts(
     """
     lengths = lengths.astype(np.int64)
     first_byte = np.cumsum(lengths) - lengths
-    place = np.arange(data.size, dtype=np.int64) - np.repeat(first_byte, lengths)
+    byte_number = np.arange(data.size, dtype=np.int64) - np.repeat(first_byte, lengths)
     hashes = np.zeros((2, lengths.size), np.uint64)
     filled = lengths > 0
     for number, base in enumerate(_BASES):
         powers = _powers(base, int(lengths.max(initial=0)))
-        terms = (data.astype(np.uint64) + np.uint64(1)) * powers[place]
+        terms = (data.astype(np.uint64) + np.uint64(1)) * powers[byte_number]
         if data.size:
             hashes[number, filled] = np.add.reduceat(terms, first_byte[filled])
     return _mixed(hashes + lengths.astype(np.uint64))
@@ -125,15 +125,15 @@ class IdIndex:
         then the second of those that have one, and so on.
         """
         row = np.arange(prefix.size)
-        place = np.searchsorted(self._sorted, prefix)
+        slot = np.searchsorted(self._sorted, prefix)
         while row.size:
-            is_within = place < self._sorted.size
+            is_within = slot < self._sorted.size
             row = row[is_within]
-            place = place[is_within]
-            found = self._sorted[place]
-            is_same = self._prefix(found) == prefix[row]
+            slot = slot[is_within]
+            entries = self._sorted[slot]
+            is_same = self._prefix(entries) == prefix[row]
             row = row[is_same]
-            place = place[is_same]
-            document = found[is_same] & ((np.uint64(1) << self._document_bits) - np.uint64(1))
+            slot = slot[is_same]
+            document = entries[is_same] & ((np.uint64(1) << self._document_bits) - np.uint64(1))
             yield row, document.astype(np.int64)
-            place = place + 1
+            slot = slot + 1

@@ -166,21 +166,21 @@ class RowExchange:
         self._arranged(look)
         self._drawn_surplus = self._surplus
 
-    def _places(self, window: Look) -> _Places:
-        # 1. Shards have equally many places, so the shard of a place is a division.
+    def _positions(self, window: Look) -> _Places:
+        # 1. Shards have equally many places, so the shard of a position is a division.
         shards = self.holders.size
         sizes = window.sizes
         valid = window.valid
         step = np.repeat(np.arange(sizes.size), valid)
-        place = np.arange(step.size) - np.repeat(np.cumsum(valid) - valid, valid)
-        shard = place * shards // sizes[step]
+        position = np.arange(step.size) - np.repeat(np.cumsum(valid) - valid, valid)
+        shard = position * shards // sizes[step]
         # 3. A row on a border belongs to the owner above it, on every host.
         owner = self.holders[np.searchsorted(self._borders, window.locality, side="right")]
-        return _Places(step, place, shard, sizes[step] // shards, self.holders[shard], owner)
+        return _Places(step, position, shard, sizes[step] // shards, self.holders[shard], owner)
 
     def _arranged(self, window: Look) -> Arranged | None:
         sizes = window.sizes
-        rows = self._places(window)
+        rows = self._positions(window)
         # 4. A process with several shards has as many pools: `ways`. The n-th row of a step and an
         #    owner goes to the (n mod ways)-th of them, into its slot n // ways.
         shards = self.holders.size
@@ -230,7 +230,7 @@ class RowExchange:
             if number == 0:
                 self._draw(look)
             arranged = self._arranged(look)
-            holder = self._places(look).holder
+            holder = self._positions(look).holder
             owner = holder if arranged is None else arranged.owner
             # The first half only tells which blocks are open. Counted from nothing, all open blocks
             # would be new, and most hosts that read them still to come: too few reads without the
@@ -274,10 +274,10 @@ class _ReadCount:
         """Counts the uses of a window, a number for each pair of a block and a host. ``judged``:
         enough windows came before it to be representative of later ones.
         """
-        seen = np.union1d(self._seen, uses)
+        blocks_read = np.union1d(self._seen, uses)
         if judged:
-            self.reads += seen.size - self._seen.size
-        self._seen = seen
+            self.reads += blocks_read.size - self._seen.size
+        self._seen = blocks_read
 
 
 def _quantiles(locality: np.ndarray, shards: int) -> np.ndarray:

@@ -16,7 +16,7 @@ _HALVINGS = 64
 """From factors of 1e-12 to 1e12 to the last bit of a double."""
 
 
-def within(
+def bounded_shares(
     weights: Float64[np.ndarray, "*n d"],
     least: Float64[np.ndarray, " d"],
     most: Float64[np.ndarray, " d"],
@@ -36,7 +36,7 @@ def within(
 
     Example:
         >>> third = np.full(3, 1 / 3)
-        >>> within(np.array([8.0, 1.0, 1.0]), third / 10, np.array([0.6, 1.0, 1.0]))
+        >>> bounded_shares(np.array([8.0, 1.0, 1.0]), third / 10, np.array([0.6, 1.0, 1.0]))
         array([0.6, 0.2, 0.2])
     """
     if least.sum() > 1 + 1e-9:

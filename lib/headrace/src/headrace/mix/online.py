@@ -142,8 +142,8 @@ class BanditMixture:
         exploration = min(1 / sources, np.sqrt(np.log(sources) / (sources * decisions)))
         # the largest is subtracted so that no exponential overflows; the quotient is the same
         power = np.exp(state["exploration"] * (rewards - rewards.max()))
-        wanted = (1 - sources * exploration) * power / power.sum() + exploration
-        return {"decisions": decisions, "rewards": rewards, "exploration": exploration}, wanted
+        weights = (1 - sources * exploration) * power / power.sum() + exploration
+        return {"decisions": decisions, "rewards": rewards, "exploration": exploration}, weights
 
 
 @dataclass(frozen=True)
@@ -224,9 +224,9 @@ class AdaptiveMixture:
         preferred = preferred / total if total > 0 else state["prior"]
         preferred = np.maximum(preferred, min(self.least, 1 / len(shares)))
         preferred = preferred / preferred.sum()
-        wanted = self.smoothing * preferred + (1 - self.smoothing) * state["mean"]
+        weights = self.smoothing * preferred + (1 - self.smoothing) * state["mean"]
         following["mean"] = state["mean"] + (preferred - state["mean"]) / (decisions + 1)
-        return following, wanted
+        return following, weights
 
 
 def fit_laws(
@@ -287,8 +287,8 @@ def exact_fractions(shares: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, " 
     if not (shares >= 0).all() or abs(shares.sum() - 1) > 1e-6:
         cure = "A rule returns a weight from 0 up for each source, and not all 0."
         raise ConfigError("are no shares", field="weights", value=shares.tolist(), cure=cure)
-    whole = np.floor(shares * _FRACTIONS)
-    remainders = shares * _FRACTIONS - whole
-    left = round(_FRACTIONS - whole.sum())
-    whole[np.argsort(-remainders, kind="stable")[:left]] += 1
-    return whole / _FRACTIONS
+    fractions = np.floor(shares * _FRACTIONS)
+    remainders = shares * _FRACTIONS - fractions
+    remaining_fractions = round(_FRACTIONS - fractions.sum())
+    fractions[np.argsort(-remainders, kind="stable")[:remaining_fractions]] += 1
+    return fractions / _FRACTIONS

@@ -91,8 +91,8 @@ class DocumentPieces:
         """All pieces of documents, in order."""
         first = self.first(documents)
         counts = self.first(documents + 1) - first
-        before = np.cumsum(counts) - counts
-        return np.arange(int(counts.sum())) + np.repeat(first - before, counts)
+        first_piece = np.cumsum(counts) - counts
+        return np.arange(int(counts.sum())) + np.repeat(first - first_piece, counts)
 
     def documents_of(self, pieces: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """The document of each piece."""

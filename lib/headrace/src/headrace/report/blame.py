@@ -27,7 +27,7 @@ from headrace.store.cache import TokenCache
 SHOWN_SUSPECTS = 8
 SHOWN_DOCUMENTS = 5
 """Of these many, documents are looked for in their files."""
-_BEFORE = 200
+_STEPS_BEFORE = 200
 _LEAST = 8
 _OF_NORMAL = 1.4826
 _SOURCE = re.compile(r"(?:.*/)?loss_by_source/(.+)")
@@ -106,12 +106,12 @@ def blame(
         step: rows_of_step(dataset, dataset.batch_schedule, step, row_order) for step in steps
     }
     if any(_ROW.fullmatch(name) for step in steps for name in figures.get(step, {})):
-        before = _before(steps.start, figures, _ROW)
+        earlier = _figures_before(steps.start, figures, _ROW)
         suspects = [
             _suspect(
                 {step: np.array([row])},
                 batches,
-                before,
+                earlier,
                 _losses([step], figures, _ROW, str(row)),
                 row,
             )
@@ -128,17 +128,17 @@ def blame(
             _suspect(
                 rows,
                 batches,
-                _before(steps.start, figures, _SOURCE, name),
+                _figures_before(steps.start, figures, _SOURCE, name),
                 _losses(steps, figures, _SOURCE, name),
             )
             for name, rows in rows_by_source.items()
         ]
     suspects.sort(key=lambda one: one[0].tokens, reverse=True)
     suspects.sort(key=lambda one: -np.inf if one[0].excess is None else one[0].excess, reverse=True)
-    shown = suspects[:SHOWN_SUSPECTS]
+    suspects_shown = suspects[:SHOWN_SUSPECTS]
     numbers: dict[TokenCache, list[int]] = {}
-    for _, places in shown:
-        for cache, number in places:
+    for _, largest in suspects_shown:
+        for cache, number in largest:
             numbers.setdefault(cache, []).append(number)
     origins = {cache: find_origins(cache, documents) for cache, documents in numbers.items()}
     located = [
@@ -147,12 +147,12 @@ def blame(
             documents=[
                 *(
                     replace(document, origin=origins[cache][number].origin)
-                    for document, (cache, number) in zip(suspect.documents, places, strict=False)
+                    for document, (cache, number) in zip(suspect.documents, largest, strict=False)
                 ),
                 *suspect.documents[SHOWN_DOCUMENTS:],
             ],
         )
-        for suspect, places in shown
+        for suspect, largest in suspects_shown
     ]
     return [*located, *(suspect for suspect, _ in suspects[SHOWN_SUSPECTS:])]
 
@@ -172,14 +172,14 @@ def _losses(
     ]
 
 
-def _before(
+def _figures_before(
     first: int,
     figures: Mapping[int, Mapping[str, float]],
     kind: re.Pattern[str],
     name: str | None = None,
 ) -> list[float]:
     earlier = sorted(step for step in figures if step < first)
-    return _losses(earlier[-_BEFORE:], figures, kind, name)
+    return _losses(earlier[-_STEPS_BEFORE:], figures, kind, name)
 
 
 def _suspect(
@@ -212,4 +212,4 @@ def _suspect(
         spread = float(np.median(np.abs(np.asarray(before) - usual))) * _OF_NORMAL
         excess = (loss - usual) / max(spread, abs(usual) * 1e-6, 1e-12)
     suspect = Suspect(source, [*rows], row, loss, usual, excess, tokens.total(), documents)
-    return suspect, [place for place, _ in tokens.most_common(SHOWN_DOCUMENTS)]
+    return suspect, [document for document, _ in tokens.most_common(SHOWN_DOCUMENTS)]

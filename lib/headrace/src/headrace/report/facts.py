@@ -114,10 +114,12 @@ class PlanFacts:
         """About the step at which each source next begins again; None: not within the run."""
         edge, passes = self._passes()
         repeats: list[float | None] = []
-        for d, done in enumerate(self.passes_until(step)):
-            next_epoch = np.floor(done) + 1
-            within = next_epoch < passes[-1, d]
-            repeats.append(float(np.interp(next_epoch, passes[:, d], edge)) if within else None)
+        for d, pass_number in enumerate(self.passes_until(step)):
+            next_epoch = np.floor(pass_number) + 1
+            repeats_within_run = next_epoch < passes[-1, d]
+            repeats.append(
+                float(np.interp(next_epoch, passes[:, d], edge)) if repeats_within_run else None
+            )
         return repeats
 
     def _passes(self) -> tuple[np.ndarray, np.ndarray]:

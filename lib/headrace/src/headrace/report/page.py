@@ -47,8 +47,11 @@ def sections(facts: ReportFacts) -> list[Section]:
     plan = facts.plan
     blocks = [run_sections.summary_section(facts), *run_sections.course_sections(facts)]
     if plan is not None:
-        done = facts.records.steps_done
-        blocks += [plan_sections.mixture_section(plan, done), plan_sections.order_section(plan)]
+        steps_done = facts.records.steps_done
+        blocks += [
+            plan_sections.mixture_section(plan, steps_done),
+            plan_sections.order_section(plan),
+        ]
         blocks += [plan_sections.documents_section(plan), plan_sections.forecast_section(plan)]
     if facts.records.figures:
         blocks.append(figures_section(facts.records.figures))

@@ -43,13 +43,13 @@ def mixture_chart_of(plan: PlanFacts, name: str = "mixture") -> Chart:
     )
 
 
-def mixture_section(plan: PlanFacts, done: int) -> Section:
-    """Rows, tokens and epochs of each source; ``done`` steps are trained."""
+def mixture_section(plan: PlanFacts, steps_done: int) -> Section:
+    """Rows, tokens and epochs of each source; ``steps_done`` steps are trained."""
     facts = plan.mixture
     components = plan.plan.components
     steps = int(facts.edge[-1])
-    passes = plan.passes_until(done)
-    repeats = plan.repeats_after(done)
+    passes = plan.passes_until(steps_done)
+    repeats = plan.repeats_after(steps_done)
     blocks: list[Block] = []
     if plan.assumed_steps:
         blocks.append(

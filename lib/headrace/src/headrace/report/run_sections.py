@@ -95,20 +95,20 @@ def _as_asked(plan: PlanFacts | None) -> tuple[str, str, str, str]:
 def _progress(facts: ReportFacts) -> tuple[str, str, str, str]:
     question = "How far through each source?"
     plan = facts.plan
-    done = facts.records.steps_done
+    steps_done = facts.records.steps_done
     if plan is None:
-        return "", question, f"{n.count(done)} steps", "epochs are unknown without a plan"
+        return "", question, f"{n.count(steps_done)} steps", "epochs are unknown without a plan"
     names = plan.mixture.names
-    passes = plan.passes_until(done)
+    passes = plan.passes_until(steps_done)
     most = int(np.argmax(passes))
-    repeats = zip(plan.repeats_after(done), names, strict=True)
+    repeats = zip(plan.repeats_after(steps_done), names, strict=True)
     coming = [(step, name) for step, name in repeats if step is not None]
     following = "no source begins again before the end"
     if coming:
         step, name = min(coming)
         following = f"{name} begins again near step {n.count(step)}"
     steps = n.count(int(plan.mixture.edge[-1]))
-    figures = f"step {n.count(done)} of {steps}; {following}"
+    figures = f"step {n.count(steps_done)} of {steps}; {following}"
     return "", question, f"At most {n.digits(passes[most])} epochs, {names[most]}", figures
 
 
@@ -162,10 +162,10 @@ def course_sections(facts: ReportFacts) -> list[Section]:
         blocks.append(Chart("loss", "Loss", {**lines_chart(losses, steps), "height": 280}))
     if plan is not None:
         blocks.append(mixture_chart_of(plan))
-    found = [Section("course", "Loss and mixture", blocks)] if blocks else []
+    sections = [Section("course", "Loss and mixture", blocks)] if blocks else []
     if records.last_step is not None and facts.folder is not None:
-        found.append(_rows_section(facts, records.last_step, losses))
-    return found
+        sections.append(_rows_section(facts, records.last_step, losses))
+    return sections
 
 
 def losses_of(records: RunRecords) -> dict[str, Points]:

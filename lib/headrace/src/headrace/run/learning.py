@@ -35,7 +35,7 @@ from headrace.data.mixture import mixture_of
 from headrace.data.phased import RunDataset
 from headrace.data.sources_at import sources_at
 from headrace.errors import ConfigError, check_at_least
-from headrace.mix.bounds import within
+from headrace.mix.bounds import bounded_shares
 from headrace.mix.online import Measured, OnlineMixture, State, exact_fractions
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.run.run import Run, amend_run
@@ -90,7 +90,7 @@ class ShareBounds:
         if most.sum() < 1:
             most = left
         least = np.maximum(min(self.least, 1 / len(wanted)), shares - self.most_change)
-        return within(wanted, np.minimum(least, most), most)
+        return bounded_shares(wanted, np.minimum(least, most), most)
 
 
 class MixtureLearner:
@@ -194,8 +194,8 @@ class MixtureLearner:
             "sums": {self.names[column]: float(sums[column]) for column in drawn},
             "weights": {self.names[column]: float(weights[column]) for column in drawn},
         }
-        state, wanted = self._asked(step, measured)
-        shares = self._bounds.applied(wanted, self._shares_at(step), self._left(step))
+        state, wanted = self._update(step, measured)
+        shares = self._bounds.applied(wanted, self._shares_at(step), self._largest_shares(step))
         fractions = dict(zip(self.names, exact_fractions(shares).tolist(), strict=True))
         # at this very step, of which the loader has planned more: whoever trains makes a new one
         amendment = AmendmentConfig(step, weights=fractions, measured=measured)
@@ -207,10 +207,10 @@ class MixtureLearner:
 
     def _follow(self, amendment: AmendmentConfig) -> None:
         """Brings the state of the rule to after a decision that the lock has."""
-        self._state, _ = self._asked(amendment.step, amendment.measured)
+        self._state, _ = self._update(amendment.step, amendment.measured)
         self._decided = amendment.step
 
-    def _asked(
+    def _update(
         self, step: int, measured: dict[str, dict[str, float]]
     ) -> tuple[State, Float64[np.ndarray, " d"]]:
         sums = np.array([measured["sums"].get(name, 0.0) for name in self.names])
@@ -224,7 +224,7 @@ class MixtureLearner:
         assert mixture is not None
         return mixture.weights_at(np.array([step]))[0, self._columns]
 
-    def _left(self, step: int) -> Float64[np.ndarray, " d"]:
+    def _largest_shares(self, step: int) -> Float64[np.ndarray, " d"]:
         """Greatest share of each source with which the rest of the run stays within its passes."""
         steps = self._config.run_steps
         if self._passes is None or steps is None:

@@ -85,7 +85,7 @@ class Run:
             self.dataset, mesh, batch_axis=batch_axis, sharding=sharding, **options
         )
         if self._steering is None:
-            self._steering = Steering(self, self._after)
+            self._steering = Steering(self, self._run_after)
         self._steering.add(loader)
         return loader
 
@@ -174,7 +174,7 @@ class Run:
         self._source = other._source
         self._anchors = other._anchors
 
-    def _after(self, request: Request) -> Run:
+    def _run_after(self, request: Request) -> Run:
         """The run after a request, of which nothing is written yet."""
         amended = request.applied(self._with_config("amend()"))
         source = order_of(amended, self.fn)

@@ -372,11 +372,11 @@ class TokenCache:
                 cure="Restore its ledger.json, or shuffle the original again.",
             ) from error
 
-    def pieces_of(self, place: int) -> list[int]:
+    def pieces_of(self, stored_number: int) -> list[int]:
         """Stored positions of all pieces of the document that has one at this position."""
-        return self.stored_at(self.originals([place])).tolist()
+        return self.stored_at(self.originals([stored_number])).tolist()
 
-    def whole_document(self, place: int) -> np.ndarray:
+    def whole_document(self, stored_number: int) -> np.ndarray:
         """Tokens of the document at a stored position, with all its pieces.
 
         Example:
@@ -385,7 +385,7 @@ class TokenCache:
             >>> bool((cache.whole_document(3) == cache.document(3)).all())
             True
         """
-        return np.concatenate([self.document(piece) for piece in self.pieces_of(place)])
+        return np.concatenate([self.document(piece) for piece in self.pieces_of(stored_number)])
 
     def original(self, place: int) -> OriginalDocument:
         """The document at a stored position; for a shuffled cache, with its number, part and

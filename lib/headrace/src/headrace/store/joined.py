@@ -129,8 +129,8 @@ class JoinedCache(TokenCache):
         one = cache.original(place - int(first[number]))
         part = _part_name(cache, one.part)
         records = [{**file, "part": part} for file in one.files]
-        before = int(self._first_originals[number])
-        return replace_fields(one, number=before + one.number, part=part, files=records)
+        documents_before = int(self._first_originals[number])
+        return replace_fields(one, number=documents_before + one.number, part=part, files=records)
 
     def check_unit(self, unit: int) -> None:
         for cache in self._members:

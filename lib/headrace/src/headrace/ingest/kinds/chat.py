@@ -38,23 +38,23 @@ class ChatKind(MarkedKind):
 
     def _documents(self, record: Fields) -> Sequence[Document]:
         messages = self._conversation(record)
-        given = self._template_extras(record)
+        extras = self._template_extras(record)
         how = self.config.chat
         chat = self._chat()
         marks = self._training_marks(messages, "messages")
         if how.mask in ("generation", "all"):
-            text, spans = chat.render_marked(messages, given)
+            text, spans = chat.render_marked(messages, extras)
             if how.mask == "all":
                 spans = ((0, len(text)),)
-            spans = self._without_masked(spans, messages, marks, given)
+            spans = self._without_masked(spans, messages, marks, extras)
         else:
             trained_turns = _wanted_turns(messages, marks, how)
             try:
-                text, spans = chat.spans_of_turns(messages, trained_turns, given)
+                text, spans = chat.spans_of_turns(messages, trained_turns, extras)
             except TurnsError as bad:
-                cure = f"{bad.cure} {self._cure_by_mask(messages, marks, given)}".strip()
+                cure = f"{bad.cure} {self._cure_by_mask(messages, marks, extras)}".strip()
                 raise BadRecordError(bad.problem, cure) from None
-        unused = self._unwritten(messages, text, given, "messages")
+        unused = self._unwritten(messages, text, extras, "messages")
         return (self._document(record, text, spans, unused=unused),)
 
     def _cure_by_mask(

@@ -173,11 +173,11 @@ class MarkedKind(DocumentKind):
         """
         if any(self.config.requires(self.kind, name) for name in OF_TEMPLATES):
             return False
-        given = self._template_extras(record)
+        extras = self._template_extras(record)
         values = {
             "system": self._system(record),
-            "tools": given.tools,
-            "variables": given.variables,
+            "tools": extras.tools,
+            "variables": extras.variables,
         }
         for name, value in values.items():
             if not value:
@@ -214,7 +214,7 @@ class MarkedKind(DocumentKind):
         spans: Spans,
         messages: Sequence[Message],
         marks: Sequence[bool | None],
-        given: Given,
+        extras: Given,
     ) -> Spans:
         """The characters that are trained on, without the messages that are marked false."""
         masked = [mark is False for mark in marks]
@@ -222,8 +222,8 @@ class MarkedKind(DocumentKind):
             return spans
         chat = self._chat()
         if chat.has_marks and self.config.chat.mask == "generation":
-            return chat.spans_without(messages, masked, given)
-        _, hidden = chat.spans_of_turns(messages, masked, given)
+            return chat.spans_without(messages, masked, extras)
+        _, hidden = chat.spans_of_turns(messages, masked, extras)
         return without_spans(spans, hidden)
 
     def _unwritten(

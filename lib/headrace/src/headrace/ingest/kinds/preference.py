@@ -47,7 +47,7 @@ class PreferenceKind(MarkedKind):
             turns_of(answer, "assistant", self._field_name(name))
             for name, answer in (("chosen", chosen), ("rejected", rejected))
         ]
-        given = self._template_extras(record)
+        extras = self._template_extras(record)
         turns = None if prompt is None else turns_of(prompt, "user", self._field_name("prompt"))
         if turns is None or all(
             a[0]["role"] != "assistant" for a in answers
@@ -66,9 +66,9 @@ class PreferenceKind(MarkedKind):
                 or "Name the field of the prompt: --field prompt=FIELD.",
             )
         turns = self._with_system(record, turns)
-        question = self._chat().render(turns, given, ask=True)
+        question = self._chat().render(turns, extras, ask=True)
         return tuple(
-            self._answer(record, question, [*turns, *answer], label, given)
+            self._answer(record, question, [*turns, *answer], label, extras)
             for label, answer in zip((1, 0), answers, strict=True)
         )
 
