@@ -183,6 +183,8 @@ _LOGINS = {
     "s3": "keys are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or from the profile that"
     " AWS_PROFILE names",
     "gs": "the key file is the one that GOOGLE_APPLICATION_CREDENTIALS names",
+    "az": "the account and its key are read from AZURE_STORAGE_ACCOUNT_NAME and"
+    " AZURE_STORAGE_ACCOUNT_KEY, a signature from AZURE_STORAGE_SAS_TOKEN",
 }
 
 

@@ -257,7 +257,7 @@ class StoredArray:
 
     @cached_property
     def _over_http(self) -> bool:
-        return self._kvstore["driver"] in ("gcs", "s3", "http")
+        return self._kvstore["driver"] in ("gcs", "s3", "http", "az")
 
     def file_of(self, shard: int) -> str:
         """The file that holds a shard."""
@@ -452,6 +452,8 @@ class StoredArray:
 
     async def _opened_as_is(self) -> Any:
         """TensorStore's own view of an array over HTTP that is not plainly sharded."""
+        if self._kvstore["driver"] == "az":
+            raise self._not_opened(ValueError("it is of a kind that TensorStore has to read"))
         if self._store is None:
             try:
                 store = await arrived(self._open())

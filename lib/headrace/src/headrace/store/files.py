@@ -1,10 +1,10 @@
 """Small files by path or URL: ledgers, part records, source text. Arrays go through TensorStore
 (array.py) instead.
 
-Local paths, ``gs://``, ``s3://``, ``http(s)://`` and every other protocol that fsspec supports. A
-write is atomic: a rename on a local disk, one PUT in an object store; a reader sees the old bytes
-or the new ones, never a part of them. Requests are retried as in :mod:`headrace.store.retry`, in
-addition to the client library's own retries.
+Local paths, ``gs://``, ``s3://``, ``http(s)://`` and ``az://`` (read-only), and every other
+protocol that fsspec supports. A write is atomic: a rename on a local disk, one PUT in an object
+store; a reader sees the old bytes or the new ones, never a part of them. Requests are retried as in
+:mod:`headrace.store.retry`, in addition to the client library's own retries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace.errors import (
     HeadraceError,
     install_command,
 )
-from headrace.store import durable, logins, redirects, retry
+from headrace.store import azure, durable, logins, redirects, retry
 from headrace.store.location import Location
 
 T = TypeVar("T")
@@ -84,7 +84,10 @@ def filesystem(url: str) -> tuple[Any, str]:
     location.check()
     try:
         # Listings are not cached: TensorStore and other machines write into the same folders.
-        if location.is_bucket:  # a key may contain what fsspec would parse in a URL
+        if location.scheme == "az":
+            fs = azure.filesystem(location.bucket)
+            path = location.on_fsspec()
+        elif location.is_bucket:  # a key may contain what fsspec would parse in a URL
             fs = fsspec_client(location.scheme, use_listings_cache=False)
             path = location.on_fsspec()
         else:
@@ -103,7 +106,7 @@ def filesystem(url: str) -> tuple[Any, str]:
             f"nothing here can open {location.scheme}:// paths", field="path", value=url, cure=cure
         ) from error
     except ValueError as error:
-        cure = "Use a local path, gs://, s3:// or https://."
+        cure = "Use a local path, gs://, s3://, az:// or https://."
         raise ConfigError(
             "has a scheme that fsspec does not know", field="path", value=url, cure=cure
         ) from error
@@ -123,6 +126,8 @@ def asked_as(url: str, environment: Mapping[str, str] = os.environ) -> str:
         return _asked_s3_as(environment)
     if location.scheme == "gs":
         return _asked_gcs_as(environment)
+    if location.scheme == "az":
+        return azure.asked_as(environment)
     if location.is_web:
         file = logins.file(environment)
         return (
@@ -188,10 +193,11 @@ def client_errors(url: str) -> Iterator[None]:
             raise
         given_up = retry.tried(error)
         lasting = f"; {given_up}" if given_up else ""
-        problem = f"cannot be reached ({type(error).__name__}: {error}{lasting})"
+        said = str(error).partition("\n")[0]  # obstore's go on for a page
+        problem = f"cannot be reached ({type(error).__name__}: {said}{lasting})"
         cure = "Check the address, the network and the credentials of this machine."
         if _refuses(error):
-            problem = f"may not be used ({error}), asked as {asked_as(url)}"
+            problem = f"may not be used ({said}), asked as {asked_as(url)}"
             cure = "Give that user the permission, or use another credential."
         raise CacheError(problem, field="path", value=url, cure=cure) from error
 
@@ -209,6 +215,9 @@ def _status(error: BaseException | None) -> int | None:
         code = None if hasattr(error, "status") else getattr(error, "code", None)
         if isinstance(code, int) and code >= 100:
             return code
+        status = azure.status_of(error)
+        if status is not None:
+            return status
         error = error.__cause__
     return None
 
@@ -229,6 +238,7 @@ _PASSING = {
     "FSTimeoutError",
     "FlexibleChecksumError",
     "ChecksumError",
+    "GenericError",  # obstore's
 }
 
 
@@ -238,7 +248,7 @@ def transient(error: Exception) -> bool:
     """
     names = {
         c.__name__ for c in type(error).__mro__
-    }  # of aiohttp and botocore, which need not be installed
+    }  # of aiohttp, botocore and obstore, which need not be installed
     status = (
         None if "ClientPayloadError" in names else _status(error)
     )  # of a cut answer aiohttp says 400

@@ -4,8 +4,8 @@ Every reader and writer takes its spec from a :class:`Location`: TensorStore
 (:meth:`Location.kvstore`), fsspec (:meth:`Location.on_fsspec`), and whoever joins, compares or
 lists names. A text is parsed in one place only, here:
 
-- ``gs://BUCKET/KEY`` and ``s3://BUCKET/KEY``: the key is what was typed, letter by letter. ``#``,
-  ``?``, ``%20``, ``[`` and ``{`` mean nothing in it.
+- ``gs://BUCKET/KEY``, ``s3://BUCKET/KEY``, ``az://CONTAINER/KEY``: the key is what was typed,
+  letter by letter. ``#``, ``?``, ``%20``, ``[`` and ``{`` mean nothing in it. Azure is read-only.
 - ``http://HOST/PATH?QUERY``: a web address, as in a browser. A query, such as a signature, is of
   one file: a folder has none. What grants access is nowhere shown (:attr:`Location.shown`).
 - anything without a scheme, or with ``file://``: a local path, letter by letter.
@@ -38,8 +38,12 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 _SCHEMES = {"gcs": "gs", "s3a": "s3", "local": "file"}  # other names of one scheme
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|arn:.*", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_CHANGED_BY_CLIENTS = {"s3": re.compile(r"[\x00-\x20\x7f#?%]"), "gs": _CONTROL}
-"""What TensorStore does not send as it is."""
+_CHANGED_BY_CLIENTS = {
+    "s3": re.compile(r"[\x00-\x20\x7f#?%]"),
+    "gs": _CONTROL,
+    "az": re.compile(r"[\x00-\x1f\x7f\\]"),
+}
+"""What TensorStore, or obstore, does not send as it is."""
 _NO_STEPS = {"", ".", ".."}
 """Between two slashes, these mean nothing in a bucket."""
 _LEGAL_IN_WEB_PATHS = "%/:@!$&'()*+,;=~"
@@ -50,7 +54,7 @@ class Location:
     """Where a file or a folder is.
 
     Attributes:
-        scheme: ``file``, ``gs``, ``s3``, ``http``, ``https``, or another one of fsspec's.
+        scheme: ``file``, ``gs``, ``s3``, ``az``, ``http``, ``https``, or another one of fsspec's.
         bucket: The bucket, or the host of a web server with its port; empty for local paths.
         key: The key, the path on the web server, or the local path.
         query: The query of a web address, with its ``?``; else empty.
@@ -106,8 +110,13 @@ class Location:
 
     @property
     def is_bucket(self) -> bool:
-        """Whether its key is opaque: in S3 or GCS."""
-        return self.scheme in ("gs", "s3")
+        """Whether its key is opaque: in S3, GCS or Azure."""
+        return self.scheme in ("gs", "s3", "az")
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether nothing can be written there: on a web server or in Azure."""
+        return self.is_web or self.scheme == "az"
 
     def absolute(self) -> str:
         """The text, independent of the working folder; a local path without ``..``, which
@@ -263,9 +272,7 @@ class Location:
         """Raises ConfigError for a folder that nothing may be written to, before anything is
         written.
         """
-        if self.is_web:
-            cure = "Use a local path, gs:// or s3://."
-            raise self._refused(field, "can be read from, not written to", cure)
+        self._check_writable(field)
         if self.is_local and "\0" in self.key:
             raise self._refused(field, "has a zero byte in its name", "Choose another name.")
         self.check_arrays(field)
@@ -284,20 +291,26 @@ class Location:
 
     def check_output_file(self, field: str = "file") -> None:
         """Raises ConfigError for a file that cannot be written under just this name."""
-        if self.is_web:
-            cure = "Use a local path, gs:// or s3://."
-            raise self._refused(field, "can be read from, not written to", cure)
+        self._check_writable(field)
         if self.is_bucket and (not self.key or self.key.endswith("/")):
             cure = f"Name a file: {self.text.rstrip('/')}/NAME."
             raise self._refused(field, "names a folder, not a file", cure)
         self.check(field)
+
+    def _check_writable(self, field: str) -> None:
+        if self.is_read_only:
+            cure = "Use a local path, gs:// or s3://."
+            if not self.is_web:
+                cure = f"{cure[:-1]}, and copy what is written to Azure."
+            raise self._refused(field, "can be read from, not written to", cure)
 
     def on_fsspec(self) -> str:
         """The path on a filesystem of fsspec, without what libraries parse in a URL."""
         return f"{self.bucket}/{self.key}".rstrip("/") if self.is_bucket else self.text
 
     def kvstore(self) -> dict[str, Any]:
-        """TensorStore's key-value store for this folder, without what depends on the environment.
+        """TensorStore's key-value store for this folder, without what depends on the environment;
+        with the driver ``az``, that of :mod:`headrace.store.azure`.
 
         Raises:
             ConfigError: TensorStore has no driver for the scheme, or would change the key.
@@ -308,15 +321,15 @@ class Location:
         folder = self.key.rstrip("/") + "/" if self.key.strip("/") else ""
         if self.scheme == "gs":
             return {"driver": "gcs", "bucket": self.bucket, "path": folder}
-        if self.scheme == "s3":
-            return {"driver": "s3", "bucket": self.bucket, "path": folder}
+        if self.scheme in ("s3", "az"):
+            return {"driver": self.scheme, "bucket": self.bucket, "path": folder}
         if self.is_web:
             return {
                 "driver": "http",
                 "base_url": f"{self.scheme}://{self.bucket}",
                 "path": "/" + quote(folder, safe=_LEGAL_IN_WEB_PATHS),
             }
-        cure = "Use a local path, gs://, s3:// or https://."
+        cure = "Use a local path, gs://, s3://, az:// or https://."
         raise self._refused("path", "has a scheme that token caches cannot be stored under", cure)
 
     def _plain(self) -> str:
@@ -336,7 +349,7 @@ class Location:
         return ConfigError(problem, field=field, value=self.text, cure=cure)
 
 
-_NAMES = {"s3": "S3", "gs": "GCS"}
+_NAMES = {"s3": "S3", "gs": "GCS", "az": "Azure"}
 
 
 @lru_cache(maxsize=4096)

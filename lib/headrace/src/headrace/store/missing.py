@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.store import files
 from headrace.store.ledger import LEDGER_NAME
 from headrace.store.levanter_layout import levanter_splits
+from headrace.store.location import Location
 
 
 def what_is_there(path: str) -> tuple[str, str]:
@@ -21,24 +22,15 @@ def what_is_there(path: str) -> tuple[str, str]:
         scheme, slash, rest = path.partition(":/")
         if slash and not rest.startswith("/") and scheme.isalnum():
             return "there is no such folder", f"URLs have two slashes: {scheme}://{rest}."
-        return (
-            "there is no such folder",
-            f"Build one: headrace build SOURCE --tokenizer FILE --output {path}",
-        )
+        return "there is no such folder", _build("SOURCE", path)
     output = f"{path.rstrip('/')}-cache"
     if not files.is_local(path):
-        return (
-            "there is no ledger.json",
-            f"Build one: headrace build {path} --tokenizer FILE --output {output}",
-        )
+        return "there is no ledger.json", _build(path, output)
     root = files.local_path(path)
     if root.is_file():
         output = f"{path.removesuffix(''.join(root.suffixes))}-cache"
         cure = "Name one of the caches in it." if root.suffix in (".yaml", ".yml") else ""
-        return (
-            "it is a file",
-            cure or f"Build one: headrace build {path} --tokenizer FILE --output {output}",
-        )
+        return "it is a file", cure or _build(path, output)
     if splits := levanter_splits(path):
         return f"it holds Levanter's {' and '.join(splits)}", f"Name {files.join(path, splits[0])}."
     inside = sorted(
@@ -50,7 +42,13 @@ def what_is_there(path: str) -> tuple[str, str]:
     if (root / "lock.json").exists():
         return "it is the folder of a run", "Name a cache of its config."
     text = path if any(root.iterdir()) else "SOURCE"
-    return (
-        "the folder holds no ledger.json",
-        f"Build one: headrace build {text} --tokenizer FILE --output {output}",
-    )
+    return "the folder holds no ledger.json", _build(text, output)
+
+
+def _build(text: str, output: str) -> str:
+    location = Location.parse(output)
+    command = f"Build one: headrace build {text} --tokenizer FILE --output"
+    if not location.is_read_only:
+        return f"{command} {output}"
+    folder = location.key.rpartition("/")[2] or "cache"
+    return f"{command} {folder}, and copy it to {location.shown}"

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorstore as ts
 
-from headrace.store import files, retry
+from headrace.store import azure, files, retry
 from headrace.store.failures import (
     DamagedAnswerError,
     Failure,
@@ -63,10 +63,10 @@ _LEAST_HEDGE_S = 0.25  # what comes sooner is not late, however near the store i
 
 
 class Store:
-    """A key-value store of TensorStore, for the loop's thread, that can be reopened.
+    """A key-value store of TensorStore, or of Azure, for the loop's thread, that can be reopened.
 
     Args:
-        spec: TensorStore's.
+        spec: As :meth:`Location.kvstore` gives it.
         url: The folder, for the log.
         damaged_attempts: Most requests for bytes that come damaged; None: as the policy says.
         missing_attempts: Most requests for a file that is missing; None: only time counts.
@@ -87,7 +87,12 @@ class Store:
 
     def _open(self) -> None:
         self._context = read_context()
-        self.kvstore: Any = ts.KvStore.open(self._spec, context=self._context).result()
+        spec = self._spec
+        self.kvstore: Any
+        if spec["driver"] == "az":
+            self.kvstore = azure.Blobs(spec["bucket"], spec["path"])
+        else:
+            self.kvstore = ts.KvStore.open(spec, context=self._context).result()
 
     def renew(self) -> None:
         """Reopens it with fresh credentials, once for all stores that were opened with the same."""

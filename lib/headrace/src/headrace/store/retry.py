@@ -26,7 +26,7 @@ process).
 (aiohttp for GCS and web servers, botocore for S3) report each request to a listener that
 :func:`watch` installs, at the price of a function call. A client's own retries are counted too, so
 the numbers are those that a proxy would see (and those of the bill). Not counted: requests of other
-clients, such as those of ``datasets`` for ``hf://``.
+clients: those of ``datasets`` for ``hf://``, and those for small files in Azure.
 """
 
 from __future__ import annotations
@@ -225,6 +225,7 @@ class _Process:
     policy = RetryPolicy()
     counts = RequestCounts()
     wire = Wire()
+    others = Wire()  # changed under _counting
 
 
 def policy() -> RetryPolicy:
@@ -454,16 +455,23 @@ def own_counts() -> RequestCounts:
     return _Process.counts
 
 
+_counting = threading.Lock()
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def wire() -> Wire:
     """Requests that this process has sent so far."""
     failed = sum(
-        int(v["value"]) for v in _collected("http/response_codes") if _fails(int(v["code"] or 0))
+        int(v["value"]) for v in _collected("http/response_codes") if fails(int(v["code"] or 0))
     )
     started = sum(int(v["value"]) for v in _collected("http/request_started"))
-    return _Process.wire + Wire(started, failed)
+    return _Process.wire + _Process.others + Wire(started, failed)
+
+
+def count(sent: Wire) -> None:
+    """Counts requests of a client that :func:`watch` does not know. For any thread."""
+    with _counting:
+        _Process.others += sent
 
 
 def watch(fs: Any) -> None:
@@ -510,7 +518,7 @@ async def _aiohttp_sent(*_: Any) -> None:
 
 
 async def _aiohttp_answered(session: Any, context: Any, told: Any) -> None:
-    _Process.wire += Wire(0, _fails(int(told.response.status)))
+    _Process.wire += Wire(0, fails(int(told.response.status)))
 
 
 async def _aiohttp_failed(*_: Any) -> None:
@@ -523,12 +531,11 @@ def _botocore_sent(**_: Any) -> None:
 
 def _botocore_answered(parsed_response: Any = None, exception: Any = None, **_: Any) -> None:
     metadata: dict[str, Any] = (parsed_response or {}).get("ResponseMetadata", {})
-    _Process.wire += Wire(
-        0, exception is not None or _fails(int(metadata.get("HTTPStatusCode", 0)))
-    )
+    _Process.wire += Wire(0, exception is not None or fails(int(metadata.get("HTTPStatusCode", 0))))
 
 
-def _fails(status: int) -> bool:
+def fails(status: int) -> bool:
+    """Whether an answer with this status is one of a store in trouble."""
     return status in (408, 429) or status >= 500
 
 
