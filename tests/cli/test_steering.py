@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace import ComponentConfig, LmDataConfig, RunLog, open_run
+from headrace.report.blame import blame
 from headrace.run import Run
 from headrace.testing import tiny_cache
 
@@ -64,6 +66,20 @@ def test_what_is_typed_wrong_is_refused(
 ):
     folder = open_run(tmp_path / "run", config).folder
     assert cure in headrace("run", "amend", folder, *typed).err
+
+
+def test_a_loss_that_is_no_number_comes_first(config: LmDataConfig):
+    logged = {
+        step: {"loss_by_source/a": 2 + step % 3 / 10, "loss_by_source/b": 1.5 + step % 4 / 10}
+        for step in range(30)
+    }
+    logged[20]["loss_by_source/b"] = math.nan  # an earlier one hides nothing
+    logged[25] = {"loss_by_source/a": 99.0, "loss_by_source/b": 1.6}
+    first, second = blame(config.dataset(), range(24, 27), logged)
+    assert (first.source, first.loss, second.usual) == ("a", 99.0, pytest.approx(1.7))
+    logged[25]["loss_by_source/b"] = math.nan
+    first, second = blame(config.dataset(), range(24, 27), logged)
+    assert (first.source, second.source, second.loss) == ("b", "a", 99.0)
 
 
 @pytest.mark.parametrize("logged", ["loss_by_source", "row_loss", "nothing"])

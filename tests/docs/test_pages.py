@@ -53,6 +53,7 @@ def test_a_page_runs_as_printed(
 def run(page: Path) -> int:
     """Runs a page's blocks in order; how many there were."""
     names: dict[str, object] = {}
+    printed = ""
     blocks = _FENCE.findall(page.read_text())
     for language, title, code in blocks:
         if language == "python":
@@ -61,6 +62,10 @@ def run(page: Path) -> int:
             for line in code.splitlines():
                 done = CliRunner().invoke(application(), shlex.split(line, comments=True)[1:])
                 assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
+                printed = done.output
+        elif language == "text" and page.stem == "steering":
+            assert printed.startswith(code.partition(",")[0])
+            assert code.partition("\n")[0].partition(")")[0] in printed
         elif language == "yaml" and title:
             Path(title).write_text(code)
     return len(blocks)

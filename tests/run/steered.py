@@ -56,6 +56,11 @@ def main(root: Path, address: str, hosts: int, number: int, steps: int, changes:
     with run.loader() as loader, loader.iter_from_step(begin) as batches:
         for step, batch in enumerate(batches, begin):
             total(batch).block_until_ready()
+            if number == 0 and step % SAVED_EVERY == 0 and step > begin:
+                # every host has come to this step, and so has saved the rows before it
+                part = root / "checkpoint.part"
+                part.write_text(json.dumps(run.state(step).to_json()))
+                part.rename(checkpoint)
             for shard in batch.token_ids.addressable_shards:
                 rows[f"{step}/{shard.index[0].start or 0}"] = np.asarray(shard.data)
             assert run.config is not None
@@ -64,10 +69,6 @@ def main(root: Path, address: str, hosts: int, number: int, steps: int, changes:
                 run.amend(step + AHEAD, **change_at(run, root, step, step + AHEAD))
             if step % SAVED_EVERY == SAVED_EVERY - 1:
                 save(root / f"rows-{begin}-{hosts}-{number}.npz", rows)
-                if number == 0:
-                    part = root / "checkpoint.part"
-                    part.write_text(json.dumps(run.state(step + 1).to_json()))
-                    part.rename(checkpoint)
                 print(step + 1, flush=True)
     save(root / f"rows-{begin}-{hosts}-{number}.npz", rows)
 

@@ -185,3 +185,23 @@ def test_a_rule_that_returns_nonsense_is_named(tmp_path: Path, config: LmDataCon
     nonsense = PlainRule(lambda *_: np.full(3, np.nan))
     with pytest.raises(ConfigError, match="weights"):
         trained(learner_of(tmp_path, config, nonsense), 0, STEPS)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -5.0])
+def test_losses_that_are_no_numbers_or_negative_are_replayed(
+    tmp_path: Path, config: LmDataConfig, rule: OnlineMixture, bad: float
+):
+    """A spike of one source, and a first decision of which no loss is a number."""
+    learner = learner_of(tmp_path, config, rule)
+    for step in range(1, 70):
+        losses = np.array([3.0, 2.0, 4.0])
+        losses[0 if step > EVERY else slice(None)] = bad
+        learner.observe(step, SourceLosses(losses * 8, np.full(3, 8.0)))
+    assert learner.run.config is not None
+    assert all(sum(weights.values()) == 1 for weights in decisions(learner).values())
+    again = learner_of(tmp_path, config, rule)
+    assert decisions(again) == decisions(learner)
+    for one in (learner, again):
+        one.observe(70, SourceLosses(np.full(3, 8.0), np.full(3, 8.0)))
+        assert decisions(one)[60] == decisions(learner)[60]

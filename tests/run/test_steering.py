@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headrace import ComponentConfig, LmDataConfig, open_run
-from headrace.errors import PlanMismatchError
+from headrace.errors import HeadraceError, PlanMismatchError
 from headrace.mix import AmendmentConfig
 from headrace.run.steering import REQUEST_NAME, Request, ask
 from headrace.testing import free_port, tiny_cache
@@ -38,12 +38,12 @@ def test_batches_are_those_of_a_run_that_had_all_of_it_from_the_start(root: Path
     with run.loader() as loader, loader.iter_from_step() as batches:
         given = [next(batches) for _ in range(20)]
         begins = run.earliest_step()
-        assert len(given) < begins <= len(given) + 256
+        assert begins == len(given) + 224
         with pytest.raises(
             PlanMismatchError, match=f"Give step {begins} or a later one"
         ) as refused:
-            run.amend(begins - 1, weights={"a": 9})
-        assert (refused.value.field, refused.value.value) == ("step", str(begins - 1))
+            run.amend(len(given), weights={"a": 9})
+        assert (refused.value.field, refused.value.value) == ("step", str(len(given)))
         with pytest.raises(PlanMismatchError, match="is not in the mixture"):
             run.amend(begins + 20, weights={"x": 9})
         # two changes before the first of them is reached, one with a source that is new
@@ -65,6 +65,19 @@ def test_batches_are_those_of_a_run_that_had_all_of_it_from_the_start(root: Path
             assert (again.batch_at(step).tokens == given[step].tokens).all(), step
 
 
+@pytest.mark.parametrize("prefetch_bytes", [1 << 16, 1 << 30])
+def test_the_earliest_step_is_accepted_at_once(root: Path, prefetch_bytes: int):
+    config = replace(config_of(root, 700), prefetch_bytes=prefetch_bytes)
+    run = open_run(root / "run", config)
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        for _ in range(400):
+            next(batches)
+            step = run.earliest_step()
+            assert loader.end_plans(step), step
+            loader.go_on()
+        run.amend(run.earliest_step(), weights={"a": 9})
+
+
 def test_a_change_in_the_middle_of_a_wait_is_not_lost(root: Path):
     """The lock is written before anything changes; what is refused leaves no trace."""
     run = open_run(root / "run", config_of(root, 600))
@@ -77,6 +90,45 @@ def test_a_change_in_the_middle_of_a_wait_is_not_lost(root: Path):
         run.amend(400, skip=[[400, 405]])
         assert b'"skip"' in (root / "run" / "lock.json").read_bytes()
         assert run.history[-1]["until_step"] == 400
+
+
+def test_a_lock_that_another_process_changed_is_kept(root: Path, caplog: pytest.LogCaptureFixture):
+    config = config_of(root, 900)
+    run = open_run(root / "run", config)
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        next(batches)
+        open_run(root / "run", config).amend(800, weights={"a": 9}, done=1)
+        before = (root / "run" / "lock.json").read_bytes()
+        with pytest.raises(PlanMismatchError, match="another process changed it"):
+            run.amend(700, weights={"a": 5})
+        assert (root / "run" / "lock.json").read_bytes() == before
+        assert "is not amended" in caplog.text
+        next(batches)
+
+
+def test_wrong_changes_are_refused_and_the_run_goes_on(root: Path):
+    run = open_run(root / "run", config_of(root, 900))
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        next(batches)
+        run.amend(400, weights={"a": 9}, skip=[[400, 420]])
+        before = (root / "run" / "lock.json").read_bytes()
+        for change in (
+            {"weights": {"a": 8}},  # a second one at its step
+            {"skip": [[405, 410]], "step": 410},  # before its own step
+            {"skip": [[500, 520], [510, 530]], "step": 500},
+            {"skip": [[2000, 2010]], "step": 500},  # after the end
+            {"weights": {"a": -1}, "step": 500},
+            {"weights": {"a": float("nan")}, "step": 500},
+            {"drop": ["a", "b"], "step": 500},
+            {"add": {"c": 1}, "step": 500},  # no component
+            {"caches": {"a": 9}, "step": 500},  # no such snapshot
+            {"step": 500},  # nothing
+            {"weights": {"a": 1}, "step": 10**7},  # after the end
+        ):
+            with pytest.raises(HeadraceError):
+                run.amend(**{"step": 400, **change})
+            assert (root / "run" / "lock.json").read_bytes() == before, change
+        assert sum(1 for _ in batches) == 899
 
 
 def test_another_process_asks_and_gets_an_answer(root: Path):

@@ -36,7 +36,7 @@ from headrace.errors import (
 )
 from headrace.feed.async_reader import BatchReader
 from headrace.feed.exchange import RowExchange, check_exchange
-from headrace.feed.horizon import Horizon
+from headrace.feed.horizon import MOST_AHEAD, Horizon
 from headrace.feed.host_gate import HostBarrier, open_gate
 from headrace.feed.hosts import check_same, gather
 from headrace.feed.micro_batches import StepSplitter
@@ -59,6 +59,8 @@ from headrace.store.retry import request_counts
 
 DEFAULT_PREFETCH_BYTES = 1 << 30
 _MAX_READY = (GATHERING + 3) * GROUP
+_MOST_PLANNED = _MAX_READY + MOST_AHEAD
+"""Steps beyond those that the trainer has that may be planned."""
 _READY_REPLAYS = 2
 
 _CountedIteration: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], threading.Thread]
@@ -181,7 +183,7 @@ class DataLoader(BatchOrder):
         self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
         self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()
         self._options = options
-        self._horizons: set[Horizon] = set()
+        self._horizons: dict[Horizon, IterationStats] = {}
         self._hold: int | None = None
         self.on_iterate: Callable[[], None] = lambda: None
         self._arrange(dataset, batch_size, row_order)
@@ -304,9 +306,15 @@ class DataLoader(BatchOrder):
 
     @property
     def earliest_step(self) -> int:
-        """The first step that no open iteration has planned yet."""
+        """The first step that no open iteration, of any process, has planned until the trainer takes
+        another batch.
+        """
+        apart = 0
+        if self._host_barrier is not None and len(self.processes) > 1:
+            apart = self._host_barrier.every
         with self._lock:
-            return max((horizon.planned_until for horizon in self._horizons), default=0)
+            reached = max((stats.step for stats in self._horizons.values()), default=0)
+        return reached + apart + _MOST_PLANNED
 
     def end_plans(self, step: int) -> bool:
         """Ends the plans of all open iterations at a step, where they wait for :meth:`go_on`;
@@ -343,7 +351,7 @@ class DataLoader(BatchOrder):
         with self._lock:
             horizon = Horizon(step, last, None if replayed else self._hold)
             if not replayed:
-                self._horizons.add(horizon)
+                self._horizons[horizon] = stats
         exchange = None if replayed else self._exchange()
         reader = self._reader(stats, grouping, exchange, horizon)
         self._readers.add(reader)
@@ -351,7 +359,7 @@ class DataLoader(BatchOrder):
 
     def _forget(self, horizon: Horizon) -> None:
         with self._lock:
-            self._horizons.discard(horizon)
+            self._horizons.pop(horizon, None)
 
     def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
         stats = IterationStats(self._stall_rule, WaitLog(step), replay=replayed > 0, step=step)

@@ -204,12 +204,14 @@ def _suspect(
     for (cache, number), size in tokens.most_common():
         original = cache.original(number)
         documents.append(Document(original.number, size, original.part))
-    loss = max(losses, default=None)
+    # nothing is more unusual than a loss that is not a number, and it says nothing of what is usual
+    loss = max(losses, key=lambda one: np.inf if np.isnan(one) else one, default=None)
     usual: float | None = None
     excess: float | None = None
-    if len(before) >= _LEAST and loss is not None:
-        usual = float(np.median(before))
-        spread = float(np.median(np.abs(np.asarray(before) - usual))) * _OF_NORMAL
+    if loss is not None and len(finite := [one for one in before if np.isfinite(one)]) >= _LEAST:
+        usual = float(np.median(finite))
+        spread = float(np.median(np.abs(np.asarray(finite) - usual))) * _OF_NORMAL
         excess = (loss - usual) / max(spread, abs(usual) * 1e-6, 1e-12)
+        excess = np.inf if np.isnan(excess) else excess
     suspect = Suspect(source, [*rows], row, loss, usual, excess, tokens.total(), documents)
     return suspect, [document for document, _ in tokens.most_common(SHOWN_DOCUMENTS)]

@@ -175,7 +175,8 @@ class MixtureLearner:
         Args:
             step: Steps that are done, this one included.
             losses: Losses of all components, in the order of the run's dataset; they may lie on
-                devices, and are fetched only for a decision.
+                devices, and are fetched only for a decision. A source with a loss that is not a
+                number counts as not drawn since the last decision.
 
         Returns:
             Whether :attr:`run` was amended, from ``step`` on: loaders that were made before have
@@ -189,7 +190,8 @@ class MixtureLearner:
         sums = np.asarray(self._measured.sums, np.float64)[self._columns]
         weights = np.asarray(self._measured.weights, np.float64)[self._columns]
         self._measured = None
-        drawn = [column for column, weight in enumerate(weights) if weight]
+        # a loss that is not a number measures nothing; the lock could not store it either
+        drawn = [c for c, weight in enumerate(weights) if weight and np.isfinite(sums[c])]
         measured = {
             "sums": {self.names[column]: float(sums[column]) for column in drawn},
             "weights": {self.names[column]: float(weights[column]) for column in drawn},

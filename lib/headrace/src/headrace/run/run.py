@@ -157,11 +157,13 @@ class Run:
         return amend_run(self.folder, self.lock, amended, done=done, fn=self.fn)
 
     def earliest_step(self) -> int:
-        """The first step that :meth:`amend` can change now: no host has planned it, and no
+        """The first step that :meth:`amend` can change for certain: no host has planned it, and no
         checkpoint has it.
 
-        While a loader iterates, it grows with each batch: give a later step. A loader plans at most
-        256 steps beyond the batch that it delivers, usually far less.
+        While a loader iterates, it is 224 steps beyond the batches that the trainer has, and
+        further by ``HostBarrier.every`` on several hosts, as another may be ahead. It grows with
+        each batch: use it before the next one, or give a later step. Hosts that do not wait for
+        each other (``host_barrier=None``) may be further apart: call :meth:`amend` on all of them.
         """
         if self._steering is not None and self._steering.is_live:
             return self._steering.earliest_step

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import logging
 import threading
 import time
 import weakref
@@ -38,8 +39,8 @@ from headrace.config.lm_data import LmDataConfig
 from headrace.config.parsing import decode
 from headrace.config.writing import given_fields
 from headrace.errors import HeadraceError, PlanMismatchError, printable
-from headrace.feed.horizon import MOST_AHEAD
 from headrace.mix.stage_config import AmendmentConfig
+from headrace.run.lock import RunLock
 from headrace.store import files
 from headrace.store.records import RecordKind, read_record, write_record
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from headrace.feed.loader import DataLoader
     from headrace.run.run import Run
 
+_LOG = logging.getLogger(__name__)
 REQUEST_NAME = "request.json"
 _EVERY_S = 0.5
 _VOTES_S = 300.0
@@ -199,9 +201,8 @@ class Steering:
 
     @property
     def earliest_step(self) -> int:
-        """The first step that no host has planned."""
-        planned = max(loader.earliest_step for loader in list(self._loaders))
-        return planned + self._hosts.apart
+        """The first step that no host has planned until the trainer takes another batch."""
+        return max(loader.earliest_step for loader in list(self._loaders))
 
     def _begin(self) -> None:
         """Starts the thread, unless it runs."""
@@ -275,16 +276,40 @@ class Steering:
             self._hold(request)
         except HeadraceError as error:
             self._hosts.refuse(request, answer := Answer.refusing(error))
+            self._say(answer)
             return answer
         answer = self._hosts.ask(request)
         try:
             if not answer.problem:
+                self._check_unchanged()
                 amended.lock.save(self._run.folder)
-        except (HeadraceError, OSError) as error:
+        except HeadraceError as error:
+            answer = Answer.refusing(error)
+        except OSError as error:
             answer = Answer(f"cannot be written: {error}", "lock", self._run.folder)
         self._hosts.tell(answer)
         self._settle(amended, answer)
+        self._say(answer)
         return answer
+
+    def _say(self, answer: Answer) -> None:
+        """Logs what became of a request."""
+        try:
+            answer.check()
+            _LOG.info("%s is amended; its lock has the change", self._run.folder)
+        except PlanMismatchError as refusal:
+            _LOG.warning("%s is not amended: %s", self._run.folder, refusal)
+
+    def _check_unchanged(self) -> None:
+        """Raises PlanMismatchError if another process has changed the lock."""
+        stored = RunLock.load(self._run.folder)
+        if stored is None or stored.fingerprint != self._run.lock.fingerprint:
+            raise PlanMismatchError(
+                "has another lock than this job began with: another process changed it",
+                field="run",
+                value=self._run.folder,
+                cure="Start the job again: it goes on with the lock in the folder.",
+            )
 
     def _vote(self, request: Request) -> None:
         amended = self._run
@@ -329,8 +354,6 @@ class _Hosts:
     """The hosts of a job; here for one host alone, which asks nobody."""
 
     is_first = True
-    apart = 0
-    """How many steps further than this host another may have planned."""
 
     @staticmethod
     def of(processes: tuple[int, ...], folder: str) -> _Hosts:
@@ -360,8 +383,6 @@ class _Hosts:
 
 class _SeveralHosts(_Hosts):
     """Hosts that agree through the key-value store of JAX's coordination service."""
-
-    apart = MOST_AHEAD
 
     def __init__(self, client: Any, processes: tuple[int, ...], folder: str) -> None:
         import jax
