@@ -306,8 +306,8 @@ class DataLoader(BatchOrder):
 
     @property
     def earliest_step(self) -> int:
-        """The first step that no open iteration, of any process, has planned until the trainer takes
-        another batch.
+        """The first step that no open iteration of any process has planned before the trainer
+        takes another batch.
         """
         apart = 0
         if self._host_barrier is not None and len(self.processes) > 1:
