@@ -144,6 +144,18 @@ def test_a_list_of_rows_of_old_versions_is_not_passed_over(tmp_path):
         TokenCache.open(str(tmp_path / "set"))
 
 
+@pytest.mark.parametrize("wrong", [-100, 2**40 + 7])
+def test_numbers_that_are_no_ids_are_refused_or_found(tmp_path, wrong):
+    ids = Sequence(Value("int64"))
+    saved(tmp_path / "first", {"input_ids": [[wrong, 1, 2]]}, input_ids=ids)
+    with pytest.raises(CacheCorruptError, match=f"has the id {wrong}"):
+        TokenCache.open(str(tmp_path / "first"))
+    saved(tmp_path / "later", {"input_ids": [[1] * 1000, [wrong]]}, input_ids=ids)
+    TokenCache.open(str(tmp_path / "later"))
+    (damage,) = verify(str(tmp_path / "later"), deep=True).damages
+    assert str(wrong) in damage.problem
+
+
 def test_a_compressed_or_cut_file_is_refused(tmp_path):
     table = pa.table({"input_ids": pa.array(ROWS, pa.list_(pa.int32()))})
     options = pa.ipc.IpcWriteOptions(compression="lz4")

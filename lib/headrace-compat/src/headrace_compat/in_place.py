@@ -103,6 +103,7 @@ class FileStore(Layout):
         dtype = self.files[0].dtype
         self._check_dtypes(dtype, settings)
         self._check_leaves()
+        self._check_signed_ids(settings)
         sources = {file.path: file.size for file in self.files}
         short_names = dict(zip(sources, _part_names([*sources]), strict=True))
         self.ledger = Ledger(
@@ -128,6 +129,16 @@ class FileStore(Layout):
             return LeafPart(file.documents, file.leaves[name], file.offsets)
         data = PlainArray(file.path, file.tokens, file.dtype, file.first_byte, file.size)
         return LeafPart(file.documents, data, file.offsets)
+
+    def _check_signed_ids(self, settings: FormatConfig) -> None:
+        """Looks at the first ids of each file whose dtype holds what is no id."""
+        firsts = {file.path: file for file in reversed(self.files)}
+        for file in firsts.values():
+            itemsize = np.dtype(file.dtype).itemsize
+            if np.dtype(file.dtype).kind == "i" and file.tokens:
+                stop = file.first_byte + min(file.tokens * itemsize, _SAMPLE_BYTES)
+                raw = read_exactly(file.path, file.first_byte, stop)
+                check_sample(file.path, raw, file.dtype, settings)
 
     def _check_leaves(self) -> None:
         first = self.files[0]

@@ -411,6 +411,14 @@ class StoredArray:
             )  # if all waiting reads have given up, its error is ignored
         return await asyncio.shield(opening)
 
+    def forget(self) -> None:
+        """Asks the store again for all that is read from now on."""
+        opening = self._opening
+        if opening is not None and opening.done() and not _failed(opening):
+            sharded = opening.result()
+            if sharded is not None:
+                sharded.forget()
+
     async def _open_over_http(self) -> ShardedArray | None:
         missing_attempts = 1 if self._MISSING_IS_ZERO else self.damaged_attempts
         store = Store(self._kvstore, self.url, self.damaged_attempts, missing_attempts)

@@ -71,12 +71,18 @@ class CheckedRead:
         begin: Begins to read.
         again: How often it may be begun again.
         use: Makes the result of what was read.
+        forget: Called before it is begun again: what was kept of the first read may be damaged.
     """
 
     def __init__(
-        self, begin: Callable[[], ArrayFuture], again: int, use: Callable[[np.ndarray], np.ndarray]
+        self,
+        begin: Callable[[], ArrayFuture],
+        again: int,
+        use: Callable[[np.ndarray], np.ndarray],
+        forget: Callable[[], None],
     ) -> None:
         self._begin = begin
+        self._forget = forget
         self._again = again
         self._use = use
         self._read = begin()
@@ -102,6 +108,7 @@ class CheckedRead:
             raise error
         self._again -= 1
         own_counts().damaged += 1
+        self._forget()
         self._read = self._begin()
 
 

@@ -175,7 +175,8 @@ class LevanterArray(StoredArray):
     ) -> CheckedRead:
         """A read that is begun again where the bytes may have been damaged on their way."""
         attempts = self.damaged_attempts or retry.policy().damaged_attempts
-        return CheckedRead(begin, attempts - 1 if self._over_http else 0, use)
+        again = attempts - 1 if self._over_http else 0
+        return CheckedRead(begin, again, use, self.forget)
 
     def must_exist(self, shard: int) -> bool:
         """Whether a missing shard file is lost rather than all zeros."""

@@ -247,6 +247,10 @@ class ShardedArray:
         self._number = next(_numbers)
         self._under_way: dict[tuple[str, int], asyncio.Task[Any]] = {}
 
+    def forget(self) -> None:
+        """Keeps nothing of what was read so far: it may be damaged, as its reader has found."""
+        self._number = next(_numbers)
+
     async def read(self, start: int, out: np.ndarray) -> np.ndarray:
         """Reads ``out.size`` elements from ``start`` on into ``out``.
 

@@ -34,7 +34,7 @@ from headrace.store.array import StoredArray
 from headrace.store.array_files import FileFindings, file_findings
 from headrace.store.cache import CachePart, TokenCache
 from headrace.store.layout import TOKENS
-from headrace.store.layouts import LIMITS, FormatConfig
+from headrace.store.layouts import FORMAT, LIMITS, FormatConfig
 from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
 from headrace.store.lease import lease
 from headrace.store.ledger import (
@@ -419,8 +419,15 @@ def _read(
                 continue
             sums = None if own else checksums.setdefault(array.url, [])
             is_offsets = array is leaf.offsets
+            of_format = FORMAT in cache.ledger.metadata and name == TOKENS and not is_offsets
             for damage in _read_array(
-                record, array, digest, sums, ordered=is_offsets, advance=advance
+                record,
+                array,
+                digest,
+                sums,
+                ordered=is_offsets,
+                vocab_size=cache.vocab_size if of_format else None,
+                advance=advance,
             ):
                 sound = False
                 if not any(d.file == damage.file and d.file for d in known):
@@ -441,6 +448,7 @@ def _read_array(
     sums: list[np.ndarray] | None,
     *,
     ordered: bool,
+    vocab_size: int | None,
     advance: Callable[[int], None] | None,
 ) -> Iterator[Damage]:
     array.damaged_attempts = _DAMAGED_ATTEMPTS
@@ -460,6 +468,9 @@ def _read_array(
             digest.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data)
             if sums is not None:
                 sums.append(chunk_checksums(values, array.chunk_elements))
+            if vocab_size is not None and (values.min() < 0 or values.max() >= vocab_size):
+                problem = f"has ids from {values.min()} to {values.max()}, of {vocab_size:,}"
+                yield Damage(record.name, problem, array.url)
             if ordered:
                 if (
                     (at == 0 and int(values[0]) != 0)
