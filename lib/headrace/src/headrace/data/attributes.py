@@ -2,8 +2,8 @@
 
 Scores of a classifier, clusters, marks of duplicates come as Parquet, JSONL, CSV or Arrow files
 with an id (or a document's number) and a value in each row. They are joined to the cache once, and
-the result is saved in its folder (``attributes/``) under a name that depends on the cache and on the
-files' names, sizes and versions. Buckets divide by it, and conditions (``where``) ask for it.
+the result is saved in its folder (``attributes/``) under a name that depends on the cache and on
+the files' names, sizes and versions. Buckets divide by it, and conditions (``where``) ask for it.
 
 The join, step by step:
 
@@ -303,8 +303,8 @@ def _rows_of_file(
 ) -> Iterator[tuple[str, Any, Any]]:
     arrow = import_extra("pyarrow", "parquet", url)
     dataset = import_extra("pyarrow.dataset", "parquet", url)
-    filesystem, place = files.filesystem(url)
-    opened = partial(dataset.dataset, place, filesystem=filesystem, format=format_name)
+    filesystem, file_path = files.filesystem(url)
+    opened = partial(dataset.dataset, file_path, filesystem=filesystem, format=format_name)
     table = opened()
     for field_name, column in (("key", key), ("value", value)):
         if column not in table.schema.names:
@@ -359,12 +359,12 @@ def _hashes_of_keys(keys: Any, key: str, url: str, *, are_texts: bool) -> UInt64
     """The hashes of a column of ids, which must be texts or whole numbers as the cache has them."""
     arrow = import_extra("pyarrow", "parquet", url)
     _refuse_nothing(keys, "key", url)
-    wanted = "texts" if are_texts else "whole numbers"
+    id_kind = "texts" if are_texts else "whole numbers"
     refused = ConfigError(
-        f"holds {keys.type} in {url}, and the ids of the cache are {wanted}",
+        f"holds {keys.type} in {url}, and the ids of the cache are {id_kind}",
         field="key",
         value=key,
-        cure=f"Write the column as {wanted}, or name another with key: COLUMN.",
+        cure=f"Write the column as {id_kind}, or name another with key: COLUMN.",
     )
     if not are_texts:
         if not arrow.types.is_integer(keys.type):
@@ -438,17 +438,17 @@ class _Join:
         self.rows += len(column)
         self.not_found += len(column) - np.unique(rows).size
         documents = documents[is_given[rows]]
-        own = numbers[rows[is_given[rows]]]
+        numbers_given = numbers[rows[is_given[rows]]]
         if not self.has_value.any():
-            self.values = np.zeros(self.has_value.size, own.dtype)
-        self.values = self.values.astype(np.result_type(self.values, own), copy=False)
-        known = documents[self.has_value[documents]]
-        contradicts = self.values[known] != own[self.has_value[documents]]
-        self.values[documents] = own
+            self.values = np.zeros(self.has_value.size, numbers_given.dtype)
+        self.values = self.values.astype(np.result_type(self.values, numbers_given), copy=False)
+        documents_again = documents[self.has_value[documents]]
+        contradicts = self.values[documents_again] != numbers_given[self.has_value[documents]]
+        self.values[documents] = numbers_given
         self.has_value[documents] = True
-        within = self.values[documents] != own
-        if contradicts.any() or within.any():
-            wrong = known[contradicts] if contradicts.any() else documents[within]
+        differs = self.values[documents] != numbers_given
+        if contradicts.any() or differs.any():
+            wrong = documents_again[contradicts] if contradicts.any() else documents[differs]
             number = int(self._numbers_of(wrong[:1])[0])
             raise ConfigError(
                 f"has two values of document {number:,}, the second in {url}",

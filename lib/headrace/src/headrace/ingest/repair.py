@@ -53,7 +53,8 @@ class RepairReport:
     Attributes:
         rebuilt: Parts that were rebuilt.
         restored: Files that were rewritten from the ledger or the sources.
-        dropped: Pack plans, filters and attributes that were deleted; they are made again when they are needed.
+        dropped: Pack plans, filters and attributes that were deleted; they are made again when they
+            are needed.
         left: Remaining damage, by part (or file), with the reason.
     """
 

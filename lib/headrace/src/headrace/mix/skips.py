@@ -125,7 +125,7 @@ class Skips:
         """
         if length is None:
             return None
-        left = length
+        rows_remaining = length
         for first, stop in self.ranges:
             begin = batch.rows_at(first)[0]
             if begin >= length:
@@ -135,8 +135,8 @@ class Skips:
                     value=[first, stop],
                     cure="Skip steps that the data have, or allow more epochs.",
                 )
-            left -= min(batch.rows_at(stop)[0], length) - begin
-        return left
+            rows_remaining -= min(batch.rows_at(stop)[0], length) - begin
+        return rows_remaining
 
 
 NO_SKIPS = Skips()

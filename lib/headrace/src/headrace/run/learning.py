@@ -218,8 +218,8 @@ class MixtureLearner:
         sums = np.array([measured["sums"].get(name, 0.0) for name in self.names])
         weights = np.array([measured["weights"].get(name, 0.0) for name in self.names])
         losses = np.where(weights > 0, sums / np.where(weights > 0, weights, 1.0), np.nan)
-        before = self._shares_at(step - 1)
-        return self._rule.update(self._state, before, Measured(step, losses, weights))
+        shares_before = self._shares_at(step - 1)
+        return self._rule.update(self._state, shares_before, Measured(step, losses, weights))
 
     def _shares_at(self, step: int) -> Float64[np.ndarray, " d"]:
         mixture = mixture_of(self._planned.at_step(step)[0])

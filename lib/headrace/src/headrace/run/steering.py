@@ -327,12 +327,12 @@ class Steering:
 
     def _hold(self, request: Request) -> None:
         """Ends this host's plans at the step of a request."""
-        held: list[DataLoader] = []
+        held_loaders: list[DataLoader] = []
         for loader in list(self._loaders):
             if loader.end_plans(request.step):
-                held.append(loader)
+                held_loaders.append(loader)
                 continue
-            for one in held:
+            for one in held_loaders:
                 one.go_on()
             earliest = self.earliest_step
             raise PlanMismatchError(

@@ -193,11 +193,11 @@ def client_errors(url: str) -> Iterator[None]:
             raise
         given_up = retry.tried(error)
         lasting = f"; {given_up}" if given_up else ""
-        said = str(error).partition("\n")[0]  # obstore's go on for a page
-        problem = f"cannot be reached ({type(error).__name__}: {said}{lasting})"
+        first_line = str(error).partition("\n")[0]  # obstore's go on for a page
+        problem = f"cannot be reached ({type(error).__name__}: {first_line}{lasting})"
         cure = "Check the address, the network and the credentials of this machine."
         if _refuses(error):
-            problem = f"may not be used ({said}), asked as {asked_as(url)}"
+            problem = f"may not be used ({first_line}), asked as {asked_as(url)}"
             cure = "Give that user the permission, or use another credential."
         raise CacheError(problem, field="path", value=url, cure=cure) from error
 
