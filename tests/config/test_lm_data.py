@@ -205,7 +205,7 @@ def test_overrides_set_what_they_name_and_nothing_else(config, settings):
             "Give a whole number.",
         ),
         ("seq_len={0: 16, 1000: 32, 1e3: 64}", "seq_len", "Write each number once."),
-        ("amendments=[{step: 10}]", "amendments[0]", "Give it add, weights or drop"),
+        ("amendments=[{step: 10}]", "amendments[0]", "Give it add, weights, drop or skip"),
         ("row_order=local", "row_order", "Did you mean 'locality'?"),
         ("prefetch_bytes=0", "prefetch_bytes", "E.g. 1073741824"),
         ("split_documents=1", "split_documents", "Give true or false."),

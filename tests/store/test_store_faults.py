@@ -114,7 +114,8 @@ def test_a_request_that_hangs_is_given_up_and_asked_again(remote, cache, policy)
     remote.proxy.next("hang", times=2)
     assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))  # nobody releases them
     assert remote.proxy.count(fate="hang") == 2
-    assert (retry.request_counts() - before).retries >= 2  # a busy machine may be late with a third
+    spent = retry.request_counts() - before
+    assert spent.retries + spent.hedges >= 2  # a busy machine may be late with a third
 
 
 def test_a_request_that_hangs_holds_up_nothing_else(remote, cache, policy):

@@ -37,7 +37,7 @@ ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
 
 Config = Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")]
 OptionalConfig = Annotated[
-    str | None, typer.Argument(help="YAML file of an LmDataConfig.", metavar="[CONFIG]")
+    str | None, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")
 ]
 RunFolder = Annotated[str, typer.Argument(help="Folder or URL of a run.", metavar="RUN")]
 ConfigOrRun = Annotated[
