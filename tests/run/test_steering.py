@@ -198,8 +198,9 @@ def test_two_hosts_agree(root: Path):
     assert len(check_rows(root, 320).amendments) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.soak)]
+)
 def test_four_hosts_are_changed_and_killed_and_resumed_on_others(root: Path, seed: int):
     steps = 1500
     chosen = np.random.default_rng(seed)
