@@ -206,6 +206,14 @@ def test_what_is_damaged_on_its_way_is_asked_for_again(root, web, written, quick
         assert counts.damaged > damaged
 
 
+def test_opening_asks_for_no_file_of_other_formats(root, web):
+    with FaultProxy(web[1]) as proxy:
+        TokenCache.open(f"{proxy.url}/{root.name}")
+        paths = [request.path.rpartition("/")[2] for request in proxy.log]
+    assert "shard_ledger.json" in paths
+    assert not {"state.json", "dataset_dict.json"} & {*paths}
+
+
 def test_a_replica_gives_what_is_damaged_at_the_first(root, written, tmp_path):
     copy = shutil.copytree(root, tmp_path / "copy")
     verify(str(root), record=True)
