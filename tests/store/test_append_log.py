@@ -2,9 +2,13 @@
 another record.
 """
 
+import atexit
 import logging
 import os
+import subprocess
+import sys
 import tempfile
+import textwrap
 from contextlib import ExitStack
 
 import numpy as np
@@ -46,7 +50,8 @@ def kill(log):
     gone.
     """
     log._writer.resources.close()
-    log._closing.detach()
+    log._forgotten.detach()
+    atexit.unregister(log._writer.close)
     log._writer = None
 
 
@@ -284,10 +289,36 @@ def test_an_unclosed_log_is_closed_when_it_is_forgotten(tmp_path, caplog):
     log.write()
     log.append(KIND, 0, b"a")
     del log
-    assert read(tmp_path)[0].is_closed
     with caplog.at_level(logging.WARNING), AppendLog(str(tmp_path)) as log:
         log.write()
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("how", ["forgotten", "at exit"])
+def test_an_unclosed_log_is_closed_whatever_the_process_is_in(tmp_path, how):
+    # Garbage is collected within any call, also inside threading.enumerate(), whose lock a thread
+    # needs to end: a finalizer that waited for a thread there waited for ever.
+    program = f"""
+        import gc, threading
+        from headrace_posttrain.rollouts.append_log import AppendLog
+        log = AppendLog({str(tmp_path)!r})
+        log.write()
+        log.append({KIND}, 0, b"a")
+        if {how == "forgotten"}:
+            log.itself = log
+            with threading._active_limbo_lock:
+                del log
+                gc.collect()
+            with AppendLog({str(tmp_path)!r}) as log:
+                log.write()
+        print("ended")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ended\n", "")
+    log, content = read(tmp_path)
+    assert log.is_closed
+    assert content == [(0, b"a")]
 
 
 @pytest.mark.parametrize("store", ["gcs", "s3"])

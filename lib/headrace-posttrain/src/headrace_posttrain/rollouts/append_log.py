@@ -24,6 +24,7 @@ segments, objects 32 at a time.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -116,7 +117,7 @@ class AppendLog:
         self._last = (OPENED, 0)
         self._records: dict[str, list[Record]] = {}
         self._writer: _Writer | None = None
-        self._closing: Callable[[], object] = lambda: None
+        self._forgotten: weakref.finalize[..., AppendLog] | None = None
         self._lock = threading.RLock()
 
     def __enter__(self) -> AppendLog:
@@ -304,7 +305,9 @@ class AppendLog:
                         self.torn_bytes,
                     )
                 writer.resources = stack.pop_all()
-            self._writer, self._closing = writer, weakref.finalize(self, writer.close)
+            self._writer = writer
+            self._forgotten = weakref.finalize(self, writer.close_later)
+            self._forgotten.atexit = False  # the writer is closed then, and waited for
             return records
 
     def append(self, kind: int, key: int, payload: bytes) -> Record:
@@ -383,7 +386,9 @@ class AppendLog:
         """Closes the log for writing; it stays open for reading."""
         with self._lock:
             if self._writer is not None:
-                self._closing()
+                assert self._forgotten is not None
+                self._forgotten.detach()
+                self._writer.close()
                 self._writer = None
                 self._last = (CLOSED, self._last[1])
 
@@ -415,6 +420,7 @@ class _Writer:
         self._file = -1
         self._pid = os.getpid()
         self.resources = ExitStack()
+        atexit.register(self.close)
 
     def append(self, kind: int, key: int, payload: bytes) -> list[Record]:
         """The record, after that of a new writer if there is one."""
@@ -494,9 +500,15 @@ class _Writer:
         """Marks the end of what was written, if anything was, and releases the lease."""
         if os.getpid() != self._pid:  # a fork's copy
             return
+        atexit.unregister(self.close)
         with suppress(HeadraceError):  # what is stored stays
             if self._opened:
                 self._put(CLOSED, 0, b"")
         self._release_file()
         with suppress(HeadraceError):  # who lost the lease was told by append()
             self.resources.close()
+
+    def close_later(self) -> None:
+        """Closes it in the lease's thread: for a finalizer, which must not wait."""
+        if self._held is not None:
+            self._held.hand_over(self.close)

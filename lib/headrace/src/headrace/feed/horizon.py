@@ -33,7 +33,8 @@ class Horizon:
     """
 
     def __init__(self, first: int, stop: int | None = None, hold: int | None = None) -> None:
-        self._lock = threading.Lock()
+        # Re-entrant: a loader that is garbage calls `close` from within any call of this thread.
+        self._lock = threading.RLock()
         self._decided = threading.Event()
         self._last = stop
         self.stop = stop

@@ -48,6 +48,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -71,6 +72,9 @@ _BEATS = 4
 _LONGEST_S = 24 * 3600.0
 _AHEAD_S = 5.0
 _ANSWER_S = 20.0  # longest wait for a store's answer, including its client's retries
+
+# Threads that end a lease of this process which was handed over, by its output
+_ending: dict[str, threading.Thread] = {}
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,9 @@ class Lease:
         self._record = record
         self._slot = slot
         self._lost = ""
-        self._stop = threading.Event()
+        # What to do before the lease ends. Not an Event: a finalizer may put something there while
+        # this thread is inside `get`.
+        self._end: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._renewed = time.monotonic()
         self._thread = threading.Thread(target=self._renew, name="headrace-lease", daemon=True)
         self._thread.start()
@@ -139,14 +145,25 @@ class Lease:
     def close(self) -> None:
         """Ends the lease; if it is still held, the file is deleted."""
         # 10. The thread ends first: a heartbeat after the file is deleted would be seen as lost.
-        self._stop.set()
-        self._thread.join()
+        if self._thread is not threading.current_thread():
+            self._end.put(lambda: None)
+            self._thread.join()
         if not self._lost:
             with suppress(HeadraceError, OSError):  # a lease that cannot be deleted expires
                 # Of another content: taken over, which `check` then says, or a heartbeat whose
                 # answer was lost; that one expires.
                 if not self._slot.swap(self._record.to_bytes(), None):
                     self._see_holder()
+
+    def hand_over(self, close: Callable[[], object]) -> None:
+        """Has the lease's own thread call ``close``, which is to call :meth:`close`, and waits for
+        nothing.
+
+        For finalizers: garbage is collected within any call, also one that holds a lock which a
+        thread needs to end, such as ``threading.enumerate()``. Who waits there waits for ever.
+        """
+        _ending[self.root] = self._thread
+        self._end.put(close)
 
     def _see_holder(self) -> LeaseRecord | None:
         """The stored content of this lease; None if it is lost."""
@@ -158,25 +175,34 @@ class Lease:
         return None
 
     def _renew(self) -> None:
-        while not self._stop.wait(self._record.expiry_s / _BEATS):
-            # 7. The beats are counted so that each record differs from the last, also where the
-            #    clock stands still or is set back: who watches compares bytes.
-            beat = replace(self._record, renewed=_now(), beats=self._record.beats + 1)
+        while True:
             try:
-                if self._slot.swap(self._record.to_bytes(), beat.to_bytes()):
-                    self._record, self._renewed = beat, time.monotonic()
-                    continue
-                if (beat := self._see_holder()) is None:
+                close = self._end.get(timeout=self._record.expiry_s / _BEATS)
+            except Empty:
+                if not self._lost:
+                    self._beat()
+                continue
+            close()
+            return
+
+    def _beat(self) -> None:
+        # 7. The beats are counted so that each record differs from the last, also where the clock
+        #    stands still or is set back: who watches compares bytes.
+        beat = replace(self._record, renewed=_now(), beats=self._record.beats + 1)
+        try:
+            if not self._slot.swap(self._record.to_bytes(), beat.to_bytes()):
+                # Either the file is ours, though not what we remember: a write whose answer was
+                # lost. Or the lease is lost, which is noted there.
+                beat = self._see_holder()
+                if beat is None:
                     return
-                # The file is ours, though not what we remember: a write whose answer was lost
-                self._record = beat
-                self._renewed = time.monotonic()
-            except (HeadraceError, OSError):  # a store that does not answer; it may come back
-                # 8. By the clock that cannot be set. Others wait for this time too, and then watch
-                #    for half of it: the owner usually gives up before one of them takes over.
-                if time.monotonic() - self._renewed > self._record.expiry_s:
-                    self._lost = f"it could not be renewed for {self._record.expiry_s:.0f} s"
-                    return
+            self._record = beat
+            self._renewed = time.monotonic()
+        except (HeadraceError, OSError):  # a store that does not answer; it may come back
+            # 8. By the clock that cannot be set. Others wait for this time too, and then watch for
+            #    half of it: the owner usually gives up before one of them takes over.
+            if time.monotonic() - self._renewed > self._record.expiry_s:
+                self._lost = f"it could not be renewed for {self._record.expiry_s:.0f} s"
 
 
 @contextmanager
@@ -207,6 +233,8 @@ def lease(
         ['lease.json']
     """
     files.check_writable(root, field)
+    if root in _ending:  # of an object of this process that was forgotten just now
+        _ending.pop(root).join()
     slot: _Slot = _LocalSlot(root) if files.is_local(root) else _RemoteSlot(root)
     now = _now()
     record = LeaseRecord(
