@@ -226,8 +226,8 @@ def test_each_source_has_its_own_text_field(headrace, texts):
     assert (done.code, [line for line in done.out.splitlines() if "text in field" in line]) == (
         0,
         [
-            "books: 1 file (.jsonl), 14.4 kB, text in field body -> first/caches/books",
-            "github: 1 file (.jsonl), 16.1 kB, text in field content -> first/caches/github",
+            "books: 1 file (.jsonl), 14.1 KiB, text in field body -> first/caches/books",
+            "github: 1 file (.jsonl), 15.7 KiB, text in field content -> first/caches/github",
         ],
     )
     fields = {
@@ -274,8 +274,8 @@ def test_what_came_since_is_named_and_added_by_what_is_printed(headrace, texts):
     records_of(texts, web="body")
     printed = headrace(*init, "--text-field", "body")
     assert (printed.code, config.read_bytes()) == (0, before)
-    assert "code: 1 new file, 1.9 kB -> first/caches/code" in printed.out
-    assert "a new source, web: 1 file (.jsonl), 11.4 kB, text in field body" in printed.out
+    assert "code: 1 new file, 1.86 KiB -> first/caches/code" in printed.out
+    assert "a new source, web: 1 file (.jsonl), 11.2 KiB, text in field body" in printed.out
     assert not Path("first/caches/web").exists()
     typed = printed.out.splitlines()[-1].removeprefix("To train on this, too, type: headrace ")
     added = headrace(*shlex.split(typed))
@@ -312,7 +312,7 @@ def test_a_run_is_moved_to_what_came_since(headrace, texts, monkeypatch):
 def test_one_text_that_is_most_of_all_is_named(headrace, texts):
     (texts / "code" / "big.txt").write_text("a line of text\n" * 10_000)
     printed = headrace("init", "texts", "--dry-run")
-    assert "texts/code/big.txt is one document with 97% of all text, 150.0 kB" in printed.err
+    assert "texts/code/big.txt is one document with 97% of all text, 146 KiB" in printed.err
     assert "move it to a folder of its own" in printed.err
     (texts / "code" / "big.txt").rename(texts / "code" / "big.jsonl")
     (texts / "code" / "big.jsonl").write_text('{"text": "one of many"}\n' * 9000)

@@ -34,7 +34,7 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(headrace, cache, tmp_pa
     )
     assert "Shuffles 60 documents" in said.out
     assert "into 1 part: reads" in said.out
-    assert "2.1 GB of memory per worker" in said.out
+    assert "2.00 GiB of memory per worker" in said.out
     facts = json.loads(
         headrace("cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--dry-run", "--json").out
     )

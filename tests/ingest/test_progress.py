@@ -57,5 +57,5 @@ def test_a_terminal_sees_share_and_rates(monkeypatch: pytest.MonkeyPatch):
 
 def test_rates_are_means_since_the_start():
     rates = Rates(clock=iter([10.0, 11.0, 14.0]).__next__)
-    assert rates.add(Progress(5, 1_000_000, 2_000_000, 0)) == "1.00 M tokens/s  2.0 MB/s"
-    assert rates.add(Progress(5, 1_000_000, 2_000_000, 0)) == "0.50 M tokens/s  1.0 MB/s"
+    assert rates.add(Progress(5, 1_000_000, 2_000_000, 0)) == "1.00 M tokens/s  1.91 MiB/s"
+    assert rates.add(Progress(5, 1_000_000, 2_000_000, 0)) == "500 k tokens/s  977 KiB/s"

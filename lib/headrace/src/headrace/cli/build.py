@@ -15,9 +15,10 @@ from headrace.cli.append import Encoder, append_as_typed
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson, refuse_typed
 from headrace.cli.panels import HelpAll
-from headrace.cli.shown import in_bytes, say
+from headrace.cli.shown import say
 from headrace.cli.snapshots import to_use_it
 from headrace.errors import ConfigError, format_count
+from headrace.numbers import in_bytes, short
 
 if TYPE_CHECKING:
     from headrace.ingest.build import BuildReport
@@ -296,10 +297,8 @@ def summary(report: BuildReport) -> str:
             f" {format_count(report.tokens, 'token')}."
         ]
     else:
-        tokens, megabytes = (
-            n / report.seconds / 1e6 for n in (report.tokens_built, report.bytes_built)
-        )
-        rates = f"{tokens:.2f} M tokens/s, {megabytes:.1f} MB/s"
+        tokens, text_bytes = (n / report.seconds for n in (report.tokens_built, report.bytes_built))
+        rates = f"{short(tokens)} tokens/s, {in_bytes(text_bytes)}/s"
         there = f"; {report.parts_reused:,} were already there" if report.parts_reused else ""
         lines = [
             f"Built {report.path}: {documents}, {format_count(report.tokens, 'token')},"

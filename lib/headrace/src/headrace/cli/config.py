@@ -25,8 +25,9 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, in_bytes, say, show_judgments, terminal, working
+from headrace.cli.shown import figures_table, say, show_judgments, terminal, working
 from headrace.errors import ConfigError, HeadraceError, format_count
+from headrace.numbers import in_bytes, short
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -280,8 +281,6 @@ def _short(weights: Any) -> str:
 
 def _components(plan: RunPlan) -> Table:
     from rich.text import Text
-
-    from headrace.report.numbers import short
 
     share_of = "share of rows" if plan.config.counted else "share"
     table = figures_table(

@@ -18,8 +18,9 @@ import typer
 from headrace.cli.build_options import OnBadLineOption, TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import check_local_folder
-from headrace.cli.shown import in_bytes, say
+from headrace.cli.shown import say
 from headrace.errors import ConfigError, HeadraceError, check_path, format_count, install_command
+from headrace.numbers import in_bytes
 
 if TYPE_CHECKING:
     from headrace.ingest.build import BuildReport

@@ -26,7 +26,6 @@ from headrace.cli.shown import (
     coloured,
     facts_table,
     figures_table,
-    in_bytes,
     legend,
     marked,
     one_line,
@@ -34,6 +33,7 @@ from headrace.cli.shown import (
 )
 from headrace.errors import format_count
 from headrace.ingest.tokenize import decode
+from headrace.numbers import in_bytes
 
 if TYPE_CHECKING:
     from headrace.ingest.base_tokenizer import Tokenizer

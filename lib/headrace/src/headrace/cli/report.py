@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import Layout, Settings, Tokens, parse_hosts, parse_sizes, refuse_typed
-from headrace.cli.shown import in_bytes, say, working
+from headrace.cli.shown import say, working
+from headrace.numbers import in_bytes
 
 if TYPE_CHECKING:
     from headrace.report.facts import ReportFacts

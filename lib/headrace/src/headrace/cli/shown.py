@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import printable as printable
+from headrace.numbers import short
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,18 +108,6 @@ def bar(share: float) -> str:
     return "█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
 
 
-def in_bytes(count: int) -> str:
-    """A size in the unit in which it has one to three digits.
-
-    Example:
-        >>> in_bytes(999), in_bytes(1_500_000)
-        ('999 B', '1.5 MB')
-    """
-    units = ("B", "kB", "MB", "GB", "TB")
-    power = min(len(units) - 1, (len(str(count)) - 1) // 3)
-    return f"{count / 1000**power:.{min(power, 1)}f} {units[power]}"
-
-
 def figures_table(*titles: str, left: int = 1, title: str | None = None) -> Table:
     """A table without rules: the first ``left`` columns hold names, the others figures; long cells
     are folded.
@@ -198,7 +187,7 @@ def counting(
             progress.advance(task, done)
             speed = progress.tasks[task].speed
             if speed:
-                progress.update(task, rate=f"{speed / 1e6:,.0f} M values/s")
+                progress.update(task, rate=f"{short(speed)} values/s")
 
         yield expect, advance
 

@@ -25,8 +25,9 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, in_bytes, say, show_judgments, terminal, working
+from headrace.cli.shown import figures_table, say, show_judgments, terminal, working
 from headrace.errors import ConfigError, format_count
+from headrace.numbers import in_bytes
 from headrace.progress import report
 
 if TYPE_CHECKING:

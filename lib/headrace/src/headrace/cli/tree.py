@@ -11,8 +11,9 @@ import typer
 
 from headrace.cli.options import AsJson, ConfigOrRun, Settings, load_config_or_run
 from headrace.cli.remove import removal_line
-from headrace.cli.shown import in_bytes, say, terminal, working
+from headrace.cli.shown import say, terminal, working
 from headrace.errors import format_count
+from headrace.numbers import in_bytes
 
 if TYPE_CHECKING:
     from rich.tree import Tree

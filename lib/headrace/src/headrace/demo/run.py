@@ -47,6 +47,7 @@ from headrace.demo.train import Transformer, make_optimizer, train_step
 from headrace.errors import ConfigError
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
+from headrace.numbers import short
 from headrace.run.lock import RunLock
 from headrace.run.state import LoaderState
 
@@ -129,7 +130,7 @@ def prepare(folder: DemoFolder, settings: DemoSettings, screen: Screen) -> LmDat
     with screen.phase("text") as details:
         sources = corpus.write_text(folder.text, settings.scale.max_chars)
         details += [
-            f"{n}: {s.documents} documents, {s.chars / 1e6:.1f} MB, {s.origin}"
+            f"{n}: {s.documents} documents, {short(s.chars)} characters, {s.origin}"
             for n, s in sources.items()
         ]
     with screen.phase("tokenizer") as details:

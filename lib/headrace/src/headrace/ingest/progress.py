@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace.numbers import in_bytes, short
 from headrace.store.retry import Wire
 
 
@@ -90,7 +91,7 @@ class Rates:
         >>> rates.add(
         ...     Progress(documents=10, tokens=3_000_000, text_bytes=12_000_000, stored_bytes=1)
         ... )
-        '1.50 M tokens/s  6.0 MB/s'
+        '1.50 M tokens/s  5.72 MiB/s'
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -104,4 +105,4 @@ class Rates:
         seconds = max(self._clock() - self._started, 1e-9)
         tokens = self._done.tokens / seconds
         text_bytes = self._done.text_bytes / seconds
-        return f"{tokens / 1e6:.2f} M tokens/s  {text_bytes / 1e6:.1f} MB/s"
+        return f"{short(tokens)} tokens/s  {in_bytes(text_bytes)}/s"

@@ -59,6 +59,7 @@ from headrace.ingest.shuffle_plan import (
     cut_runs_and_slices,
     sizes_of,
 )
+from headrace.numbers import in_bytes
 from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.consolidate import summed
@@ -427,8 +428,7 @@ def _check_room(output: str, needed: int) -> None:
     free = shutil.disk_usage(files.local_path(output)).free
     if needed > free:
         raise CacheError(
-            f"needs about {needed / 1e9:,.1f} GB while it is being made, and there are"
-            f" {free / 1e9:,.1f} GB free",
+            f"needs about {in_bytes(needed)} while it is being made, and {in_bytes(free)} are free",
             field="output",
             value=output,
             cure="Free some space, or choose an output on another disk.",

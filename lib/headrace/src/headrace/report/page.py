@@ -25,8 +25,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
 
+from headrace import numbers
 from headrace.errors import ConfigError, HeadraceError
-from headrace.report import numbers, plan_sections, run_sections
+from headrace.report import plan_sections, run_sections
 from headrace.report.blocks import Section
 from headrace.report.facts import ReportFacts
 from headrace.report.program_figures import figures_section

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from headrace import numbers as n
 from headrace.analysis.simulate.forecast import Forecast
-from headrace.report import numbers as n
 from headrace.report.blocks import Block, Chart, Details, Notes, Section, Table, Text, columns
 from headrace.report.charts import (
     MOST_SOURCES,
@@ -129,7 +129,7 @@ def order_section(plan: PlanFacts) -> Section:
             n.count(c.strands) if c.strands else n.NOTHING,
             n.count(c.block_rows) if c.block_rows else n.NOTHING,
             n.short(c.chunk_tokens),
-            n.size(c.open_bytes),
+            n.in_bytes(c.open_bytes),
             str(plan.plan.noise.get(c.name, n.NOTHING)),
         ]
         for c in plan.plan.components
@@ -220,13 +220,13 @@ def forecast_section(plan: PlanFacts) -> Section:
     memory = (
         "as much memory as the hosts need"
         if run.forecast is None
-        else f"{n.size(run.prefetch_bytes)} per host"
+        else f"{n.in_bytes(run.prefetch_bytes)} per host"
     )
     blocks.append(
         Text(
             f"Counted from the order, with {memory}, over {_looked(forecast)}"
             f"{' (the whole run)' if forecast.exact else ''}. The first batch touches"
-            f" {n.count(run.first_batch_chunks)} stored chunks, {n.size(run.first_batch_bytes)}."
+            f" {n.count(run.first_batch_chunks)} stored chunks, {n.in_bytes(run.first_batch_bytes)}."
         )
     )
     rows = [
@@ -235,9 +235,9 @@ def forecast_section(plan: PlanFacts) -> Section:
             f"{h.reads_per_block:.3f}",
             n.digits(h.reads_per_step),
             n.digits(h.reads_per_step_busiest),
-            n.size(h.bytes_per_step),
-            n.size(h.resident_bytes),
-            n.size(h.cold_start_bytes),
+            n.in_bytes(h.bytes_per_step),
+            n.in_bytes(h.resident_bytes),
+            n.in_bytes(h.cold_start_bytes),
             f"{h.burst:.2f} ×",
         ]
         for h in forecast.by_hosts

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headrace.report import numbers as n
+from headrace import numbers as n
 from headrace.report.blocks import Block, Chart, Section, Table, Text, columns
 from headrace.report.charts import lines_chart
 from headrace.report.run_records import Points

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from headrace import numbers as n
 from headrace.errors import format_count
-from headrace.report import numbers as n
 from headrace.report.blocks import Block, Chart, Kind, Notes, Section, Table, Text, Tiles, columns
 from headrace.report.charts import (
     MOST_SOURCES,
@@ -401,7 +401,7 @@ def reads_section(facts: ReportFacts) -> Section:
     ]
     rows = sum(s.total("examples_requested") for s in records.series)
     reads = sum(s.total("block_fetches") for s in records.series)
-    size = n.size(sum(s.total("bytes_read") for s in records.series))
+    size = n.in_bytes(sum(s.total("bytes_read") for s in records.series))
     line = f"{size}; {n.digits(reads / rows) if rows else n.NOTHING} block reads per row"
     return Section("reads", "Measured: reads", blocks, line)
 
@@ -562,7 +562,7 @@ def _reads_row(s: HostSeries) -> list[str]:
         n.count(s.total("batches")),
         n.short(rows),
         n.short(fetches),
-        n.size(s.total("bytes_read")),
+        n.in_bytes(s.total("bytes_read")),
         n.digits(fetches / rows) if rows else n.NOTHING,
         n.percent(hits / (hits + fetches)) if hits + fetches else n.NOTHING,
         n.count(s.total("retries")),

@@ -52,12 +52,12 @@ def digits(value: float | None) -> str:
     return f"{value:,.{min(decimals, 9)}f}"
 
 
-def size(value: float | None) -> str:
+def in_bytes(value: float | None) -> str:
     """Bytes in the unit that gives up to three digits before the point.
 
     Example:
-        >>> size(512), size(1 << 20), size(1.5 * 2**30), size(None)
-        ('512 B', '1.00 MiB', '1.50 GiB', '–')
+        >>> [in_bytes(value) for value in (512, 1 << 20, 1.5 * 2**30, None)]
+        ['512 B', '1.00 MiB', '1.50 GiB', '–']
     """
     if value is None or not math.isfinite(value):
         return NOTHING
