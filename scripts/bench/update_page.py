@@ -6,7 +6,7 @@ docs/bench.
 
 What stands between ``<!-- bars peers,peers_latency -->`` (or ``<!-- table peers 0 -->``, ``<!--
 notes peers -->``) and the next ``<!-- end -->`` is made from those records; all else is written by
-hand.
+hand. ``<!-- table peers 0 * -->`` has the rows alone in which a cell has that text.
 """
 
 from __future__ import annotations
@@ -22,28 +22,26 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "docs" / name for name in ("performance.md", "order.md")]
 RECORDS = ROOT / "docs" / "bench"
-_PART = re.compile(r"<!-- (bars|table|notes) (\S+) ?(\d*) -->\n.*?<!-- end -->", re.DOTALL)
+_PART = re.compile(r"<!-- (bars|table|notes) (\S+) ?(\d*) ?(\S*?) ?-->\n.*?<!-- end -->", re.DOTALL)
 
 
 def update(page: str, records: Path = RECORDS) -> str:
     """The page with its tables made afresh."""
 
     def part(found: re.Match[str]) -> str:
-        kind, names, number = found.groups()
+        kind, names, number, having = found.groups()
         read = [json.loads((records / f"{name}.json").read_text()) for name in names.split(",")]
         if kind == "bars":
             made = _bars([bar for record in read for bar in record["bars"]])
         elif kind == "table":
             table = read[0]["tables"][int(number)]
+            rows = [row for row in table["rows"] if any(having in str(cell) for cell in row)]
             made = _markdown(
-                [c.replace("pro- cesses", "processes") for c in table["columns"]], table["rows"]
+                [c.replace("pro- cesses", "processes") for c in table["columns"]], rows
             )
         else:
             made = "\n".join(f"- {note.replace('*', '`*`')}" for note in read[0]["notes"])
-        return (
-            f"<!-- {found[1]} {found[2]}{f' {number}' if number else ''} -->\n\n{made}\n\n<!-- end"
-            " -->"
-        )
+        return f"{found[0].partition(chr(10))[0]}\n\n{made}\n\n<!-- end -->"
 
     return _PART.sub(part, page)
 
