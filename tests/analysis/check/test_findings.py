@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
 from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data.attributes import AttributeConfig
 from headrace.errors import ConfigError
 from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig
@@ -135,6 +137,16 @@ def test_a_size_that_differs_from_the_cache(here):
     )
     (finding,) = findings(plan_run(config, hosts=[1]))
     assert (finding.rule, finding.field) == ("size_differs", "components.a.expected_tokens")
+
+
+def test_an_attribute_that_nothing_asks_for(here, tmp_path):
+    np.save(tmp_path / "dup.npy", np.arange(2000) % 2)
+    attributes = {name: AttributeConfig(f"{tmp_path}/{name}.npy") for name in ("dup", "missing")}
+    components = {"a": ComponentConfig(here, attributes=attributes, where="not dup")}
+    config = LmDataConfig(components, seq_len=128, batch_size=8, num_steps=20)
+    (finding,) = findings(plan_run(config, hosts=[1]))
+    assert (finding.rule, finding.field) == ("unused_attribute", "components.a.attributes")
+    assert finding.problem.startswith("has missing, which")
 
 
 def test_little_memory_reads_blocks_again():

@@ -181,6 +181,12 @@ class ComponentConfig:
         """The name of its cache in tables."""
         return self.caches[0] + (f" and {len(self.caches) - 1} more" if self.caches[1:] else "")
 
+    @property
+    def asked_numbers(self) -> frozenset[str]:
+        """The names of the numbers of documents that ``where`` and ``buckets`` ask for."""
+        by = frozenset() if self.buckets is None else frozenset([self.buckets.by])
+        return by if self.where is None else by | Where(self.where).names
+
     def document_filter(self, name: str) -> DocumentFilter | None:
         """The filter of documents to leave out; ConfigError if its file lists none."""
         if self.remove is None:

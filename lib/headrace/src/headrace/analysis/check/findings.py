@@ -117,6 +117,18 @@ def _padding_counts(plan: RunPlan) -> Iterator[_Advice]:
         )
 
 
+@_rule("warning", "unused_attribute")
+def _unused_attributes(plan: RunPlan) -> Iterator[_Advice]:
+    for name, source in plan.sources.items():
+        unused = sorted(set(source.attributes or ()) - source.asked_numbers)
+        if unused:
+            yield (
+                f"components.{name}.attributes",
+                f"has {', '.join(unused)}, which neither where nor buckets ask for: not joined",
+                "Leave it out, or ask for it, e.g. in where.",
+            )
+
+
 @_rule("warning", "ends_by_token")
 def _ends_by_token(plan: RunPlan) -> Iterator[_Advice]:
     by_token = [c for c in plan.components if c.end_token is not None]
