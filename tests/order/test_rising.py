@@ -41,10 +41,10 @@ def test_sums_and_searches_are_numpys(size, most, seed, data):
         assert (
             sums.search(values, side).tolist() == np.searchsorted(expected, values, side).tolist()
         )
-        low = np.zeros_like(values)
-        high = np.full_like(values, size + 1)
-        at = bisect(lambda k: expected[np.minimum(k, size)], values, side, low, high)
-        assert at.tolist() == np.searchsorted(expected, values, side).tolist()
+    low = np.zeros_like(values)
+    high = np.full_like(values, size + 1)
+    at = bisect(lambda k: expected[np.minimum(k, size)], values, low, high)
+    assert at.tolist() == np.searchsorted(expected, values).tolist()
 
 
 def test_many_take_four_bytes_each(monkeypatch):

@@ -13,12 +13,11 @@ from typing import Any, Unpack
 import grain
 import numpy as np
 
-from headrace.adapters.host_batches import HostBatches, HostOptions, arrays_of
+from headrace.adapters.host_batches import HostBatches, HostOptions, HostPass, arrays_of
 from headrace.batch.packed_batch import PackedBatch
 from headrace.data.async_dataset import AsyncDataset
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
-from headrace.run.state import LoaderState
 
 Element = dict[str, np.ndarray]
 
@@ -99,17 +98,13 @@ class _BatchesIterator(grain.DatasetIterator[Element]):
 
     def __init__(self, batches: HostBatches) -> None:
         super().__init__()
-        self._batches = batches
-        self._step = 0
-        self._found = batches.from_step(0)
+        self._pass = HostPass(batches)
 
     def __next__(self) -> Element:
-        step, batch = next(self._found)
-        self._step = step + 1
-        return arrays_of(batch)
+        return next(self._pass)
 
     def get_state(self) -> dict[str, Any]:
-        return LoaderState(self._step, self._batches.lock.fingerprint).to_json()
+        return self._pass.state
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from a saved state.
@@ -117,8 +112,7 @@ class _BatchesIterator(grain.DatasetIterator[Element]):
         Raises:
             PlanMismatchError: the state belongs to another run.
         """
-        self._step = self._batches.resume(state)
-        self._found = self._batches.from_step(self._step)
+        self._pass.state = state
 
     def __str__(self) -> str:
-        return f"GrainBatches at step {self._step}"
+        return f"GrainBatches at step {self._pass.step}"

@@ -9,7 +9,7 @@ positions and weights in numpy. ``PackedBatch`` derives them on the device, whic
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from functools import cached_property
 from typing import Any, TypedDict, cast
 
@@ -128,6 +128,36 @@ class HostBatches(BatchOrder):
                 )
         finally:
             reader.close()
+
+
+class HostPass(Iterator[dict[str, np.ndarray]]):
+    """One pass over the batches, as dicts of arrays, with a position of its own.
+
+    Args:
+        batches: The batches.
+        step: The first one.
+    """
+
+    def __init__(self, batches: HostBatches, step: int = 0) -> None:
+        self.step = step
+        self._batches = batches
+        self._rest = batches.from_step(step)
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        step, batch = next(self._rest)
+        self.step = step + 1
+        return arrays_of(batch)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The next step and the run's fingerprint, as JSON values."""
+        return LoaderState(self.step, self._batches.lock.fingerprint).to_json()
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        self.step = self._batches.resume(state)
+        self._rest.close()
+        self._rest = self._batches.from_step(self.step)
 
 
 class _Share:

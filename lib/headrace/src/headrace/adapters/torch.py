@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from headrace.adapters.host_batches import HostBatches, HostOptions, arrays_of
+from headrace.adapters.host_batches import HostBatches, HostOptions, HostPass
 from headrace.data.async_dataset import AsyncDataset
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
@@ -85,8 +85,9 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the latest pass: its next step, and the run's fingerprint."""
-        step = self._first_step if self._pass is None else self._pass.step
-        return LoaderState(step, self.batches.lock.fingerprint).to_json()
+        if self._pass is not None:
+            return self._pass.state_dict()
+        return LoaderState(self._first_step, self.batches.lock.fingerprint).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next pass starts at the saved step; those after it start at the first.
@@ -104,23 +105,19 @@ class _Pass(Iterator[dict[str, torch.Tensor]]):
     """
 
     def __init__(self, batches: HostBatches, step: int) -> None:
-        self.step = step
-        self._batches = batches
-        self._found = batches.from_step(step)
+        self._pass = HostPass(batches, step)
 
     def __next__(self) -> dict[str, torch.Tensor]:
-        step, batch = next(self._found)
-        self.step = step + 1
         return {
             name: torch.from_numpy(
                 values.astype(np.int64) if name in _INDICES else np.ascontiguousarray(values)
             )
-            for name, values in arrays_of(batch).items()
+            for name, values in next(self._pass).items()
         }
 
     def state_dict(self) -> dict[str, Any]:
         """The next step, and the run's fingerprint."""
-        return LoaderState(self.step, self._batches.lock.fingerprint).to_json()
+        return self._pass.state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a saved state.
@@ -128,6 +125,4 @@ class _Pass(Iterator[dict[str, torch.Tensor]]):
         Raises:
             PlanMismatchError: the state belongs to another run.
         """
-        self.step = self._batches.resume(state)
-        self._found.close()
-        self._found = self._batches.from_step(self.step)
+        self._pass.state = state

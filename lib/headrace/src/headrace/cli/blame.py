@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.options import AsJson, RunFolder, load_config_or_run, lock_in, range_of_steps
-from headrace.cli.shown import printable, say, working
+from headrace.cli.shown import printable, say, say_json, working
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def command(
         suspects = blame(config.dataset(), range(first, stop), figures, order)
     if as_json:
         facts = [asdict(one) for one in suspects]
-        say(json.dumps({"run": run, "steps": [first, stop], "suspects": facts}, ensure_ascii=False))
+        say_json({"run": run, "steps": [first, stop], "suspects": facts})
         return
     if all(one.loss is None for one in suspects):
         say(

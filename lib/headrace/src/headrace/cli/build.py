@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from functools import partial
@@ -15,7 +14,7 @@ from headrace.cli.append import Encoder, append_as_typed
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson, refuse_typed
 from headrace.cli.panels import HelpAll
-from headrace.cli.shown import say
+from headrace.cli.shown import say, say_json
 from headrace.cli.snapshots import to_use_it
 from headrace.errors import ConfigError, format_count
 from headrace.numbers import in_bytes, short
@@ -132,7 +131,7 @@ def command(
     report = (partial(append_as_typed, context) if append else _build)(
         source, encoder, output, repair, how, options
     )
-    say(json.dumps(report.to_json()) if as_json else summary(report))
+    say_json(report.to_json()) if as_json else say(summary(report))
     if append and not as_json:
         from headrace.store.snapshots import history_of
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -22,7 +21,16 @@ from headrace.cli.options import (
     load_of_run,
     lock_at,
 )
-from headrace.cli.shown import coloured, legend, marked, one_line, printable, say, terminal, working
+from headrace.cli.shown import (
+    coloured,
+    legend,
+    marked,
+    one_line,
+    printable,
+    say_json,
+    terminal,
+    working,
+)
 from headrace.errors import ConfigError, did_you_mean, format_count, redact
 
 if TYPE_CHECKING:
@@ -88,7 +96,7 @@ def command(
         "rows": described,
     }
     if as_json:
-        say(json.dumps(facts, ensure_ascii=False))
+        say_json(facts)
     else:
         show_rows(terminal(), facts, whole=bool(row))
 

@@ -25,7 +25,7 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, say, show_judgments, terminal, working
+from headrace.cli.shown import figures_table, say, say_json, show_judgments, terminal, working
 from headrace.errors import ConfigError, HeadraceError, format_count
 from headrace.numbers import in_bytes, short
 
@@ -105,7 +105,7 @@ def check(
         all_findings = [*source_findings(faults), *findings(plan)]
         all_findings.sort(key=lambda finding: finding.level)
     if as_json:
-        say(json.dumps(check_json(plan, all_findings)))
+        say_json(check_json(plan, all_findings))
     else:
         show_check(plan, all_findings)
     if any(f.level == "problem" or strict for f in all_findings):

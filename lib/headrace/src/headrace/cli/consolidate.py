@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.options import AsJson
-from headrace.cli.shown import counting, say
+from headrace.cli.shown import counting, say, say_json
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -41,10 +40,11 @@ def command(
     with copying("copying", source, show=not as_json) as advance:
         copy = copy_cache(source, output, advance=advance)
     counts = {"documents": copy.num_documents, "tokens": copy.num_tokens}
+    if as_json:
+        say_json({"path": output, **counts, "fingerprint": copy.fingerprint})
+        return
     say(
-        json.dumps({"path": output, **counts, "fingerprint": copy.fingerprint})
-        if as_json
-        else f"Copied {format_count(len(source.parts), 'part')} of {cache} into one: {output},"
+        f"Copied {format_count(len(source.parts), 'part')} of {cache} into one: {output},"
         f" {format_count(copy.num_documents, 'document')}, {copy.num_tokens:,} tokens."
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import AsJson
-from headrace.cli.shown import figures_table, say, terminal, working
+from headrace.cli.shown import figures_table, say_json, terminal, working
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -44,11 +43,7 @@ def command(
     same_content = first.fingerprint == second.fingerprint
     if as_json:
         facts = {"a": a, "b": b, "same": not all_differences, "same_content": same_content}
-        say(
-            json.dumps(
-                {**facts, "differences": [asdict(d) for d in all_differences]}, ensure_ascii=False
-            )
-        )
+        say_json({**facts, "differences": [asdict(d) for d in all_differences]})
     else:
         _show_differences(terminal(), a, b, all_differences, same_content)
     if all_differences:

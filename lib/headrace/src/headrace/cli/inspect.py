@@ -4,7 +4,6 @@ to finish it, how similar its rows are, and how far a run of rollouts is.
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +20,7 @@ from headrace.cli.options import (
     parse_format,
     refuse_typed,
 )
-from headrace.cli.shown import counting, say, terminal, working
+from headrace.cli.shown import counting, say_json, terminal, working
 from headrace.cli.similarity import show_similarity
 from headrace.errors import ConfigError, format_count
 
@@ -149,7 +148,7 @@ def command(
 
     console = terminal()
     if (state := unfinished(cache)) is not None:
-        say(json.dumps(state)) if as_json else show_unfinished(console, state)
+        say_json(state) if as_json else show_unfinished(console, state)
         return
     opened = open_cache(cache, settings=parse_format(format))
     decoder = cache_tokenizer(opened, tokenizer)
@@ -174,7 +173,7 @@ def command(
             if by_id is None
             else {"documents_with_id": [*dict.fromkeys(opened.originals(chosen or []).tolist())]}
         )
-        say(json.dumps({**facts, "samples": [asdict(s) for s in all_samples]}, ensure_ascii=False))
+        say_json({**facts, "samples": [asdict(s) for s in all_samples]})
         return
     if lengths is not None and tokens is not None:
         show.show_overview(console, facts)

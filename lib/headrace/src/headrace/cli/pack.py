@@ -4,7 +4,6 @@ its figures.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from headrace.cli.options import CONFIG_SUFFIXES, AsJson, Settings, refuse_typed
-from headrace.cli.shown import bar, facts_table, figures_table, say, terminal, working
+from headrace.cli.shown import bar, facts_table, figures_table, say_json, terminal, working
 from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ def command(
         cure = "Leave it out, or write a setting: seq_len=4096."
         refuse_typed(context, _OF_CACHE, problem, cure)
         facts = _of_config(cache, settings or [], ranks, drop_last)
-        say(json.dumps(facts)) if as_json else _show_each(console, facts)
+        say_json(facts) if as_json else _show_each(console, facts)
         return
     refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
     opened = open_cache(cache)
@@ -153,13 +152,13 @@ def command(
             with _typed_for_a_config():
                 check_pairs(opened, how.unit or 1, mask)
         rows = _compared(opened, seq_len, how, removed)
-        say(json.dumps(rows)) if as_json else _show_compared(console, cache, seq_len, rows)
+        say_json(rows) if as_json else _show_compared(console, cache, seq_len, rows)
         return
     with working("packing"), _typed_for_a_config():
         one = _facts(
             PackedTokenDataset(opened, seq_len, removed=removed, **vars(how)), ranks, drop_last
         )
-    say(json.dumps(one)) if as_json else _show(console, cache, one)
+    say_json(one) if as_json else _show(console, cache, one)
 
 
 @contextmanager

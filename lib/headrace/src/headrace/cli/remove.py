@@ -4,13 +4,12 @@ progress.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.options import AsJson
-from headrace.cli.shown import say, working
+from headrace.cli.shown import say, say_json, working
 from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def command(
     counts = {"listed_documents": removal.listed, "new_documents": fresh}
     facts: dict[str, Any] = {"path": cache, **counts, **snapshot_facts(open_cache(cache))}
     if as_json:
-        say(json.dumps(facts))
+        say_json(facts)
         return
     again = removal.listed - fresh
     newest = facts["snapshot"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ from headrace.cli.build import cost_in_words, memory_bytes, repair_parts
 from headrace.cli.build_options import MemoryOption, RepairOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson
-from headrace.cli.shown import say
+from headrace.cli.shown import say, say_json
 from headrace.errors import format_count
 from headrace.ingest.choices import Engine
 
@@ -99,14 +98,14 @@ def command(
     how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split)
     cost = cost_of(source, how)
     if dry_run:
-        say(json.dumps(cost.to_json()) if as_json else cost_in_words(cost))
+        say_json(cost.to_json()) if as_json else say(cost_in_words(cost))
         return
     say(cost_in_words(cost), err=True)
     if repair:
         repair_parts(output)
     with kept_when_interrupted():
         report = reshuffle(source, output, how, engine=engine, workers=workers, restart=restart)
-    say(json.dumps(report.to_json()) if as_json else _summary(report, cache))
+    say_json(report.to_json()) if as_json else say(_summary(report, cache))
 
 
 def _summary(report: ReshuffleReport, cache: str) -> str:

@@ -19,7 +19,7 @@ from headrace.cli.options import (
     lock_in,
     range_of_steps,
 )
-from headrace.cli.shown import say, terminal, working
+from headrace.cli.shown import say, say_json, terminal, working
 from headrace.errors import ConfigError, check_at_least
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def diff(
     if as_json:
         facts = _facts(changes, run, config, steps_done)
         facts |= {"plan": changes.plan if resolved else None, "newer_caches": newer}
-        say(json.dumps(facts, ensure_ascii=False))
+        say_json(facts)
     else:
         _show_changes(changes, run, resolved)
         if changes.amended is not None:
@@ -154,7 +154,7 @@ def amend(
             raise ConfigError("is given beside a config", field=option, value=value, cure=cure)
     changes, steps_done, edited = _changes(lock, run, config, settings, step, newest_caches)
     if as_json:
-        say(json.dumps(_facts(changes, run, config, steps_done), ensure_ascii=False))
+        say_json(_facts(changes, run, config, steps_done))
     else:
         _show_changes(changes, run, False)
     if changes.amended is None:

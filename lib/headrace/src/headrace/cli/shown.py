@@ -4,6 +4,8 @@ elsewhere.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,8 @@ NOT_TRAINED = "dim"
 BOUNDARY = "reverse magenta"
 OPEN = "\u27e6"
 CLOSE = "\u27e7"
+# What JSON itself leaves as it is: controls, what turns the direction of text, halves of pairs
+_ESCAPED = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -31,6 +35,14 @@ def say(text: str, *, err: bool = False) -> None:
     import typer
 
     typer.echo(printable(text), err=err)
+
+
+def say_json(value: Any) -> None:
+    """Prints a value as one line of JSON, in which what controls a terminal is escaped."""
+    import typer
+
+    text = json.dumps(value, ensure_ascii=False)
+    typer.echo(_ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def terminal(*, soft_wrap: bool = False) -> Console:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from headrace.cli.shown import figures_table, say, terminal, working
+from headrace.cli.shown import figures_table, say, say_json, terminal, working
 from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def show_similarity(
     if save:
         say(f"saved: {save_probe(opened, seq_len, probe)}", err=True)
     if as_json:
-        say(json.dumps(probe.to_json()))
+        say_json(probe.to_json())
     else:
         _show_probe(probe)
 

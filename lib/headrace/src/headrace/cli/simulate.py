@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
 from functools import partial
@@ -25,7 +24,7 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, say, show_judgments, terminal, working
+from headrace.cli.shown import figures_table, say, say_json, show_judgments, terminal, working
 from headrace.errors import ConfigError, format_count
 from headrace.numbers import in_bytes
 from headrace.progress import report
@@ -137,7 +136,7 @@ def command(
             "noise": {n: one._asdict() for n, one in noise.items()},
             "micro_batches": micro and micro._asdict(),
         }
-        say(json.dumps(forecast.to_json() | more))
+        say_json(forecast.to_json() | more)
         return
     mixture = cast("MixtureDataset", dataset.at_step(first_step)[0])
     show(forecast, len(mixture.names), mixture.seq_len, resolved.exchange_setting)

@@ -4,7 +4,6 @@ mixture that their losses recommend.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from headrace.cli.options import AsJson, Config, Settings, parse_shares
-from headrace.cli.shown import say, working
+from headrace.cli.shown import say, say_json, working
 from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def sweep(
             "unmatched": planned.unmatched,
             "matched_steps": planned.matched_steps,
         }
-        say(json.dumps({"folder": output, **facts}, ensure_ascii=False))
+        say_json({"folder": output, **facts})
     else:
         _show(planned, output)
 
@@ -164,7 +163,7 @@ def fit(
         proposal = fit_mixture(table, model, seed=seed)
     if as_json:
         facts = {"arms": len(table.losses), "unfilled": table.unfilled, **asdict(proposal)}
-        say(json.dumps(facts, ensure_ascii=False))
+        say_json(facts)
     else:
         skipped = f" ({table.unfilled:,} without a loss left out)" if table.unfilled else ""
         say(

@@ -11,7 +11,7 @@ import typer
 
 from headrace.cli.options import AsJson, ConfigOrRun, Settings, load_config_or_run
 from headrace.cli.remove import removal_line
-from headrace.cli.shown import say, terminal, working
+from headrace.cli.shown import say_json, terminal, working
 from headrace.errors import format_count
 from headrace.numbers import in_bytes
 
@@ -53,7 +53,7 @@ def command(
     with working("counting rows"):
         facts = run_tree(ResolvedRun.of(config))
     if as_json:
-        say(json.dumps(facts, ensure_ascii=False))
+        say_json(facts)
     else:
         terminal().print(_tree(target, facts, folds=not show_all))
 

@@ -4,14 +4,13 @@ it if not.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.options import AsJson, Format, parse_format
-from headrace.cli.shown import counting, say, terminal
+from headrace.cli.shown import counting, say, say_json, terminal
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def command(
             say(f"damaged {file}: {problem}")
     if as_json:
         later = [one for one, _ in checked[1:]]
-        say(json.dumps({**facts, "appended": later} if later else facts))
+        say_json({**facts, "appended": later} if later else facts)
     if problem or not all(fine for _, fine in checked):
         raise typer.Exit(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,7 @@ from headrace.cli.options import (
     load_of_run,
     lock_at,
 )
-from headrace.cli.shown import figures_table, say, terminal, working
+from headrace.cli.shown import figures_table, say, say_json, terminal, working
 from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def command(
     with working("counting steps"):
         position = where(resolved, step)
     if as_json:
-        say(json.dumps(position.to_json(), ensure_ascii=False))
+        say_json(position.to_json())
     else:
         _show(terminal(), position)
 
@@ -112,11 +111,7 @@ def _find(
             dataset, name, Intervals.of_numbers(np.array(documents)), step, order
         )
     if as_json:
-        say(
-            json.dumps(
-                {"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]}
-            )
-        )
+        say_json({"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]})
         return
     for one in all_sightings:
         suffix = ", already removed" if one.removed else ""

@@ -337,7 +337,6 @@ class Removal:
         gap = bisect(
             lambda k: self._cut[k + 1] + self._removed_upto[k],
             stored,
-            "left",
             zero,
             zero + self.ranges,
         )

@@ -126,22 +126,20 @@ class SumsWriter:
 def bisect(
     numbers: Callable[[Int64[np.ndarray, " n"]], Int64[np.ndarray, " n"]],
     values: Int64[np.ndarray, " n"],
-    side: str,
     low: Int64[np.ndarray, " n"],
     high: Int64[np.ndarray, " n"],
 ) -> Int64[np.ndarray, " n"]:
-    """Like ``bisect.bisect``, for many values at a time.
+    """Like ``bisect.bisect_left``, for many values at a time.
 
     Args:
         numbers: Returns the numbers at given positions; they never decrease.
         values: The values to find.
-        side: ``left`` or ``right``.
         low: First possible position of each.
         high: Last possible position.
 
     Example:
         >>> bisect(
-        ...     lambda at: at * at, np.array([9, 10]), "left", np.zeros(2, np.int64), np.full(2, 9)
+        ...     lambda at: at * at, np.array([9, 10]), np.zeros(2, np.int64), np.full(2, 9)
         ... ).tolist()
         [3, 4]
     """
@@ -150,7 +148,7 @@ def bisect(
     while (open_ := low < high).any():
         middle = (low + high) // 2
         middle_values = numbers(np.where(open_, middle, 0))
-        is_later = (middle_values < values) if side == "left" else (middle_values <= values)
+        is_later = middle_values < values
         low = np.where(open_ & is_later, middle + 1, low)
         high = np.where(open_ & ~is_later, middle, high)
     return low

@@ -181,9 +181,9 @@ class ArrayList(Sequence[StoredArray]):
                 requests.append((pages, pages.requests(leaf, arrays[low:high] - first, folder)))
         return requests
 
-    def spread(self, values: Sequence[Any], dtype: Any = np.int64) -> np.ndarray:
+    def spread(self, values: Sequence[Any]) -> np.ndarray:
         """Expands one value per run to one per array; takes no memory if all are the same."""
-        by_run = np.asarray(values, dtype)
+        by_run = np.asarray(values, np.int64)
         if by_run.size and (by_run == by_run[0]).all():
             return np.broadcast_to(by_run[0], len(self))
         return np.repeat(by_run, np.diff(self._first))

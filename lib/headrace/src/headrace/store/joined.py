@@ -268,7 +268,6 @@ def open_cache(
     path: str | Path,
     snapshot: int | None = None,
     *,
-    after: int = 0,
     read: ReadLedger = open_ledger,
     settings: FormatConfig | None = None,
     read_list: Callable[[str], bytes] = read_history,
@@ -278,7 +277,6 @@ def open_cache(
     Args:
         path: Its folder or URL; :meth:`TokenCache.open` opens one member by itself.
         snapshot: The number of the snapshot; None: the newest.
-        after: Only what was appended after this snapshot.
         read: Reads a ledger.
         settings: How another system's files are read.
         read_list: Reads the list of its snapshots; not used for snapshot 1.
@@ -295,7 +293,7 @@ def open_cache(
     path = str(path)
     root = files.absolute(path)
     history = parse_history(root, read_list(root) if snapshot != 1 else b"")
-    chosen = choose_snapshot(path, snapshot, history, after)
+    chosen = choose_snapshot(path, snapshot, history)
 
     def open_one(member: str) -> TokenCache:
         return TokenCache.open(member, read=read, settings=settings)

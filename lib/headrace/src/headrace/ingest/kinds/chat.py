@@ -78,7 +78,7 @@ class ChatKind(MarkedKind):
     def _conversation(self, record: Fields) -> list[dict[str, Any]]:
         """The messages of a record: its list of them, or its question and its answer."""
         if self.config.field_of("chat", "messages") is not None:
-            messages = self._messages(record, "messages")
+            messages = self._messages(record)
         else:
             if self._field(record, "label") is False:
                 raise BadRecordError(

@@ -136,8 +136,8 @@ class MarkedKind(DocumentKind):
             )
         return self.template
 
-    def _messages(self, record: Fields, name: str) -> list[dict[str, Any]]:
-        messages = read_messages(self._field(record, name), self._field_name(name))
+    def _messages(self, record: Fields) -> list[dict[str, Any]]:
+        messages = read_messages(self._field(record, "messages"), self._field_name("messages"))
         refuse_marks(messages)
         return messages
 
