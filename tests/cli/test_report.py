@@ -63,6 +63,18 @@ def test_json_of_a_config_with_settings(headrace, config_file):
     assert said["measured"] is None
 
 
+def test_two_are_compared(headrace, config_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "lr=1.yaml"
+    other.write_text(config_file.read_text().replace("seq_len: 16", "seq_len: 8"))
+    both = ["run", "report", "run.yaml", "./lr=1.yaml"]
+    assert headrace(*both, "-o", "two.html").code == 0
+    assert "What differs in the configs" in (tmp_path / "two.html").read_text()
+    said = json.loads(headrace(*both, "num_steps=7", "--json").out)
+    assert said["config"] == [{"path": "seq_len", "old": "16", "new": "8"}]
+    assert [run["plan"]["steps"] for run in said["runs"]] == [7, 7]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -71,6 +83,8 @@ def test_json_of_a_config_with_settings(headrace, config_file):
         (("run.yaml", "batch_sise=3"), "batch_size"),
         (("run.yaml", "--run", "typo"), "is not the folder of a run"),
         (("run.yaml", "--live", "--refresh", "0"), "--refresh"),
+        (("run.yaml", "run.yaml", "--live"), "--live"),
+        (("run.yaml", "run.yaml", "run.yaml"), "is a third run"),
     ],
 )
 def test_errors_are_one_line_with_the_cure(headrace, config_file, monkeypatch, arguments, said):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import Layout, Settings, Tokens, parse_hosts, parse_sizes, refuse_typed
+from headrace.cli.options import Layout, Tokens, parse_hosts, parse_sizes, refuse_typed
 from headrace.cli.shown import say, working
+from headrace.errors import ConfigError
 from headrace.numbers import in_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +28,14 @@ def command(
             help="Folder of a run, or YAML file of an LmDataConfig.", metavar="RUN_FOLDER_OR_CONFIG"
         ),
     ],
-    settings: Settings = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Another run or config, to compare with; and settings that override the config,"
+            " e.g. batch_size=512.",
+            metavar="[OTHER] [NAME=VALUE]...",
+        ),
+    ] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", help="File to write.", metavar="FILE")
     ] = "report.html",
@@ -65,7 +73,7 @@ def command(
     ] = False,
 ) -> None:
     """Write an HTML page about a run's data: mixture, epochs, order, reads, waiting, stalls,
-    provenance.
+    provenance; or about two runs, side by side.
 
     The plan is computed from the config; the measurements are those that RunLog wrote to the run's
     folder. The page needs no network and no other file.
@@ -79,6 +87,8 @@ def command(
         headrace run report run.yaml --run runs/7b --hosts 16
 
         headrace run report runs/7b --live
+
+        headrace run report runs/7b runs/7b-again
     """
     from headrace.report.facts import Options, gather
     from headrace.report.page import LiveReport, write_report
@@ -90,13 +100,23 @@ def command(
             "has no effect without --live",
             "Add --live, or leave it out.",
         )
+    overrides = [one for one in settings or [] if _is_setting(one)]
+    others = [one for one in settings or [] if not _is_setting(one)]
+    if others:
+        compares = "has no effect on two runs"
+        refuse_typed(context, ("live", "run", "config"), compares, "Name a folder for each run.")
+    if len(others) > 1:
+        cure = "Name two at most."
+        raise ConfigError("is a third run", field="OTHER", value=others[1], cure=cure)
     options = Options(
         parse_sizes(tokens), layout, parse_hosts(hosts), num_steps, must_exist=not live
     )
     with working("looking at the run"):
-        facts = gather(target, settings or [], run=run, config=config, options=options)
+        facts = gather(target, overrides, run=run, config=config, options=options)
+        other = gather(others[0], overrides, options=options) if others else None
     if as_json:
-        say(json.dumps(_as_json(facts), allow_nan=False))
+        contents = _as_json(facts) if other is None else _both_as_json(facts, other)
+        say(json.dumps(contents, allow_nan=False))
     elif live:
         served = LiveReport(facts, port=port, every_s=refresh)
         say(f"{served.url} (Ctrl-C stops it)")
@@ -104,8 +124,22 @@ def command(
             served.serve()
     else:
         with working("writing the page"):
-            written = write_report(facts, output)
+            written = write_report(facts, output, other=other)
         say(f"{output}: {in_bytes(written)}, needs no network")
+
+
+def _is_setting(argument: str) -> bool:
+    """Whether an argument is ``name=value``, and no path: ``./lr=1`` is one."""
+    name, equals, _ = argument.partition("=")
+    return bool(equals) and "/" not in name
+
+
+def _both_as_json(facts: ReportFacts, other: ReportFacts) -> dict[str, Any]:
+    """The contents of a page of two runs, as JSON values."""
+    from headrace.report.comparison import config_changes
+
+    changes = [change._asdict() for change in config_changes(facts, other)]
+    return {"runs": [_as_json(facts), _as_json(other)], "config": changes}
 
 
 def _as_json(facts: ReportFacts) -> dict[str, Any]:

@@ -71,6 +71,24 @@ def mixture_chart(facts: MixtureFacts) -> Figure:
     }
 
 
+def mixtures_chart(runs: Sequence[MixtureFacts]) -> Figure:
+    """Actual share of each source over steps, of the first run as a line and of the second as dots;
+    each source has one legend entry.
+    """
+    series: list[dict[str, Any]] = []
+    colours: dict[str, int] = {}
+    for facts, width in zip(runs, (2, 1.5), strict=False):
+        for name, drawn in _grouped(facts, facts.drawn):
+            legend = name not in colours
+            k = colours.setdefault(name, len(colours))
+            share = _over(drawn, facts.drawn.sum(axis=1))
+            dash = _dash(k) if facts is runs[0] else "dots"
+            line = _series(k, facts.middle, share, name, group=name, width=width)
+            series.append(line | {"dash": dash, "legend": legend})
+    y = axis("share of rows", "share", zero=True)
+    return {"series": series, "x": STEP, "y": y, "legend": True}
+
+
 def epochs_chart(facts: MixtureFacts, row_tokens: Sequence[int]) -> Figure:
     """Passes over each source so far, over steps."""
     passes = facts.tokens.cumsum(axis=0) / np.maximum(np.asarray(row_tokens, np.float64), 1)

@@ -29,6 +29,7 @@ from headrace import numbers
 from headrace.errors import ConfigError, HeadraceError
 from headrace.report import plan_sections, run_sections
 from headrace.report.blocks import Section
+from headrace.report.comparison import compared, titles
 from headrace.report.facts import ReportFacts
 from headrace.report.program_figures import figures_section
 from headrace.store import files
@@ -80,14 +81,17 @@ def state(facts: ReportFacts) -> dict[str, Any]:
     }
 
 
-def render(facts: ReportFacts, *, live_s: float | None = None) -> str:
+def render(
+    facts: ReportFacts, *, other: ReportFacts | None = None, live_s: float | None = None
+) -> str:
     """The page.
 
     Args:
         facts: The content.
+        other: Of another run, to be compared with the first; None: the page has one run.
         live_s: Seconds after which the page requests new figures from its server; None: never.
     """
-    parts = sections(facts)
+    parts = sections(facts) if other is None else compared(facts, other)
     figures = {name: figure for section in parts for name, figure in section.figures().items()}
     scripts = [_file("charts.js"), _file("page.js")]
     connect = "'none'" if live_s is None else "'self'"
@@ -97,9 +101,10 @@ def render(facts: ReportFacts, *, live_s: float | None = None) -> str:
         f" img-src data:; connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
     toc = "".join(f'<li><a href="#{s.name}">{html.escape(s.title)}</a></li>' for s in parts)
-    title = html.escape(facts.title)
+    title = html.escape(facts.title if other is None else " and ".join(titles(facts, other)))
     body = "".join(section.to_html() for section in parts)
     live = "" if live_s is None else f' data-live="{live_s:g}"'
+    meta = _meta(facts) + ("" if other is None else _meta(other))
     written = f"Written {numbers.moment(time.time())}"
     return f"""<!doctype html>
 <html lang="en"{live}>
@@ -117,7 +122,7 @@ def render(facts: ReportFacts, *, live_s: float | None = None) -> str:
 <header>
 <div class="bar"><div><p class="kind">headrace report</p><h1>{title}</h1></div>
 <button id="theme" type="button" aria-label="Switch between light and dark">◐</button></div>
-<p class="meta"><span id="written">{written}</span>{_meta(facts)} <span id="live"></span></p>
+<p class="meta"><span id="written">{written}</span>{meta} <span id="live"></span></p>
 </header>
 <div class="page">
 <nav aria-label="Contents"><ol>{toc}</ol></nav>
@@ -130,12 +135,13 @@ def render(facts: ReportFacts, *, live_s: float | None = None) -> str:
 """
 
 
-def write_report(facts: ReportFacts, output: str) -> int:
+def write_report(facts: ReportFacts, output: str, *, other: ReportFacts | None = None) -> int:
     """Writes the page, in place of an earlier one.
 
     Args:
         facts: The content.
         output: Path or URL of the file.
+        other: Of another run, to be compared with the first.
 
     Returns:
         Bytes written.
@@ -144,7 +150,7 @@ def write_report(facts: ReportFacts, output: str) -> int:
         ConfigError: ``output`` exists and is not a report.
     """
     _check_replaceable(output)
-    page = render(facts).encode()
+    page = render(facts, other=other).encode()
     files.write_atomic(output, page)
     return len(page)
 

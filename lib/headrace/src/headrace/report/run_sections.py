@@ -121,7 +121,7 @@ def _oddities(facts: ReportFacts) -> tuple[str, str, str, str]:
     figures = f"retries: {n.short(retries)}; hedges: {n.short(hedges)}"
     if odd:
         worst = "problem" if "problem" in odd else "warning"
-        return worst, question, f"{format_count(len(odd), 'note')} below", figures
+        return worst, question, f"Yes: {format_count(len(odd), 'note')}", figures
     return "good", question, "No", figures
 
 

@@ -1,17 +1,24 @@
-"""Differences of JSON values, one line per differing value."""
+"""Differences of JSON values."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from headrace.config.writing import FREE_FIELDS
 
 
-def differences(old: Any, new: Any, path: str = "", absent: str = "nothing") -> list[str]:
-    """Differing values of two JSON documents, as ``path: old -> new``; a missing value is written
-    as ``absent``.
+class Difference(NamedTuple):
+    """A value that differs between two JSON documents: its path, and both values as JSON."""
+
+    path: str
+    old: str
+    new: str
+
+
+def differences(old: Any, new: Any, absent: str = "nothing") -> list[str]:
+    """:func:`differing_values`, as ``path: old -> new``.
 
     Example:
         >>> differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3, "d": 4}})
@@ -19,20 +26,27 @@ def differences(old: Any, new: Any, path: str = "", absent: str = "nothing") -> 
         >>> differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]})
         ['a[1].b: 2 -> 3']
     """
+    return [f"{d.path}: {d.old} -> {d.new}" for d in differing_values(old, new, absent=absent)]
+
+
+def differing_values(
+    old: Any, new: Any, path: str = "", absent: str = "nothing"
+) -> list[Difference]:
+    """Differing values of two JSON documents; a missing value is written as ``absent``."""
     if isinstance(old, dict) and isinstance(new, dict):
-        lines: list[str] = []
+        found: list[Difference] = []
         for key in [*old, *(k for k in new if k not in old)]:
             at = f"{path}.{key}" if path else str(key)
             if key in old and key in new:
-                lines += differences(old[key], new[key], at, absent)
+                found += differing_values(old[key], new[key], at, absent)
             else:
                 sides = [_short(side[key]) if key in side else absent for side in (old, new)]
-                lines.append(f"{at}: {sides[0]} -> {sides[1]}")
-        return lines
+                found.append(Difference(at, *sides))
+        return found
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = enumerate(zip(old, new, strict=True))
-        return [line for k, pair in pairs for line in differences(*pair, f"{path}[{k}]", absent)]
-    return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
+        return [d for k, pair in pairs for d in differing_values(*pair, f"{path}[{k}]", absent)]
+    return [] if old == new else [Difference(path, _short(old), _short(new))]
 
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
