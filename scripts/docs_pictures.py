@@ -1,17 +1,18 @@
 """Draw every page of the built docs and the report of a run in Chromium, wide and narrow, light and
 dark, and check what is seen.
 
-    mkdocs build -d SITE && python scripts/docs_pictures.py SITE [PICTURES]
+    mkdocs build -d SITE && python scripts/docs_pictures.py SITE [--all] [--pictures FOLDER]
 
 Checks for Markdown left in the text, pages wider than the screen, text under 11 px, contrast under
-4.5 (3 for large text) and broken images: ``docs_pictures.js``. Exit status 1 if there is one. With
-a folder named, a picture of each page in each form is left there.
+4.5 (3 for large text) and broken images: ``docs_pictures.js``. Exit status 1 if there is one.
+Without ``--all``, the home page, every third one of the pages that are written by hand, and the
+report are drawn. With a folder named, a picture of each page in each form is left there.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from figures.report_page import STEPS, make_config, train
+from figures.report_page import STEPS, chromium, make_config, train
 from playwright.sync_api import Browser, sync_playwright
 
 from headrace.report import gather, write_report
@@ -28,6 +29,7 @@ from headrace.report import gather, write_report
 WIDTHS = (1600, 400)
 HEIGHT = 1000
 SCHEMES = ("light", "dark")
+REPORT = "report_of_a_run.html"
 PROBLEMS = Path(__file__).with_suffix(".js").read_text()
 STILL = "* { transition: none !important; animation: none !important; }"
 
@@ -71,24 +73,28 @@ def problems(
         context.close()
 
 
-def main(site: Path, pictures: Path | None = None) -> int:
+def main() -> int:
     """Prints what is wrong; the exit status."""
-    write_sample_report(site / "report_of_a_run.html")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("site", type=Path)
+    parser.add_argument("--all", action="store_true", help="draw every page")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="leave pictures here")
+    given = parser.parse_args()
+    site = given.site.resolve()
     pages = sorted(str(page.relative_to(site)) for page in site.rglob("*.html"))
-    if pictures is not None:
-        pictures.mkdir(parents=True, exist_ok=True)
-    path = (
-        os.environ.get("HEADRACE_CHROMIUM")
-        or shutil.which("chromium")
-        or shutil.which("chromium-browser")
-    )
+    if not given.all:
+        pages = [page for page in pages if not page.startswith("api")][::3]
+    write_sample_report(site / REPORT)
+    pages = sorted({*pages, "index.html", REPORT})
+    if given.pictures is not None:
+        given.pictures.mkdir(parents=True, exist_ok=True)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
     Thread(target=server.serve_forever, daemon=True).start()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         address = f"http://127.0.0.1:{server.server_port}/"
         count = 0
-        for line in problems(browser, address, pages, pictures):
+        for line in problems(browser, address, pages, given.pictures):
             print(line, flush=True)
             count += 1
         browser.close()
@@ -97,4 +103,4 @@ def main(site: Path, pictures: Path | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(Path(argument).resolve() for argument in sys.argv[1:])))
+    sys.exit(main())

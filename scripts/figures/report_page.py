@@ -1,24 +1,24 @@
-"""The top of a report in light and in dark, and a live page in the middle of a run, as pictures for
-the docs.
+"""Pictures for the docs, each in light and in dark: the top of the reports of 1, 20 and 200 sources,
+the home page, and the model on it.
 
-python scripts/figures/report_page.py docs/images     needs Chromium: apt-get install chromium, or HEADRACE_CHROMIUM
+    mkdocs build -d SITE && python scripts/figures/report_page.py SITE docs/images
+
+Needs Chromium: apt-get install chromium, or HEADRACE_CHROMIUM.
 """
 
 import math
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from headrace import (
     ComponentConfig,
@@ -48,14 +48,22 @@ WORDS = (
     "went up",
 )
 STEPS = 300
+SOURCES = (1, 20, 200)
 WIDTH = 760
+HEIGHT = 1180
 
 
-def make_config(folder: Path) -> LmDataConfig:
-    """A short run of four sources."""
+def many(sources: int) -> dict[str, object]:
+    """Weights of so many sources, of which the first ones have the most."""
+    names = list(WEIGHTS)
+    return {f"{names[k % 4]}_{k:03}": 4 / (1 + k) for k in range(sources)}
+
+
+def make_config(folder: Path, weights: Mapping[str, object] = WEIGHTS) -> LmDataConfig:
+    """A short run of these sources."""
     rng = random.Random(0)
     components: dict[str, ComponentConfig] = {}
-    for name, weight in WEIGHTS.items():
+    for name, weight in weights.items():
         texts = folder / "texts" / name
         texts.mkdir(parents=True)
         for k in range(20):
@@ -82,59 +90,56 @@ def train(config: LmDataConfig, run: str, steps: int) -> None:
             log(step, train={"loss": 2 + 6 * math.exp(-step / 60) + rng.random() / 10})
 
 
-@contextmanager
-def live_page(run: str) -> Iterator[str]:
-    """The address of a run's live page."""
-    command = [sys.executable, "-m", "headrace", "run", "report", run, "--live", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
-        assert served.stdout is not None
-        yield served.stdout.readline().split()[0]
-        served.terminate()
-
-
-def picture(page: Page, address: str, scheme: str, section: str | None = None) -> Image.Image:
-    """What a screen of the page shows; from a section on, if one is named."""
-    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-    page.goto(address)
-    page.wait_for_selector("html[data-drawn]")
-    if section is not None:
-        for _ in range(3):  # sections take their height when they come into sight
-            page.get_by_role("heading", name=section, exact=True).evaluate(
-                "heading => heading.scrollIntoView()"
-            )
-            page.wait_for_timeout(500)
-    return Image.open(BytesIO(page.screenshot()))
-
-
-def main(folder: str) -> None:
-    """Draws the pictures."""
-    path = (
+def chromium() -> str | None:
+    """Where Chromium is, if it is not playwright's own."""
+    return (
         os.environ.get("HEADRACE_CHROMIUM")
         or shutil.which("chromium")
         or shutil.which("chromium-browser")
     )
-    target = Path(folder).resolve()
+
+
+def picture(browser: Browser, address: str, scheme: str, part: str | None = None) -> Image.Image:
+    """The first screen of a page, or one part of it in full."""
+    page = browser.new_page(
+        viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme, bypass_csp=True
+    )
+    page.goto(address)
+    page.wait_for_timeout(500)
+    shot = page.screenshot() if part is None else page.locator(part).screenshot()
+    page.close()
+    return Image.open(BytesIO(shot)).convert("RGB")
+
+
+def draw(browser: Browser, address: str, file: Path, part: str | None = None) -> None:
+    """A page in light beside the same page in dark."""
+    light = picture(browser, address, "light", part)
+    dark = picture(browser, address, "dark", part)
+    both = Image.new("RGB", (light.width + dark.width, light.height))
+    both.paste(light, (0, 0))
+    both.paste(dark, (light.width, 0))
+    both.save(file, quality=70, method=6)
+
+
+def main(site: Path, target: Path) -> None:
+    """Draws the pictures."""
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        home = (site / "index.html").as_uri()
+        draw(browser, home, target / "home.webp")
+        draw(browser, home, target / "model.webp", "article")
         os.chdir(place)  # so that the page shows paths as users see them
-        config = make_config(Path())
-        train(config, "runs/7b", STEPS)
-        write_report(gather("runs/7b"), "report.html")
-        train(config, "runs/8b", STEPS // 2)
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": 1180})
-        address = Path("report.html").resolve().as_uri()
-        halves = [picture(page, address, scheme) for scheme in ("light", "dark")]
-        both = Image.new("RGB", (2 * WIDTH, halves[0].height))
-        for k, half in enumerate(halves):
-            both.paste(half, (k * WIDTH, 0))
-        both.save(target / "report.png", optimize=True)
-        page.set_viewport_size({"width": WIDTH, "height": 900})
-        with live_page("runs/8b") as address:
-            picture(page, address, "light", "Logged: rollouts and losses").save(
-                target / "live.png", optimize=True
+        for sources in SOURCES:
+            run = f"runs/{sources}"
+            train(make_config(Path(str(sources)), many(sources)), run, STEPS)
+            write_report(gather(run), f"{sources}.html")
+            draw(
+                browser,
+                Path(f"{sources}.html").resolve().as_uri(),
+                target / f"report_{sources}.webp",
             )
         browser.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*(Path(argument).resolve() for argument in sys.argv[1:]))
