@@ -1,5 +1,5 @@
 """Pictures for the docs, each in light and in dark: the top of the reports of 1, 20 and 200 sources,
-the home page, and the model on it.
+and the home page with the model of how headrace works.
 
     mkdocs build -d SITE && python scripts/figures/report_page.py SITE docs/images
 
@@ -51,6 +51,7 @@ STEPS = 300
 SOURCES = (1, 20, 200)
 WIDTH = 760
 HEIGHT = 1180
+COLOURS = 64
 
 
 def many(sources: int) -> dict[str, object]:
@@ -105,6 +106,7 @@ def picture(browser: Browser, address: str, scheme: str, part: str | None = None
         viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme, bypass_csp=True
     )
     page.goto(address)
+    page.add_style_tag(content="header { position: static !important; }")
     page.wait_for_timeout(500)
     shot = page.screenshot() if part is None else page.locator(part).screenshot()
     page.close()
@@ -118,16 +120,15 @@ def draw(browser: Browser, address: str, file: Path, part: str | None = None) ->
     both = Image.new("RGB", (light.width + dark.width, light.height))
     both.paste(light, (0, 0))
     both.paste(dark, (light.width, 0))
-    both.save(file, quality=70, method=6)
+    few = both.quantize(COLOURS, dither=Image.Dither.NONE)
+    few.convert("RGB").save(file, lossless=True, quality=100, method=6)
 
 
 def main(site: Path, target: Path) -> None:
     """Draws the pictures."""
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        home = (site / "index.html").as_uri()
-        draw(browser, home, target / "home.webp")
-        draw(browser, home, target / "model.webp", "article")
+        draw(browser, (site / "index.html").as_uri(), target / "home.webp", "main")
         os.chdir(place)  # so that the page shows paths as users see them
         for sources in SOURCES:
             run = f"runs/{sources}"
