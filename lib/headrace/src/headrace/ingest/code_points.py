@@ -18,7 +18,6 @@ libraries.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import unicodedata
 from array import array
@@ -29,7 +28,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from headrace.store import durable
+from headrace.errors import HeadraceError
+from headrace.store.records import RecordKind, read_record, write_record
 
 ALL_POINTS = 0x110000
 """One more than the largest code point."""
@@ -39,6 +39,7 @@ Encode: TypeAlias = Callable[[Sequence[str]], list[bytes]]
 """Encodes texts; returns the ids of each as the bytes of uint32."""
 
 _VERSION = 1
+_KIND = RecordKind("code points", 1, Ranges)
 _SURROGATES = range(0xD800, 0xE000)
 _POINTS_A_TEXT = 64
 _TEXTS_AT_ONCE = 256
@@ -74,15 +75,15 @@ def known_or_computed(digest: str, compute: Callable[[], Ranges]) -> Ranges:
     """The ranges in the user's cache folder for a digest; computes and saves them if there are
     none.
     """
-    path = _folder() / f"code-points-{digest}.json"
-    with suppress(OSError, ValueError, TypeError, LookupError):
-        content = json.loads(path.read_text())
-        if content["digest"] == _digest_of_ranges(content["ranges"]):
-            return tuple((int(start), int(stop)) for start, stop in content["ranges"])
+    path = str(_folder() / f"code-points-{digest}.json")
+    with suppress(OSError, HeadraceError):
+        known = read_record(path, _KIND)
+        if known is not None:
+            return known
     ranges = compute()
-    with suppress(OSError):  # if the folder cannot be written, they are computed again next time
-        text = json.dumps({"digest": _digest_of_ranges(ranges), "ranges": ranges})
-        durable.write_file(path, [text.encode()], shared=True)
+    # If the folder cannot be written, they are computed again next time.
+    with suppress(OSError, HeadraceError):
+        write_record(path, _KIND, ranges, shared=True)
     return ranges
 
 
@@ -176,7 +177,3 @@ def _ranges(points: Sequence[int]) -> Ranges:
 
 def _folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
-
-
-def _digest_of_ranges(ranges: Any) -> str:
-    return hashlib.sha256(json.dumps(ranges).encode()).hexdigest()

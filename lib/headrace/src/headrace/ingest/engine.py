@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -52,6 +51,7 @@ from headrace.ingest.tokenize import (
     encoding_threads,
     recorded_tokenizer,
 )
+from headrace.store.ahead import ReadAhead
 from headrace.store.layout import CacheLayout
 from headrace.store.parts import PartRecord
 from headrace.store.ragged import PartWriter
@@ -316,7 +316,7 @@ def _encoded_parts(
     limit: int,
 ) -> Generator[tuple[_Batch, EncodedBatch, PartRecord | None]]:
     """All batches as they are written, with the record of a part when one completes it."""
-    reading = _Prefetch(
+    reading = ReadAhead(
         _batches(job.source, kind, tasks, limit),
         weigh=lambda b: b.weight,
         capacity=QUEUE_BATCHES * limit,
@@ -396,65 +396,3 @@ def _map_ahead(
             yield pending.popleft().result()
     if not isinstance(failure, StopIteration):
         raise failure
-
-
-class _Prefetch(Generic[T]):
-    """Iterates over ``items`` in a separate thread, ahead of the consumer by at most ``capacity``.
-
-    An item heavier than the capacity passes when nothing else waits. An error is raised after all
-    earlier items.
-    """
-
-    def __init__(self, items: Iterator[T], weigh: Callable[[T], int], capacity: int) -> None:
-        self._items = items
-        self._weigh = weigh
-        self._capacity = capacity
-        self._waiting: deque[tuple[T, int]] = deque()
-        self._weight = 0
-        self._error: BaseException | None = None
-        self._ended = self._closed = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="headrace-read", daemon=True)
-        self._thread.start()
-
-    def __iter__(self) -> Iterator[T]:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._ended)
-                if not self._waiting:
-                    break
-                item, weight = self._waiting.popleft()
-                self._weight -= weight
-                self._changed.notify_all()
-            yield item
-        if self._error is not None:
-            raise self._error
-
-    def close(self) -> None:
-        """Ends the thread and drops waiting items."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join(timeout=5)  # it may hang in a read from far away; it is a daemon
-
-    def _run(self) -> None:
-        try:
-            for item in self._items:
-                weight = self._weigh(item)
-                with self._changed:
-                    self._changed.wait_for(
-                        lambda w=weight: (
-                            self._closed or not self._waiting or self._weight + w <= self._capacity
-                        )
-                    )
-                    if self._closed:
-                        return
-                    self._waiting.append((item, weight))
-                    self._weight += weight
-                    self._changed.notify_all()
-        except BaseException as error:  # noqa: BLE001 (the consumer raises it)
-            self._error = error
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()

@@ -19,12 +19,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import queue
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 from jaxtyping import Int64
 
@@ -36,15 +36,14 @@ from headrace.pack.starts import DocumentStarts
 from headrace.pack.stream import PackStream
 from headrace.progress import report, track
 from headrace.store import files
+from headrace.store.ahead import ReadAhead
 from headrace.store.vectors import PiecedVector, VectorWriter, damaged
 
 PLAN_NAME = "plan.json"
 FORMAT_VERSION = 1
 
-T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 20  # packs written at a time
-_ARRAYS = ("bounds", "document", "offset", "size", "start")
 _REQUIRED = {"bounds", "document", "size"}
 _SMALL = 1 << 26  # plans up to this many bytes are verified (and, if remote, read) when opened
 
@@ -145,10 +144,9 @@ def read_plan(folder: str, request: PlanRequest) -> PackPlan | None:
         PlanMismatchError: the plan belongs to another request.
     """
     root = files.join(folder, request.fingerprint)
-    raw = files.read_bytes(files.join(root, PLAN_NAME))
-    if raw is None:
+    record = _read(root)
+    if record is None:
         return None
-    record = _parsed(raw, root)
     if record.request != json.loads(json.dumps(request.describe())):
         raise PlanMismatchError(
             f"is the plan of another request: {record.request}, not {request.describe()}",
@@ -200,10 +198,10 @@ def plan_findings(folder: str) -> list[tuple[str, str]]:
     findings: list[tuple[str, str]] = []
     for name in files.names_in(folder):
         root = files.join(folder, name)
-        if (raw := files.read_bytes(files.join(root, PLAN_NAME))) is None:
-            continue
         try:
-            record = _parsed(raw, root)
+            record = _read(root)
+            if record is None:
+                continue
             if _fingerprint(record.request) != name:
                 raise _damaged(root, "is the plan of another request: somebody moved it there")
             for array, one in record.arrays.items():
@@ -217,7 +215,7 @@ def plan_findings(folder: str) -> list[tuple[str, str]]:
     return findings
 
 
-class _Record(NamedTuple):
+class _Record(msgspec.Struct):
     """The content of ``plan.json``."""
 
     request: dict[str, Any]
@@ -227,19 +225,28 @@ class _Record(NamedTuple):
     max_items: int
 
 
-def _parsed(raw: bytes, root: str) -> _Record:
+# Resolves the type now: msgspec dies if two threads do so at once (store.records).
+msgspec.json.Decoder(_Record)
+
+
+def _read(root: str) -> _Record | None:
+    """The record of a plan, None if there is none."""
     url = files.join(root, PLAN_NAME)
+    raw = files.read_bytes(url)
+    if raw is None:
+        return None
     try:
         values = json.loads(raw)
         digest = values.pop("digest")
-        record = _Record(
-            dict(values["request"]),
-            PackCounts(**values["counts"]),
-            str(values["checksum"]),
-            {name: dict(values["arrays"][name]) for name in _ARRAYS if name in values["arrays"]},
-            int(values["max_items"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        record = msgspec.convert(values, _Record)
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        msgspec.ValidationError,
+    ) as error:
         raise _damaged(url, f"{PLAN_NAME} is not a plan's record ({error})") from error
     if digest != _fingerprint(values):
         raise _damaged(url, "is not as it was written: its digest is of another text")
@@ -273,24 +280,11 @@ def write_plan(
         longest = max(longest, int(values.max(initial=0)))
         return values
 
-    checked = ahead(map(check, lengths))
     root = files.join(folder, request.fingerprint)
     writer = _Writer(root, request.num_documents, starts)
     try:
-        if request.spec.in_order:
-            stream = PackStream(request.spec, array_documents)
-            for packed in ahead(stream.plan(checked)):
-                writer.append(packed)
-                report("packing", stream.counts.documents, request.num_documents)
-            counts = stream.counts
-        else:
-            read = track(checked, "reading lengths", request.num_documents, size=len)
-            plan = plan_of(
-                request.spec, np.concatenate([np.zeros(0, np.int64), *read]), array_documents
-            )
-            for packed in plan.chunks():
-                writer.append(packed)
-            counts = plan.counts
+        with closing(ReadAhead(map(check, lengths))) as checked:
+            counts = _write_packs(writer, request, checked, array_documents)
         if counts.documents != request.num_documents:
             raise ConfigError(
                 f"differs from the {counts.documents:,} lengths",
@@ -308,46 +302,27 @@ def write_plan(
     files.write_atomic(files.join(root, PLAN_NAME), text.encode(), shared=True)
 
 
-def ahead(values: Iterable[T], count: int = 2) -> Iterator[T]:
-    """Yields the values of an iterable, which a thread of its own reads up to ``count`` values
-    ahead.
-
-    Example:
-        >>> list(ahead(n * n for n in range(4)))
-        [0, 1, 4, 9]
-    """
-    ready: queue.Queue[tuple[Any, BaseException | None, bool]] = queue.Queue(count)
-    abandoned = threading.Event()  # the consumer is gone
-
-    def put(value: Any, error: BaseException | None, last: bool) -> None:
-        while not abandoned.is_set():
-            try:
-                ready.put((value, error, last), timeout=0.1)
-            except queue.Full:
-                continue
-            break
-
-    def work() -> None:
-        try:
-            for value in values:
-                put(value, None, False)
-                if abandoned.is_set():
-                    return
-            put(None, None, True)
-        except BaseException as error:  # noqa: BLE001 - raised where it is asked for
-            put(None, error, True)
-
-    threading.Thread(target=work, name="headrace-plan", daemon=True).start()
-    try:
-        while True:
-            value, error, last = ready.get()
-            if error is not None:
-                raise error
-            if last:
-                return
-            yield value
-    finally:
-        abandoned.set()
+def _write_packs(
+    writer: _Writer,
+    request: PlanRequest,
+    lengths: ReadAhead[Int64[np.ndarray, " n"]],
+    array_documents: object,
+) -> PackCounts:
+    """Plans and writes, at the same time if the algorithm allows it."""
+    if not request.spec.in_order:
+        read = track(lengths, "reading lengths", request.num_documents, size=len)
+        plan = plan_of(
+            request.spec, np.concatenate([np.zeros(0, np.int64), *read]), array_documents
+        )
+        for packed in plan.chunks():
+            writer.append(packed)
+        return plan.counts
+    stream = PackStream(request.spec, array_documents)
+    with closing(ReadAhead(stream.plan(lengths))) as planned:
+        for packed in planned:
+            writer.append(packed)
+            report("packing", stream.counts.documents, request.num_documents)
+    return stream.counts
 
 
 class _Writer:
