@@ -305,7 +305,7 @@ def test_decoding_is_told_from_a_late_answer(stored, tmp_path, clock, monkeypatc
     write_cache(
         tmp_path / "c", [[np.full(4, r) for r in range(200)]], layout=CacheLayout("uint8", 4, 200)
     )
-    copy = Decoder._copy
+    copy = Decoder.copy
 
     def slowly(self, out, encoded, start):
         if self.shape == (4,) and encoded[0] == 41:
@@ -314,7 +314,7 @@ def test_decoding_is_told_from_a_late_answer(stored, tmp_path, clock, monkeypatc
             clock.now += LATE
         copy(self, out, encoded, start)
 
-    monkeypatch.setattr(Decoder, "_copy", slowly)
+    monkeypatch.setattr(Decoder, "copy", slowly)
     with web_server(tmp_path) as url:
         (stall,) = stalls_of(loader_of(f"{url}/c"), clock)
     assert stall.cause == "decode"  # of chunk 41, or of one that came after it

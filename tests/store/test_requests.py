@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -19,11 +20,11 @@ from jax.sharding import Mesh
 from headrace.data import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed import DataLoader
-from headrace.store import CacheLayout, TokenCache, requests, retry
+from headrace.store import CacheLayout, RetryPolicy, TokenCache, requests, retry
 from headrace.store.array import StoredArray
 from headrace.store.ledger import read_ledger
 from headrace.store.pending import PendingRead
-from headrace.testing import Faults, write_cache
+from headrace.testing import FaultProxy, Faults, web_server, write_cache
 
 # rows of tokens, rows a block, blocks a shard
 SEQ = 16
@@ -149,18 +150,21 @@ def test_no_more_requests_in_flight_than_the_policy_says(remote, monkeypatch):
     array.read(0, 1).result()
     most = 0
     now = 0
-    really = requests.arrived
+    really = requests._start_read
 
-    async def counted(*args):
+    def counted(*args):
         nonlocal most, now
         now += 1
         most = max(most, now)
-        try:
-            return await really(*args)
-        finally:
-            now -= 1
+        answer = really(*args)
+        answer.add_done_callback(over)
+        return answer
 
-    monkeypatch.setattr(requests, "arrived", counted)
+    def over(_):
+        nonlocal now
+        now -= 1
+
+    monkeypatch.setattr(requests, "_start_read", counted)
     remote.proxy.faults = Faults(latency_s=0.02)
     chunk = LAYOUT.chunk_elements
     before = retry.policy()
@@ -370,3 +374,75 @@ def test_reads_from_several_threads_while_the_thread_ends_and_begins_again(remot
     with ThreadPoolExecutor(3) as readers:
         for done in [readers.submit(ask, n) for n in range(3)]:
             done.result()
+
+
+@pytest.mark.usefixtures("restless")
+def test_readers_of_the_same_chunks_give_up_while_answers_fail_and_the_policy_changes(remote):
+    """More reads than there is room for; requests that are late, fail, are refused or damaged."""
+    write_cache(remote.root, [rows(8 * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    array = TokenCache.open(remote.root).parts[0].data
+    wanted = np.concatenate(rows(8 * BLOCK))
+    chunk = LAYOUT.chunk_elements
+    array.read(0, 1).result()  # it is open: from here on any thread sends
+    policy = RetryPolicy(
+        first_delay_s=0.001,
+        max_delay_s=0.01,
+        timeout_s=0.3,
+        hedge_after_s=0.1,
+        concurrency=4,
+        damaged_attempts=50,
+        refused_attempts=50,
+    )
+    retry.use_policy(policy)
+    kinds = ("error", "cut", "close", "hang", "flip", "page", "whole")
+    statuses = (403, 500, 503)
+    faults = Faults(error_status=statuses, **{f"{kind}_rate": 0.01 for kind in kinds})
+    remote.proxy.faults = dataclasses.replace(faults, spike_rate=0.02, spike_s=0.2)
+    before = retry.request_counts()
+
+    def ask(number):
+        chance = random.Random(number)
+        given_up = 0
+        for _ in range(12):
+            places = [chance.randrange(8) * chunk for _ in range(8)]
+            reads = [array.read_into(np.empty(chunk, np.uint16), at) for at in places]
+            retry.use_policy(dataclasses.replace(policy, concurrency=chance.randint(2, 6)))
+            for at, read in zip(places, reads, strict=True):
+                if chance.random() < 0.2:
+                    read._future.cancel()
+                    assert wait([read._future]).done
+                    given_up += 1
+                else:
+                    assert np.array_equal(read.result(), wanted[at : at + chunk])
+        return given_up
+
+    with ThreadPoolExecutor(6) as readers:
+        assert sum(readers.map(ask, range(6))) > 0
+    spent = retry.request_counts() - before
+    assert spent.retries > 0
+    assert spent.damaged > 0
+    assert spent.hedges > 0
+    assert ended()  # no read is still counted
+    assert requests._room._taken == 0
+    assert not requests._room._waiting
+
+
+LEAVES = """
+import sys
+import numpy as np
+from headrace.store import TokenCache
+array = TokenCache.open(sys.argv[1]).parts[0].data
+array.read(0, 1).result()
+reads = [array.read_into(np.empty(128, np.uint16), 128 * k) for k in range(1, 16) for _ in range(9)]
+reads[int(sys.argv[2])].result()
+"""
+
+
+def test_a_process_ends_while_answers_arrive(tmp_path):
+    write_cache(tmp_path, [rows(SHARD * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    with web_server(tmp_path) as server, FaultProxy(server) as proxy:
+        proxy.faults = Faults(latency_s=0.01)
+        for answers in (0, 40):
+            given = [sys.executable, "-c", LEAVES, proxy.url, str(answers)]
+            done = subprocess.run(given, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")

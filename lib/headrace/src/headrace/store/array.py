@@ -235,9 +235,10 @@ class StoredArray:
         self._looked = False
         self._lock = threading.Lock()
         self._opening: asyncio.Task[ShardedArray | None] | None = None
+        self._sharded: ShardedArray | None = None  # what any thread may send requests to
 
     def __getstate__(self) -> dict[str, Any]:
-        fresh = dict.fromkeys(("_store", "_places", "_mapped", "_lock", "_opening"))
+        fresh = dict.fromkeys(("_store", "_places", "_mapped", "_lock", "_opening", "_sharded"))
         return self.__dict__ | fresh | {"_looked": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -390,6 +391,9 @@ class StoredArray:
 
     def _read_over_http(self, out: np.ndarray, start: int) -> ArrayFuture:
         check_same_process()
+        sending = None if self._sharded is None else self._sharded.send(start, out)
+        if sending is not None:
+            return PendingRead(sending, self, start, start + out.size)
 
         async def read() -> np.ndarray:
             sharded = await self._opened_over_http()
@@ -409,7 +413,10 @@ class StoredArray:
             opening.add_done_callback(
                 _failed
             )  # if all waiting reads have given up, its error is ignored
-        return await asyncio.shield(opening)
+        opened = await asyncio.shield(opening)
+        if self._kvstore["driver"] != "az":  # whose requests are sent by the loop's thread
+            self._sharded = opened
+        return opened
 
     def forget(self) -> None:
         """Asks the store again for all that is read from now on."""

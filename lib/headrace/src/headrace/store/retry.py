@@ -97,7 +97,7 @@ class RetryPolicy:
     timeout_s: float = 30.0
     deadline_s: float = 120.0
     replica_after_s: float = 5.0
-    concurrency: int = 64
+    concurrency: int = 128
     hedge_after_s: float | None = None
     hedge_p95: float | None = 3.0
     hedge_share: float = 0.05

@@ -13,9 +13,11 @@ the index. Neighbouring chunks that are read together are one request. A chunk t
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import itertools
 import json
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -34,7 +36,7 @@ from headrace.store.layout import (
     named_in,
 )
 from headrace.store.places import check_place
-from headrace.store.requests import Store, arrived, get
+from headrace.store.requests import Sent, Store, arrived, get, send
 from headrace.store.retry import own_counts
 
 INDEX_BYTES = 64 << 20
@@ -49,12 +51,15 @@ _numbers = itertools.count()
 
 
 class _Kept:
-    """The last arrays used, up to a number of bytes. For the loop's thread only."""
+    """The last arrays used, up to a number of bytes. Only ``in`` is for any thread."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._arrays: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
+
+    def __contains__(self, key: tuple[int, int]) -> bool:
+        return key in self._arrays
 
     def get(self, key: tuple[int, int]) -> np.ndarray | None:
         array = self._arrays.get(key)
@@ -75,21 +80,27 @@ _chunks = _Kept(CHUNK_BYTES)
 
 
 class _Decoding:
-    """Counts the time in which anything is decoded. For the loop's thread only."""
+    """Counts the time in which anything is decoded, in any thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # nothing is called under it
         self._under_way = 0
         self._began = 0.0
 
     def __enter__(self) -> None:
-        if not self._under_way:
-            self._began = time.perf_counter()
-        self._under_way += 1
+        now = time.perf_counter()
+        with self._lock:
+            if not self._under_way:
+                self._began = now
+            self._under_way += 1
 
     def __exit__(self, *exc_info: object) -> None:
-        self._under_way -= 1
-        if not self._under_way:
-            own_counts().decode_s += time.perf_counter() - self._began
+        now = time.perf_counter()
+        counts = own_counts()
+        with self._lock:
+            self._under_way -= 1
+            if not self._under_way:
+                counts.decode_s += now - self._began
 
 
 _decoding = _Decoding()
@@ -137,7 +148,7 @@ class Decoder:
             ValueError: the bytes are damaged.
         """
         if self._checksum_bytes is not None:
-            self._copy(out, encoded, start)
+            self.copy(out, encoded, start)
             return
         slot = next(self._chunk_spans)
         key = f"c/{slot}{self._suffix}"
@@ -148,7 +159,8 @@ class Decoder:
         finally:
             self._kvstore.write(key, None).result()
 
-    def _copy(self, out: np.ndarray, encoded: bytes, start: int) -> None:
+    def copy(self, out: np.ndarray, encoded: bytes, start: int) -> None:
+        """The same for an uncompressed chunk, in any thread."""
         if len(encoded) != self.stored_bytes:
             raise ValueError(f"DATA_LOSS: {len(encoded)} bytes are not those of a chunk")
         if self._checksum_bytes and google_crc32c.value(encoded) != _SOUND:
@@ -197,7 +209,7 @@ def _in_memory(dtype: str, shape: tuple[int, ...], codecs: list[dict[str, Any]])
 
 
 class ShardedArray:
-    """A one-dimensional sharded zarr3 array. Its methods run on the loop of
+    """A one-dimensional sharded zarr3 array. Its coroutines run on the loop of
     :mod:`headrace.store.requests`.
 
     Args:
@@ -250,6 +262,31 @@ class ShardedArray:
     def forget(self) -> None:
         """Keeps nothing of what was read so far: it may be damaged, as its reader has found."""
         self._number = next(_numbers)
+
+    def send(self, start: int, out: np.ndarray) -> concurrent.futures.Future[np.ndarray] | None:
+        """Starts reading one whole chunk whose place is computed into ``out``, from this thread;
+        None: it is another read, or the chunk is kept.
+        """
+        chunk, offset = divmod(start, self.chunk)
+        is_whole = not offset and 0 < out.size == min(self.chunk, self.length - start)
+        if not (self._computed and is_whole) or (self._number, chunk) in _chunks:
+            return None
+        shard, number = divmod(chunk, self.shard_chunks)
+        size = self._even_bytes or 0
+
+        def accept(encoded: bytes) -> np.ndarray:
+            self._check_place(chunk, encoded)
+            with _decoding:
+                self._decode.copy(out, encoded, 0)
+            return out
+
+        async def go_on(first: Sent) -> np.ndarray:
+            piece = _Piece(chunk, 0, out.size, 0)
+            await self._read_run([piece], self._computed_places(shard), out, first)
+            return out
+
+        span = slice(number * size, (number + 1) * size)
+        return send(self._store, f"c/{shard}", span, accept, go_on)
 
     async def read(self, start: int, out: np.ndarray) -> np.ndarray:
         """Reads ``out.size`` elements from ``start`` on into ``out``.
@@ -315,7 +352,9 @@ class ShardedArray:
             runs.append([piece])
         await _all([self._read_run(run, entries, out) for run in runs])
 
-    async def _read_run(self, run: list[_Piece], places: np.ndarray, out: np.ndarray) -> None:
+    async def _read_run(
+        self, run: list[_Piece], places: np.ndarray, out: np.ndarray, first: Sent | None = None
+    ) -> None:
         spans = [self._chunk_span(p.chunk, places) for p in run]
         begin = spans[0].start
         end = spans[-1].stop
@@ -323,15 +362,14 @@ class ShardedArray:
         async def decode(data: bytes) -> None:
             for piece, span in zip(run, spans, strict=True):
                 encoded = data[span.start - begin : span.stop - begin]
-                if self._checksums is not None:
-                    check_place(encoded[-CRC_BYTES:], self._checksums[piece.chunk])
+                self._check_place(piece.chunk, encoded)
                 with _decoding:
                     await self._decode.into(
                         out[piece.at : piece.at + piece.size], encoded, piece.start
                     )
 
         try:
-            await self._request(run[0].chunk, slice(begin, end), decode)
+            await self._request(run[0].chunk, slice(begin, end), decode, first=first)
         except MissingAnswerError:
             raise
         except DamagedAnswerError:
@@ -344,6 +382,10 @@ class ShardedArray:
                 raise
             self._computed = False  # from now on this array is read by its indices
             await _all([self._read_run([piece], stored, out) for piece in run])
+
+    def _check_place(self, chunk: int, encoded: bytes) -> None:
+        if self._checksums is not None:
+            check_place(encoded[-CRC_BYTES:], self._checksums[chunk])
 
     async def _once(self, what: str, number: int) -> Any:
         """Requests a chunk or an index once, even if several reads need it at the same time."""
@@ -372,12 +414,13 @@ class ShardedArray:
 
     async def _chunk_spans(self, shard: int) -> np.ndarray:
         if self._computed:
-            chunks = min(
-                -(-self.length // self.chunk) - shard * self.shard_chunks, self.shard_chunks
-            )
-            return _even_places(self.shard_chunks, chunks, self._even_bytes or 0)
+            return self._computed_places(shard)
         entries = _indices.get((self._number, shard))
         return entries if entries is not None else await self._once("index", shard)
+
+    def _computed_places(self, shard: int) -> np.ndarray:
+        chunks = min(-(-self.length // self.chunk) - shard * self.shard_chunks, self.shard_chunks)
+        return _even_places(self.shard_chunks, chunks, self._even_bytes or 0)
 
     async def _stored_places(self, shard: int) -> np.ndarray | None:
         """Positions of chunks according to the index; None if it cannot be read."""
@@ -414,10 +457,12 @@ class ShardedArray:
         decode: Callable[[bytes], Awaitable[None]],
         *,
         index: bool = False,
+        first: Sent | None = None,
     ) -> None:
         """Requests and decodes bytes of a shard file."""
+        key = f"c/{chunk // self.shard_chunks}"
         try:
-            await get(self._store, f"c/{chunk // self.shard_chunks}", span, decode, index=index)
+            await get(self._store, key, span, decode, index=index, first=first)
         except StoreFailedError as error:
             why = str(error)
             if why.startswith("OUT_OF_RANGE"):
