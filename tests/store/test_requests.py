@@ -409,6 +409,7 @@ def test_readers_of_the_same_chunks_give_up_while_answers_fail_and_the_policy_ch
             retry.use_policy(dataclasses.replace(policy, concurrency=chance.randint(2, 6)))
             for at, read in zip(places, reads, strict=True):
                 if chance.random() < 0.2:
+                    assert isinstance(read, PendingRead)
                     read._future.cancel()
                     assert wait([read._future]).done
                     given_up += 1

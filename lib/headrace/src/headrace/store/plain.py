@@ -24,7 +24,7 @@ from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayo
 from headrace.store.location import Location
 from headrace.store.mapped import MappedArray, map_file
 from headrace.store.pending import ArrayFuture
-from headrace.store.requests import Store, get
+from headrace.store.requests import Sent, Store, get
 from headrace.store.sharded import REQUEST_BYTES, ShardedArray
 
 T = TypeVar("T")
@@ -125,6 +125,9 @@ class _PlainFile(ShardedArray):
         self._end = array.first_byte + array.length * itemsize
         self._shard_bytes = layout.shard_elements * itemsize
 
+    def send(self, start: int, out: np.ndarray) -> None:
+        return None  # the request of a plain file is another one
+
     async def _request(
         self,
         chunk: int,
@@ -132,6 +135,7 @@ class _PlainFile(ShardedArray):
         decode: Callable[[bytes], Awaitable[None]],
         *,
         index: bool = False,
+        first: Sent | None = None,
     ) -> None:
         shard_begin = self._first_byte + chunk // self.shard_chunks * self._shard_bytes
         begin = shard_begin + span.start
