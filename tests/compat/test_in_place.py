@@ -333,6 +333,8 @@ def test_two_hundred_files_take_a_request_a_block_over_http(form, many_files):
     tokens = 100_000  # two blocks of 65,536 each
     for number in range(200):
         form.write(folder / f"part-{number:03d}", [rng.integers(1, 50_000, tokens)])
+    (folder / "c").mkdir()
+    (folder / "c" / "0").write_bytes(bytes(1 << 20))  # named as a shard of a cache, and is none
     asked: list[str] = []
 
     def admits(target: str, headers: object) -> bool:

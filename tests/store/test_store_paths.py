@@ -31,7 +31,7 @@ FAULTS = Faults(latency_s=0.005, error_rate=0.08, cut_rate=0.05, spike_rate=0.05
 @pytest.fixture(autouse=True)
 def fast() -> Iterator[None]:
     before = retry.use_policy(
-        retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=10.0)
+        retry.RetryPolicy(first_delay_s=0.005, max_delay_s=0.05, timeout_s=10.0, hedge_p95=None)
     )
     yield
     retry.use_policy(before)
