@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace import MixtureDataset, TokenSeqDataset
 from headrace.analysis import excess, excess_loss, probe_cache, wsd_rates
-from headrace.analysis.excess import cosine_rates, source_excess
+from headrace.analysis.excess import OPTIMIZERS, cosine_rates, source_excess
 from headrace.analysis.probe import PROBE_NAME, save_probe, saved_shares
 from headrace.data.dataset import stored_dataset
 from headrace.errors import CacheError, ConfigError
@@ -113,6 +113,51 @@ def test_a_batch_that_grows_is_what_sgd_makes_of_it(rates_of):
     )
     assert era > 1.5 * full
     assert era / full == pytest.approx(measured[0] / measured[1], rel=0.1)
+
+
+def test_it_is_what_adam_makes_of_a_batch_that_grows():
+    """One direction, many walks at once; an order of eras and a full shuffle."""
+    n = 8192
+    unit = 32
+    share = 0.6
+    pull = 0.02
+    sizes = np.repeat([8, 16, 32, 64], [256, 128, 64, 32])
+    rates = wsd_rates(sizes.size)
+    borders = np.cumsum(sizes)[:-1]
+    rng = np.random.default_rng(0)
+    orders = (EraShuffle(n, era_length=2048, seed=0), Feistel(n, 0))
+    measured = []
+    for order in orders:
+        place = np.zeros(2000)
+        mean = np.zeros(2000)
+        square = np.ones(2000) / sizes[0]
+        units = rng.normal(scale=share**0.5, size=(n // unit, place.size))
+        batches = np.split(order(np.arange(n))[: sizes.sum()], borders)
+        for rate, rows in zip(rates, batches, strict=True):
+            own = rng.normal(scale=((1 - share) / rows.size) ** 0.5, size=place.size)
+            gradient = place - units[rows // unit].mean(axis=0) - own
+            mean = 0.9 * mean + 0.1 * gradient
+            square = 0.95 * square + 0.05 * gradient**2
+            place -= rate * pull / sizes.max() ** 0.5 * mean / np.sqrt(square)
+        measured.append(np.square(place).mean())
+    forecast = {}
+    for optimizer in OPTIMIZERS:
+        era, full = (
+            excess_loss(
+                order,
+                sizes.astype(float),
+                {unit: share},
+                rates=rates,
+                curvatures=np.array([pull]),
+                optimizer=optimizer,
+            )
+            for order in orders
+        )
+        forecast[optimizer] = era / full
+    ratio = measured[0] / measured[1]
+    # Rows of one unit meet in a batch here, which adds to the noise that Adam divides by.
+    assert forecast["adam"] == pytest.approx(ratio, rel=0.1)
+    assert abs(forecast["adam"] - ratio) < 0.6 * abs(forecast["sgd"] - ratio)
 
 
 def test_it_is_what_sgd_makes_of_correlated_noise() -> None:
@@ -245,6 +290,10 @@ def test_sources_whose_icc_is_given_or_saved(mixture: MixtureDataset) -> None:
     assert by_cosine["a"].excess != given_icc["a"].excess
     with pytest.raises(ConfigError, match="schedule"):
         source_excess(mixture, 500, {"a": 0.5}, "cosin")
+    by_sgd = source_excess(mixture, 500, {"a": 0.5}, optimizer="sgd")
+    assert 1 < by_sgd["a"].excess < given_icc["a"].excess
+    with pytest.raises(ConfigError, match="optimizer"):
+        source_excess(mixture, 500, {"a": 0.5}, optimizer="adamw")
 
 
 def test_a_forecast_knows_that_batches_grow(mixture: MixtureDataset) -> None:

@@ -19,12 +19,17 @@ which depends only on the order: VR over an exponential window as long as the op
 full shuffle, two of n positions belong to one unit of b rows with probability (b - 1) / (n - 1),
 which gives the second sum in closed form.
 
+**Adam** divides a gradient by the root of its mean square, which near the minimum is its noise, of
+variance ``c / B`` for batches of B rows. It goes along the direction as SGD with the rate ``r
+/ sqrt(c / B)`` would: the same formula with ``r sqrt(c B)`` in place of ``r c``. Slow directions
+are less slow, the last steps count more, and a batch that grows raises the rate.
+
 The loss is that on text of other units, so what a small corpus lacks counts, in a full shuffle too:
 if a pass is not much longer than the optimiser's memory, the figure is near 1 and says little
 (experiments/001). Parts of the loss that no order changes do not count: the descent from initial
 weights, and what the model cannot learn. Not modelled: noise that depends on the weights, momentum,
-Adam (it changes curvatures), and differences between sources. `python
-scripts/bench/bench_order_training.py --check` compares the figure with SGD.
+and differences between sources. `python scripts/bench/bench_order_training.py --check` compares the
+figure with SGD, `bench_order_schedules.py --check` with SGD and Adam.
 
 Price: at most 2**17 positions of the order are mapped, however large store and run: all of them, or
 a random sample, whose sum over pairs is an unbiased estimate, accurate to about 2 %. 0.15 s a call.
@@ -80,6 +85,7 @@ SCHEDULES: dict[str, Callable[[int], Float64[np.ndarray, " steps"]]] = {
     "linear": lambda steps: wsd_rates(steps, decay=1.0),
 }
 """Learning rates of a run with so many steps, by name."""
+OPTIMIZERS = ("adam", "sgd")
 
 
 def excess_loss(
@@ -89,6 +95,7 @@ def excess_loss(
     *,
     rates: Float64[np.ndarray, " t"] | None = None,
     curvatures: Float64[np.ndarray, " k"] = CURVATURES,
+    optimizer: str = "sgd",
 ) -> float:
     """Excess loss of training in an order, relative to a full shuffle: 1 is as good, 2 has twice
     the excess.
@@ -105,10 +112,12 @@ def excess_loss(
             65,536 steps at most.
         curvatures: Curvatures of the loss, scaled so that ``rates * curvatures`` is below 1; all
             count equally.
+        optimizer: ``sgd``, or ``adam``, with which the largest curvature counts as with SGD at the
+            largest batch, and the others in proportion to their roots.
 
     Raises:
         ConfigError: an empty order; shares that are negative or sum to more than 1; rates times
-            curvatures of 1 or more.
+            curvatures of 1 or more; no such optimizer.
 
     Example:
         >>> from headrace.order import BraidShuffle, EraShuffle, Feistel
@@ -146,7 +155,12 @@ def excess_loss(
         rates = wsd_rates(steps)
     rates = np.asarray(rates, float)
     rows_of = np.broadcast_to(np.asarray(rows_per_step, np.float64), rates.shape)
-    pull = rates[None] * np.asarray(curvatures, np.float64)[:, None]
+    curvatures = np.asarray(curvatures, np.float64)
+    check_choice("optimizer", optimizer, list(OPTIMIZERS))
+    if optimizer == "adam":
+        rates = rates * np.sqrt(rows_of / rows_of.max())
+        curvatures = np.sqrt(curvatures * curvatures.max())
+    pull = rates[None] * curvatures[:, None]
     if not (pull.size and pull.min() >= 0 and pull.max() < 1 and pull.any(axis=1).all()):
         cure = "Give curvatures in units of 1 / rate."
         raise ConfigError(
@@ -196,6 +210,7 @@ def source_excess(
     steps: int | None,
     icc: Mapping[str, float],
     schedule: str = "wsd",
+    optimizer: str = "adam",
 ) -> dict[str, SourceExcess]:
     """The excess loss of each source of a mixture whose ICC is known.
 
@@ -206,12 +221,14 @@ def source_excess(
             documents), by source; for other sources, what ``headrace cache inspect CACHE --icc
             --save`` has written next to their caches.
         schedule: Learning rates of the run: one of :data:`SCHEDULES`.
+        optimizer: One of :data:`OPTIMIZERS`.
 
     Raises:
-        ConfigError: no such schedule; a share for an unknown source, or below 0 or above 1.
+        ConfigError: no such schedule or optimizer; a share for an unknown source, or below 0 or above 1.
     """
     mixture = mixture_of(dataset.at_step(0)[0])
     check_choice("schedule", schedule, list(SCHEDULES))
+    check_choice("optimizer", optimizer, list(OPTIMIZERS))
     if mixture is None:
         return {}
     for name in icc:
@@ -242,7 +259,7 @@ def source_excess(
             rows = share * mixture.batch_schedule.size_at(np.arange(steps - rates.size, steps))
         by_source[name] = SourceExcess(
             icc.get(name, sum(shares.values())),
-            excess_loss(order, rows, shares, rates=rates),
+            excess_loss(order, rows, shares, rates=rates, optimizer=optimizer),
             "documents" if component.in_shuffled_store else "blocks",
         )
     return by_source

@@ -15,6 +15,7 @@ from headrace.cli.options import (
     Hosts,
     Icc,
     Layout,
+    Optimizer,
     SameRun,
     Schedule,
     Settings,
@@ -51,6 +52,7 @@ def check(
     layout: Layout = "headrace",
     icc: Icc = None,
     schedule: Schedule = "wsd",
+    optimizer: Optimizer = "adam",
     run: SameRun = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 for warnings, too.")
@@ -95,6 +97,7 @@ def check(
                 num_steps=num_steps,
                 icc=parse_shares(icc, "--icc"),
                 schedule=schedule,
+                optimizer=optimizer,
             )
         except ConfigError:
             # A cache without a size is built first, for which its source has to be mended.

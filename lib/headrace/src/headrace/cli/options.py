@@ -74,6 +74,10 @@ Schedule = Annotated[
         metavar="NAME",
     ),
 ]
+Optimizer = Annotated[
+    str,
+    typer.Option(help="Optimizer of the run, for the excess loss: adam or sgd.", metavar="NAME"),
+]
 Declared = Annotated[
     bool, typer.Option("--declared", help="Use declared sizes without looking for the caches.")
 ]

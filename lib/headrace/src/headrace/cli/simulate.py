@@ -17,6 +17,7 @@ from headrace.cli.options import (
     Hosts,
     Icc,
     Layout,
+    Optimizer,
     Schedule,
     Settings,
     Tokens,
@@ -54,6 +55,7 @@ def command(
     layout: Layout = "headrace",
     icc: Icc = None,
     schedule: Schedule = "wsd",
+    optimizer: Optimizer = "adam",
     num_steps: Annotated[
         int | None, typer.Option("--steps", help="Steps of the run.", min=1)
     ] = None,
@@ -127,7 +129,7 @@ def command(
         forecast = examined.forecast(numbers, memory, prices)
     if csv is not None:
         _write_csv(csv, forecast.to_json()["by_hosts"])
-    noise = source_excess(dataset, run.steps, parse_shares(icc, "--icc"), schedule)
+    noise = source_excess(dataset, run.steps, parse_shares(icc, "--icc"), schedule, optimizer)
     micro = (cut := resolved.micro_batches) and MicroForecast.of(
         cut, dataset, dataset.batch_schedule, run.row_order
     )

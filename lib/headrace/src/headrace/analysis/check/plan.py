@@ -174,6 +174,7 @@ def plan_run(
     max_rows: int = DEFAULT_ROWS,
     icc: Mapping[str, float] | None = None,
     schedule: str = "wsd",
+    optimizer: str = "adam",
 ) -> RunPlan:
     """Resolves a config.
 
@@ -188,6 +189,7 @@ def plan_run(
         max_rows: Most rows whose reads are forecast.
         icc: As in :func:`~headrace.analysis.excess.source_excess`.
         schedule: As there.
+        optimizer: As there.
 
     Raises:
         ConfigError: the config cannot be resolved; the same error as from a loader.
@@ -243,7 +245,7 @@ def plan_run(
         unlimited=unlimited,
         settled=unlimited.steps * size >= 3 * strands,
         refused=refused,
-        noise=source_excess(dataset, steps, icc or {}, schedule),
+        noise=source_excess(dataset, steps, icc or {}, schedule, optimizer),
         row_bytes=first.row_bytes,
         prefetch_bytes=config.prefetch_bytes,
         open_bytes=OpenBytes.of(dataset),
