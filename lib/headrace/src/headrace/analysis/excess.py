@@ -153,14 +153,14 @@ def excess_loss(
         if np.ndim(rows_per_step) == 0:
             steps = max(min(int(n / rows_per_step), MOST_STEPS), 1)
         rates = wsd_rates(steps)
-    rates = np.asarray(rates, float)
-    rows_of = np.broadcast_to(np.asarray(rows_per_step, np.float64), rates.shape)
+    rate_of = np.asarray(rates, np.float64)
+    rows_of = np.broadcast_to(np.asarray(rows_per_step, np.float64), rate_of.shape)
     curvatures = np.asarray(curvatures, np.float64)
     check_choice("optimizer", optimizer, list(OPTIMIZERS))
     if optimizer == "adam":
-        rates = rates * np.sqrt(rows_of / rows_of.max())
+        rate_of = rate_of * np.sqrt(rows_of / rows_of.max())
         curvatures = np.sqrt(curvatures * curvatures.max())
-    pull = rates[None] * curvatures[:, None]
+    pull = rate_of[None] * curvatures[:, None]
     if not (pull.size and pull.min() >= 0 and pull.max() < 1 and pull.any(axis=1).all()):
         cure = "Give curvatures in units of 1 / rate."
         raise ConfigError(
