@@ -41,13 +41,14 @@ class OrderFacts(NamedTuple):
     """The order of a component.
 
     Attributes:
-        kind: ``braid``, ``block``, ``full``, ``era`` or ``none``.
+        kind: ``braid``, ``block``, ``score``, ``full``, ``era`` or ``none``.
         strands: Blocks open at a time, for a braid.
         block_rows: Rows of a block; 0 if the order has none.
         open_blocks: Blocks that it keeps open at a time by design; 0 if it has no blocks.
         open_bytes: Bytes of rows that it draws from at a time, summed over hosts.
         mixes_all: Whether each epoch is a shuffle of all its rows, however they lie in blocks.
         held_windows: Multiple of ``open_bytes`` that the loader must be able to hold.
+        block_reads: How often a pass reads a block.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class OrderFacts(NamedTuple):
     open_bytes: int
     mixes_all: bool
     held_windows: int
+    block_reads: float
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class ResolvedRun:
             open_bytes=window.rows * component.row_bytes,
             mixes_all=window.everywhere or order.kind == "full",
             held_windows=window.windows,
+            block_reads=order.block_reads,
         )
 
     @property

@@ -181,11 +181,16 @@ class ComponentConfig:
         """The name of its cache in tables."""
         return self.caches[0] + (f" and {len(self.caches) - 1} more" if self.caches[1:] else "")
 
-    @property
-    def asked_numbers(self) -> frozenset[str]:
-        """The names of the numbers of documents that ``where`` and ``buckets`` ask for."""
-        by = frozenset() if self.buckets is None else frozenset([self.buckets.by])
-        return by if self.where is None else by | Where(self.where).names
+    def asked_numbers(self, shuffle: shuffle_config.Shuffle) -> set[str | None]:
+        """The names of the numbers of documents that ``where``, ``buckets`` and its shuffle ask
+        for.
+        """
+        names = set() if self.where is None else set(Where(self.where).names)
+        return {*names, shuffle.scored_by, None if self.buckets is None else self.buckets.by}
+
+    def document_numbers(self, name: str, cache: TokenCache) -> DocumentNumbers:
+        """The numbers of the documents of its cache."""
+        return DocumentNumbers(cache, self.attributes or {}, f"components.{name}")
 
     def document_filter(self, name: str) -> DocumentFilter | None:
         """The filter of documents to leave out; ConfigError if its file lists none."""
@@ -402,7 +407,7 @@ def left_out(
             else listed.of(caches[name], filter_reader(component.remove or ""))
         )
     numbers = {
-        name: DocumentNumbers(caches[name], component.attributes or {}, f"components.{name}")
+        name: component.document_numbers(name, caches[name])
         for name, component in components.items()
     }
     for name, component in components.items():

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast, get_args
 
 from headrace.batch.micro_plan import MicroBatchConfig
@@ -53,6 +53,8 @@ from headrace.data.mixture import mixture_of
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.phased import RunDataset
 from headrace.data.phased_mixture import RunRecipe, run_dataset
+from headrace.data.row_scores import row_scores
+from headrace.data.strands import RowScores
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, check_at_least, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
@@ -448,7 +450,7 @@ class LmDataConfig:
         if split is not None and len(self.phases) > 1 and not packed:
             lengths = [length for _, length in self.phases]
             block = phase_block(
-                dataset.cache.layout.chunk_elements, lengths, self._shuffle(name).io_block_size
+                dataset.cache.layout.chunk_elements, lengths, self.shuffle_for(name).io_block_size
             )
         return component_sides(name, dataset, split, path=path, block_tokens=block, seq_len=seq_len)
 
@@ -457,9 +459,25 @@ class LmDataConfig:
             name, train, *(self.components[name].subset_in(name, self.subset) or (None, ""))
         )
 
-    def _shuffle(self, name: str) -> Shuffle:
+    def shuffle_for(self, name: str) -> Shuffle:
+        """How a component is shuffled: its own setting, or the config's."""
         own_shuffle = self.components[name].shuffle
         return shuffle_of(self.shuffle if own_shuffle is None else own_shuffle)
+
+    def _scores(self, caches: Mapping[str, TokenCache]) -> dict[str, RowScores]:
+        """What computes the scores of rows, of each component that is shuffled by a number."""
+        scores: dict[str, RowScores] = {}
+        for name, component in self.components.items():
+            by = self.shuffle_for(name).scored_by
+            if by is None:
+                continue
+            own = component.shuffle is not None
+            field = f"components.{name}.shuffle.by" if own else "shuffle.by"
+            if len(self.phases) > 1:
+                raise ConfigError(NOT_WITH_PHASES, field=field, value=by, cure="Write one seq_len.")
+            numbers = component.document_numbers(name, caches[name])
+            scores[name] = partial(row_scores, numbers=numbers, name=by, field=field)
+        return scores
 
     def dataset(self, instead: Mapping[str, TokenCache] | None = None) -> RunDataset:
         """All components, shuffled and mixed; ``instead`` as in :meth:`open_caches`."""
@@ -477,7 +495,7 @@ class LmDataConfig:
             BatchSchedule(self.batch_size, last_batch=cast(LastBatch, self.last_batch)),
             self.phases,
             self.seed,
-            {name: config._shuffle(name) for name in components},
+            {name: config.shuffle_for(name) for name in components},
             own_shuffles={name for name, c in components.items() if c.shuffle is not None},
             validation=config.held_out,
             subsets=subsets_of(components, self.subset),
@@ -488,6 +506,7 @@ class LmDataConfig:
             stop_strategy=self.stop_strategy,
             num_steps=config._planned_steps,
             max_hosts=self.max_hosts,
+            scores=config._scores(opened),
         )
         dataset = run_dataset(config.datasets(opened), recipe)
         if recipe.num_steps is not None and self.stop_strategy == "restart":

@@ -27,7 +27,7 @@ from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import PackedRows, PackedTokenDataset
 from headrace.data.phased import Continued, PhasedDataset, RunDataset
 from headrace.data.row_tokens import measured_plan
-from headrace.data.strands import placed, shuffle_components
+from headrace.data.strands import RowScores, placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
 from headrace.mix.phases import (
@@ -66,6 +66,7 @@ class RunRecipe:
             change of length cuts short counts as one.
         stop_strategy: ``restart`` with more than one phase.
         max_hosts: As for :func:`~headrace.data.strands.shuffle_components`.
+        scores: As there; one phase only.
     """
 
     plan: MixturePlan
@@ -85,6 +86,7 @@ class RunRecipe:
     stop_strategy: str = "restart"
     num_steps: int | None = None
     max_hosts: int | None = MAX_HOSTS
+    scores: Mapping[str, RowScores] = dataclasses.field(default_factory=dict[str, RowScores])
 
 
 def run_dataset(
@@ -476,6 +478,7 @@ def _shuffled(
         planned=plan.planned,
         own=own,
         max_hosts=recipe.max_hosts,
+        scores=recipe.scores,
     )
 
 

@@ -10,13 +10,15 @@ of the budget in addition, because the strands of the others are part of the pas
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+from jaxtyping import Float64
 
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.dataset import PlannedDataset
@@ -35,6 +37,9 @@ from headrace.order.shuffle_config import (
     shuffle_of,
 )
 
+RowScores: TypeAlias = Callable[[PlannedDataset], Float64[np.ndarray, " rows"]]
+"""Computes a score for each row of a component."""
+
 
 def shuffle_components(
     components: Mapping[str, PlannedDataset],
@@ -46,6 +51,7 @@ def shuffle_components(
     planned: int | None = None,
     own: Collection[str] = (),
     max_hosts: int | None = MAX_HOSTS,
+    scores: Mapping[str, RowScores] = MappingProxyType({}),
 ) -> dict[str, PlannedDataset]:
     """Each component in its own order, keyed by the seed and its name.
 
@@ -61,6 +67,7 @@ def shuffle_components(
         own: Components whose shuffle is set under their own name in the config, for errors.
         max_hosts: The most hosts of the run, from which strands of components in shuffled stores
             follow; None: these have strands like others.
+        scores: What computes the scores of rows, for components whose shuffle is by a number.
 
     Raises:
         ConfigError: more strands than examples, or a budget that is less than one block of each
@@ -82,12 +89,16 @@ def shuffle_components(
             )
         with placed([name], own, shuffle):
             key = derive(seed if isinstance(seed, int) else seed[name], "component", name)
-            result[name] = _shuffled(dataset, shuffle, key, strands.get(name))
+            result[name] = _shuffled(dataset, shuffle, key, strands.get(name), scores.get(name))
     return result
 
 
 def _shuffled(
-    dataset: PlannedDataset, shuffle: Shuffle, seed: int, strands: Strands | None
+    dataset: PlannedDataset,
+    shuffle: Shuffle,
+    seed: int,
+    strands: Strands | None,
+    scores: RowScores | None,
 ) -> PlannedDataset:
     block = 0
     if shuffle.in_blocks:
@@ -97,6 +108,8 @@ def _shuffled(
             else shuffle.io_block_size
         )
         dataset = dataset.block_aligned(block)
+    if scores is not None:
+        shuffle = shuffle.scored(scores(dataset))
     order = shuffle.order(len(dataset), block=block, seed=seed, strands=strands)
     return dataset.reordered(order) if order.reorders else dataset
 

@@ -12,5 +12,6 @@ from .permutation import Feistel as Feistel
 from .seeds import ORDER_VERSION as ORDER_VERSION
 from .shuffle_config import BlockShuffleConfig as BlockShuffleConfig
 from .shuffle_config import BraidShuffleConfig as BraidShuffleConfig
+from .shuffle_config import ScoreShuffleConfig as ScoreShuffleConfig
 from .shuffle_config import ShuffleConfig as ShuffleConfig
 from .subset import SubsetConfig as SubsetConfig

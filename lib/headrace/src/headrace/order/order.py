@@ -63,6 +63,10 @@ class Order(abc.ABC):
     """Rows per block that the shuffle keeps together; 0 if it has no blocks."""
     strands: int = 0
     """Number of strands; 0 for shuffles without strands."""
+    block_reads: float = 1.0
+    """How often a pass comes to a block after it has left it, and to each for the first time, by
+    design: a memory that holds fewer than all blocks reads them so many times.
+    """
     endless: bool = False
     """Passes repeat endlessly."""
     described: tuple[str, ...] = ("length",)

@@ -23,6 +23,7 @@ from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.table import BraidTable
 from headrace.order.order import Identity, Order
 from headrace.order.permutation import PERMUTATIONS, Feistel
+from headrace.order.score_order import ScoreOrder
 
 
 class Strands(NamedTuple):
@@ -50,6 +51,11 @@ class Shuffle(abc.ABC):
     budget_bytes: int | None = None
 
     @property
+    def scored_by(self) -> str | None:
+        """The number of documents whose order it follows; None: it depends on no document."""
+        return None
+
+    @property
     def chooses_strands(self) -> bool:
         """Whether it says neither how many strands there are nor their memory."""
         return self.strands is None and self.budget_bytes is None
@@ -73,6 +79,10 @@ class Shuffle(abc.ABC):
             seed: Integer seed of the component.
             strands: Its strands; None unless :attr:`in_strands`.
         """
+
+    def scored(self, scores: Float64[np.ndarray, " rows"]) -> Shuffle:
+        """This shuffle with the scores of rows, which one with :attr:`scored_by` needs."""
+        return self
 
     def resized(self, block: int, rows: int | None) -> Shuffle:
         """This shuffle over blocks of ``block`` examples, with at most ``rows`` strands (None: any
@@ -167,7 +177,50 @@ class BlockShuffleConfig(Shuffle):
         return dataclasses.replace(self, io_block_size=block)
 
 
-ShuffleConfig: TypeAlias = bool | int | BraidShuffleConfig | BlockShuffleConfig
+@dataclass(frozen=True)
+class ScoreShuffleConfig(Shuffle):
+    """Rows by score, in steps, each shuffled in itself (order/score_order.py). A row's score is the
+    mean over its tokens.
+
+    Attributes:
+        by: Where the number of each document comes from: an attribute, a leaf with one value per
+            document, ``length``, or a ``.npy`` file.
+        steps: In how many steps, of equally many rows. An epoch reads a block about so many times,
+            unless rows of like scores are stored together.
+        descending: Whether the highest scores come first.
+        open_blocks: Blocks that are mixed together.
+        kind: Distinguishes this config from others.
+    """
+
+    by: str
+    steps: int = 10
+    descending: bool = False
+    open_blocks: int = 512
+    kind: Literal["score"] = "score"
+
+    in_blocks = True
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "open_blocks"):
+            _check_positive(f"shuffle.{name}", getattr(self, name))
+
+    @property
+    def scored_by(self) -> str | None:
+        return self.by
+
+    def scored(self, scores: Float64[np.ndarray, " rows"]) -> Shuffle:
+        return _ByScore(self, scores)
+
+    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+        raise ConfigError(
+            "needs the scores of rows",
+            field="shuffle.by",
+            value=self.by,
+            cure="Write it in a config of caches, or leave it out.",
+        )
+
+
+ShuffleConfig: TypeAlias = bool | int | BraidShuffleConfig | BlockShuffleConfig | ScoreShuffleConfig
 """The registry: possible values of ``shuffle``. Configs are distinguished by their
 field ``kind``.
 """
@@ -179,6 +232,24 @@ BatchedOrders: TypeAlias = Callable[..., tuple[Int64[np.ndarray, " m"], Float64[
 """
 BATCHED: dict[type[Order], Callable[[Sequence[Any]], BatchedOrders]] = {BraidShuffle: BraidTable}
 """How orders of a class are combined; those of other classes are mapped one by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class _ByScore(Shuffle):
+    config: ScoreShuffleConfig
+    scores: Float64[np.ndarray, " rows"]
+
+    in_blocks = True
+
+    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+        return ScoreOrder(
+            self.scores,
+            steps=self.config.steps,
+            descending=self.config.descending,
+            block=block,
+            open_blocks=self.config.open_blocks,
+            seed=seed,
+        )
 
 
 class _StoredOrder(Shuffle):

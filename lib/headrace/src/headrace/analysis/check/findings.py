@@ -27,6 +27,7 @@ _SIZE_OFF = 0.02
 _SHARE_OFF = 0.05
 _UNTRAINED = 0.01
 _SKIPPED = 0.001
+_BLOCK_READS = 1.5
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,13 @@ def _padding_counts(plan: RunPlan) -> Iterator[_Advice]:
 @_rule("warning", "unused_attribute")
 def _unused_attributes(plan: RunPlan) -> Iterator[_Advice]:
     for name, source in plan.sources.items():
-        unused = sorted(set(source.attributes or ()) - source.asked_numbers)
+        unused = sorted(
+            set(source.attributes or ()) - source.asked_numbers(plan.run.settled.shuffle_for(name))
+        )
         if unused:
             yield (
                 f"components.{name}.attributes",
-                f"has {', '.join(unused)}, which neither where nor buckets ask for: not joined",
+                f"has {', '.join(unused)}, which neither where nor buckets nor shuffle ask for: not joined",
                 "Leave it out, or ask for it, e.g. in where.",
             )
 
@@ -343,6 +346,22 @@ def _random_reads(plan: RunPlan) -> Iterator[_Advice]:
             " it uses",
             "Leave shuffle out: the braided shuffle mixes batches as well and reads each chunk"
             " about once.",
+        )
+
+
+@_rule("warning", "reads_by_score")
+def _reads_by_score(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        reads = plan.run.order_of(c.name).block_reads
+        if reads < _BLOCK_READS:
+            continue
+        own = plan.sources[c.name].shuffle is not None
+        path = f"components.{c.name}.shuffle" if own else "shuffle"
+        yield (
+            f"{path}.steps",
+            f"reads each chunk of {c.name!r} about {reads:.1f} times an epoch, as rows of each step"
+            " lie in most of them",
+            f"Fewer steps read less, e.g. {path}.steps=2.",
         )
 
 
