@@ -1,5 +1,6 @@
 """Rows by score: in every epoch each row once, step by step, shuffled within a step."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -52,10 +53,10 @@ def test_another_epoch_step_or_seed_shuffles_in_another_way():
 
 
 def test_scores_are_part_of_the_description():
-    settings = {"steps": 2, "block": 2, "open_blocks": 8, "seed": 0}
-    rising = ScoreOrder(np.arange(10.0), **settings)
-    assert rising.describe() == ScoreOrder(np.arange(10.0) * 7, **settings).describe()
-    assert rising.describe() != ScoreOrder(-np.arange(10.0), **settings).describe()
+    of = partial(ScoreOrder, steps=2, block=2, open_blocks=8, seed=0)
+    rising = of(np.arange(10.0))
+    assert rising.describe() == of(np.arange(10.0) * 7).describe()
+    assert rising.describe() != of(-np.arange(10.0)).describe()
 
 
 @pytest.mark.parametrize(

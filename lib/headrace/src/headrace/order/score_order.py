@@ -72,7 +72,13 @@ class ScoreOrder(Order):
         self._first = np.arange(self.steps + 1) * scores.size // self.steps
         by_score = np.argsort(-scores if descending else scores, kind="stable")
         parts = np.split(by_score, self._first[1:-1])
-        self.rows_of_steps: Int64[np.ndarray, " rows"] = np.concatenate([*map(np.sort, parts)])
+        self.rows_of_steps: Int64[np.ndarray, " rows"] = np.concatenate(
+            [np.sort(part) for part in parts]
+        )
+        step = np.repeat(np.arange(self.steps), np.diff(self._first))
+        changes = (np.diff(step) != 0) | (np.diff(self.rows_of_steps // block) != 0)
+        blocks = -(-max(scores.size, 1) // block)
+        self.block_reads = (np.count_nonzero(changes) + 1) / blocks
         self._mixed_together = max(open_blocks // self.steps, 1)
         self._within = [
             BlockShuffle(
@@ -87,14 +93,7 @@ class ScoreOrder(Order):
     @cached_property
     def digest(self) -> str:
         """Digest of the rows of all steps, which follow from the scores."""
-        return hashlib.sha256(self.rows_of_steps.astype("<i8")).hexdigest()
-
-    @cached_property
-    def block_reads(self) -> float:
-        step = np.searchsorted(self._first, np.arange(self.length), side="right")
-        block = self.rows_of_steps // self.io_block_size
-        reads = np.count_nonzero((np.diff(step) != 0) | (np.diff(block) != 0)) + 1
-        return reads / -(-max(self.length, 1) // self.io_block_size)
+        return hashlib.sha256(self.rows_of_steps.astype("<i8").tobytes()).hexdigest()
 
     def open_window(self) -> OpenWindow:
         blocks = self._mixed_together * self.steps
