@@ -13,9 +13,10 @@ from headrace.data import filter_files
 from headrace.data.documents import DocumentFilter
 from headrace.errors import CacheCorruptError, CacheMissingError
 from headrace.feed.host_ledgers import SharedLedgers, ledger_reader
-from headrace.store import CacheLayout, TokenCache, open_cache
+from headrace.store import CacheLayout, TokenCache
+from headrace.store.joined import open_components
 from headrace.store.ledger import open_ledger
-from headrace.store.snapshots import SNAPSHOTS_NAME
+from headrace.store.snapshots import SNAPSHOTS_NAME, choose_snapshot, parse_history
 from headrace.testing import (
     FaultProxy,
     free_port,
@@ -144,8 +145,9 @@ def test_caches_are_opened_with_the_snapshots_that_the_first_has_read(served):
     store = KeyValueStore()
     for _ in range(3):
         shared = SharedLedgers(store)
-        cache = open_cache(f"{url}/b", read=shared, read_list=shared.history)
-        assert cache.snapshots[0].number == 1
+        history = parse_history(f"{url}/b", shared.history(f"{url}/b"))
+        chosen = choose_snapshot(f"{url}/b", None, history)
+        assert open_components({"b": [chosen]}, read=shared)["b"].snapshots[0].number == 1
     assert len(opened(proxy)) == 3 + 1
 
 

@@ -10,7 +10,6 @@ time: if the folder is damaged, deleted or not writable, the sums are added up a
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from headrace.data.dataset import PlannedDataset, stored_dataset
+from headrace.data.saved_filters import request_digest
 from headrace.errors import ConfigError, HeadraceError
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files
@@ -80,7 +80,7 @@ def load_or_add_up(
     if folder is None:
         return add_up()
     request = json.loads(json.dumps(made_from))
-    root = files.join(folder, _digest(request)[:32])
+    root = files.join(folder, request_digest(request)[:32])
     with contextlib.suppress(OSError, HeadraceError):
         record = read_record(files.join(root, _SUMS), _KIND)
         if record is not None and record.made_from == request:
@@ -110,7 +110,3 @@ def _written(url: str, numbers: Integer[np.ndarray, " n"]) -> dict[str, Any]:
     except BaseException:
         writer.abort()
         raise
-
-
-def _digest(values: object) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

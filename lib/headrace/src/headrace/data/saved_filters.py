@@ -141,7 +141,7 @@ def removed_once(
 
     def record(root: str) -> bytes:
         request = json.loads(json.dumps({**made_from(), "version": _KIND.version}))
-        folder = files.join(root, FILTERS_FOLDER, _digest(request)[:32])
+        folder = files.join(root, FILTERS_FOLDER, request_digest(request)[:32])
         with contextlib.suppress(OSError, HeadraceError):
             raw = files.read_bytes(files.join(folder, _RECORD)) or b""
             if (removed := _opened(root, raw, request)) is not None:
@@ -238,7 +238,7 @@ def _opened(
         return None
     if request not in (None, record.made_from):
         return None
-    folder = files.join(cache, FILTERS_FOLDER, _digest(record.made_from)[:32])
+    folder = files.join(cache, FILTERS_FOLDER, request_digest(record.made_from)[:32])
     vectors = {
         n: PiecedVector(files.join(folder, f"{n}.bin"), v, _WHAT) for n, v in record.vectors.items()
     }
@@ -277,5 +277,6 @@ def _removal(vectors: Mapping[str, PiecedVector], length: int, *sizes: int) -> R
     return Removal.of_sums(length, *sums)
 
 
-def _digest(values: object) -> str:
+def request_digest(values: object) -> str:
+    """Digest of what a saved result was made from, as JSON values: 64 hex digits."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -32,13 +32,12 @@ from headrace.store.levanter_layout import read_catalog, read_levanter
 from headrace.store.parts import PartRecord, PartTable
 from headrace.store.replicas import open_replicas
 from headrace.store.snapshots import (
+    History,
     Snapshot,
     check_member,
     choose_snapshot,
     history_of,
     member_path,
-    parse_history,
-    read_history,
 )
 
 
@@ -268,18 +267,14 @@ def open_cache(
     path: str | Path,
     snapshot: int | None = None,
     *,
-    read: ReadLedger = open_ledger,
     settings: FormatConfig | None = None,
-    read_list: Callable[[str], bytes] = read_history,
 ) -> TokenCache:
     """Opens a snapshot of a cache (:mod:`headrace.store.snapshots`), all its members as one.
 
     Args:
         path: Its folder or URL; :meth:`TokenCache.open` opens one member by itself.
         snapshot: The number of the snapshot; None: the newest.
-        read: Reads a ledger.
         settings: How another system's files are read.
-        read_list: Reads the list of its snapshots; not used for snapshot 1.
 
     Raises:
         CacheError: it, or a member, cannot be opened.
@@ -291,14 +286,10 @@ def open_cache(
         1
     """
     path = str(path)
-    root = files.absolute(path)
-    history = parse_history(root, read_list(root) if snapshot != 1 else b"")
+    # Snapshot 1 is the cache as it was built, which no list says anything of.
+    history = History() if snapshot == 1 else history_of(path)
     chosen = choose_snapshot(path, snapshot, history)
-
-    def open_one(member: str) -> TokenCache:
-        return TokenCache.open(member, read=read, settings=settings)
-
-    return _joined([_opened(chosen, (), open_one)], [chosen])
+    return _joined([_opened(chosen, (), partial(TokenCache.open, settings=settings))], [chosen])
 
 
 def _opened(
