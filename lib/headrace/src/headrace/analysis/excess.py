@@ -224,7 +224,8 @@ def source_excess(
         optimizer: One of :data:`OPTIMIZERS`.
 
     Raises:
-        ConfigError: no such schedule or optimizer; a share for an unknown source, or below 0 or above 1.
+        ConfigError: no such schedule or optimizer; a share for an unknown source, or below 0 or
+            above 1.
     """
     mixture = mixture_of(dataset.at_step(0)[0])
     check_choice("schedule", schedule, list(SCHEDULES))

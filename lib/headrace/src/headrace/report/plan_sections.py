@@ -226,7 +226,8 @@ def forecast_section(plan: PlanFacts) -> Section:
         Text(
             f"Counted from the order, with {memory}, over {_looked(forecast)}"
             f"{' (the whole run)' if forecast.exact else ''}. The first batch touches"
-            f" {n.count(run.first_batch_chunks)} stored chunks, {n.in_bytes(run.first_batch_bytes)}."
+            f" {n.count(run.first_batch_chunks)} stored chunks,"
+            f" {n.in_bytes(run.first_batch_bytes)}."
         )
     )
     rows = [

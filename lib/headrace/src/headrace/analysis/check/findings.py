@@ -127,7 +127,8 @@ def _unused_attributes(plan: RunPlan) -> Iterator[_Advice]:
         if unused:
             yield (
                 f"components.{name}.attributes",
-                f"has {', '.join(unused)}, which neither where nor buckets nor shuffle ask for: not joined",
+                f"has {', '.join(unused)}, which neither where nor buckets nor shuffle ask for:"
+                " not joined",
                 "Leave it out, or ask for it, e.g. in where.",
             )
 
