@@ -42,7 +42,7 @@ def say_json(value: Any) -> None:
     import typer
 
     text = json.dumps(value, ensure_ascii=False)
-    typer.echo(_ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    typer.echo(_ESCAPED.sub(lambda control: f"\\u{ord(control[0]):04x}", text))
 
 
 def terminal(*, soft_wrap: bool = False) -> Console:

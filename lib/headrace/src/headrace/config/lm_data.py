@@ -471,8 +471,8 @@ class LmDataConfig:
             by = self.shuffle_for(name).scored_by
             if by is None:
                 continue
-            own = component.shuffle is not None
-            field = f"components.{name}.shuffle.by" if own else "shuffle.by"
+            of_component = component.shuffle is not None
+            field = f"components.{name}.shuffle.by" if of_component else "shuffle.by"
             if len(self.phases) > 1:
                 raise ConfigError(NOT_WITH_PHASES, field=field, value=by, cure="Write one seq_len.")
             numbers = component.document_numbers(name, caches[name])

@@ -51,11 +51,11 @@ def row_scores(
     score = np.concatenate([np.zeros(0), *numbers.chunks(name, field)]).astype(np.float64)
     lengths = cache.lengths()
     begin = starts(lengths)
-    before = np.cumsum(score * lengths) - score * lengths
+    sum_before = np.cumsum(score * lengths) - score * lengths
 
     def sum_to(token: np.ndarray) -> np.ndarray:
         document = np.searchsorted(begin[:-1], token, side="right") - 1
-        return before[document] + (token - begin[document]) * score[document]
+        return sum_before[document] + (token - begin[document]) * score[document]
 
     first_token = starts(cache.part_tokens)
     (source,) = dataset.sources

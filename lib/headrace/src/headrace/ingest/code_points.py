@@ -77,9 +77,9 @@ def known_or_computed(digest: str, compute: Callable[[], Ranges]) -> Ranges:
     """
     path = str(_folder() / f"code-points-{digest}.json")
     with suppress(OSError, HeadraceError):
-        known = read_record(path, _KIND)
-        if known is not None:
-            return known
+        ranges = read_record(path, _KIND)
+        if ranges is not None:
+            return ranges
     ranges = compute()
     # If the folder cannot be written, they are computed again next time.
     with suppress(OSError, HeadraceError):

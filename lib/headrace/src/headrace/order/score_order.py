@@ -101,8 +101,8 @@ class ScoreOrder(Order):
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         step = np.searchsorted(self._first, i, side="right") - 1
-        place = i - self._first[step]
-        for number in np.unique(step).tolist():
-            of_step = step == number
-            place[of_step] = self._within[number].at(place[of_step], epoch[of_step])
-        return self.rows_of_steps[self._first[step] + place]
+        number_in_step = i - self._first[step]
+        for k in np.unique(step).tolist():
+            of_step = step == k
+            number_in_step[of_step] = self._within[k].at(number_in_step[of_step], epoch[of_step])
+        return self.rows_of_steps[self._first[step] + number_in_step]

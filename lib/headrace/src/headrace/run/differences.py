@@ -34,15 +34,15 @@ def differing_values(
 ) -> list[Difference]:
     """Differing values of two JSON documents; a missing value is written as ``absent``."""
     if isinstance(old, dict) and isinstance(new, dict):
-        found: list[Difference] = []
+        differences: list[Difference] = []
         for key in [*old, *(k for k in new if k not in old)]:
             at = f"{path}.{key}" if path else str(key)
             if key in old and key in new:
-                found += differing_values(old[key], new[key], at, absent)
+                differences += differing_values(old[key], new[key], at, absent)
             else:
                 sides = [_short(side[key]) if key in side else absent for side in (old, new)]
-                found.append(Difference(at, *sides))
-        return found
+                differences.append(Difference(at, *sides))
+        return differences
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         pairs = enumerate(zip(old, new, strict=True))
         return [d for k, pair in pairs for d in differing_values(*pair, f"{path}[{k}]", absent)]

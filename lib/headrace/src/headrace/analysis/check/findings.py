@@ -356,8 +356,8 @@ def _reads_by_score(plan: RunPlan) -> Iterator[_Advice]:
         reads = plan.run.order_of(c.name).block_reads
         if reads < _BLOCK_READS:
             continue
-        own = plan.sources[c.name].shuffle is not None
-        path = f"components.{c.name}.shuffle" if own else "shuffle"
+        of_component = plan.sources[c.name].shuffle is not None
+        path = f"components.{c.name}.shuffle" if of_component else "shuffle"
         yield (
             f"{path}.steps",
             f"reads each chunk of {c.name!r} about {reads:.1f} times an epoch, as rows of each step"
