@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from headrace import ComponentConfig, LmDataConfig, RunLog, open_run
+from headrace import ComponentConfig, LmDataConfig, RunLog, load_config, open_run
 from headrace.report.blame import blame
 from headrace.run import Run
-from headrace.testing import tiny_cache
+from headrace.testing import remove, tiny_cache
 
 Headrace = Callable[..., Any]
 
@@ -50,10 +50,61 @@ def test_a_running_job_is_changed(headrace: Headrace, job: Run):
     headrace("run", "amend", job.folder, "--step", str(step + 5), "--weights", "a=9")
 
 
+def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_path: Path):
+    caches = {name: tiny_cache(tmp_path / name, seed=seed).path for seed, name in enumerate("abc")}
+    fields: dict[str, Any] = {
+        "components": {name: {"cache": caches[name]} for name in "ab"},
+        **{"seq_len": 8, "batch_size": 8, "num_steps": 1500},
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(fields))
+    run = open_run(tmp_path / "run", load_config(str(path)))
+    amend = ("run", "amend", run.folder, str(path))
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        next(batches)
+        assert "the same run" in headrace(*amend, "--step", "900", "--live").out
+        fields["components"] = {
+            "c": {"cache": caches["c"], "weight": 3},
+            "a": {"cache": caches["a"]},
+        }
+        path.write_text(json.dumps(fields))
+        assert "--step N" in headrace(*amend, "--live").err
+        planned = headrace(*amend, "--step", "5", "--live").err
+        step = planned.split("Give step ")[1].split()[0]  # the cure works as it is typed
+        assert "the job goes on with it" in headrace(*amend, "--step", step, "--live").out
+        remove(tmp_path / "a", 3, 4)
+        typed = ("--caches", "a=2", "--step", "1000", "--json")
+        said = json.loads(headrace("run", "amend", run.folder, *typed).out)
+        assert said["amendment"] == {"step": 1000, "caches": {"a": 2}}
+        at_1100 = ("--step", "1100", "--live")
+        assert headrace(*amend, "components.a.weight=5", *at_1100).code == 0
+        twice = headrace(*amend, "components.a.weight=7", *at_1100).err
+        stopped = twice.split("Stop the job, then: headrace ")[1].split()
+        seed = headrace(*amend, "seed=7", "--step", "1200", "--live")
+        assert "A run cannot make these changes" in seed.out
+        given = [*batches]
+    assert run.config is not None
+    changed, moved, weighed = run.config.amendments
+    assert (changed.add, changed.drop, moved.caches) == ({"c": 3}, ["b"], {"a": 2})
+    assert (weighed.step, weighed.weights) == (1100, {"a": 5})
+    again = open_run(run.folder, load_config(str(path), ["components.a.weight=5"]), 1050)
+    assert again.fingerprint == run.fingerprint
+    with again.loader() as resumed:
+        for at in (1, int(step), 1000, 1400):
+            assert (resumed.batch_at(at).tokens == given[at - 1].tokens).all(), at
+    again.state(1050)
+    assert headrace(*stopped).code == 0
+    last = open_run(run.folder, load_config(str(path), ["components.a.weight=7"])).config
+    assert last is not None
+    assert last.amendments[-1].weights == {"a": 7}
+
+
 @pytest.mark.parametrize(
     ("typed", "cure"),
     [
         (["--weights", "a=2"], "--step N"),
+        (["--step", "9", "--caches", "a=new"], "--caches web=3,code=2"),
+        (["--step", "9", "--live"], "Give it add, weights, drop or skip"),
         (["--step", "9", "--weights", "a"], "--weights web=2,code=1"),
         (["--step", "9", "--skip", "9"], "--skip 1200:1400"),
         (["--skip", "40:30"], "--skip 1200:1400"),

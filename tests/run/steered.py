@@ -12,7 +12,8 @@ import numpy as np
 from headrace import ComponentConfig, LmDataConfig, open_run
 from headrace.run import LoaderState, Run
 
-AHEAD = 260  # more than any host has planned
+AHEAD = 240  # more than any host has planned
+LEAST_AHEAD = 223  # less than the first step that can be changed
 EVERY = 20
 SAVED_EVERY = 50
 
@@ -65,8 +66,12 @@ def main(root: Path, address: str, hosts: int, number: int, steps: int, changes:
                 rows[f"{step}/{shard.index[0].start or 0}"] = np.asarray(shard.data)
             assert run.config is not None
             reached = max((one.step for one in run.config.amendments), default=0)
-            if step % EVERY == 0 and step < changes * EVERY and reached < step + AHEAD:
-                run.amend(step + AHEAD, **change_at(run, root, step, step + AHEAD))
+            is_new = reached < step + LEAST_AHEAD
+            if step % EVERY == 0 and step < changes * EVERY and is_new:
+                is_asked_by_all = step // EVERY % 2 == 0
+                begins = step + AHEAD if is_asked_by_all else run.earliest_step()
+                if is_asked_by_all or number == 0:
+                    run.amend(begins, **change_at(run, root, step, begins))
             if step % SAVED_EVERY == SAVED_EVERY - 1:
                 save(root / f"rows-{begin}-{hosts}-{number}.npz", rows)
                 print(step + 1, flush=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
@@ -23,12 +23,17 @@ from headrace.cli.shown import say, say_json, terminal, working
 from headrace.errors import ConfigError, check_at_least
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headrace.config.lm_data import LmDataConfig
     from headrace.mix.stage_config import AmendmentConfig
     from headrace.run.changes import RunChanges
     from headrace.run.lock import RunLock
+    from headrace.run.steering import Request
 
 _SHOWN_FIELDS = 40
+_STEP_CURE = "Type the first step that changes, --step N, or edit a config and name it."
+_Value = TypeVar("_Value")
 
 Step = Annotated[
     int | None,
@@ -101,8 +106,20 @@ def amend(
             help="The run goes on from an earlier checkpoint than its last, at or before --step.",
         ),
     ] = False,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Ask the job that trains the run to go on as CONFIG says."),
+    ] = False,
     weights: Annotated[
         str | None, typer.Option(help="New weights, for a running job.", metavar="NAME=NUMBER,...")
+    ] = None,
+    caches: Annotated[
+        str | None,
+        typer.Option(
+            help="Later snapshots of caches, for a running job; of several caches of a component,"
+            " web=3-1.",
+            metavar="NAME=NUMBER,...",
+        ),
     ] = None,
     skip: Annotated[
         list[str] | None,
@@ -128,9 +145,9 @@ def amend(
     begins at its last checkpoint, or at a later --step. Steps before it stay as they were. The
     config needs no note of it: the run goes on with the same command as before.
 
-    A running job is changed without a config, by --weights, --skip and --drop, from a --step on
-    that it has not planned. The command waits until the job's lock has the change, or says why it
-    was refused.
+    A running job is changed by --live beside the edited config, or without a config by --weights,
+    --skip, --drop and --caches, from a --step on that it has not planned. The command waits until
+    the job's lock has the change, or says why it was refused.
 
     For example:
 
@@ -138,72 +155,127 @@ def amend(
 
         headrace run amend runs/1 run.yaml --step 20000
 
+        headrace run amend runs/1 run.yaml --step 20000 --live
+
         headrace run amend runs/1 --step 20000 --weights web=2,code=1
 
         headrace run amend runs/1 --skip 20000:20100
     """
     from headrace.run.run import amend_run
+    from headrace.run.steering import Request
 
     lock = lock_in(run, "RUN")
     if config is None:
-        _ask(run, step, weights or "", skip or [], drop or [], wait)
+        amendment = _typed_amendment(step, weights or "", skip or [], drop or [], caches or "")
+        _ask(run, Request.of(amendment, {}), wait, as_json)
         return
-    for option, value in (("--weights", weights), ("--skip", skip), ("--drop", drop)):
+    instead = {"--weights": weights, "--skip": skip, "--drop": drop, "--caches": caches}
+    for option, value in instead.items():
         if value:
             cure = f"Leave out {config}, or say it there."
             raise ConfigError("is given beside a config", field=option, value=value, cure=cure)
+    if live and step is None:
+        raise ConfigError("is missing", field="--step", cure=_STEP_CURE)
     changes, steps_done, edited = _changes(lock, run, config, settings, step, newest_caches)
-    if as_json:
+    if as_json and not live:
         say_json(_facts(changes, run, config, steps_done))
-    else:
+    elif not live or changes.amended is None:
         _show_changes(changes, run, False)
     if changes.amended is None:
         if changes.same:
             return
         raise typer.Exit(1)
+    if live:
+        typed = [run, config, *(settings or []), "--step", str(step)]
+        _ask(run, _live_request(lock, changes, edited, typed), wait, as_json)
+        return
     with working("writing the amendment"):
         amend_run(run, lock, changes.amended, edited, done=steps_done if going_back else None)
     if not as_json:
         say(f"Written into {run}/lock.json. Go on with the run as before.")
 
 
-def _ask(
-    run: str, step: int | None, weights: str, skip: list[str], drop: list[str], wait: float
-) -> None:
+def _live_request(
+    lock: RunLock, changes: RunChanges, edited: LmDataConfig, typed: list[str]
+) -> Request:
+    """The request that makes the changes of an edited config, as typed, in a running job."""
+    from headrace.config.lm_data import LmDataConfig
+    from headrace.config.parsing import decode
+    from headrace.run.steering import Request
+
+    amended = changes.amended
+    assert amended is not None
+    locked = decode(LmDataConfig, lock.config or {})
+    amendment = changes.amendment
+    if amendment is None or amended.amendments != [*locked.amendments, amendment]:
+        raise ConfigError(
+            "changes more than weights, sources and caches after the last amendment, and a job that"
+            " runs cannot",
+            field="config",
+            value=typed[1],
+            cure=f"Stop the job, then: headrace run amend {' '.join(typed)}",
+        )
+    new = {n: one for n, one in amended.components.items() if n not in locked.components}
+    return Request.of(amendment, new, edited)
+
+
+def _ask(run: str, request: Request, wait: float, as_json: bool) -> None:
     """Asks a running job for a change."""
+    from headrace.config.parsing import decode
+    from headrace.mix.stage_config import AmendmentConfig
+    from headrace.run.steering import ask
+
+    with working("waiting for the run"):
+        ask(run, request, wait)
+    amendment = decode(AmendmentConfig, request.amendment)
+    if as_json:
+        facts = {"run": run, "first_step": amendment.step, "amendment": _fields_of(amendment)}
+        say_json(facts)
+        return
+    say(f"From step {amendment.step:,} on: {', '.join(_written(amendment).splitlines())}")
+    say(f"Written into {run}/lock.json; the job goes on with it.")
+
+
+def _typed_amendment(
+    step: int | None, weights: str, skip: list[str], drop: list[str], caches: str
+) -> AmendmentConfig:
     from headrace.mix.stage_config import AmendmentConfig, check_plan
-    from headrace.run.steering import Request, ask
 
     skipped = [[*range_of_steps("--skip", pair)] for pair in skip]
     if step is None and skipped:
         step = min(first for first, _ in skipped)
     if step is None:
-        cure = "Type the first step that changes, --step N, or edit a config and name it."
-        raise ConfigError("is missing", field="--step", cure=cure)
-    amendment = AmendmentConfig(step, weights=_typed(weights), drop=drop, skip=skipped)
+        raise ConfigError("is missing", field="--step", cure=_STEP_CURE)
+    snapshots = _typed(caches, "--caches", "snapshot", _snapshots, "web=3,code=2")
+    weighed = _typed(weights, "--weights", "weight", float, "web=2,code=1")
+    amendment = AmendmentConfig(step, weights=weighed, drop=drop, caches=snapshots, skip=skipped)
     check_plan([], [amendment])
-    with working("waiting for the run"):
-        ask(run, Request.of(amendment, {}), wait)
-    say(f"From step {step:,} on: {', '.join(_written(amendment).splitlines())}")
-    say(f"Written into {run}/lock.json; the job goes on with it.")
+    return amendment
 
 
-def _typed(weights: str) -> dict[str, float]:
-    """Weights as they are typed.
+def _snapshots(typed: str) -> int | list[int]:
+    numbers = [int(number) for number in typed.split("-")]
+    return numbers if numbers[1:] else numbers[0]
+
+
+def _typed(
+    typed: str, option: str, kind: str, read: Callable[[str], _Value], example: str
+) -> dict[str, _Value]:
+    """Names with values as they are typed.
 
     Example:
-        >>> _typed("web=2,code=.5")
+        >>> _typed("web=2,code=.5", "--weights", "weight", float, "web=2")
         {'web': 2.0, 'code': 0.5}
     """
-    typed: dict[str, float] = {}
-    for entry in weights.split(",") if weights else []:
-        name, _, number = entry.partition("=")
+    values: dict[str, _Value] = {}
+    for entry in typed.split(",") if typed else []:
+        name, _, value = entry.partition("=")
         try:
-            typed[name] = float(number)
+            values[name] = read(value)
         except ValueError:
-            cure = "Type names with numbers: --weights web=2,code=1."
-            raise ConfigError("is no weight", field="--weights", value=entry, cure=cure) from None
-    return typed
+            cure = f"Type names with numbers: {option} {example}."
+            raise ConfigError(f"is no {kind}", field=option, value=entry, cure=cure) from None
+    return values
 
 
 def _changes(

@@ -69,15 +69,19 @@ def amend(
             check_weights(without_repeats(entries), f"{path}.{field}")
     tree = dict(mixture)
     touched: list[BlendPath] = []
+    places = _places(tree)
     for name in sorted(
         weights, key=lambda name: _blend_of(weights[name]) is None
     ):  # blends written out anew first
         value = weights[name]
         field = f"{path}.weights.{name}"
-        path_of_entry = _find(tree, name, field, components, group=_blend_of(value) is not None)
+        is_blend = _blend_of(value) is not None
+        path_of_entry = _find(tree, places, name, field, components, group=is_blend)
         tree = _put(tree, path_of_entry, _weighed(tree, path_of_entry, value, field))
         touched.append(path_of_entry)
-    dropped = [_find(tree, name, f"{path}.drop", components, value=name) for name in drop]
+        if is_blend:
+            places = _places(tree)
+    dropped = [_find(tree, places, name, f"{path}.drop", components, value=name) for name in drop]
     for path_of_entry, named in itertools.product(dropped, touched):
         if named[: len(path_of_entry)] == path_of_entry:
             problem = f"is dropped by the same amendment, with {path_of_entry[-1]!r}"
@@ -116,7 +120,7 @@ def extend(
     """
     tree = dict(mixture)
     for name, newcomer in newcomers.items():
-        entry_path = _find(tree, name, f"{path}.caches.{name}", components)
+        entry_path = _find(tree, _places(tree), name, f"{path}.caches.{name}", components)
         weight = _at(tree, entry_path)
         old = (
             weight
@@ -257,8 +261,20 @@ def without_sources(tree: Mapping[str, Any], names: Collection[str]) -> dict[str
     return result
 
 
+_Places: TypeAlias = dict[str, list[tuple[BlendPath, bool]]]
+"""The entries of a blend that bear a name: their places, and whether they are groups."""
+
+
+def _places(tree: Mapping[str, Any]) -> _Places:
+    places: _Places = {}
+    for entry_path, is_group in _entries(tree):
+        places.setdefault(entry_path[-1], []).append((entry_path, is_group))
+    return places
+
+
 def _find(
     tree: Mapping[str, Any],
+    places: _Places,
     name: str,
     field: str,
     components: Collection[str],
@@ -267,11 +283,11 @@ def _find(
     **given: object,
 ) -> BlendPath:
     """The place of a name; ``group``: of a group where a source bears the same name."""
-    entries = [entry for entry in _entries(tree) if entry[0][-1] == name]
+    entries = places.get(name, [])
     if group and sum(is_group for _, is_group in entries) == 1:
         entries = [entry for entry in entries if entry[1]]
     if not entries:
-        hint = did_you_mean(name, {entry_path[-1] for entry_path, _ in _entries(tree)})
+        hint = did_you_mean(name, places)
         cure = f"Use add for it. {hint}" if name in components and not given else hint
         raise ConfigError("is not in the mixture", field=field, cure=cure, **given)
     if len(entries) == 2 and _is_extended(name, _at(tree, entries[0][0])):

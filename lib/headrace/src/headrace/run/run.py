@@ -180,7 +180,8 @@ class Run:
         """The run after a request, of which nothing is written yet."""
         amended = request.applied(self._with_config("amend()"))
         source = order_of(amended, self.fn)
-        new = replace(RunLock.of(source), edited=self.lock.edited)
+        edited = self.lock.edited if request.edited is None else request.edited
+        new = replace(RunLock.of(source), edited=edited)
         first = new.first_difference(self.lock)
         if first is None:
             self.lock.check_same(new, self.folder)

@@ -61,21 +61,28 @@ class Request(msgspec.Struct, frozen=True):
     Attributes:
         amendment: Fields of an :class:`AmendmentConfig`.
         components: Fields of the components that are new.
+        edited: Fields of the user's config, which from now on means this; None: the one that did
+            so far.
     """
 
     amendment: dict[str, Any]
     components: dict[str, Any] = {}
+    edited: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, amendment: AmendmentConfig, components: Mapping[str, ComponentConfig]) -> Request:
+    def of(
+        cls,
+        amendment: AmendmentConfig,
+        components: Mapping[str, ComponentConfig],
+        edited: LmDataConfig | None = None,
+    ) -> Request:
         """The request for an amendment."""
-        fields = {name: given_fields(one) for name, one in components.items()}
-        return msgspec.convert(
-            msgspec.to_builtins(
-                {"amendment": asdict(amendment), "components": fields}, str_keys=True
-            ),
-            cls,
-        )
+        fields = {
+            "amendment": asdict(amendment),
+            "components": {name: given_fields(one) for name, one in components.items()},
+            "edited": None if edited is None else given_fields(edited),
+        }
+        return msgspec.convert(msgspec.to_builtins(fields, str_keys=True), cls)
 
     @property
     def step(self) -> int:
