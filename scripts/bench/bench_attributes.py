@@ -122,7 +122,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         ["documents", "CPU s, joined", "CPU s, read again", "MiB", "bytes a document"],
         [[f"{documents:,}", join_s, read_s, grown / 2**20, grown / documents]],
     )
-    report.bar("memory of the join, GiB", grown / 2**30, at_most=2.0)
+    report.bar("memory of the join, GiB", grown / 2**30, at_most=2.0 * documents / 100_000_000)
     report.bar("CPU of reading again over joining", read_s / join_s, at_most=0.1)
 
 
