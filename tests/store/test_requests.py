@@ -20,10 +20,12 @@ from jax.sharding import Mesh
 from headrace.data import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed import DataLoader
-from headrace.store import CacheLayout, RetryPolicy, TokenCache, requests, retry
+from headrace.store import CacheLayout, RetryPolicy, TokenCache, files, requests, retry
 from headrace.store.array import StoredArray
+from headrace.store.layout import DEFAULT_CHUNK
 from headrace.store.ledger import read_ledger
 from headrace.store.pending import PendingRead
+from headrace.store.plain import PlainArray
 from headrace.testing import FaultProxy, Faults, web_server, write_cache
 
 # rows of tokens, rows a block, blocks a shard
@@ -447,3 +449,17 @@ def test_a_process_ends_while_answers_arrive(tmp_path):
             given = [sys.executable, "-c", LEAVES, proxy.url, str(answers)]
             done = subprocess.run(given, capture_output=True, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_plain_file_is_not_mistaken_for_the_shards_of_an_array_beside_it(remote):
+    """Nothing in a plain file tells whose bytes came: the same size would do."""
+    plain = np.arange(3 * DEFAULT_CHUNK + 5, dtype=np.uint16)
+    place = f"{remote.root}/tokens.bin"
+    files.write_atomic(place, plain.tobytes())
+    for name in ("c/0", "tokens.bin/c/0", "tokens.bin/c/1"):
+        files.write_atomic(f"{remote.root}/{name}", (plain + 1).tobytes())
+    array = PlainArray(place, plain.size, "uint16")
+    for _ in range(2):  # the second time it is open
+        for at in range(0, plain.size, array.chunk_elements):
+            wanted = plain[at : at + array.chunk_elements]
+            assert np.array_equal(array.read_into(np.empty_like(wanted), at).result(), wanted)
