@@ -2,10 +2,12 @@
 somewhere, every filtered document is counted.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace import load_config, open_run
@@ -157,3 +159,44 @@ def test_numbers_that_no_document_has_are_refused_unless_they_may_be_counted(run
     with pytest.raises(ConfigError, match="the cache has 200") as caught:
         load_config(run_yaml, ["components.a.remove_not_found=refuse"]).datasets()
     assert (caught.value.field, caught.value.value) == ("components.a.remove", 9999)
+
+
+def test_sources_with_the_documents_of_another_run_are_named(
+    headrace: Run, run_yaml: str, tmp_path: Path
+):
+    scores = tmp_path / "scores.npy"
+    run = str(tmp_path / "run")
+
+    def alike(target: str, edges: list[int], other: str) -> dict[str, list[str]]:
+        divided = f"components.b.buckets={{by: {scores}, edges: {edges}}}"
+        asked = ("run", "tree", target, "weights=null", divided, "--like", other, "--json")
+        return {
+            name: one["like"] for name, one in json.loads(headrace(*asked)[1])["sources"].items()
+        }
+
+    np.save(scores, np.arange(200))
+    plain = alike(run_yaml, [100], run_yaml)
+    assert plain == {"a": ["a"], "b/0": [], "b/1": []}
+    divided = f"components.b.buckets={{by: {scores}, edges: [50, 100]}}"
+    open_run(run, load_config(run_yaml, ["weights=null", divided]))
+    moved = np.arange(200)
+    moved[:20] = 60
+    np.save(scores, moved)  # the lock tells what the run's buckets were
+    assert alike(run_yaml, [50, 100], run) == {"a": ["a"], "b/0": [], "b/1": [], "b/2": ["b/2"]}
+    assert alike(run_yaml, [100], run) == {"a": ["a"], "b/0": [], "b/1": ["b/2"]}
+    out = headrace("run", "tree", run_yaml, "weights=null", divided, "--like", run)[1]
+    assert "documents  those of b/2 there" in out
+    assert "documents  those of no source there" in out
+
+
+def test_a_lock_of_an_earlier_release_has_no_digests_and_its_config_is_asked(
+    headrace: Run, run_yaml: str, tmp_path: Path
+):
+    run = str(tmp_path / "run")
+    lock = open_run(run, load_config(run_yaml)).lock
+    dataclasses.replace(lock, documents={}).save(run)
+    facts = json.loads(headrace("run", "tree", run_yaml, "--like", run, "--json")[1])
+    assert {name: one["like"] for name, one in facts["sources"].items()} == {"a": ["a"], "b": ["b"]}
+    assert {name: one["documents_digest"] for name, one in facts["sources"].items()} == (
+        lock.documents
+    )

@@ -308,3 +308,28 @@ def test_components_of_one_cache_with_other_columns_keep_them_apart(paths):
     assert (scores[source == 0] == SCORES[tokens[source == 0] - 1]).all()
     assert (scores[source == 1] == 9).all()
     assert {*source} == {0, 1}
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    edges=st.tuples(*[st.sets(st.integers(1, 3), min_size=1).map(sorted)] * 2),
+    packings=st.tuples(*[st.sampled_from([None, PackingConfig(algorithm="bfd")])] * 2),
+)
+def test_buckets_have_one_digest_if_and_only_if_they_have_the_same_documents(
+    paths: dict[str, str],
+    edges: tuple[list[float], list[float]],
+    packings: tuple[PackingConfig | None, PackingConfig | None],
+):
+    digest_of: dict[tuple[float, float], set[str]] = {}
+    for some, packing in zip(edges, packings, strict=True):
+        source = ComponentConfig(
+            paths["a"], packing=packing, buckets=BucketsConfig("score", edges=some)
+        )
+        run = LmDataConfig({"a": source}, seq_len=4, batch_size=8)
+        digests = RunLock.of(run.loader()).documents
+        ranges = zip([0, *some], [*some, 4], strict=True)
+        assert [*digests] == [f"a/{k}" for k in range(len(some) + 1)]
+        for bounds, digest in zip(ranges, digests.values(), strict=True):
+            digest_of.setdefault(bounds, set()).add(digest)
+    every = [digest for digests in digest_of.values() for digest in digests]
+    assert len({*every}) == len(every) == len(digest_of)

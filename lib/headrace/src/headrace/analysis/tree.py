@@ -28,7 +28,7 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
         first step and row length of each; ``batch_sizes``, by first step; ``stages``, the first
         step, name and weights of each mixture; ``learned``, the step and weights of those that a
         rule decided by losses; ``skipped_tokens`` of changes of the row length;
-        ``sources`` by name, each with its ``cache``, ``account``
+        ``sources`` by name, each with its ``cache``, ``documents_digest``, ``account``
         (:class:`~headrace.data.component.Account`), ``held_out``, ``rows``, ``order``, ``limits``,
         what the run has ``drawn`` of it, and what is ``erased`` of its rows from which step on:
         documents that were removed from its cache, whose tokens ``account`` still counts, because
@@ -81,11 +81,16 @@ def _source(name: str, run: ResolvedRun) -> dict[str, Any]:
     """The cache, rows, order and draws of one source."""
     component = run.config.components[name]
     drawn = run.drawn.get(name)
+    cache = _cache(name, run)
+    place = run.first.names.index(name)
     rows = run.trained[name]
     split, _ = run.config.held_out.get(name, (None, ""))
     limits = {field: getattr(component, field) for field in LIMITS}
     return {
-        "cache": _cache(name, run),
+        "cache": cache,
+        "documents_digest": run.first.components[place].documents_digest
+        if cache["exists"]
+        else None,
         "held_out": None if split is None else split.by,
         "rows": {
             "kind": "windows" if component.packing is None else "packs",
@@ -95,7 +100,7 @@ def _source(name: str, run: ResolvedRun) -> dict[str, Any]:
         "order": run.order_of(name)._asdict(),
         "limits": {field: value for field, value in limits.items() if value is not None},
         "drawn": {
-            "weight": float(run.first.weights_at(_FIRST)[0, run.first.names.index(name)]),
+            "weight": float(run.first.weights_at(_FIRST)[0, place]),
             "rows": drawn and drawn.rows,
             "tokens": drawn and drawn.tokens,
             "epochs": drawn and drawn.epochs,

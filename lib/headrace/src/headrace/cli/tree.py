@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import AsJson, ConfigOrRun, Settings, load_config_or_run
+from headrace.cli.options import AsJson, ConfigOrRun, Settings, load_config_or_run, lock_at
 from headrace.cli.remove import removal_line
 from headrace.cli.shown import say_json, terminal, working
 from headrace.errors import format_count
@@ -30,6 +30,14 @@ def command(
     show_all: Annotated[
         bool, typer.Option("--all", help="Show every source with its nodes, however many.")
     ] = False,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            help="Say which sources have the documents of which sources of another run, whatever"
+            " their names: what was learned of them there holds here.",
+            metavar="CONFIG|RUN",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how a run is made: its sources, which of their documents and rows it trains on, their
@@ -45,6 +53,8 @@ def command(
         headrace run tree run.yaml seq_len=4096 --all
 
         headrace run tree runs/7b --json
+
+        headrace run tree run.yaml --like runs/7b
     """
     from headrace.analysis.resolved import ResolvedRun
     from headrace.analysis.tree import run_tree
@@ -52,10 +62,25 @@ def command(
     config = load_config_or_run(target, settings)
     with working("counting rows"):
         facts = run_tree(ResolvedRun.of(config))
+        if like is not None:
+            of_other = _digests(like)
+            for one in facts["sources"].values():
+                digest = one["documents_digest"]
+                one["like"] = [name for name, other in of_other.items() if other == digest]
     if as_json:
         say_json(facts)
     else:
         terminal().print(_tree(target, facts, folds=not show_all))
+
+
+def _digests(target: str) -> dict[str, str]:
+    """The digest of the documents of each source of a run or a config."""
+    from headrace.analysis.resolved import ResolvedRun
+
+    lock = lock_at(target)
+    if lock is not None and lock.documents:  # as the run began, whatever has become of its files
+        return lock.documents
+    return ResolvedRun.of(load_config_or_run(target, None)).first.documents_digests()
 
 
 def _tree(target: str, facts: dict[str, Any], *, folds: bool) -> Tree:
@@ -179,7 +204,12 @@ def _group_line(sources: list[dict[str, Any]]) -> str:
     rows = sum(one["rows"]["rows"] for one in sources)
     tokens = sum(one["cache"]["tokens"] for one in sources)
     several = f"{len(sources):,} sources, " if sources[1:] else ""
-    return f"{several}{tokens:,} tokens, {format_count(rows, 'row')}; {_drawn_line(sources)}"
+    alike = ""
+    if "like" in sources[0]:
+        same = sum(bool(one["like"]) for one in sources)
+        alike = f"; {same:,} with the documents of a source there"
+    rows_line = f"{several}{tokens:,} tokens, {format_count(rows, 'row')}"
+    return f"{rows_line}; {_drawn_line(sources)}{alike}"
 
 
 def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
@@ -195,6 +225,9 @@ def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
     elif account["removed_documents"]:
         left_out = format_count(account["removed_documents"], "document")
         nodes.append(("filter", f"{left_out}, {account['removed_tokens']:,} tokens left out"))
+    if "like" in one:
+        names = ", ".join(one["like"]) or "no source"
+        nodes.append(("documents", f"those of {names} there"))
     for kind, name, text in (
         ("held out", "validation", f"by {one['held_out']}"),
         ("subset", "unused", "not trained on"),

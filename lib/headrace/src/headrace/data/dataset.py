@@ -119,6 +119,13 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         return None
 
     @property
+    def documents_digest(self) -> str | None:
+        """Digest of the documents of which its rows are made: equal for the same documents of the
+        same cache, whatever the rows; 32 hex digits. None: they are of no one cache.
+        """
+        return None
+
+    @property
     def has_further_rows(self) -> bool:
         """Whether its rows are the further rows of another dataset."""
         return False
@@ -337,6 +344,10 @@ class WrappingDataset(PlannedDataset):
     @property
     def in_shuffled_store(self) -> bool:
         return self.base.in_shuffled_store
+
+    @property
+    def documents_digest(self) -> str | None:
+        return self.base.documents_digest
 
 
 class ReorderedDataset(WrappingDataset):

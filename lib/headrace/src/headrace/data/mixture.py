@@ -282,6 +282,14 @@ class MixtureDataset(WrappingDataset):
     def mixture(self) -> MixtureDataset:
         return self
 
+    def documents_digests(self) -> dict[str, str]:
+        """The digest of the documents of each component that has one, by name."""
+        digests = {
+            name: component.documents_digest
+            for name, component in zip(self.names, self.components, strict=True)
+        }
+        return {name: digest for name, digest in digests.items() if digest is not None}
+
     def caches(self) -> list[TokenCache]:
         return [cache for component in self.components for cache in component.caches()]
 

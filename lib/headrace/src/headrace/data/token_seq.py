@@ -19,6 +19,7 @@ from __future__ import annotations
 import abc
 import copy
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
@@ -100,6 +101,11 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     @property
     def length(self) -> int:
         return self._rows.num_rows
+
+    @property
+    def documents_digest(self) -> str:
+        left_out = f"{self.cache.fingerprint} {self.removal.documents_digest}"
+        return hashlib.sha256(left_out.encode()).hexdigest()[:32]
 
     @property
     def sources(self) -> Sequence[RowSource]:

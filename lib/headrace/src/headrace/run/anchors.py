@@ -21,6 +21,7 @@ from headrace.mix.schedule import MAX_STEP
 from headrace.store import files
 
 if TYPE_CHECKING:
+    from headrace.data.mixture import MixtureDataset
     from headrace.run.lock import RunLock
 
 ANCHORS_NAME = "anchors.json"
@@ -109,10 +110,15 @@ def planned_by(loader: object) -> Any:
     return getattr(getattr(loader, "dataset", None), "planned", None)
 
 
-def _draws_at(loader: object, step: int) -> Draws | None:
-    """The draws of the loader's mixture at ``step``, for the row length of that step."""
+def mixture_at(loader: object, step: int) -> MixtureDataset | None:
+    """The loader's mixture at ``step``, for the row length of that step; None if it has none."""
     planned = planned_by(loader)
-    mixture = None if planned is None else planned.at_step(step)[0].mixture
+    return None if planned is None else planned.at_step(step)[0].mixture
+
+
+def _draws_at(loader: object, step: int) -> Draws | None:
+    """The draws of the loader's mixture at ``step``."""
+    mixture = mixture_at(loader, step)
     return None if mixture is None else mixture.draws
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from headrace.config.writing import given_fields
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.run.anchors import planned_by
+from headrace.run.anchors import mixture_at, planned_by
 from headrace.run.differences import config_differences, differences
 from headrace.run.plan_difference import first_difference, first_mixture, names_of
 from headrace.run.state import FINGERPRINT_DIGITS, LoaderState, steps_done
@@ -45,6 +45,7 @@ class _Content(msgspec.Struct, forbid_unknown_fields=True):
     config: dict[str, Any] | None
     edited: dict[str, Any] | None
     plan: dict[str, Any]
+    documents: dict[str, str] = {}
 
 
 _LOCK = RecordKind("run lock", 1, _Content, indented=True)
@@ -70,12 +71,16 @@ class RunLock:
             with all amendments; None: it has no config. Not part of the run's identity.
         edited: Fields of the user's own config at the last change: as long as its mixture is the
             same, the mixture of ``config`` is meant.
+        documents: Digest of the documents of each component, buckets included, by name: where it is
+            that of another run, whatever the names, what was learned of them there holds here. Not
+            part of the run's identity; empty in locks of earlier releases.
     """
 
     plan: dict[str, Any]
     history: tuple[dict[str, Any], ...] = ()
     config: dict[str, Any] | None = field(default=None, compare=False, repr=False)
     edited: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+    documents: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, loader: Described, edited: LmDataConfig | None = None) -> RunLock:
@@ -88,12 +93,15 @@ class RunLock:
         # as it will be read: string keys, lists
         plan = json.loads(json.dumps(loader.describe(), default=_plain))
         config: LmDataConfig | None = getattr(planned_by(loader), "config", None)
+        mixture = mixture_at(loader, 0)
+        documents = {} if mixture is None else mixture.documents_digests()
         if config is None:
-            return cls(plan)
+            return cls(plan, documents=documents)
         return cls(
             plan,
             config=fields_of_run(_pinned(config, plan)),
             edited=given_fields(config if edited is None else edited),
+            documents=documents,
         )
 
     @property
@@ -167,7 +175,7 @@ class RunLock:
         """Writes the lock into a run's folder, atomically. All processes of a run may do so at the
         same time.
         """
-        content = _Content([*self.history], self.config, self.edited, self.plan)
+        content = _Content([*self.history], self.config, self.edited, self.plan, self.documents)
         url = files.join(folder, LOCK_NAME)
         write_record(url, _LOCK, content, self.fingerprint, shared=True)
 
@@ -184,7 +192,7 @@ class RunLock:
             return None
         # Locks older than this field are of runs whose strands follow from the batch
         config = content.config and {"max_hosts": None, **content.config}
-        return cls(content.plan, tuple(content.history), config, content.edited)
+        return cls(content.plan, tuple(content.history), config, content.edited, content.documents)
 
 
 def fields_of_run(config: LmDataConfig) -> dict[str, Any]:
