@@ -249,6 +249,9 @@ class Mixed(Served, Fake):
         self.mixture = self
         self.dataset = wrap(self)
 
+    def documents_digests(self):
+        return {}
+
 
 class Phased(Served):
     """A dataset whose first phase ends at step 100."""
