@@ -32,6 +32,7 @@ from experiments.common.orders import (
     arms,
     data_config,
     described_arms,
+    on_shuffled_store,
 )
 from experiments.common.pictures import COLORS, new_figure
 from experiments.common.study import (
@@ -49,7 +50,6 @@ from experiments.common.training import Evaluation, data_alone, read_rows, row_l
 from headrace import LmDataConfig
 from headrace.analysis import excess_loss, neighbourhoods, nested_shares
 from headrace.demo import Transformer
-from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.order import Identity, ValidationConfig
 
 HOME = Path(__file__).resolve().parent
@@ -72,12 +72,7 @@ def config_of(corpus: Corpus, sizes: Sizes, arm: str, seed: int) -> LmDataConfig
     config = data_config(corpus, sizes, shuffle, seed)
     config = replace(config, validation=ValidationConfig(one_in=20, by="documents"))
     if arm == SHUFFLED:
-        copy = str(corpus.root / "caches" / "shuffled")
-        reshuffle(corpus.path(), copy, ReshuffleConfig(seed=0), engine="inline", progress=False)
-        components = {
-            name: replace(component, cache=copy) for name, component in config.components.items()
-        }
-        config = replace(config, components=components)
+        config = on_shuffled_store(config, corpus)
     rows = min(len(dataset) for dataset in config.train_datasets().values())
     return replace(config, num_steps=min(sizes.steps, rows // sizes.batch_size))
 

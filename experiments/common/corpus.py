@@ -21,7 +21,7 @@ import ast
 import hashlib
 import json
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from email import message_from_string
 from importlib import metadata
@@ -107,13 +107,20 @@ class Corpus:
         return {"fingerprint": self.fingerprint, "tokens": int(ends[-1]), "sources": sizes}
 
 
-def prepare_corpus(spec: CorpusSpec, root: Path, *, each_source: bool = False) -> Corpus:
+def prepare_corpus(
+    spec: CorpusSpec,
+    root: Path,
+    *,
+    each_source: bool = False,
+    sources: Callable[[], Mapping[str, Iterable[Text]]] | None = None,
+) -> Corpus:
     """Makes the caches of a spec, or finds them; an interrupted call is continued by the next.
 
     Args:
         spec: How much text.
         root: Folder for the corpora of all specs.
         each_source: Whether each source gets a cache of its own, too.
+        sources: All texts of each source, instead of the six; each needs a root of its own.
 
     Raises:
         SourceError: this Python has no text of some source.
@@ -122,7 +129,7 @@ def prepare_corpus(spec: CorpusSpec, root: Path, *, each_source: bool = False) -
     folder = root.resolve() / f"corpus-{digest}"
     record = folder / "corpus.json"
     if not record.exists():
-        _write_text(spec, folder)
+        _write_text(spec, folder, (sources or _sources)())
     said = json.loads(record.read_text())
     corpus = Corpus(folder, tuple(said["names"]), tuple(said["documents"]))
     for name in (SORTED, *(corpus.names if each_source else ())):
@@ -140,9 +147,9 @@ def prepare_corpus(spec: CorpusSpec, root: Path, *, each_source: bool = False) -
     return corpus
 
 
-def _write_text(spec: CorpusSpec, folder: Path) -> None:
+def _write_text(spec: CorpusSpec, folder: Path, texts_of: Mapping[str, Iterable[Text]]) -> None:
     """Texts, tokenizer, and last the record that says that they are whole."""
-    sources = {name: _taken(texts, spec.chars_per_source) for name, texts in _sources().items()}
+    sources = {name: _taken(texts, spec.chars_per_source) for name, texts in texts_of.items()}
     for name, documents in sources.items():
         if not documents:
             raise SourceError("has no text in this Python installation", field="source", value=name)
@@ -171,14 +178,17 @@ def _sources() -> dict[str, Iterator[Text]]:
         *(packages / "numpy").rglob("*.h"),
     ]
     return {
-        "code": ((p.relative_to(library).as_posix(), lambda p=p: _read(p)) for p in modules),
+        "code": ((p.relative_to(library).as_posix(), lambda p=p: read_text(p)) for p in modules),
         "docs": (
-            (p.relative_to(library).as_posix(), lambda p=p: _docstrings(_read(p))) for p in modules
+            (p.relative_to(library).as_posix(), lambda p=p: _docstrings(read_text(p)))
+            for p in modules
         ),
-        "headers": (("/".join(p.parts[-3:]), lambda p=p: _read(p)) for p in headers),
+        "headers": (("/".join(p.parts[-3:]), lambda p=p: read_text(p)) for p in headers),
         "readmes": ((d.name, lambda d=d: _readme(d)) for d in metadata.distributions() if d.name),
-        "tables": ((p.name, lambda p=p: _read(p)) for p in (library / "encodings").glob("*.py")),
-        "tests": ((p.relative_to(packages).as_posix(), lambda p=p: _read(p)) for p in tests),
+        "tables": (
+            (p.name, lambda p=p: read_text(p)) for p in (library / "encodings").glob("*.py")
+        ),
+        "tests": ((p.relative_to(packages).as_posix(), lambda p=p: read_text(p)) for p in tests),
     }
 
 
@@ -193,7 +203,7 @@ def _python_files(root: Path) -> list[Path]:
     return found
 
 
-def _taken(texts: Iterator[Text], most: int) -> list[Document]:
+def _taken(texts: Iterable[Text], most: int) -> list[Document]:
     """Documents of at most ``most`` characters in all, ranked by a hash of their names, then sorted
     by name.
     """
@@ -208,7 +218,8 @@ def _taken(texts: Iterator[Text], most: int) -> list[Document]:
     return [taken[name] for name in sorted(taken)]
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file's text; nothing of what is no text."""
     try:
         return path.read_text(encoding="utf-8")
     except (

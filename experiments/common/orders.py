@@ -17,6 +17,7 @@ from experiments.common.corpus import SORTED, Corpus, CorpusSpec
 from experiments.common.training import Evaluation, ModelSpec, read_rows
 
 from headrace import ComponentConfig, LmDataConfig
+from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig, ValidationConfig
 
 REFERENCE = "full"
@@ -104,6 +105,16 @@ def data_config(corpus: Corpus, sizes: Sizes, shuffle: ShuffleConfig, seed: int)
     )
     rows = len(config.train_datasets()[SORTED])
     return replace(config, num_steps=min(sizes.steps, rows // sizes.batch_size))
+
+
+def on_shuffled_store(config: LmDataConfig, corpus: Corpus) -> LmDataConfig:
+    """The config over a copy of the store whose documents are shuffled."""
+    copy = str(corpus.root / "caches" / "shuffled")
+    reshuffle(corpus.path(), copy, ReshuffleConfig(seed=0), engine="inline", progress=False)
+    components = {
+        name: replace(component, cache=copy) for name, component in config.components.items()
+    }
+    return replace(config, components=components)
 
 
 def evaluation_rows(corpus: Corpus, config: LmDataConfig, seq_len: int) -> Evaluation:

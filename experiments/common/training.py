@@ -86,8 +86,8 @@ class TrainedRun:
 
 
 def one_device() -> Mesh:
-    """A mesh of one CPU device."""
-    return Mesh(np.array(jax.devices("cpu")[:1]), ("data",))
+    """A mesh of one device: an accelerator where there is one."""
+    return Mesh(np.array(jax.devices()[:1]), ("data",))
 
 
 def train(
