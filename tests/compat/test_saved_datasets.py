@@ -70,6 +70,63 @@ def test_a_run_trains_on_what_labels_and_attention_mask_show(tmp_path):
     assert sorted(trained) == [i for i in range(512) if i % 8 not in (0, 7)]
 
 
+@pytest.mark.parametrize("masked", [8, 6])
+def test_what_labels_leave_to_train_on_is_counted_and_nothing_is_a_problem(tmp_path, masked):
+    rows = [list(range(k, k + 8)) for k in range(0, 512, 8)]
+    labels = [[-100] * masked + row[masked:] for row in rows]
+    saved(tmp_path / "set", {"input_ids": rows, "labels": labels})
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"components: {{a: {tmp_path / 'set'}}}\nseq_len: 16\nbatch_size: 8\nnum_steps: 4\n"
+    )
+
+    def shown(*words: object) -> str:
+        return CliRunner().invoke(application(), [*map(str, words)]).output
+
+    assert json.loads(shown("cache", "inspect", tmp_path / "set", "--json"))["trained_share"] == (
+        1 - masked / 8
+    )
+    inspected = " ".join(shown("cache", "inspect", tmp_path / "set").split())
+    is_problem = "marks no token in 32 of 32 rows" in shown("config", "check", config)
+    if masked == 8:
+        cure = inspected.partition("; for all: ")[2].partition(" ")[0].replace("NAME", "a")
+        assert is_problem
+        assert "marks no token" not in shown("config", "check", config, cure)
+    else:
+        assert "trained on 25.0% of the tokens format" in inspected
+        assert not is_problem
+
+
+def test_an_arrow_file_is_read_like_a_stream(tmp_path):
+    table = pa.table({"input_ids": pa.array(ROWS, pa.list_(pa.int32()))})
+    path = tmp_path / "a.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
+        file.write_table(table, max_chunksize=3)
+    cache = TokenCache.open(str(path))
+    assert [cache.document(k).tolist() for k in range(len(ROWS))] == ROWS
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(CacheCorruptError, match="no whole Arrow stream"):
+        TokenCache.open(str(path))
+
+
+def test_a_dataset_without_rows_says_so(tmp_path):
+    saved(tmp_path / "set", {"input_ids": []}, input_ids=Sequence(Value("int32")))
+    with pytest.raises(CacheMissingError, match="has no rows") as refused:
+        TokenCache.open(str(tmp_path / "set"))
+    assert refused.value.value == str(tmp_path / "set")
+
+
+def test_a_column_that_can_be_no_leaf_is_named_and_the_cure_works(tmp_path):
+    folder = saved(tmp_path / "set", {"input_ids": ROWS, "a/b": ROWS})
+    with pytest.raises(ConfigError, match="has the column 'a/b'") as refused:
+        TokenCache.open(str(folder))
+    assert str(folder) in str(refused.value.value)
+    typed = str(refused.value.cure).removeprefix("Save ").partition(", or")[0]
+    eval(typed, {"dataset": load_from_disk(str(folder))}).save_to_disk(tmp_path / "mended")
+    assert TokenCache.open(str(tmp_path / "mended")).num_documents == len(ROWS)
+
+
 def test_rows_of_one_width_and_other_columns_are_read_or_named(tmp_path):
     rows = [[1, 2, 3], [4, 5, 6]]
     columns = {"input_ids": rows, "text": ["a", "b"], "score": [0.5, 1.0]}

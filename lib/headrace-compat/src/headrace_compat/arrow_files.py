@@ -1,7 +1,8 @@
 """Datasets that Hugging Face's ``datasets`` saved (``save_to_disk``), read in place.
 
-Such a folder has Arrow streams: record batches (of 1,000 rows by default), each with the values of
-a column end to end, and where those of each row begin. So a record batch is a part, and its arrays
+Such a folder has Arrow streams; an Arrow file is one with a head and a foot. A stream has record
+batches (of 1,000 rows by default), each with the values of a column end to end, and where those of
+each row begin. So a record batch is a part, and its arrays
 are ranges of a file that is mapped into memory. Which files belong to the dataset, and in which
 order, says ``state.json``; ``datasets`` keeps others in the same folder.
 
@@ -28,7 +29,7 @@ from headrace.errors import CacheMissingError, ConfigError
 from headrace.ingest.records import import_extra
 from headrace.store import files
 from headrace.store.array import StoredArray
-from headrace.store.layout import LEAF_DTYPES, TOKENS
+from headrace.store.layout import LEAF_DTYPES, TOKENS, LeafSpec
 from headrace.store.layouts import FormatConfig
 from headrace.store.plain import ComputedArray, PlainArray, corrupt
 from headrace_compat.in_place import (
@@ -36,6 +37,7 @@ from headrace_compat.in_place import (
     NO_CHECKSUMS,
     FileStore,
     TokenFile,
+    begins_with,
     check_rising,
     digest_of,
     size_of,
@@ -50,6 +52,7 @@ _LABELS = "labels"
 _ATTENTION = "attention_mask"
 _NO_LABEL = -100
 _DTYPES = frozenset(LEAF_DTYPES) - {"bool"}  # of which Arrow stores eight in a byte
+_FILE_HEAD = b"ARROW1\0\0"
 _BUILD = "Build a cache of it: headrace build DATASET -o CACHE."
 
 
@@ -89,6 +92,13 @@ class ArrowFiles(FileStore):
             )
         arrow_files = [_ArrowFile.open(file) for file in _data_files(path)]
         parts = [part for file in arrow_files for part in file.parts()]
+        if not parts:
+            raise CacheMissingError(
+                f"has no rows: {len(arrow_files)} Arrow files are empty",
+                field="cache",
+                value=path,
+                cure="Name a dataset with rows, or leave this one out.",
+            )
         left_out = sorted({name for file in arrow_files for name in file.left_out})
         limits = [NO_CHECKSUMS, FINGERPRINTED]
         if left_out:
@@ -141,11 +151,12 @@ class _ArrowFile:
     """An Arrow stream, mapped into memory.
 
     Attributes:
+        url: The file.
         left_out: Columns that are not read: neither the tokens nor a number for each.
     """
 
     def __init__(self, url: str, size: int, base: int, batches: list[Any], schema: Any) -> None:
-        self._url = url
+        self.url = url
         self._size = size
         self._base = base
         self._batches = batches
@@ -159,8 +170,9 @@ class _ArrowFile:
         size = size_of(url)
         mapping = arrow.memory_map(str(files.local_path(url)))
         mapped_bytes = mapping.read_buffer(size)
+        head = len(_FILE_HEAD) if begins_with(url, _FILE_HEAD) else 0
         try:
-            with arrow.ipc.open_stream(mapped_bytes) as stream:
+            with arrow.ipc.open_stream(mapped_bytes.slice(head)) as stream:
                 return cls(url, size, mapped_bytes.address, [*stream], stream.schema)
         except (arrow.ArrowInvalid, OSError) as error:
             raise corrupt(url, f"is no whole Arrow stream ({error})") from error
@@ -181,14 +193,14 @@ class _ArrowFile:
                     f"has rows whose {name} are not as many as their {TOKENS}, in record batch"
                     f" {number}"
                 )
-                raise corrupt(self._url, problem, "Save it without that column.")
+                raise corrupt(self.url, problem, "Save it without that column.")
             leaves[name] = column.values
         if leaves.keys() & {_LABELS, _ATTENTION} and _LOSS_MASK not in leaves:
             leaves[_LOSS_MASK] = _loss_mask(tokens.values, leaves)
         ids = tokens.values
         offsets = self._offsets(tokens)
         return TokenFile(
-            self._url,
+            self.url,
             self._size,
             ids.dtype.name,
             ids.first_byte,
@@ -203,7 +215,7 @@ class _ArrowFile:
         """Where documents begin, counted from the first token of the part."""
         first = int(column.starts[0])
         total = column.values.length
-        url = self._url
+        url = self.url
         array = column.starts_array
         if array is None:
             width = int(column.starts[1]) - first
@@ -225,7 +237,7 @@ class _ArrowFile:
         column = batch.column(name)
         values = column.values
         if column.null_count or values.null_count:
-            raise corrupt(self._url, f"has nothing (null) in its column {name}", _BUILD)
+            raise corrupt(self.url, f"has nothing (null) in its column {name}", _BUILD)
         starts_array = None
         if hasattr(column.type, "list_size"):
             width = column.type.list_size
@@ -234,31 +246,31 @@ class _ArrowFile:
             starts_array = self._array(column.offsets)
             # Read, not through the mapping: if the file is cut now, that would end the process
             starts = np.fromfile(
-                files.local_path(self._url),
+                files.local_path(self.url),
                 starts_array.dtype,
                 starts_array.length,
                 offset=starts_array.first_byte,
             )
             if starts.size != len(column) + 1:
-                raise corrupt(self._url, "was cut off while it was opened")
+                raise corrupt(self.url, "was cut off while it was opened")
             if starts[0] < 0 or starts[-1] > len(values) or (np.diff(starts) < 0).any():
-                raise corrupt(self._url, f"has rows of {name} that overlap")
+                raise corrupt(self.url, f"has rows of {name} that overlap")
         every = self._array(values)
         first = int(starts[0])
         length = int(starts[-1]) - first
         first_byte = every.first_byte + first * every.dtype.itemsize
-        own_values = PlainArray(self._url, length, every.dtype.name, first_byte, self._size)
+        own_values = PlainArray(self.url, length, every.dtype.name, first_byte, self._size)
         return _Column(own_values, starts, starts_array)
 
     def _array(self, values: Any) -> PlainArray:
         """The numbers of an Arrow array, where they lie in the file."""
         dtype = np.dtype(values.type.to_pandas_dtype())
         if len(values) == 0:
-            return PlainArray(self._url, 0, dtype.name, 0, self._size)
+            return PlainArray(self.url, 0, dtype.name, 0, self._size)
         first_byte = values.buffers()[-1].address - self._base + values.offset * dtype.itemsize
         if not 0 <= first_byte <= self._size:  # decompressed into memory of its own
-            raise corrupt(self._url, "is compressed, and cannot be mapped into memory", _BUILD)
-        return PlainArray(self._url, len(values), dtype.name, first_byte, self._size)
+            raise corrupt(self.url, "is compressed, and cannot be mapped into memory", _BUILD)
+        return PlainArray(self.url, len(values), dtype.name, first_byte, self._size)
 
 
 def _columns_of(url: str, schema: Any) -> list[str]:
@@ -284,7 +296,18 @@ def _columns_of(url: str, schema: Any) -> list[str]:
                 cure=f'Save dataset.cast_column("{name}", Sequence(Value("int32"))), or save it'
                 " without that column.",
             )
-    return [name for name, dtype in dtypes.items() if dtype in _DTYPES and name != TOKENS]
+    names = [name for name, dtype in dtypes.items() if dtype in _DTYPES and name != TOKENS]
+    for name in names:
+        try:
+            LeafSpec(name, "uint8")
+        except ConfigError as error:
+            raise ConfigError(
+                f"has the column {name!r}, which {error.problem}",
+                field="cache",
+                value=url,
+                cure=f"Save dataset.remove_columns({name!r}), or one with another name.",
+            ) from error
+    return names
 
 
 def _dtype_of(kind: Any) -> str | None:

@@ -259,6 +259,7 @@ def removal(cache: TokenCache, url: str) -> dict[str, int]:
 
 def overview(cache: TokenCache) -> dict[str, Any]:
     """Sizes, layout, tokenizer and counters of a finished cache, as JSON values."""
+    from headrace.cli.inspect_show import trained_share
     from headrace.cli.snapshots import snapshot_facts
     from headrace.ingest.build import unused_fields_of
     from headrace.store import files
@@ -267,6 +268,9 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     from headrace.store.ledger import SHUFFLED
 
     ledger = cache.whole_ledger
+    counters = {
+        name: sum(int(part.extra.get(name, 0)) for part in ledger.parts) for name in _COUNTERS
+    }
     shuffled = ledger.metadata.get(SHUFFLED)
     sources = ledger.sources if shuffled is None else shuffled["sources"]
     source_bytes = {
@@ -282,7 +286,8 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "format": other,
         "limits": ledger.metadata.get(LIMITS, []),
         "bytes_on_disk": files.tree_bytes(cache.path) if other is None else stored_bytes,
-        **{name: sum(int(part.extra.get(name, 0)) for part in ledger.parts) for name in _COUNTERS},
+        **counters,
+        "trained_share": None if counters["trained_tokens"] else trained_share(cache),
         "unused_fields": unused_fields_of(ledger.parts),
         "parts": len(ledger.parts),
         "part_sizes": [

@@ -18,6 +18,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from headrace.batch.masks import mask_leaf
 from headrace.cli.build import fields_in_words
 from headrace.cli.decoded import Sample
 from headrace.cli.shown import (
@@ -99,6 +100,9 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
         rows["trained on"] = (
             f"{facts['trained_tokens']:,} tokens ({facts['trained_tokens'] / tokens:.1%}){none}"
         )
+    if facts["trained_share"] is not None:
+        cure = "" if facts["trained_share"] else "; for all: components.NAME.loss_mask=none"
+        rows["trained on"] = f"{facts['trained_share']:.1%} of the tokens{cure}"
     if facts["block_tokens"]:
         ends = "no known token" if tokenizer.get("eos") is None else tokenizer["eos"]
         rows["documents"] += (
@@ -272,7 +276,7 @@ def length_statistics(cache: TokenCache) -> LengthStatistics:
     """Lengths of all documents, or of a sample of some millions of them; reads offsets but no
     tokens.
     """
-    lengths = _looked_at(cache.lengths, cache.num_documents)
+    lengths = _looked_at(cache.lengths, cache.num_documents, MAX_COUNTED)
     names = {
         "min": 0.0,
         "p5": 0.05,
@@ -343,7 +347,7 @@ def token_statistics(cache: TokenCache, tokenizer: Tokenizer | None) -> TokenSta
         ... )  # the end of text; none is missing
         (255, 0, 0)
     """
-    tokens = _looked_at(cache.tokens, cache.num_tokens)
+    tokens = _looked_at(cache.tokens, cache.num_tokens, MAX_COUNTED)
     ids, counts = np.unique(tokens, return_counts=True)
     counted_size = cache.vocab_size if cache.vocab_size <= _MAX_VOCABULARY else None
     inside = np.ones(ids.size, bool) if counted_size is None else (ids >= 0) & (ids < counted_size)
@@ -361,11 +365,27 @@ def token_statistics(cache: TokenCache, tokenizer: Tokenizer | None) -> TokenSta
     )
 
 
-def _looked_at(read: Callable[[int, int], np.ndarray], total: int) -> np.ndarray:
+def trained_share(cache: TokenCache) -> float | None:
+    """Share of the tokens that the mask marks, counted like their frequencies; None: no mask.
+
+    Example:
+        >>> import headrace.testing
+        >>> trained_share(headrace.testing.tiny_cache()) is None
+        True
+    """
+    mask = mask_leaf(cache, "auto")
+    if mask is None:
+        return None
+    most = MAX_COUNTED * cache.num_documents // max(cache.num_tokens, 1)
+    marks = _looked_at(cache.leaf(mask).values, cache.num_documents, max(most, WINDOWS))
+    return np.count_nonzero(marks) / max(marks.size, 1)
+
+
+def _looked_at(read: Callable[[int, int], np.ndarray], total: int, most: int) -> np.ndarray:
     """All values, or evenly spaced stretches if there are more than can be read."""
-    if total <= MAX_COUNTED:
+    if total <= most:
         return read(0, total)
-    size = MAX_COUNTED // WINDOWS
+    size = most // WINDOWS
     starts = np.linspace(0, total - size, WINDOWS).astype(np.int64).tolist()
     with ThreadPoolExecutor(_READS) as pool:
         return np.concatenate(list(pool.map(lambda start: read(start, start + size), starts)))
