@@ -257,6 +257,24 @@ def test_commands_show_it(store, tmp_path):
     assert str(folder) in cat
 
 
+@pytest.mark.parametrize(
+    "words", ["pack X --plans O", "diff X X", "reshuffle X O", "consolidate X O"]
+)
+def test_the_format_that_a_file_does_not_say_can_be_typed(tmp_path, words):
+    ids = np.arange(100_000, dtype=np.uint16)
+    ids.tofile(tmp_path / "ids.npy")
+    places = {"X": str(tmp_path / "ids.npy"), "O": str(tmp_path / "out")}
+    typed = ["cache", *(places.get(word, word) for word in words.split())]
+    refused = CliRunner().invoke(application(), typed).exception
+    assert isinstance(refused, ConfigError)
+    cure = str(refused.cure).partition("or --format ")[2].removesuffix(".")
+    done = CliRunner().invoke(application(), [*typed, "--format", cure.replace("32", "16")])
+    assert done.exit_code == 0, done.output
+    if words.endswith("X O"):
+        copy = TokenCache.open(str(tmp_path / "out"))
+        assert copy.tokens(0, copy.num_tokens).tolist() == ids.tolist()
+
+
 def test_nothing_is_written_beside_it_by_commands(store):
     form, folder, _ = store
     if form.settings:

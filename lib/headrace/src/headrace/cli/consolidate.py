@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, Format, parse_format
 from headrace.cli.shown import counting, say, say_json
 from headrace.errors import format_count
 
@@ -21,6 +21,7 @@ def command(
     output: Annotated[
         str, typer.Argument(help="Folder or URL of the copy, new or empty.", metavar="OUTPUT")
     ],
+    format: Format = None,  # noqa: A002 (the option's name)
     as_json: AsJson = False,
 ) -> None:
     """Copy a token cache into one part, for fewer files and rows that continue across the ends of
@@ -36,7 +37,7 @@ def command(
     from headrace.store.consolidate import consolidate as copy_cache
     from headrace.store.joined import open_cache
 
-    source = open_cache(cache)
+    source = open_cache(cache, settings=parse_format(format))
     with copying("copying", source, show=not as_json) as advance:
         copy = copy_cache(source, output, advance=advance)
     counts = {"documents": copy.num_documents, "tokens": copy.num_tokens}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, Format, parse_format
 from headrace.cli.shown import figures_table, say_json, terminal, working
 from headrace.errors import format_count
 
@@ -24,6 +24,7 @@ _NOTHING = "-"
 def command(
     a: Annotated[str, typer.Argument(help="Folder or URL of a cache.", metavar="A")],
     b: Annotated[str, typer.Argument(help="Another cache.", metavar="B")],
+    format: Format = None,  # noqa: A002 (the option's name)
     as_json: AsJson = False,
 ) -> None:
     """Compare two token caches by their ledgers: tokenizer, layout, leaves, sources, parts, counts.
@@ -37,8 +38,9 @@ def command(
     from headrace.store.joined import open_cache
 
     with working("comparing"):
-        first = open_cache(a)
-        second = open_cache(b)
+        settings = parse_format(format)
+        first = open_cache(a, settings=settings)
+        second = open_cache(b, settings=settings)
         all_differences = differences(first, second)
     same_content = first.fingerprint == second.fingerprint
     if as_json:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from headrace.cli.options import CONFIG_SUFFIXES, AsJson, Settings, refuse_typed
+from headrace.cli.options import (
+    CONFIG_SUFFIXES,
+    AsJson,
+    Format,
+    Settings,
+    parse_format,
+    refuse_typed,
+)
 from headrace.cli.shown import bar, facts_table, figures_table, say_json, terminal, working
 from headrace.errors import ConfigError, format_count
 
@@ -34,6 +41,7 @@ _OF_CACHE = (
     "remove",
     "plans",
     "compare",
+    "format",
 )
 _EDGES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
 
@@ -102,6 +110,7 @@ def command(
             help="With --ranks: drop packs to make ranks even, instead of repeating some.",
         ),
     ] = False,
+    format: Format = None,  # noqa: A002 (the option's name)
     as_json: AsJson = False,
 ) -> None:
     """Plan how documents share rows of one length, save the plan in the cache, and show how full
@@ -140,7 +149,7 @@ def command(
         say_json(facts) if as_json else _show_each(console, facts)
         return
     refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
-    opened = open_cache(cache)
+    opened = open_cache(cache, settings=parse_format(format))
     how = PackingConfig(algorithm, long, min_fill, unit, plans, max_documents, capacity)
     opened.check_unit(unit or 1)
     removed = None if remove is None else DocumentFilter.load(remove, name="--remove")

@@ -10,7 +10,7 @@ import typer
 from headrace.cli.build import cost_in_words, memory_bytes, repair_parts
 from headrace.cli.build_options import MemoryOption, RepairOption
 from headrace.cli.exits import kept_when_interrupted
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, Format, parse_format
 from headrace.cli.shown import say, say_json
 from headrace.errors import format_count
 from headrace.ingest.choices import Engine
@@ -69,6 +69,7 @@ def command(
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete the contents of OUTPUT and start over.")
     ] = False,
+    format: Format = None,  # noqa: A002 (the option's name)
     as_json: AsJson = False,
 ) -> None:
     """Copy a token cache with its documents shuffled, so that reading it block by block trains like
@@ -94,7 +95,7 @@ def command(
     from headrace.store.joined import open_cache
 
     files.check_writable(output)
-    source = open_cache(cache)
+    source = open_cache(cache, settings=parse_format(format))
     how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split)
     cost = cost_of(source, how)
     if dry_run:

@@ -352,6 +352,7 @@ class Reshuffling:
             memory=sizes.memory,
             counters=summed(part.extra for part in self.cache.whole_ledger.parts),
             snapshot=self.cache.snapshots[0].number,
+            settings=self.cache.settings,
         )
 
 

@@ -37,6 +37,7 @@ from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.joined import open_cache
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
+from headrace.store.layouts import FormatConfig
 from headrace.store.ledger import part_folder, write_part_record
 from headrace.store.memory import return_freed_memory
 from headrace.store.parts import PartRecord
@@ -124,6 +125,7 @@ class ShufflePlan:
         memory: Bytes that a worker may use.
         counters: Counters for the record of the first part; the others get zeros.
         snapshot: The snapshot of the cache that is shuffled.
+        settings: How its files are read, if they are another system's.
     """
 
     cache: str
@@ -140,6 +142,7 @@ class ShufflePlan:
     memory: int
     counters: dict[str, Any]
     snapshot: int = 1
+    settings: FormatConfig | None = None
     retries: RetryPolicy = field(default_factory=policy)
 
     @property
@@ -184,7 +187,7 @@ class DealJob(_PassJob):
     def part_builder(self) -> BuildPart:
         """Deals runs of the cache, which is opened once."""
         return_freed_memory()
-        cache = open_cache(self.plan.cache, self.plan.snapshot)
+        cache = open_cache(self.plan.cache, self.plan.snapshot, settings=self.plan.settings)
         return lambda task, root, report: deal_run(self.plan, cache, task, root, report)
 
 

@@ -74,7 +74,7 @@ def plan_of_cache(
             f"cannot be written beside {cache.path}: on a web server, and beside the files of"
             " other systems, nothing is",
             field="plans",
-            cure="Give a folder: packing: {plans: FOLDER} in a config, or plans=...",
+            cure="Give a folder: --plans FOLDER, or packing: {plans: FOLDER} in a config.",
         )
     per_array: list[int] = cache.part_documents.tolist()
     if unit > 1:

@@ -132,6 +132,7 @@ class TokenCache:
         self._root = files.absolute(path)  # what is opened later, in another working folder perhaps
         self.ledger = ledger
         self.snapshots: tuple[Snapshot, ...] = (Snapshot(path),)
+        self.settings: FormatConfig | None = None  # how another system's files were read
         self.layout = _converted(ledger.layout, CacheLayout, "layout", path)
         self.layout.check_tokens()
         _converted(ledger.tokenizer, _TokenizerRecord, "tokenizer", path)
@@ -180,7 +181,9 @@ class TokenCache:
         ledger = read(root) if settings is None or settings.name is None else None
         if ledger is None:
             if (other := open_layout(root, settings)) is not None:
-                return cls(path, other.ledger, other.part)
+                cache = cls(path, other.ledger, other.part)
+                cache.settings = settings
+                return cache
             problem, cure = what_is_there(path)
             raise CacheMissingError(
                 f"is not a token cache ({problem})", field="cache", value=path, cure=cure
