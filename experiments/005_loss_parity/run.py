@@ -53,7 +53,8 @@ from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig
 
 HOME = Path(__file__).resolve().parent
 SHUFFLED = "braid_shuffled"
-ARMS = (REFERENCE, "braid", SHUFFLED, "marin_window")
+SPLIT = "braid_split"
+ARMS = (REFERENCE, "braid", SHUFFLED, SPLIT, "marin_window")
 DOCUMENTATION = Path("/usr/share/doc")
 HELD_ROWS = 2048
 ALL = 1 << 40
@@ -118,8 +119,9 @@ def config_of(corpus: Corpus, size: Size, arm: str, seed: int) -> LmDataConfig:
     shuffle = shuffles.get(arm, BraidShuffleConfig())
     config = data_config(corpus, size.sizes, shuffle, seed)
     config = replace(config, validation=ValidationConfig(one_in=20, by="documents"))
-    if arm == SHUFFLED:
-        config = on_shuffled_store(config, corpus)
+    if arm in (SHUFFLED, SPLIT):
+        split = size.sizes.seq_len if arm == SPLIT else None
+        config = on_shuffled_store(config, corpus, split)
     rows = min(len(dataset) for dataset in config.train_datasets().values())
     steps = min(size.sizes.steps, rows // size.sizes.batch_size)
     return replace(config, num_steps=steps)

@@ -107,10 +107,15 @@ def data_config(corpus: Corpus, sizes: Sizes, shuffle: ShuffleConfig, seed: int)
     return replace(config, num_steps=min(sizes.steps, rows // sizes.batch_size))
 
 
-def on_shuffled_store(config: LmDataConfig, corpus: Corpus) -> LmDataConfig:
-    """The config over a copy of the store whose documents are shuffled."""
-    copy = str(corpus.root / "caches" / "shuffled")
-    reshuffle(corpus.path(), copy, ReshuffleConfig(seed=0), engine="inline", progress=False)
+def on_shuffled_store(
+    config: LmDataConfig, corpus: Corpus, split: int | None = None
+) -> LmDataConfig:
+    """The config over a copy of the store whose documents are shuffled, cut at multiples of
+    ``split`` tokens before.
+    """
+    copy = str(corpus.root / "caches" / ("shuffled" if split is None else f"split{split}"))
+    how = ReshuffleConfig(seed=0, split=split)
+    reshuffle(corpus.path(), copy, how, engine="inline", progress=False)
     components = {
         name: replace(component, cache=copy) for name, component in config.components.items()
     }
