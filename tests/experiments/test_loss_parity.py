@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 def test_quick_run_has_every_arm(quick):
     record = quick(NAME).record
-    arms = ["full", "braid", "braid_shuffled", "marin_window"]
+    arms = ["full", "braid", "braid_shuffled", "braid_split", "marin_window"]
     assert list(record["figures"]) == arms
     assert record["figures"]["full"]["difference"] == 0
     steps = {run["steps"] for runs in record["runs"].values() for run in runs}

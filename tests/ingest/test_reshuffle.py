@@ -444,7 +444,7 @@ def test_a_full_disk_is_told_before_anything_is_read(cache: TokenCache, tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
         with pytest.raises(
-            CacheError, match=r"needs about .* GB while it is being made.*Free some space"
+            CacheError, match=r"needs about .* KiB while it is being made.*Free some space"
         ):
             reshuffle(cache, str(tmp_path / "c"), HOW, progress=False)
     reshuffle(cache, str(tmp_path / "c"), HOW, progress=False)
