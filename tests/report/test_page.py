@@ -12,12 +12,16 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from headrace import ComponentConfig, LmDataConfig, RunLog
+from headrace import ComponentConfig, LmDataConfig, RunLog, open_run
+from headrace.batch import SourceLosses
 from headrace.errors import CacheError, ConfigError
+from headrace.mix import PlainRule
 from headrace.report import Options, gather, render, write_report
+from headrace.report.blocks import Table
 from headrace.report.charts import COLOURS, mixture_chart
 from headrace.report.page import sections
 from headrace.report.run_sections import verdicts
+from headrace.run import MixtureLearner
 from headrace.testing import tiny_cache
 
 NASTY = "</script><img src=x onerror=alert(1)>&<b>"  # of conftest.py: a source
@@ -261,6 +265,26 @@ def test_another_config_than_the_runs_is_said(run_folder, config_file):
     amended = ["amendments=[{step: 50, weights: {web: 1, chat: 1}}]"]
     text = " ".join(Outline(render(gather(str(config_file), amended, run=str(run_folder)))).text)
     assert "differ by an amendment from step 50" in text
+
+
+def test_shares_that_were_learned_stand_beside_those_planned(tmp_path):
+    components = {
+        name: ComponentConfig(str(tmp_path / name), weight=weight)
+        for name, weight in (("web", 3), ("code", 1))
+    }
+    for name in components:
+        tiny_cache(tmp_path / name, documents=300)
+    config = LmDataConfig(components, seq_len=16, batch_size=4, num_steps=100)
+    to_code = PlainRule(lambda step, losses, shares: np.array([0.125, 0.875]))
+    learner = MixtureLearner(open_run(str(tmp_path / "run"), config), to_code, every=10)
+    for step in range(10, 50, 10):
+        learner.observe(step, SourceLosses(np.array([2.0, 1.0]), np.ones(2)))
+    learned_facts = gather(str(tmp_path / "run"))
+    (section,) = (one for one in sections(learned_facts) if one.name == "amendments")
+    mixtures, learned = (block for block in section.blocks[:2] if isinstance(block, Table))
+    assert [row[0] for row in mixtures.rows] == ["0"]
+    assert learned.caption == "Shares that a rule learned in 4 decisions"
+    assert learned.rows == [["code", "25.0%", "87.5%"], ["web", "75.0%", "12.5%"]]
 
 
 def test_what_is_named_twice_or_is_no_run_is_refused(run_folder, config_file, tmp_path):

@@ -250,6 +250,7 @@ def amendments_section(facts: ReportFacts) -> Section:
     stages, amended = _stages(facts)
     history = facts.lock.history if facts.lock is not None else ()
     blocks: list[Block] = []
+    learned = _learned(facts)
     if stages:
         rows = [
             [
@@ -259,9 +260,12 @@ def amendments_section(facts: ReportFacts) -> Section:
                 json.dumps(stage["weights"], ensure_ascii=False),
             ]
             for k, stage in enumerate(stages)
+            if stage["step"] not in learned
         ]
         heads = [*columns("from step"), *columns("name", "declared as", left=2)]
         blocks.append(Table([*heads, ("weights", "code")], rows, "Mixtures"))
+    if learned:
+        blocks.append(_learned_table(learned, stages[0]["weights"] if stages else {}))
     if history:
         rows = [[n.count(h["until_step"]), str(h["fingerprint"])] for h in history]
         blocks.append(
@@ -275,6 +279,33 @@ def amendments_section(facts: ReportFacts) -> Section:
         blocks.append(Text("The run was not amended.", quiet=True))
     line = f"{n.count(len(history))} since the run began" if history else "none"
     return Section("amendments", "Amendments", blocks, line)
+
+
+def _learned(facts: ReportFacts) -> dict[int, dict[str, float]]:
+    """The shares that a rule decided by the losses of the run, by step."""
+    config = {} if facts.lock is None else facts.lock.config or {}
+    amendments: list[dict[str, Any]] = config.get("amendments", [])
+    return {one["step"]: one["weights"] for one in amendments if one.get("measured")}
+
+
+def _learned_table(learned: Mapping[int, Mapping[str, float]], planned: Mapping[str, Any]) -> Table:
+    """The last shares that were learned, the largest first, beside those of the first mixture; of
+    blends and schedules, these are in the table of mixtures only.
+    """
+    last_step = max(learned)
+    numbers = [weight for weight in planned.values() if isinstance(weight, int | float)]
+    total = sum(numbers) if len(numbers) == len(planned) else 0
+    rows = [
+        [
+            name,
+            n.percent(planned[name] / total) if total and name in planned else n.NOTHING,
+            n.percent(share),
+        ]
+        for name, share in sorted(learned[last_step].items(), key=lambda item: -item[1])
+    ]
+    decisions = format_count(len(learned), "decision")
+    heads = [*columns("source", left=1), *columns("planned", f"learned until step {last_step:,}")]
+    return Table(heads, rows, f"Shares that a rule learned in {decisions}")
 
 
 def _notes(facts: ReportFacts) -> list[tuple[str, str, str]]:
