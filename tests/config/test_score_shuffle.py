@@ -12,7 +12,10 @@ from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
 from headrace.cli.application import application
 from headrace.data.attributes import AttributeConfig
+from headrace.data.document_numbers import DocumentNumbers
 from headrace.data.provenance import rows_of_step, spans_of_rows
+from headrace.data.row_scores import row_scores
+from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
 from headrace.order import ScoreShuffleConfig
@@ -127,3 +130,23 @@ def test_what_cannot_be_is_refused(cache):
     with pytest.raises(ConfigError) as refused:
         plan_run(LmDataConfig({"web": component}, num_steps=10))
     assert refused.value.field == "components.web.shuffle.by"
+
+
+def test_scores_of_rows_are_means_whatever_other_documents_have(cache, tmp_path):
+    lengths = cache.lengths()
+    rows = TokenSeqDataset(cache, seq_len=32)
+
+    def scores_of(documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        np.save(tmp_path / "scores.npy", documents)
+        scores = row_scores(rows, DocumentNumbers(cache), f"{tmp_path}/scores.npy", "by")
+        of_tokens = np.repeat(documents, lengths)[: len(rows) * 32]
+        return scores, of_tokens.reshape(-1, 32)
+
+    scores, of_tokens = scores_of(SCORES)
+    assert np.allclose(scores, of_tokens.mean(1), rtol=1e-12)
+    for missing in (-1e30, np.finfo(np.float64).min):
+        blurred, _ = scores_of(np.where(np.arange(DOCUMENTS) == 5, missing, SCORES))
+        begin, stop = lengths[:5].sum() // 32, -(-lengths[:6].sum() // 32)
+        assert (np.delete(blurred, np.s_[begin:stop]) == np.delete(scores, np.s_[begin:stop])).all()
+    equal, _ = scores_of(np.full(DOCUMENTS, 0.1))
+    assert (equal == 0.1).all()  # so rows stay as they are stored, and each chunk is read once

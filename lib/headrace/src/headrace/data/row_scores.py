@@ -10,7 +10,7 @@ from headrace.data.document_numbers import DocumentNumbers
 from headrace.errors import ConfigError
 from headrace.order.rising import starts
 
-_CHUNK = 1 << 16  # rows that are located together
+_CHUNK = 1 << 13  # rows that are located together
 
 
 def row_scores(
@@ -18,8 +18,8 @@ def row_scores(
 ) -> Float64[np.ndarray, " rows"]:
     """The score of each row of a component.
 
-    Sums of ``score x tokens`` from the first document on say what any range of tokens has. Price:
-    32 bytes a document meanwhile, and about 1 us a row.
+    No row's score depends on other rows, so one document of a huge score blurs no others. Price: 24
+    bytes a document meanwhile, and about 0.1 us a document.
 
     Args:
         dataset: The rows.
@@ -49,24 +49,26 @@ def row_scores(
             cure="Build the cache, or leave shuffle out of the forecast.",
         )
     score = np.concatenate([np.zeros(0), *numbers.chunks(name, field)]).astype(np.float64)
-    lengths = cache.lengths()
-    begin = starts(lengths)
-    sum_before = np.cumsum(score * lengths) - score * lengths
-
-    def sum_to(token: np.ndarray) -> np.ndarray:
-        document = np.searchsorted(begin[:-1], token, side="right") - 1
-        return sum_before[document] + (token - begin[document]) * score[document]
-
+    begin = starts(cache.lengths())
     first_token = starts(cache.part_tokens)
     (source,) = dataset.sources
     scores = np.empty(len(dataset))
-    for first in range(0, len(dataset), _CHUNK):
-        rows = dataset.locate(np.arange(first, min(first + _CHUNK, len(dataset)))).row
+    for at in range(0, len(dataset), _CHUNK):
+        rows = dataset.locate(np.arange(at, min(at + _CHUNK, len(dataset)))).row
         pieces = source.pieces(rows)
         start = first_token[pieces.array] + pieces.start
-        sums = np.bincount(
-            pieces.row, sum_to(start + pieces.size) - sum_to(start), minlength=rows.size
-        )
-        tokens = np.bincount(pieces.row, pieces.size, minlength=rows.size)
-        scores[first : first + rows.size] = sums / np.maximum(tokens, 1)
+        stop = start + pieces.size
+        first = np.searchsorted(begin[:-1], start, side="right") - 1
+        documents = np.searchsorted(begin[:-1], stop) - first
+        piece = np.repeat(np.arange(start.size), documents)
+        document = np.arange(piece.size) + (first - starts(documents)[:-1])[piece]
+        row = pieces.row[piece]
+        tokens = np.minimum(begin[document + 1], stop[piece])
+        tokens -= np.maximum(begin[document], start[piece])
+        share = tokens / np.maximum(np.bincount(row, tokens, minlength=rows.size), 1)[row]
+        # Around the score of its first document, a row of equal scores has exactly this one
+        around = np.zeros(rows.size)
+        around[pieces.row[::-1]] = score[first[::-1]]
+        differences = (score[document] - around[row]) * share
+        scores[at : at + rows.size] = around + np.bincount(row, differences, minlength=rows.size)
     return scores
