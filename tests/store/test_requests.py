@@ -430,6 +430,27 @@ def test_readers_of_the_same_chunks_give_up_while_answers_fail_and_the_policy_ch
     assert not requests._room._waiting
 
 
+class Sleepy(dict):
+    """As if the process were stopped when a request has been sent: the loop wakes up first."""
+
+    def __setitem__(self, read, value):
+        super().__setitem__(read, value)
+        while read.future is not None:
+            time.sleep(0.001)
+
+
+def test_a_request_that_is_late_before_its_sender_goes_on(remote):
+    write_cache(remote.root, [rows(BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    array = TokenCache.open(remote.root).parts[0].data
+    array.read(0, 1).result()  # it is open: from here on any thread sends
+    array.forget()
+    retry.use_policy(RetryPolicy(hedge_after_s=0.001))
+    requests._current.direct = Sleepy()
+    out = np.empty(BLOCK * SEQ, np.uint16)
+    assert np.array_equal(array.read_into(out, 0).result(), np.concatenate(rows(BLOCK)))
+    requests._current.direct = {}
+
+
 LEAVES = """
 import sys
 import numpy as np

@@ -372,9 +372,10 @@ class _Direct(Generic[T]):
             self._leave()
             return
         self.at = time.monotonic()
-        self.answer = _start_read(self.store.kvstore, self.key, self.span)
+        answer = _start_read(self.store.kvstore, self.key, self.span)
+        self.answer = answer
         self.state.direct[self] = None
-        self.answer.add_done_callback(self._arrived)
+        answer.add_done_callback(self._arrived)  # self.answer may be gone: it is late already
 
     def take_over(self) -> None:
         """A coroutine goes on with the request: it is late."""
