@@ -52,6 +52,15 @@ def test_another_epoch_step_or_seed_shuffles_in_another_way():
     assert order.describe() != other.describe()
 
 
+def test_as_many_steps_as_rows_sort_them_in_full():
+    scores = np.random.default_rng(0).random(1_000_000)
+    order = ScoreOrder(scores, steps=10**9, block=64, open_blocks=512, seed=0)
+    assert order.steps == scores.size
+    assert (order.rows_of_steps == np.argsort(scores)).all()
+    first = np.arange(300)
+    assert (order(first) == np.argsort(scores)[:300]).all()
+
+
 def test_scores_are_part_of_the_description():
     of = partial(ScoreOrder, steps=2, block=2, open_blocks=8, seed=0)
     rising = of(np.arange(10.0))

@@ -71,24 +71,13 @@ class ScoreOrder(Order):
         self.seed = seed
         self._first = np.arange(self.steps + 1) * scores.size // self.steps
         by_score = np.argsort(-scores if descending else scores, kind="stable")
-        parts = np.split(by_score, self._first[1:-1])
-        self.rows_of_steps: Int64[np.ndarray, " rows"] = np.concatenate(
-            [np.sort(part) for part in parts]
-        )
         step = np.repeat(np.arange(self.steps), np.diff(self._first))
+        self.rows_of_steps: Int64[np.ndarray, " rows"] = by_score[np.lexsort((by_score, step))]
         changes = (np.diff(step) != 0) | (np.diff(self.rows_of_steps // block) != 0)
         blocks = -(-max(scores.size, 1) // block)
         self.block_reads = (np.count_nonzero(changes) + 1) / blocks
         self._mixed_together = max(open_blocks // self.steps, 1)
-        self._within = [
-            BlockShuffle(
-                part.size,
-                io_block_size=block,
-                window_blocks=self._mixed_together,
-                seed=derive(seed, "score", step),
-            )
-            for step, part in enumerate(parts)
-        ]
+        self._within: dict[int, BlockShuffle] = {}  # of the steps that were asked for
 
     @cached_property
     def digest(self) -> str:
@@ -104,5 +93,15 @@ class ScoreOrder(Order):
         number_in_step = i - self._first[step]
         for k in np.unique(step).tolist():
             of_step = step == k
-            number_in_step[of_step] = self._within[k].at(number_in_step[of_step], epoch[of_step])
+            number_in_step[of_step] = self._shuffle(k).at(number_in_step[of_step], epoch[of_step])
         return self.rows_of_steps[self._first[step] + number_in_step]
+
+    def _shuffle(self, step: int) -> BlockShuffle:
+        if step not in self._within:
+            self._within[step] = BlockShuffle(
+                int(self._first[step + 1] - self._first[step]),
+                io_block_size=self.io_block_size,
+                window_blocks=self._mixed_together,
+                seed=derive(self.seed, "score", step),
+            )
+        return self._within[step]
