@@ -25,7 +25,13 @@ from headrace import (
 from headrace.errors import ConfigError
 from headrace.metrics import LoaderStats
 from headrace.mix import AmendmentConfig, BatchSchedule, StageConfig, temperature_weights
-from headrace.order import BlockShuffleConfig, BraidShuffleConfig, SubsetConfig, ValidationConfig
+from headrace.order import (
+    BlockShuffleConfig,
+    BraidShuffleConfig,
+    ScoreShuffleConfig,
+    SubsetConfig,
+    ValidationConfig,
+)
 from headrace.pack import PackingConfig
 from headrace.run import LoaderState
 
@@ -49,6 +55,7 @@ def config() -> LmDataConfig:
                 expected_tokens=2e11,
                 packing=PackingConfig(long="truncate"),
             ),
+            "pages": ComponentConfig("caches/pages", shuffle=ScoreShuffleConfig(by="length")),
         },
         stages=[StageConfig({"code": 1, "docs": {"linear": {0: 0.1, 1000: 1.0}}}, step=0)],
         amendments=[AmendmentConfig(500, weights={"docs": 3})],
