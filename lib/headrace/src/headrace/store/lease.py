@@ -233,8 +233,9 @@ def lease(
         ['lease.json']
     """
     files.check_writable(root, field)
-    if root in _ending:  # of an object of this process that was forgotten just now
-        _ending.pop(root).join()
+    ending = _ending.pop(root, None)
+    if ending is not None:  # of an object of this process that was forgotten just now
+        ending.join()
     slot: _Slot = _LocalSlot(root) if files.is_local(root) else _RemoteSlot(root)
     now = _now()
     record = LeaseRecord(
