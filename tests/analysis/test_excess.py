@@ -5,6 +5,7 @@ saved beside caches.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -84,30 +85,43 @@ def test_batches_of_several_sizes_are_their_definition(sizes, unit, seed):
     assert fast == pytest.approx(slow, rel=1e-9)
 
 
+UNIT = 32
+SHARE = 0.6
+GROWS = np.repeat([8, 16, 32, 64], [256, 128, 64, 32])
+
+
+def mean_square_of_walks(
+    order: Order,
+    rates: np.ndarray,
+    walks: int,
+    rng: np.random.Generator,
+    step_of: Callable[[np.ndarray], np.ndarray],
+) -> float:
+    """Where walks along one direction end, in batches that grow; ``step_of`` a gradient."""
+    place = np.zeros(walks)
+    units = rng.normal(scale=SHARE**0.5, size=(len(order) // UNIT, walks))
+    rows_in_order = order(np.arange(len(order)))[: GROWS.sum()]
+    for rate, rows in zip(rates, np.split(rows_in_order, np.cumsum(GROWS)[:-1]), strict=True):
+        own = rng.normal(scale=((1 - SHARE) / rows.size) ** 0.5, size=walks)
+        place -= rate * step_of(place - units[rows // UNIT].mean(axis=0) - own)
+    return float(np.square(place).mean())
+
+
 @pytest.mark.parametrize("rates_of", [wsd_rates, cosine_rates])
 def test_a_batch_that_grows_is_what_sgd_makes_of_it(rates_of):
     """One direction, many walks at once; an order of eras and a full shuffle."""
     n = 8192
-    unit = 32
-    share = 0.6
     curvature = 0.05
-    sizes = np.repeat([8, 16, 32, 64], [256, 128, 64, 32])
-    rates = rates_of(sizes.size)
-    borders = np.cumsum(sizes)[:-1]
+    rates = rates_of(GROWS.size)
     rng = np.random.default_rng(0)
     orders = (EraShuffle(n, era_length=1024, seed=0), Feistel(n, 0))
-    measured = []
-    for order in orders:
-        place = np.zeros(4000)
-        units = rng.normal(scale=share**0.5, size=(n // unit, place.size))
-        batches = np.split(order(np.arange(n))[: sizes.sum()], borders)
-        for rate, rows in zip(rates, batches, strict=True):
-            own = rng.normal(scale=((1 - share) / rows.size) ** 0.5, size=place.size)
-            place -= rate * curvature * (place - units[rows // unit].mean(axis=0) - own)
-        measured.append(np.square(place).mean())
+    measured = [
+        mean_square_of_walks(order, rates, 4000, rng, lambda gradient: curvature * gradient)
+        for order in orders
+    ]
     era, full = (
         excess_loss(
-            order, sizes.astype(float), {unit: share}, rates=rates, curvatures=np.array([curvature])
+            order, GROWS.astype(float), {UNIT: SHARE}, rates=rates, curvatures=np.array([curvature])
         )
         for order in orders
     )
@@ -115,38 +129,38 @@ def test_a_batch_that_grows_is_what_sgd_makes_of_it(rates_of):
     assert era / full == pytest.approx(measured[0] / measured[1], rel=0.1)
 
 
+class AdamStep:
+    """A step of Adam: of the size ``pull`` where the gradient is the noise of the largest batch."""
+
+    def __init__(self, pull: float, walks: int) -> None:
+        self._scale = pull / GROWS.max() ** 0.5
+        self._mean = np.zeros(walks)
+        self._square = np.ones(walks) / GROWS[0]
+
+    def __call__(self, gradient: np.ndarray) -> np.ndarray:
+        self._mean = 0.9 * self._mean + 0.1 * gradient
+        self._square = 0.95 * self._square + 0.05 * gradient**2
+        return self._scale * self._mean / np.sqrt(self._square)
+
+
 def test_it_is_what_adam_makes_of_a_batch_that_grows():
     """One direction, many walks at once; an order of eras and a full shuffle."""
     n = 8192
-    unit = 32
-    share = 0.6
     pull = 0.02
-    sizes = np.repeat([8, 16, 32, 64], [256, 128, 64, 32])
-    rates = wsd_rates(sizes.size)
-    borders = np.cumsum(sizes)[:-1]
+    walks = 2000
+    rates = wsd_rates(GROWS.size)
     rng = np.random.default_rng(0)
     orders = (EraShuffle(n, era_length=2048, seed=0), Feistel(n, 0))
-    measured = []
-    for order in orders:
-        place = np.zeros(2000)
-        mean = np.zeros(2000)
-        square = np.ones(2000) / sizes[0]
-        units = rng.normal(scale=share**0.5, size=(n // unit, place.size))
-        batches = np.split(order(np.arange(n))[: sizes.sum()], borders)
-        for rate, rows in zip(rates, batches, strict=True):
-            own = rng.normal(scale=((1 - share) / rows.size) ** 0.5, size=place.size)
-            gradient = place - units[rows // unit].mean(axis=0) - own
-            mean = 0.9 * mean + 0.1 * gradient
-            square = 0.95 * square + 0.05 * gradient**2
-            place -= rate * pull / sizes.max() ** 0.5 * mean / np.sqrt(square)
-        measured.append(np.square(place).mean())
+    measured = [
+        mean_square_of_walks(order, rates, walks, rng, AdamStep(pull, walks)) for order in orders
+    ]
     forecast = {}
     for optimizer in OPTIMIZERS:
         era, full = (
             excess_loss(
                 order,
-                sizes.astype(float),
-                {unit: share},
+                GROWS.astype(float),
+                {UNIT: SHARE},
                 rates=rates,
                 curvatures=np.array([pull]),
                 optimizer=optimizer,

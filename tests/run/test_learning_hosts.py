@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from headrace.run import RunLock
-from headrace.testing import free_port, tiny_cache
+from headrace.testing import tiny_cache
 
 PROGRAM = Path(__file__).with_name("learned.py")
-
-
-def start(root: Path, hosts: int) -> list[subprocess.Popen[str]]:
-    address = f"localhost:{free_port()}"
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // hosts}",
-    }
-    return [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, root, address, str(hosts), str(number)],
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        for number in range(hosts)
-    ]
 
 
 def lines(hosts: list[subprocess.Popen[str]]) -> set[str]:
@@ -42,7 +22,8 @@ def lines(hosts: list[subprocess.Popen[str]]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_hosts_decide_the_same_and_go_on_on_others(tmp_path: Path):
+def test_hosts_decide_the_same_and_go_on_on_others(tmp_path: Path, start_hosts):
+    start = partial(start_hosts, PROGRAM, stderr=subprocess.DEVNULL)
     whole = tmp_path / "whole"
     killed = tmp_path / "killed"
     for root in (whole, killed):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +16,7 @@ from headrace import ComponentConfig, LmDataConfig, open_run
 from headrace.errors import HeadraceError, PlanMismatchError
 from headrace.mix import AmendmentConfig
 from headrace.run.steering import REQUEST_NAME, Request, ask
-from headrace.testing import free_port, tiny_cache
+from headrace.testing import tiny_cache
 
 PROGRAM = Path(__file__).with_name("steered.py")
 config_of: Callable[[Path, int], LmDataConfig] = runpy.run_path(str(PROGRAM))["config_of"]
@@ -173,25 +170,6 @@ def test_another_process_asks_and_gets_an_answer(root: Path):
         ask(folder, asked, 0)
 
 
-def start(root: Path, hosts: int, steps: int, changes: int) -> list[subprocess.Popen[str]]:
-    address = f"localhost:{free_port()}"
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // hosts}",
-    }
-    return [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, root, address, *map(str, (hosts, number, steps, changes))],
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for number in range(hosts)
-    ]
-
-
 def check_rows(root: Path, steps: int) -> LmDataConfig:
     """All rows that any host had are those of a run with the lock's config from the start."""
     config = config_of(root, steps)
@@ -213,8 +191,8 @@ def check_rows(root: Path, steps: int) -> LmDataConfig:
 
 
 @pytest.mark.slow
-def test_two_hosts_agree(root: Path):
-    hosts = start(root, 2, 300, 3)
+def test_two_hosts_agree(root: Path, start_hosts):
+    hosts = start_hosts(PROGRAM, root, 2, 300, 3)
     errors = [host.communicate()[1] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], errors
     assert len(check_rows(root, 300).amendments) == 3
@@ -223,11 +201,13 @@ def test_two_hosts_agree(root: Path):
 @pytest.mark.parametrize(
     "seed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.soak)]
 )
-def test_four_hosts_are_changed_and_killed_and_resumed_on_others(root: Path, seed: int):
+def test_four_hosts_are_changed_and_killed_and_resumed_on_others(
+    root: Path, seed: int, start_hosts
+):
     steps = 1500
     chosen = np.random.default_rng(seed)
     for hosts in (4, 2, 4, 1, 2, 4):
-        started = start(root, hosts, steps, 50)
+        started = start_hosts(PROGRAM, root, hosts, steps, 50)
         reached = int(chosen.integers(4, 8))
         victim = started[int(chosen.integers(0, hosts))]
         assert victim.stdout is not None
@@ -241,7 +221,7 @@ def test_four_hosts_are_changed_and_killed_and_resumed_on_others(root: Path, see
                 host.send_signal(signal.SIGKILL)
         for host in started:
             host.communicate()
-    last = start(root, 2, steps, 50)
+    last = start_hosts(PROGRAM, root, 2, steps, 50)
     errors = [host.communicate()[1] for host in last]
     assert [host.returncode for host in last] == [0, 0], errors
     assert len(check_rows(root, steps).amendments) == 50

@@ -314,25 +314,18 @@ def _rows(
 def _rows_of_file(
     url: str, format_name: str, key: str, value: str, *, key_is_text: bool
 ) -> Iterator[tuple[str, Any, Any]]:
+    if format_name == "parquet":
+        yield from _rows_of_parquet(url, key, value)
+        return
     arrow = import_extra("pyarrow", "parquet", url)
     dataset = import_extra("pyarrow.dataset", "parquet", url)
     filesystem, file_path = files.filesystem(url)
     opened = partial(dataset.dataset, file_path, filesystem=filesystem, format=format_name)
     table = opened()
-    for field_name, column in (("key", key), ("value", value)):
-        if column not in table.schema.names:
-            raise ConfigError(
-                f"is no column of {url}",
-                field=field_name,
-                value=column,
-                cure=did_you_mean(column, table.schema.names),
-            )
+    _check_columns(url, table.schema.names, key, value)
     if key_is_text:
         as_text = arrow.field(key, arrow.string())
         table = opened(schema=table.schema.set(table.schema.get_field_index(key), as_text))
-    if format_name == "parquet":
-        yield from _rows_of_parquet(url, key, value)
-        return
     batches = table.to_batches(
         columns=[key, value], batch_size=_ROWS, batch_readahead=1, fragment_readahead=1
     )
@@ -345,8 +338,20 @@ def _rows_of_parquet(url: str, key: str, value: str) -> Iterator[tuple[str, Any,
     parquet = import_extra("pyarrow.parquet", "parquet", url)
     with files.open_source(url) as stream:
         file = parquet.ParquetFile(stream, buffer_size=_PAGE_BYTES, pre_buffer=False)
+        _check_columns(url, file.schema_arrow.names, key, value)
         for batch in file.iter_batches(_ROWS, columns=[key, value]):
             yield url, batch.column(key), batch.column(value)
+
+
+def _check_columns(url: str, names: list[str], key: str, value: str) -> None:
+    for field_name, column in (("key", key), ("value", value)):
+        if column not in names:
+            raise ConfigError(
+                f"is no column of {url}",
+                field=field_name,
+                value=column,
+                cure=did_you_mean(column, names),
+            )
 
 
 def _id_leaf(cache: TokenCache, name: str) -> CacheLeaf:
