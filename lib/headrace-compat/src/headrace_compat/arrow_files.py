@@ -1,10 +1,10 @@
 """Datasets that Hugging Face's ``datasets`` saved (``save_to_disk``), read in place.
 
-Such a folder has Arrow streams; an Arrow file is one with a header and a footer. A stream has record
-batches (of 1,000 rows by default), each with the values of a column end to end, and where those of
-each row begin. So a record batch is a part, and its arrays
-are ranges of a file that is mapped into memory. Which files belong to the dataset, and in which
-order, says ``state.json``; ``datasets`` keeps others in the same folder.
+Such a folder has Arrow streams; an Arrow file is one with a header and a footer. A stream has
+record batches (of 1,000 rows by default), each with the values of a column end to end, and where
+those of each row begin. So a record batch is a part, and its arrays are ranges of a file that is
+mapped into memory. Which files belong to the dataset, and in which order, says ``state.json``;
+``datasets`` keeps others in the same folder.
 
 ``input_ids`` are the tokens. Other columns with a number for each of them are leaves of that name.
 ``labels`` and ``attention_mask`` say which tokens are trained on, so there is a leaf ``loss_mask``,
