@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import Literal, TypeAlias
 
 _CODE = r"\[(?:http_response_code='|HTTP code )"  # of TensorStore 0.1.81, and of 0.1.84
@@ -11,12 +12,11 @@ _NOTES = re.compile(
     re.DOTALL,
 )
 _STATUS = re.compile(rf"{_CODE}(\d+)'?\]")
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _OWN_RETRIES = "All 1 retry attempts failed: "
 _TRANSIENT = re.compile(
     r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|RESOURCE_EXHAUSTED|CANCELLED|UNKNOWN|INTERNAL)\b"
 )
-
-
 _MISSING = re.compile(r"NOT_FOUND\b(?!: etag)")
 _REFUSED = re.compile(rf"(PERMISSION_DENIED|UNAUTHENTICATED)\b|.*{_CODE}3", re.DOTALL)
 Failure: TypeAlias = Literal["transient", "missing", "refused", "damaged"]
@@ -92,9 +92,13 @@ def reason(error: BaseException) -> str:
         ...         "ABORTED: All 1 retry attempts failed: Unknown [http_response_code='503']"
         ...     )
         ... )
-        'ABORTED: Unknown, HTTP status 503'
+        'ABORTED: Service Unavailable, HTTP status 503'
     """
     status = _STATUS.search(str(error))
     lines = _NOTES.sub("", str(error)).replace(_OWN_RETRIES, "").splitlines()
     message = lines[0].strip(" :") if lines else type(error).__name__
-    return f"{message}, HTTP status {status[1]}" if status else message
+    if status is None:
+        return message
+    if int(status[1]) in _PHRASES:  # some releases know few of them
+        message = message.replace("Unknown", _PHRASES[int(status[1])])
+    return f"{message}, HTTP status {status[1]}"
