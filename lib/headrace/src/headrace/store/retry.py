@@ -25,9 +25,9 @@ process).
 :func:`wire` counts all requests over HTTP: TensorStore counts its own, and the clients of fsspec
 (aiohttp for GCS and web servers, botocore for S3) report each request to a listener that
 :func:`watch` installs, at the price of a function call. A client's own retries are counted too, so
-the numbers are those that a proxy would see (and those of the bill). Not counted: what libcurl sends
-again because a kept connection was closed instead of an answer, and requests of other clients: those
-of ``datasets`` for ``hf://``, and those for small files in Azure.
+the numbers are those that a proxy would see (and those of the bill). Not counted: what libcurl
+sends again because a kept connection was closed instead of an answer, and requests of other
+clients: those of ``datasets`` for ``hf://``, and those for small files in Azure.
 """
 
 from __future__ import annotations
