@@ -31,9 +31,7 @@ def test_reasons_are_short():
         reason(ValueError(said + "[http_response_code='503']"))
         == "ABORTED: Service Unavailable, HTTP status 503"
     )
-    assert (
-        reason(ValueError("Unknown [http_response_code='599']")) == "Unknown, HTTP status 599"
-    )
+    assert reason(ValueError("Unknown [http_response_code='599']")) == "Unknown, HTTP status 599"
     assert reason(ValueError("")) == "ValueError"
     assert reason(ValueError("NOT_FOUND: x\nmore")) == "NOT_FOUND: x"
 
