@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
 
 from headrace import ComponentConfig, LmDataConfig, RunLog, load_config, open_run
+from headrace.errors import PlanMismatchError
 from headrace.report.blame import blame
 from headrace.run import Run
+from headrace.store.lease import LEASE_NAME
 from headrace.testing import remove, tiny_cache
 
 Headrace = Callable[..., Any]
@@ -48,6 +54,76 @@ def test_a_running_job_is_changed(headrace: Headrace, job: Run):
     step = int(refused.err.split("Give step ")[1].split()[0])
     # the cure works as it is typed
     headrace("run", "amend", job.folder, "--step", str(step + 5), "--weights", "a=9")
+
+
+@pytest.fixture
+def written(config: LmDataConfig, tmp_path: Path) -> str:
+    """The config in a file."""
+    fields = {name: {"cache": part.cache} for name, part in config.components.items()}
+    path = tmp_path / "run.yaml"
+    layout = {"seq_len": 8, "batch_size": 8, "num_steps": 3000}
+    path.write_text(json.dumps({"components": fields, **layout}))
+    return str(path)
+
+
+def test_a_lock_is_not_changed_under_a_running_job(
+    headrace: Headrace, written: str, tmp_path: Path
+):
+    config = load_config(written)
+    run = open_run(tmp_path / "run", config)
+    amend = ("run", "amend", run.folder, written, "components.a.weight=5")
+    begun = run.fingerprint
+    with run.loader() as loader, loader.iter_from_step(1) as batches:
+        next(batches)
+        wait_for(tmp_path / "run" / LEASE_NAME)
+        evaluated = open_run(run.folder, config)
+        with evaluated.loader() as other, other.iter_from_step() as evaluation:
+            next(evaluation)
+            refused = headrace(*amend, "--step", "900").err
+            assert open_run(run.folder, config).fingerprint == begun
+            # the cure works as it is typed, and the job that has the lease takes it
+            cure = refused.split("as it runs: headrace ")[1]
+            assert headrace(*cure.replace(" N ", " 900 ").split()).code == 0
+        assert run.fingerprint != begun == evaluated.fingerprint
+
+
+JOB = """
+import sys
+from headrace import load_config, open_run
+config = load_config(sys.argv[2])
+with open_run(sys.argv[1], config).loader() as loader, loader.iter_from_step() as batches:
+    next(batches)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_job_hinders_nobody(headrace: Headrace, written: str, tmp_path: Path):
+    folder = str(tmp_path / "run")
+    with Popen([sys.executable, "-c", JOB, folder, written], stdin=PIPE) as job:
+        wait_for(tmp_path / "run" / LEASE_NAME)
+        amend = ("run", "amend", folder, written, "components.b.weight=3", "--step", "9")
+        assert "is being written by process" in headrace(*amend, "--going-back").err
+        job.kill()
+    assert (tmp_path / "run" / LEASE_NAME).exists()
+    assert headrace(*amend, "--going-back").code == 0
+    assert not (tmp_path / "run" / LEASE_NAME).exists()
+
+
+def test_a_job_is_refused_a_change_of_its_last_steps(config: LmDataConfig, tmp_path: Path):
+    short = open_run(tmp_path / "short", replace(config, num_steps=20))
+    with short.loader() as loader:
+        batches = loader.iter_from_step()
+        for _ in range(15):
+            next(batches)
+        with pytest.raises(PlanMismatchError, match="is planned already"):
+            short.amend(18, weights={"a": 9})
+        assert len([*batches]) == 5
+    assert short.amend(18, weights={"a": 9}, done=15).fingerprint != short.fingerprint
+
+
+def wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
 
 
 def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_path: Path):

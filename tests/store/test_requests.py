@@ -21,7 +21,7 @@ from headrace.data import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed import DataLoader
 from headrace.store import CacheLayout, RetryPolicy, TokenCache, files, requests, retry
-from headrace.store.array import StoredArray, kvstore_spec
+from headrace.store.array import StoredArray
 from headrace.store.layout import DEFAULT_CHUNK
 from headrace.store.ledger import read_ledger
 from headrace.store.pending import PendingRead
@@ -470,49 +470,6 @@ def test_a_process_ends_while_answers_arrive(tmp_path):
             given = [sys.executable, "-c", LEAVES, proxy.url, str(answers)]
             done = subprocess.run(given, capture_output=True, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, "")
-
-
-READS_ON = """
-import atexit, sys
-def read_on():
-    try:
-        array.read_into(np.empty(128, np.uint16), 0)
-    except OSError as error:
-        print(error)
-atexit.register(read_on)  # what is registered first comes last, where only a daemon thread reads
-import numpy as np
-from headrace.store import TokenCache
-array = TokenCache.open(sys.argv[1]).parts[0].data
-array.read(128, 129).result()
-"""
-
-
-def test_nothing_is_read_any_more_when_a_process_has_ended(tmp_path):
-    """Python would abort: "terminate called without an active exception"."""
-    write_cache(tmp_path, [rows(SHARD * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    with web_server(tmp_path) as server:
-        given = [sys.executable, "-c", READS_ON, server]
-        done = subprocess.run(given, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "the thread that reads has ended" in done.stdout
-
-
-def test_requests_without_an_answer_are_failed_ones(remote):
-    place = f"{remote.root}/a"
-    files.write_atomic(place, b"abc")
-    store = requests.Store(kvstore_spec(remote.root), remote.root)
-    retry.use_policy(RetryPolicy(first_delay_s=0.001, max_delay_s=0.01))
-
-    async def decode(data):
-        return data
-
-    for fate in ("error", "cut"):
-        remote.proxy.clear()
-        before = retry.wire()
-        remote.proxy.next(fate)
-        read = requests.submit(lambda: requests.get(store, "a", slice(0, 3), decode))
-        assert read.result() == b"abc"
-        assert retry.wire() - before == retry.Wire(len(remote.proxy.log), 1)
 
 
 def test_a_plain_file_is_not_mistaken_for_the_shards_of_an_array_beside_it(remote):

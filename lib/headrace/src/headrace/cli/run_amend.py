@@ -163,6 +163,7 @@ def amend(
     """
     from headrace.run.run import amend_run
     from headrace.run.steering import Request
+    from headrace.store.lease import lease
 
     lock = lock_in(run, "RUN")
     if config is None:
@@ -189,7 +190,9 @@ def amend(
         typed = [run, config, *(settings or []), "--step", str(step)]
         _ask(run, _live_request(lock, changes, edited, typed), wait, as_json)
         return
-    with working("writing the amendment"):
+    again = ["headrace run amend", run, config, *(settings or []), "--step N --live"]
+    meanwhile = f"To change it as it runs: {' '.join(again)}"
+    with lease(run, field="run", meanwhile=meanwhile), working("writing the amendment"):
         amend_run(run, lock, changes.amended, edited, done=steps_done if going_back else None)
     if not as_json:
         say(f"Written into {run}/lock.json. Go on with the run as before.")

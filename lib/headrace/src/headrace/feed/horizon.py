@@ -39,6 +39,7 @@ class Horizon:
         self._last = stop
         self.stop = stop
         self.planned_until = first
+        self.is_closed = False
         if hold is not None:
             self.end_at(hold)
 
@@ -79,4 +80,5 @@ class Horizon:
         """Ends the iteration: nobody waits any more."""
         with self._lock:
             self._last = self.stop
+            self.is_closed = True
         self._decided.set()

@@ -300,9 +300,9 @@ class DataLoader(BatchOrder):
 
     @property
     def is_iterating(self) -> bool:
-        """Whether an iteration is open that has a step left to plan."""
+        """Whether somebody takes batches from an iteration."""
         with self._lock:
-            return bool(self._horizons)
+            return bool(self._open_horizons())
 
     @property
     def earliest_step(self) -> int:
@@ -313,7 +313,8 @@ class DataLoader(BatchOrder):
         if self._host_barrier is not None and len(self.processes) > 1:
             apart = self._host_barrier.every
         with self._lock:
-            reached = max((stats.step for stats in self._horizons.values()), default=0)
+            steps = [self._horizons[horizon].step for horizon in self._open_horizons()]
+            reached = max(steps, default=0)
         return reached + apart + _MOST_PLANNED
 
     def end_plans(self, step: int) -> bool:
@@ -322,7 +323,7 @@ class DataLoader(BatchOrder):
         """
         with self._lock:
             self._hold = step
-            ended = [horizon.end_at(step) for horizon in self._horizons]
+            ended = [horizon.end_at(step) for horizon in self._open_horizons()]
         if not all(ended):
             self.go_on()
         return all(ended)
@@ -351,15 +352,15 @@ class DataLoader(BatchOrder):
         with self._lock:
             horizon = Horizon(step, last, None if replayed else self._hold)
             if not replayed:
+                self._horizons = {one: self._horizons[one] for one in self._open_horizons()}
                 self._horizons[horizon] = stats
         exchange = None if replayed else self._exchange()
         reader = self._reader(stats, grouping, exchange, horizon)
         self._readers.add(reader)
         return horizon, reader
 
-    def _forget(self, horizon: Horizon) -> None:
-        with self._lock:
-            self._horizons.pop(horizon, None)
+    def _open_horizons(self) -> list[Horizon]:
+        return [horizon for horizon in self._horizons if not horizon.is_closed]
 
     def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
         stats = IterationStats(self._stall_rule, WaitLog(step), replay=replayed > 0, step=step)
@@ -382,7 +383,6 @@ class DataLoader(BatchOrder):
             step,
             partial(self._open_reader, stats=stats, grouping=grouping, replayed=replayed),
             partial(self._to_devices, stats=stats),
-            self._forget,
         )
         make = course.groups
         batches = Prefetched(
@@ -579,12 +579,10 @@ class _Course:
         step: int,
         open_reader: Callable[[int], tuple[Horizon, BatchReader]],
         to_devices: Callable[[Any, int], Any],
-        forget: Callable[[Horizon], None],
     ) -> None:
         self._step = step
         self._open_reader = open_reader
         self._to_devices = to_devices
-        self._forget = forget
         self._closed = False
         self._horizon, self._reader = open_reader(step)
 
@@ -595,17 +593,20 @@ class _Course:
         self._reader.interrupt()
 
     def groups(self) -> Iterator[list[Any]]:
-        while True:
-            horizon = self._horizon
-            try:
+        try:
+            while True:
+                horizon = self._horizon
                 for group in _delivered(self._reader, self._step, horizon.stop, self._to_devices):
                     self._step += len(group)  # whoever takes the group empties it
                     yield group
                 if self._closed or not horizon.wait() or self._closed:
                     return
-            finally:
-                self._forget(horizon)
-            self._horizon, self._reader = self._open_reader(self._step)
+                self._horizon, self._reader = self._open_reader(self._step)
+                horizon.close()  # last: the loader iterates all the time
+        finally:
+            # Not yet at the end: whoever takes the batches has them before him
+            if self._closed:
+                self._horizon.close()
 
 
 def _finished(delivered: Any) -> Any:

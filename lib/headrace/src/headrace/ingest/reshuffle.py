@@ -101,7 +101,7 @@ class ReshuffleReport:
     runs_dealt: int
     seconds: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -391,7 +391,7 @@ def _start_ledger(sizes: ShuffleSizes, origin: str | None) -> Ledger:
     return structs.replace(
         source,
         finished=False,
-        layout=sizes.layout.to_dict(),
+        layout=sizes.layout.to_json(),
         sources=[{"path": path, "size": None, "version": version, "part": name} for name in names],
         parts=[],
         metadata={**source.metadata, SHUFFLED: {**original, **_settings(sizes), "cache": origin}},

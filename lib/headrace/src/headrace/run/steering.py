@@ -42,6 +42,7 @@ from headrace.errors import HeadraceError, PlanMismatchError, printable
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.run.lock import RunLock
 from headrace.store import files
+from headrace.store.lease import lease
 from headrace.store.records import RecordKind, read_record, write_record
 
 if TYPE_CHECKING:
@@ -248,14 +249,10 @@ class Steering:
 
     def _follow(self) -> None:
         try:
-            while not self._stop.is_set():
-                with self._lock:
-                    if not self.is_live:
-                        self._thread = None
-                        break
-                if self._hosts.is_first:
-                    self._lead()
-                elif (proposal := self._hosts.proposal()) is not None:
+            if self._hosts.is_first:
+                self._lead()
+            while self._goes_on():
+                if (proposal := self._hosts.proposal()) is not None:
                     self._vote(proposal)
                 else:
                     time.sleep(_EVERY_S)
@@ -264,12 +261,36 @@ class Steering:
             if self._thread is threading.current_thread():  # it failed: nobody waits for it
                 self._thread = None
 
+    def _goes_on(self) -> bool:
+        """Whether this thread goes on; if not, another one may begin."""
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return False
+            if self._stop.is_set() or not self.is_live:
+                self._thread = None
+            return self._thread is not None
+
     def _lead(self) -> None:
-        """Takes the next request, if there is one."""
+        """Takes requests, those of other processes too if this job has the lease of the run: of
+        several that iterate it, such as an evaluation, one has. Where nobody may write, none has.
+        """
+        while self._takes_next():
+            with suppress(HeadraceError, OSError), lease(self._run.folder, field="run") as held:
+                while self._takes_next():
+                    held.check()
+                    self._answer_another()
+
+    def _takes_next(self) -> bool:
+        """Takes the next request of this process, if there is one soon; False: the thread ends."""
+        if not self._goes_on():
+            return False
         with suppress(Empty):
             request, answer = self._requests.get(timeout=_EVERY_S)
             answer.put(self._decide(request))
-            return
+        return True
+
+    def _answer_another(self) -> None:
+        """Answers the request in the folder, if there is one."""
         url = files.join(self._run.folder, REQUEST_NAME)
         with suppress(HeadraceError, OSError):
             asked = read_record(url, _REQUEST)

@@ -212,6 +212,7 @@ def lease(
     expiry_s: float = EXPIRY_S,
     field: str = "output",
     cure: str = "Run the same command again when the other one is done: finished parts are kept.",
+    meanwhile: str = "",
 ) -> Iterator[Lease]:
     """Holds the lease of an output for as long as the block runs.
 
@@ -220,6 +221,7 @@ def lease(
         expiry_s: How long the lease outlives its last heartbeat.
         field: Name of the location in errors.
         cure: What to do when the lease was lost.
+        meanwhile: What to do while another process holds it, beside waiting.
 
     Raises:
         CacheError: another process holds it, or it cannot be written; or, at the end of the block,
@@ -241,7 +243,7 @@ def lease(
     record = LeaseRecord(
         uuid.uuid4().hex, socket.gethostname(), os.getpid(), _boot(), now, now, 0, expiry_s
     )
-    _take(root, slot, record, field)
+    _take(root, slot, record, field, meanwhile)
     held_lease = Lease(root, record, slot, field, cure)
     try:
         with owning(root, held_lease.check):
@@ -339,7 +341,9 @@ class LeaseWatch:
         self._raw = raw or b""
 
 
-def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> None:
+def _take(
+    root: str, slot: _Slot, mine: LeaseRecord, field: str = "output", meanwhile: str = ""
+) -> None:
     while True:
         # 1. Read. What is no lease can be held by nobody, and is replaced like none.
         raw = slot.read()
@@ -356,7 +360,7 @@ def _take(root: str, slot: _Slot, mine: LeaseRecord, field: str = "output") -> N
                     f"is being written by {holder.who} ({problem})",
                     field=field,
                     value=root,
-                    cure=cure,
+                    cure=f"{cure} {meanwhile}".rstrip(),
                 )
         # 5. Compared with the bytes of step 1, however long step 4 took: any heartbeat since then,
         #    and any other contender, makes this fail.

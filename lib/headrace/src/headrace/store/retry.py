@@ -25,8 +25,7 @@ process).
 :func:`wire` counts all requests over HTTP: TensorStore counts its own, and the clients of fsspec
 (aiohttp for GCS and web servers, botocore for S3) report each request to a listener that
 :func:`watch` installs, at the price of a function call. A client's own retries are counted too, so
-the numbers are those that a proxy would see (and those of the bill). Not counted: what libcurl
-sends again because a kept connection was closed instead of an answer, and requests of other
+the numbers are those that a proxy would see (and those of the bill). Not counted: requests of other
 clients: those of ``datasets`` for ``hf://``, and those for small files in Azure.
 """
 
@@ -200,7 +199,8 @@ class RequestCounts:
 
 @dataclass(frozen=True)
 class Wire:
-    """Requests over HTTP, and those that were answered with 408, 429 or 5xx, or not at all.
+    """Requests over HTTP, and those that were answered with 408, 429 or 5xx or, for fsspec, not at
+    all.
 
     Example:
         >>> Wire(7, 1) - Wire(5) + Wire(1)
@@ -254,7 +254,9 @@ def request_counts() -> RequestCounts:
 
     TensorStore counts for the whole process, so retries of other code that uses it are included.
     """
-    inner = sum(_total(f"kvstore/{driver}/retries") for driver in _DRIVERS)
+    inner = sum(
+        int(v["value"]) for driver in _DRIVERS for v in _collected(f"kvstore/{driver}/retries")
+    )
     return _Process.counts + RequestCounts(requests=inner, retries=inner)
 
 
@@ -459,11 +461,10 @@ _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def wire() -> Wire:
     """Requests that this process has sent so far."""
-    started = _total("http/request_started")
-    failed = _total("http/request_completed")  # less those that were answered
-    for answers in _collected("http/response_codes"):
-        if not fails(int(answers["code"] or 0)):
-            failed -= int(answers["value"])
+    failed = sum(
+        int(v["value"]) for v in _collected("http/response_codes") if fails(int(v["code"] or 0))
+    )
+    started = sum(int(v["value"]) for v in _collected("http/request_started"))
     return _Process.wire + _Process.others + Wire(started, failed)
 
 
@@ -536,11 +537,6 @@ def _botocore_answered(parsed_response: Any = None, exception: Any = None, **_: 
 def fails(status: int) -> bool:
     """Whether an answer with this status is one of a store in trouble."""
     return status in (408, 429) or status >= 500
-
-
-def _total(name: str) -> int:
-    """The sum of a metric of TensorStore's."""
-    return sum(int(v["value"]) for v in _collected(name))
 
 
 def _collected(name: str) -> list[dict[str, Any]]:

@@ -181,10 +181,10 @@ def virtual_cache(
     ledger = Ledger(
         True,
         tokenizer,
-        layout.to_dict(),
+        layout.to_json(),
         parts=parts,
         metadata={SHUFFLED: record} if shuffled else {},
-        leaves=[one.to_dict() for one in leaves],
+        leaves=[one.to_json() for one in leaves],
     )
     return TokenCache(f"/virtual/{name}", ledger)
 
