@@ -1,4 +1,4 @@
-"""Memory against the number of sources: one, two and four processes, beside Grain.
+"""Memory against the number of sources: one, two and four processes, beside other loaders.
 
     python scripts/bench/bench_memory.py --check --json docs/bench/memory.json
 
@@ -8,12 +8,15 @@ process after its last batch, the largest of the job's: ``own`` is memory that n
 ``resident`` has mapped pages of files too, which the system takes back when it needs them;
 ``at first`` is its own memory when jax and the loader were imported. The bars are of ``own``,
 against that of one source. Grain (``uv sync --group peers``) mixes shuffled rows of memory-mapped
-files. ``--quick`` has 1 and 10 sources, and one process.
+files, MosaicML streams of MDS shards, LitData datasets of its ``TokensLoader`` (both need torch, as
+in ``bench_peers.py``). ``--quick`` has 1 and 10 sources, one process, a sixteenth
+of the corpus, fewer steps and no others.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -40,16 +43,18 @@ PROCESSES = (1, 2, 4)
 FLAT = 1.2
 
 
-def main_of_process(loader: str, sources: int, address: str, count: int, number: int) -> None:
+def main_of_process(
+    loader: str, sources: int, steps: int, address: str, count: int, number: int
+) -> None:
     """One process of a job: prints its memory."""
     import jax
 
     if count > 1:
         jax.distributed.initialize(address, count, number)
-    made = {"headrace": headrace_batches, "grain": grain_batches}[loader](sources)
+    made = LOADERS[loader](sources)
     next(made)
     at_first = memory()["RssAnon"]
-    for batch in islice(made, STEPS):
+    for batch in islice(made, steps):
         jax.block_until_ready(batch)
     at_last = memory()
     print("MEMORY" + json.dumps([at_first, at_last["RssAnon"], at_last["VmRSS"]]), flush=True)
@@ -93,30 +98,121 @@ def grain_batches(sources: int) -> Iterator[Any]:
         yield jax.device_put(batch)
 
 
-def write(folder: Path, sources: int) -> None:
-    """The corpus as so many caches, and as rows for Grain."""
+def mosaic_batches(sources: int) -> Iterator[Any]:
+    """None when all is imported, then batches."""
+    import jax
+
+    importlib.import_module("peers.torchvision_stand_in")  # before streaming
+    from streaming import (  # pyright: ignore[reportMissingImports]
+        Stream,
+        StreamingDataLoader,
+        StreamingDataset,
+    )
+
+    yield None
+    streams = [
+        Stream(local=f"{sources}/{k}.mosaic", proportion=1 / sources) for k in range(sources)
+    ]
+    dataset = StreamingDataset(streams=streams, shuffle=True, batch_size=BATCH)
+    while True:
+        for batch in StreamingDataLoader(dataset, batch_size=BATCH, drop_last=True):
+            yield jax.device_put(np.asarray(batch["tokens"]))
+
+
+def litdata_batches(sources: int) -> Iterator[Any]:
+    """None when all is imported, then batches."""
+    import jax
+    from litdata import (  # pyright: ignore[reportMissingImports]
+        CombinedStreamingDataset,
+        StreamingDataLoader,
+        StreamingDataset,
+        TokensLoader,
+    )
+
+    yield None
+    parts = [
+        StreamingDataset(
+            f"{sources}/{k}.litdata", item_loader=TokensLoader(block_size=SEQ_LEN), shuffle=True
+        )
+        for k in range(sources)
+    ]
+    mixed = CombinedStreamingDataset(parts, weights=[1 / sources] * sources, iterate_over_all=False)
+    while True:
+        for batch in StreamingDataLoader(mixed, batch_size=BATCH, drop_last=True):
+            yield jax.device_put(batch.numpy())
+
+
+LOADERS = {
+    "headrace": headrace_batches,
+    "grain": grain_batches,
+    "streaming": mosaic_batches,
+    "litdata": litdata_batches,
+}
+"""By the module that each needs."""
+
+
+def write_mosaic(folder: Path, tokens: np.ndarray) -> None:
+    importlib.import_module("peers.torchvision_stand_in")  # before streaming
+    from streaming import MDSWriter  # pyright: ignore[reportMissingImports]
+
+    columns = {"tokens": f"ndarray:{tokens.dtype}:{SEQ_LEN}"}
+    with MDSWriter(out=str(folder), columns=columns) as writer:
+        for row in tokens:
+            writer.write({"tokens": row})
+
+
+def torch_rows(path: str) -> Iterator[Any]:
+    """What LitData's ``optimize`` calls."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    for row in np.load(path):
+        yield torch.from_numpy(row)
+
+
+def write_litdata(folder: Path, tokens: str) -> None:
+    from litdata import TokensLoader, optimize  # pyright: ignore[reportMissingImports]
+
+    optimize(
+        fn=torch_rows,
+        inputs=[tokens],
+        output_dir=str(folder),
+        chunk_size=4096 * SEQ_LEN,
+        item_loader=TokensLoader(block_size=SEQ_LEN),
+        num_workers=1,
+        verbose=False,
+    )
+
+
+def write(folder: Path, all_rows: int, sources: int, loaders: list[str]) -> None:
+    """The corpus as so many caches, as rows for Grain, and in the formats of others."""
     from headrace.testing import write_cache
 
-    rows = ROWS // sources
+    rows = all_rows // sources
     tokens = np.random.default_rng(0).integers(0, 50_000, (rows, SEQ_LEN)).astype(np.uint16)
     caches = folder / f"{sources}"
     documents = np.split(tokens.reshape(-1), range(DOCUMENT, tokens.size, DOCUMENT))
     write_cache(caches / "0", [documents], vocab_size=50_000)
     np.save(caches / "0.npy", tokens)
+    if "streaming" in loaders:
+        write_mosaic(caches / "0.mosaic", tokens)
+    if "litdata" in loaders:
+        write_litdata(caches / "0.litdata", str(caches / "0.npy"))
     for k in range(1, sources):
-        shutil.copytree(caches / "0", caches / str(k))
         shutil.copy(caches / "0.npy", caches / f"{k}.npy")
+        for one in caches.glob("0*/"):
+            shutil.copytree(one, caches / f"{k}{one.suffix}")
     components = {f"source_{k}": {"cache": f"{sources}/{k}"} for k in range(sources)}
     config = {"seed": 0, "seq_len": SEQ_LEN, "batch_size": BATCH, "components": components}
     (folder / f"{sources}.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
 
-def run_job(folder: Path, loader: str, sources: int, count: int) -> list[float]:
+def run_job(folder: Path, loader: str, sources: int, steps: int, count: int) -> list[float]:
     """The figures of the process that has the largest memory of its own."""
     from headrace.testing import free_port
 
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, __file__, "--process", loader, str(sources), address, str(count)]
+    numbers = [str(sources), str(steps), address, str(count)]
+    command = [sys.executable, __file__, "--process", loader, *numbers]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     processes = [
         subprocess.Popen(
@@ -135,20 +231,24 @@ def run_job(folder: Path, loader: str, sources: int, count: int) -> list[float]:
 
 def measure(args: argparse.Namespace, report: Report) -> None:
     all_sources = SOURCES[:2] if args.quick else SOURCES
+    rows = ROWS // 16 if args.quick else ROWS
+    steps = 20 if args.quick else STEPS
     jobs = [("headrace", count) for count in (PROCESSES[:1] if args.quick else PROCESSES)]
-    if importlib.util.find_spec("grain"):
-        jobs.append(("grain", 1))
-    else:
-        report.note("Grain is not installed: uv sync --group peers")
+    others = [] if args.quick else [name for name in LOADERS if name != "headrace"]
+    for name in others:
+        if importlib.util.find_spec(name):
+            jobs.append((name, 1))
+        else:
+            report.note(f"{name} is not installed: see `bench_peers.py`")
     table: list[list[Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for sources in all_sources:
-            write(folder, sources)
+            write(folder, rows, sources, [loader for loader, _ in jobs])
         for loader, count in jobs:
             own: dict[int, float] = {}
             for sources in all_sources:
-                at_first, own[sources], resident = run_job(folder, loader, sources, count)
+                at_first, own[sources], resident = run_job(folder, loader, sources, steps, count)
                 table.append([loader, count, sources, at_first, own[sources], resident])
             if loader == "headrace":
                 case = f"{count} processes" if count > 1 else "one process"
@@ -163,7 +263,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--process"]:
-        loader, sources, address, count, number = sys.argv[2:]
-        main_of_process(loader, int(sources), address, int(count), int(number))
+        loader, sources, steps, address, count, number = sys.argv[2:]
+        main_of_process(loader, int(sources), int(steps), address, int(count), int(number))
     else:
         run_bench("bench_memory", __doc__, measure)
