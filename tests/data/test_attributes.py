@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,13 @@ from headrace import (
 )
 from headrace.cli.application import application
 from headrace.data.attributes import AttributeConfig, open_attribute
+from headrace.data.buckets import BucketsConfig
+from headrace.data.columns import ColumnConfig
 from headrace.data.id_index import IdIndex, hashes_of_numbers, hashes_of_texts
 from headrace.errors import ConfigError
 from headrace.ingest import reshuffle
 from headrace.ingest.reshuffle import ReshuffleConfig
+from headrace.pack import PackingConfig
 from headrace.store import TokenCache, files
 from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
@@ -334,3 +338,143 @@ def test_packed_json_lines_are_read(plain, tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     config = AttributeConfig(f"{tmp_path}/a.jsonl.gz")
     assert open_attribute(plain, "quality", config).values.tolist() == [1] * DOCUMENTS
+
+
+def columns_of(cache: TokenCache, files: str, column: object = "quality") -> LmDataConfig:
+    """A run with an attribute as a column, in two buckets."""
+    component = ComponentConfig(
+        cache.path,
+        attributes={"quality": AttributeConfig(files)},
+        buckets=BucketsConfig("quality", edges=[3], weights=[1, 1]),
+        packing=PackingConfig(),
+    )
+    columns = {"quality": column}
+    return LmDataConfig({"web": component}, seq_len=8, batch_size=8, num_steps=4, columns=columns)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float64", "uint8", "float32"])
+def test_an_attribute_is_a_column_of_batches(plain, tmp_path, dtype):
+    values = (np.arange(DOCUMENTS) % 7).astype(dtype)
+    if dtype == "bool":
+        values = values.astype(int) * 3  # buckets ask for both
+    order = np.random.default_rng(0).permutation(DOCUMENTS).tolist()
+    columns = {"id": [IDS[k] for k in order], "quality": values[order].tolist()}
+    config = columns_of(plain, written(tmp_path / "a.parquet", columns))
+    with config.loader() as loader:
+        for step in range(4):
+            batch = loader.batch_at(step)
+            tokens = np.asarray(batch.tokens)  # document k has the tokens k, and padding 0
+            assert batch.extras is not None
+            found = np.asarray(batch.extras["quality"])
+            assert found.dtype.itemsize <= 4
+            is_padding = np.asarray(batch.segment_ids) < 0
+            expected = np.where(is_padding, 0, values[tokens])
+            assert (found == expected).all()
+
+
+def test_columns_follow_a_shuffled_store_and_other_values_are_another_run(plain, tmp_path):
+    moved = reshuffle(plain.path, str(tmp_path / "moved"), ReshuffleConfig(seed=3)).path
+    np.save(tmp_path / "quality.npy", np.arange(DOCUMENTS) * 3)
+    config = columns_of(TokenCache.open(moved), f"{tmp_path}/quality.npy")
+    dataset = config.dataset()
+    with config.loader() as loader:
+        batch = loader.batch_at(0)
+    assert batch.extras is not None
+    kept = np.asarray(batch.segment_ids) >= 0
+    found = np.asarray(batch.extras["quality"])[kept]
+    assert (found == 3 * np.asarray(batch.tokens)[kept]).all()
+    other = np.arange(DOCUMENTS) * 3
+    other[-1] += 1  # in the same bucket
+    np.save(tmp_path / "quality.npy", other)
+    assert str(config.dataset().describe()) != str(dataset.describe())
+
+
+def test_components_without_the_attribute_have_the_default(plain, tmp_path):
+    np.save(tmp_path / "quality.npy", np.full(DOCUMENTS, 5, np.int16))
+    scored = ComponentConfig(
+        plain.path, attributes={"quality": AttributeConfig(f"{tmp_path}/quality.npy")}
+    )
+    components = {"plain": ComponentConfig(plain.path), "scored": scored}
+    columns = {"quality": ColumnConfig("quality", default=7)}
+    config = LmDataConfig(components, seq_len=4, batch_size=8, num_steps=2, columns=columns)
+    with config.loader() as loader:
+        batch = loader.batch_at(0)
+    assert batch.extras is not None
+    found = np.asarray(batch.extras["quality"])
+    assert found.dtype == np.int16
+    expected = np.where(np.asarray(batch.source_id) == 1, 5, 7)
+    assert (found == expected[:, None]).all()
+    columns = {"quality": "qualty"}
+    with pytest.raises(ConfigError, match="Did you mean 'quality'"):
+        LmDataConfig(components, seq_len=4, batch_size=8, num_steps=2, columns=columns).dataset()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_an_attribute_of_repeats_draws_documents_as_often(tmp_path, width):
+    """Sampling weights: in whole passes, each document is seen as often as its number says."""
+    cache = with_ids(tmp_path / "cache", IDS)
+    repeats = [[0, 1, 2][k // width % 3] for k in range(DOCUMENTS)]
+    path = written(tmp_path / "a.parquet", {"id": IDS, "repeats": repeats})
+    component = ComponentConfig(
+        cache.path,
+        attributes={"repeats": AttributeConfig(path)},
+        buckets=BucketsConfig("repeats", levels=[1, 2]),
+        packing=PackingConfig(),
+        weight={"repeat": 1},
+    )
+    config = LmDataConfig({"web": component}, seq_len=8, batch_size=1, num_steps=60)
+    seen = np.zeros(DOCUMENTS, int)
+    for name, dataset in config.datasets().items():  # a pass over each layer
+        rows = dataset.read(np.arange(len(dataset)))
+        kept = np.asarray(rows.segment_ids) >= 0
+        tokens = np.asarray(rows.tokens)[kept]
+        seen += np.bincount(tokens, minlength=DOCUMENTS) // (1 + np.arange(DOCUMENTS) % 3)
+        assert name in ("web/x1", "web/x2")
+    assert seen.tolist() == repeats
+
+
+def inspected(cache: TokenCache, *arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(application(), ["cache", "inspect", cache.path, *arguments])
+    return done.exit_code, done.output or str(done.exception)
+
+
+def test_inspect_shows_what_was_joined(tmp_path):
+    cache = with_ids(tmp_path / "cache", IDS)
+    half = IDS[: DOCUMENTS // 2]
+    columns = {"doc": [*half, "none"], "kind": [*(k % 3 for k in range(len(half))), 9]}
+    kinds = written(tmp_path / "kinds.parquet", columns)
+    scores = written(tmp_path / "scores.jsonl", {"id": IDS, "score": [*range(DOCUMENTS)]})
+    options = ("--attributes", f"kind={kinds},key=doc", "--attributes", f"score={scores}")
+    status, printed = inspected(cache, *options, "--json", "--samples", "0")
+    assert status == 0, printed
+    kind, score = json.loads(printed)["attributes"]
+    assert kind["values"] == [[0, 7], [1, 7], [2, 6]]
+    assert (kind["rows"], kind["not_found"], kind["missing"]) == (21, 1, 20)
+    assert (score["missing"], score["values"]) == (0, [])
+    assert (score["quantiles"]["min"], score["quantiles"]["max"]) == (0, DOCUMENTS - 1)
+    status, printed = inspected(cache, *options)
+    assert status == 0
+    assert "20 of 40 documents (50.00%) have no value" in " ".join(printed.split())
+    # The run reads what inspect has joined, even if it says something else of missing values
+    saved = sorted((tmp_path / "cache" / "attributes").iterdir())
+    config = AttributeConfig(kinds, key="doc", missing=0.5, default=-1)
+    assert open_attribute(cache, "kind", config).values[-1] == -1
+    assert sorted((tmp_path / "cache" / "attributes").iterdir()) == saved
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("quality", "does not say NAME=FILES"),
+        ("=a.npy", "does not say NAME=FILES"),
+        ("quality=", "does not say NAME=FILES"),
+        ("quality=nowhere/*.parquet", "--attributes quality: files = .*names no file"),
+        ("quality={kinds},key=idd", "--attributes quality: key = 'idd': is no column"),
+        ("quality={kinds}", "Known names: 'id', 'kind'"),
+    ],
+)
+def test_inspect_refuses_attributes_that_cannot_be_joined(plain, tmp_path, option, problem):
+    kinds = written(tmp_path / "kinds.parquet", {"id": IDS, "kind": [1] * DOCUMENTS})
+    status, printed = inspected(plain, "--attributes", option.format(kinds=kinds))
+    assert status != 0
+    assert re.search(problem, " ".join(printed.split())), printed

@@ -29,6 +29,7 @@ from headrace.data.columns import (
     open_columns,
     run_columns,
 )
+from headrace.data.document_numbers import DocumentNumbers
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
 from headrace.ingest import LeafConfig, ReshuffleConfig, SourceConfig, reshuffle
@@ -307,7 +308,7 @@ WRONG = {
         {"weight": "score"},
         {"a": {"columns": {"weight": "none"}}},
     ),
-    "components.a.columns.weight = 'scor': is not a leaf": (
+    "components.a.columns.weight = 'scor': is neither a leaf nor an attribute": (
         {"weight": ColumnConfig("score", 1)},
         {"a": {"columns": {"weight": "scor"}}},
     ),
@@ -418,7 +419,10 @@ def test_documents_of_a_column_are_read_part_by_part(caches):
     assert found.tolist() == expected
     assert run_columns([]) == []
     made = component_columns(
-        TokenCache.open(caches / "a"), {"x": "score"}, {"x": "number"}, "components.a"
+        DocumentNumbers(TokenCache.open(caches / "a")),
+        {"x": "score"},
+        {"x": "number"},
+        "components.a",
     )
     assert made == {"x": ColumnConfig("number")}
 

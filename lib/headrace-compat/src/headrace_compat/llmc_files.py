@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.errors import CacheMissingError
 from headrace.store.layouts import FormatConfig
-from headrace.store.plain import corrupt, offsets_in_memory
+from headrace.store.plain import array_in_memory, corrupt
 from headrace_compat.document_index import IndexedFiles, begins_at, with_documents
 from headrace_compat.in_place import (
     TokenFile,
@@ -74,7 +74,7 @@ class LlmcFiles(IndexedFiles):
             problem = f"has {size:,} bytes, and its header is of {expected:,}: it was cut off"
             raise corrupt(url, problem)
         digest = digest_of("llmc", url, size, _HEADER_BYTES, head)
-        offsets = offsets_in_memory(url, np.array([0, tokens]))
+        offsets = array_in_memory(url, np.array([0, tokens]))
         file = TokenFile(url, size, kind.dtype, _HEADER_BYTES, tokens, offsets, digest)
         if settings.index is None:
             return file

@@ -18,7 +18,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.store import files
 from headrace.store.layouts import FormatConfig
-from headrace.store.plain import corrupt, offsets_in_memory
+from headrace.store.plain import array_in_memory, corrupt
 from headrace_compat.document_index import IndexedFiles, ends_after, npy_header, with_documents
 from headrace_compat.in_place import (
     TokenFile,
@@ -63,7 +63,7 @@ class NpyFiles(IndexedFiles):
                 raise corrupt(url, f"has {size:,} bytes, no whole number of {dtype}", cure)
         check_sample(url, head[first_byte:], dtype, settings)
         digest = digest_of("npy", url, size, first_byte, dtype.encode(), head[:first_byte])
-        offsets = offsets_in_memory(url, np.array([0, tokens]))
+        offsets = array_in_memory(url, np.array([0, tokens]))
         file = TokenFile(url, size, dtype, first_byte, tokens, offsets, digest)
         if settings.index is None:
             return file

@@ -114,7 +114,10 @@ class ListedSystem(CompatSystem):
         own_columns = {
             name: component.columns or {} for name, component in config.components.items()
         }
-        columns = columns_by_component(caches, config.columns or {}, own_columns)
+        numbers = {
+            name: config.components[name].document_numbers(name, caches[name]) for name in caches
+        }
+        columns = columns_by_component(numbers, config.columns or {}, own_columns)
         listings = self.listings(config, caches, side)
         datasets: dict[str, ListedDataset] = {}
         for name, cache in caches.items():

@@ -17,6 +17,7 @@ from headrace.cli.options import (
     Decoder,
     Format,
     IdLeaf,
+    parse_attributes,
     parse_format,
     refuse_typed,
 )
@@ -32,7 +33,16 @@ if TYPE_CHECKING:
 
 _SHOWN_MATCHES = 8
 _OF_ICC = ("seq_len", "batch_size", "block", "blocks", "losses", "save")
-_OF_CONTENT = ("samples", "document", "by_id", "id_leaf", "seed", "tokenizer", "remove")
+_OF_CONTENT = (
+    "samples",
+    "document",
+    "by_id",
+    "id_leaf",
+    "seed",
+    "tokenizer",
+    "remove",
+    "attributes",
+)
 _COUNTERS = (
     "text_bytes",
     "empty_documents",
@@ -60,6 +70,13 @@ def command(
     tokenizer: Decoder = None,
     remove: Annotated[
         str | None, typer.Option(help="Filter file: count what it would remove.", metavar="FILE")
+    ] = None,
+    attributes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Numbers of documents from tables: join them, and show their values (repeatable).",
+            metavar="NAME=FILES[,SETTING=VALUE]...",
+        ),
     ] = None,
     icc: Annotated[
         bool,
@@ -114,6 +131,8 @@ def command(
 
         headrace cache inspect cache --remove duplicates.txt
 
+        headrace cache inspect cache --attributes 'quality=scores/*.parquet'
+
         headrace cache inspect run/rollouts
 
         headrace cache inspect caches/code --icc --save
@@ -160,6 +179,7 @@ def command(
     numbers = drawn(there, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
     all_samples = [sample(opened, decoder, i, whole=not every) for i in numbers]
     removed = None if remove is None else removal(opened, remove)
+    statistics = show.attribute_statistics(opened, parse_attributes(attributes))
     with working("reading lengths and tokens"):
         facts: dict[str, Any] = overview(opened) if every else {}
         lengths = show.length_statistics(opened) if every else None
@@ -168,6 +188,7 @@ def command(
         if lengths is not None and tokens is not None:
             facts |= {"lengths": asdict(lengths), "token_frequencies": asdict(tokens)}
         facts |= {} if removed is None else {"removal": removed}
+        facts |= {"attributes": list(map(asdict, statistics))} if statistics else {}
         facts |= (
             {}
             if by_id is None
@@ -179,6 +200,7 @@ def command(
         show.show_overview(console, facts)
         show.show_lengths(console, lengths)
         show.show_tokens(console, tokens)
+    show.show_attributes(console, statistics)
     if removed is not None:
         console.print(Text(removal_line(removed)), soft_wrap=True)
     show.show_samples(console, all_samples)

@@ -31,12 +31,14 @@ from headrace.cli.shown import (
     marked,
     one_line,
     printable,
+    working,
 )
-from headrace.errors import format_count
+from headrace.errors import ConfigError, format_count
 from headrace.ingest.tokenize import decode
 from headrace.numbers import in_bytes
 
 if TYPE_CHECKING:
+    from headrace.data.attributes import AttributeConfig
     from headrace.ingest.base_tokenizer import Tokenizer
     from headrace.store.cache import TokenCache
 
@@ -48,6 +50,8 @@ WINDOWS = 64
 _MAX_VOCABULARY = 1 << 24
 _READS = 16
 _MOST_FREQUENT = 10
+_MOST_VALUES = 10
+_FIRST_VALUES = 1 << 16
 
 
 def show_overview(console: Console, facts: dict[str, Any]) -> None:
@@ -317,6 +321,89 @@ def histogram(lengths: np.ndarray) -> list[tuple[int, int, int, int]]:
         ((1 << b) >> 1, max((1 << b) - 1, 0), int(documents[b]), int(tokens[b]))
         for b in range(first, documents.size)
     ]
+
+
+@dataclass(frozen=True)
+class AttributeStatistics:
+    """An attribute of documents: its rows, and the values of those of ``documents`` that have one.
+
+    ``values`` are all values with their numbers of documents, if there are few, else none.
+    """
+
+    name: str
+    documents: int
+    rows: int
+    not_found: int  # rows of no document
+    missing: int  # documents without a value
+    quantiles: dict[str, float]
+    values: list[tuple[float, int]]
+
+
+def attribute_statistics(
+    cache: TokenCache, attributes: Mapping[str, AttributeConfig]
+) -> list[AttributeStatistics]:
+    """Joins attributes to a cache and counts their values.
+
+    Raises:
+        ConfigError: as :func:`~headrace.data.attributes.joined_attribute`, named as on the command
+            line.
+    """
+    return [_attribute_statistics(cache, name, config) for name, config in attributes.items()]
+
+
+def _attribute_statistics(
+    cache: TokenCache, name: str, config: AttributeConfig
+) -> AttributeStatistics:
+    from headrace.data.attributes import joined_attribute
+
+    with working(f"joining {name}"):
+        try:
+            joined = joined_attribute(cache, name, config)
+        except ConfigError as error:
+            field = f"--attributes {name}: {error.field}"
+            raise ConfigError(
+                error.problem, field=field, value=error.value, cure=error.cure
+            ) from error
+        values = np.delete(joined.values, joined.without_value)
+    names = ("min", "p5", "p25", "median", "p75", "p95", "max")
+    shares = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+    quantiles = np.quantile(values, shares, method="lower").tolist() if values.size else []
+    # Few values are few among the first ones, too
+    few = np.unique(values[:_FIRST_VALUES]).size <= _MOST_VALUES
+    distinct, counts = np.unique(values, return_counts=True) if few else (values[:0], values[:0])
+    listed = distinct.size <= _MOST_VALUES
+    return AttributeStatistics(
+        name=name,
+        documents=cache.num_documents,
+        rows=joined.rows,
+        not_found=joined.not_found,
+        missing=joined.missing,
+        quantiles=dict(zip(names, quantiles, strict=bool(quantiles))),
+        values=[*zip(distinct.tolist(), counts.tolist(), strict=True)] if listed else [],
+    )
+
+
+def show_attributes(console: Console, statistics: Sequence[AttributeStatistics]) -> None:
+    """Prints the values of attributes: each value if there are few, else quantiles."""
+    for one in statistics:
+        share = one.missing / max(one.documents, 1)
+        console.print(_rule(f"attribute {one.name}"))
+        console.print(
+            Text(
+                f"{format_count(one.rows, 'row')}, {one.not_found:,} of no document;"
+                f" {one.missing:,} of {format_count(one.documents, 'document')} ({share:.2%}) have"
+                " no value"
+            )
+        )
+        if not one.values:
+            quantiles = (f"{name} {value:,.6g}" for name, value in one.quantiles.items())
+            console.print(Text("  ".join(quantiles)))
+            continue
+        table, wide = _table(console, ("value", "documents", ""))
+        most = max(count for _, count in one.values)
+        for value, count in one.values:
+            table.add_row(f"{value:,.6g}", f"{count:,}", *_bar(count / most, wide))
+        console.print(table)
 
 
 @dataclass(frozen=True)

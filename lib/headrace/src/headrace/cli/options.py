@@ -13,6 +13,7 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
+    from headrace.data.attributes import AttributeConfig
     from headrace.data.phased import RunDataset
     from headrace.run.lock import RunLock
     from headrace.store.layouts import FormatConfig
@@ -131,6 +132,35 @@ def parse_format(text: str | None) -> FormatConfig | None:
             raise ConfigError("has no such value", field="--format", value=setting, cure=cure)
         values[key] = int(value) if is_number else value
     return FormatConfig(name, **values)  # pyright: ignore[reportArgumentType]
+
+
+def parse_attributes(items: Sequence[str] | None) -> dict[str, AttributeConfig]:
+    """Parses attributes: a name, files, and settings.
+
+    Raises:
+        ConfigError: an item is not of this form; a name is given twice.
+
+    Example:
+        >>> parse_attributes(["quality=scores/*.parquet,key=doc"])["quality"].key
+        'doc'
+    """
+    from headrace.data.attributes import AttributeConfig
+
+    attributes: dict[str, AttributeConfig] = {}
+    for item in items or []:
+        name, _, source = item.partition("=")
+        url, *settings = re.split(r",(?=(?:key|value|id_leaf)=)", source)
+        if not name.isidentifier() or not url or name in attributes:
+            raise ConfigError(
+                "is given twice" if name in attributes else "does not say NAME=FILES",
+                field="--attributes",
+                value=item,
+                cure="Write e.g. --attributes 'quality=scores/*.parquet' or --attributes"
+                " 'quality=scores/*.parquet,key=doc_id,value=score'.",
+            )
+        columns = dict(setting.split("=", 1) for setting in settings)
+        attributes[name] = AttributeConfig(url, **columns)
+    return attributes
 
 
 def parse_hosts(text: str | None) -> list[int] | None:

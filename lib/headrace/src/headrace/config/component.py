@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cas
 
 from headrace.data.attributes import AttributeConfig
 from headrace.data.buckets import BucketsConfig, without_others
+from headrace.data.columns import ColumnConfig, leaves_of
 from headrace.data.dataset import PlannedDataset
 from headrace.data.document_numbers import DocumentNumbers, without_failing
 from headrace.data.documents import DocumentFilter
@@ -101,8 +102,8 @@ class ComponentConfig:
             the run's fingerprint: batches do not depend on it; see :mod:`headrace.store.replicas`.
         loss_weight: Loss weight of its tokens, written like ``weight``: a number, or a function of
             the step. None: 1.
-        columns: Leaves of its cache with other names than in the config's ``columns``; ``none``: it
-            lacks the column, and its tokens get the column's default.
+        columns: Leaves or attributes of its cache with other names than in the config's
+            ``columns``; ``none``: it lacks the column, and its tokens get the column's default.
         buckets: Splits its documents by a score, by length or by how often each is to be seen. The
             component then becomes a group of components over one cache, to which the config's
             ``components`` and ``weights`` are expanded; see :mod:`headrace.data.buckets`.
@@ -181,11 +182,14 @@ class ComponentConfig:
         """The name of its cache in tables."""
         return self.caches[0] + (f" and {len(self.caches) - 1} more" if self.caches[1:] else "")
 
-    def asked_numbers(self, shuffle: shuffle_config.Shuffle) -> set[str | None]:
-        """The names of the numbers of documents that ``where``, ``buckets`` and its shuffle ask
-        for.
+    def asked_numbers(
+        self, shuffle: shuffle_config.Shuffle, columns: Mapping[str, str | ColumnConfig]
+    ) -> set[str | None]:
+        """The names of the numbers of documents that ``where``, ``buckets``, its shuffle and the
+        columns of the run ask for.
         """
         names = set() if self.where is None else set(Where(self.where).names)
+        names |= leaves_of(columns, self.columns or {})
         return {*names, shuffle.scored_by, None if self.buckets is None else self.buckets.by}
 
     def document_numbers(self, name: str, cache: TokenCache) -> DocumentNumbers:

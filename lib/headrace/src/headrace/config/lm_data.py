@@ -368,7 +368,8 @@ class LmDataConfig:
         if self.compat:
             return ByComponent(self.compat.load().datasets(config, caches, "train"))
         own_columns = {name: one.columns or {} for name, one in components.items()}
-        columns = columns_by_component(caches, self.columns or {}, own_columns)
+        numbers = {n: one.document_numbers(n, caches[n]) for n, one in components.items()}
+        columns = columns_by_component(numbers, self.columns or {}, own_columns)
         removed = left_out(components, caches)
         length = self.phases[0][1]
         split = self.split_documents

@@ -1,10 +1,11 @@
 """Columns: values that a cache stores for its tokens or documents, delivered with each token of a
 batch.
 
-A **column** is a leaf of a cache under its name in batches. A leaf with one value per token arrives
-as ``[B, S]``, one with K values per token as ``[B, S, K]``, and one with a value per document as
-``[B, S]`` too, with the document's value at each of its tokens. A value stays with its token
-through packing, shuffles, filters, splits, mixtures and meshes. Padding has zeros.
+A **column** is a leaf or an attribute of a cache under its name in batches. A leaf with one value
+per token arrives as ``[B, S]``, one with K values per token as ``[B, S, K]``, and one with a value
+per document, as every attribute has, as ``[B, S]`` too, with the document's value at each of its
+tokens. A value stays with its token through packing, shuffles, filters, splits, mixtures and
+meshes. Padding has zeros.
 
 The mask of chats (``loss_mask``) is a column. So are weights: the column ``weight`` is the loss
 weight of each token; multiplied by the mask, it becomes
@@ -18,6 +19,7 @@ of memory per document. A leaf that no column names is not opened.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,12 +28,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+from headrace.data.document_numbers import DocumentNumbers
 from headrace.errors import ConfigError, check_choice, did_you_mean
+from headrace.order.rising import starts
 from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList, MadeList
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
 from headrace.store.leaf import CacheLeaf
+from headrace.store.plain import array_in_memory
 
 MASK = "token_mask"
 WEIGHT = "weight"
@@ -54,7 +59,7 @@ class ColumnConfig:
     """A column of the batches.
 
     Attributes:
-        leaf: The leaf of the caches.
+        leaf: The leaf or the attribute of the caches.
         default: The value for components without the leaf; None: every component must have it.
 
     Example:
@@ -141,6 +146,7 @@ class Column:
             those of the tokens.
         documents: For a column of documents: the values of the documents in each array of the
             source.
+        digest: For an attribute: of its values, which the fingerprint of the cache does not cover.
     """
 
     leaf: str
@@ -149,6 +155,7 @@ class Column:
     width: int = 1
     arrays: Sequence[StoredArray] = ()
     documents: Sequence[DocumentValues] = ()
+    digest: str | None = None
 
     @property
     def stored(self) -> Iterator[StoredArray]:
@@ -158,7 +165,8 @@ class Column:
 
     def describe(self) -> dict[str, Any]:
         """As JSON values, for fingerprints."""
-        return {"leaf": self.leaf, **({} if self.default is None else {"default": self.default})}
+        further = {"default": self.default, "digest": self.digest}
+        return {"leaf": self.leaf, **{k: v for k, v in further.items() if v is not None}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,7 +331,10 @@ def check_column_name(name: str) -> None:
 
 
 def component_columns(
-    cache: TokenCache, columns: Mapping[str, str | ColumnConfig], own: Mapping[str, str], path: str
+    numbers: DocumentNumbers,
+    columns: Mapping[str, str | ColumnConfig],
+    own: Mapping[str, str],
+    path: str,
 ) -> dict[str, ColumnConfig]:
     """The columns of a run for a component whose ``own`` leaves have other names (``none``: it has
     none).
@@ -345,8 +356,8 @@ def component_columns(
             check_choice(
                 f"{path}.columns.{name}",
                 leaf,
-                [*cache.leaves, NO_LEAF],
-                f"is not a leaf of {cache.path}",
+                [*numbers.cache.leaves, *numbers.attributes, NO_LEAF],
+                f"is neither a leaf nor an attribute of {numbers.cache.path}",
             )
         elif configs[name].default is None:
             cure = f"Give it a default: {_with_default(name, _config_of(columns[name]).leaf)}."
@@ -357,6 +368,16 @@ def component_columns(
                 cure=cure,
             )
     return configs
+
+
+def leaves_of(columns: Mapping[str, str | ColumnConfig], own: Mapping[str, str]) -> set[str]:
+    """The leaves that a component has the columns of a run from.
+
+    Example:
+        >>> leaves_of({"score": ColumnConfig("score")}, {"score": "other"})
+        {'other'}
+    """
+    return {own.get(name, _config_of(column).leaf) for name, column in columns.items()}
 
 
 def _config_of(given: str | ColumnConfig) -> ColumnConfig:
@@ -390,43 +411,54 @@ def of_batch(
 
 
 def columns_by_component(
-    caches: Mapping[str, TokenCache],
+    numbers: Mapping[str, DocumentNumbers],
     columns: Mapping[str, str | ColumnConfig],
     own: Mapping[str, Mapping[str, str]],
 ) -> dict[str, dict[str, ColumnConfig | Column]]:
     """The columns of a run for each of its components, whose ``own`` leaves have other names. A
     component without the leaf has the default, in the dtype and the width of the others, also in
-    its own batches.
+    its own batches. Components with equal numbers share the columns of their attributes.
 
     Raises:
         ConfigError: as :func:`component_columns`; no component has the leaf.
     """
-    by_component: dict[str, dict[str, ColumnConfig | Column]] = {name: {} for name in caches}
+    by_component: dict[str, dict[str, ColumnConfig | Column]] = {name: {} for name in numbers}
     configs = {
-        n: component_columns(c, columns, own.get(n, {}), f"components.{n}")
-        for n, c in caches.items()
+        n: component_columns(one, columns, own.get(n, {}), f"components.{n}")
+        for n, one in numbers.items()
     }
     for column in columns:
-        having = [
-            name for name, cache in caches.items() if configs[name][column].leaf in cache.leaves
-        ]
+        leaves = {name: configs[name][column].leaf for name in numbers}
+        names = {name: [*one.cache.leaves, *one.attributes] for name, one in numbers.items()}
+        having = [name for name, leaf in leaves.items() if leaf in names[name]]
         if not having:
-            leaf, leaves = (
-                _config_of(columns[column]).leaf,
-                {leaf for cache in caches.values() for leaf in cache.leaves},
-            )
-            cure = f"{did_you_mean(leaf, leaves)} Or leave the column out."
+            leaf = _config_of(columns[column]).leaf
+            cure = f"{did_you_mean(leaf, {n for some in names.values() for n in some})}"
             raise ConfigError(
-                "is a leaf of no component", field=f"columns.{column}", value=leaf, cure=cure
+                "is a leaf of no component",
+                field=f"columns.{column}",
+                value=leaf,
+                cure=f"{cure} Or leave the column out.",
             )
-        for name in caches:
+        opened: list[tuple[DocumentNumbers, ColumnConfig, Column]] = []
+        for name in having:
+            one = numbers[name]
+            config = configs[name][column]
+            if config.leaf not in one.attributes:
+                by_component[name][column] = config
+                continue
+            same = [c for n, other, c in opened if n.same_as(one) and other == config]
+            of_attribute = same[0] if same else _attribute_column(one, column, config)
+            opened.append((one, config, of_attribute))
+            by_component[name][column] = of_attribute
+        for name in numbers.keys() - having:
             config = configs[name][column]
             by_component[name][column] = config
-            if (
-                name in having or config.default is None
-            ):  # its dataset reports a missing leaf without default
+            if config.default is None:  # its dataset reports a missing leaf
                 continue
-            like = _column(caches[having[0]], column, configs[having[0]][column])
+            like = by_component[having[0]][column]
+            if not isinstance(like, Column):
+                like = _column(numbers[having[0]].cache, column, like)
             by_component[name][column] = Column(config.leaf, like.dtype, config.default, like.width)
     return by_component
 
@@ -459,14 +491,40 @@ def _mask_column(cache: TokenCache, leaf: str) -> Column:
     return Column(leaf, stored.dtype, 1, arrays=_token_arrays(cache, stored, 1, field, cure))
 
 
+def _attribute_column(numbers: DocumentNumbers, name: str, config: ColumnConfig) -> Column:
+    values = numbers.attribute(config.leaf)
+    dtype = _document_dtype(values.dtype, name)
+    documents = MadeList(
+        len(numbers.cache.parts),
+        partial(_attribute_values, numbers.cache, config.leaf, values, dtype),
+    )
+    digest = hashlib.sha256(np.ascontiguousarray(values)).hexdigest()
+    return Column(config.leaf, dtype, config.default, documents=documents, digest=digest)
+
+
+def _attribute_values(
+    cache: TokenCache, name: str, values: np.ndarray, dtype: np.dtype[Any], part: int
+) -> DocumentValues:
+    first, stop = starts(cache.part_documents)[part : part + 2].tolist()
+    array = array_in_memory(f"attribute {name}", values[first:stop])
+    return DocumentValues(array, cache.parts[part].offsets, dtype)
+
+
+def _document_dtype(stored: np.dtype[Any], name: str) -> np.dtype[Any]:
+    """The dtype in batches of a column of documents."""
+    if stored == np.float64 or name == WEIGHT:
+        return np.dtype("float32")
+    return np.dtype(f"{stored.kind}4") if stored.kind in "iu" and stored.itemsize == 8 else stored
+
+
 def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
     stored = cache.leaf(config.leaf)
     field = f"columns.{name}"
-    dtype = np.dtype("float32") if stored.dtype == np.float64 or name == WEIGHT else stored.dtype
     if stored.kind == "fixed":
-        dtype = np.dtype(f"{dtype.kind}4") if dtype.kind in "iu" and dtype.itemsize == 8 else dtype
+        dtype = _document_dtype(stored.dtype, name)
         documents = MadeList(len(cache.parts), partial(_document_values, cache, stored, dtype))
         return Column(config.leaf, dtype, config.default, documents=documents)
+    dtype = np.dtype("float32") if stored.dtype == np.float64 or name == WEIGHT else stored.dtype
     width = cache.values_per_token(stored.name)
     if width is None or (name == WEIGHT and width != 1):
         raise ConfigError(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Num
 
 from headrace.data.attributes import AttributeConfig, open_attribute
 from headrace.data.documents import DocumentFilter, remove_others
@@ -37,6 +37,7 @@ class DocumentNumbers:
 
     Attributes:
         cache: The cache.
+        attributes: Numbers that come from tables, by name.
 
     Example:
         >>> import headrace.testing
@@ -52,7 +53,7 @@ class DocumentNumbers:
         path: str = "component",
     ) -> None:
         self.cache = cache
-        self._attributes = attributes
+        self.attributes = attributes
         self._path = path
         for name in attributes:
             if name == LENGTH or name in cache.leaves:
@@ -65,7 +66,14 @@ class DocumentNumbers:
 
     def same_as(self, other: DocumentNumbers) -> bool:
         """Whether both have equal numbers of one cache."""
-        return self.cache is other.cache and self._attributes == other._attributes
+        return self.cache is other.cache and self.attributes == other.attributes
+
+    def attribute(self, name: str) -> Num[np.ndarray, " documents"]:
+        """The numbers of an attribute, in the order of the cache. ConfigError as
+        :func:`~headrace.data.attributes.open_attribute`.
+        """
+        path = f"{self._path}.attributes"
+        return open_attribute(self.cache, name, self.attributes[name], path).values
 
     def chunks(self, name: str, field: str) -> Iterator[np.ndarray]:
         """The numbers of one name, in the order of the cache, in chunks of 2**20 documents.
@@ -95,9 +103,8 @@ class DocumentNumbers:
         ]
         if name == LENGTH:
             yield from (cache.lengths(first, stop) for first, stop in ranges)
-        elif name in self._attributes:
-            path = f"{self._path}.attributes"
-            values = open_attribute(cache, name, self._attributes[name], path).values
+        elif name in self.attributes:
+            values = self.attribute(name)
             yield from (values[first:stop] for first, stop in ranges)
         elif name.endswith(".npy"):
             values = _sidecar(cache, name, field)
@@ -109,7 +116,7 @@ class DocumentNumbers:
     def _leaf(self, name: str, field: str) -> Iterator[np.ndarray]:
         cache = self.cache
         if name not in cache.leaves:
-            names = [*cache.leaves, *self._attributes, LENGTH]
+            names = [*cache.leaves, *self.attributes, LENGTH]
             raise ConfigError(
                 f"is neither an attribute nor a leaf of {cache.path}",
                 field=field,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -220,9 +220,14 @@ class _Computing:
         return asyncio.to_thread(self._finish).__await__()
 
 
-def offsets_in_memory(url: str, offsets: np.ndarray) -> ComputedArray:
-    """Offsets of documents that are held in memory."""
-    return ComputedArray(url, offsets.size, lambda start, stop: lambda: offsets[start:stop].copy())
+def array_in_memory(url: str, values: np.ndarray) -> ComputedArray:
+    """An array that is held in memory, such as the offsets of documents."""
+    begin = partial(_begin_in_memory, values)
+    return ComputedArray(url, values.size, begin, dtype=values.dtype.name)
+
+
+def _begin_in_memory(values: np.ndarray, start: int, stop: int) -> Callable[[], np.ndarray]:
+    return lambda: values[start:stop].copy()
 
 
 def file_size(url: str) -> int:

@@ -121,14 +121,14 @@ def _padding_counts(plan: RunPlan) -> Iterator[_Advice]:
 @_rule("warning", "unused_attribute")
 def _unused_attributes(plan: RunPlan) -> Iterator[_Advice]:
     for name, source in plan.sources.items():
-        unused = sorted(
-            set(source.attributes or ()) - source.asked_numbers(plan.run.settled.shuffle_for(name))
-        )
+        shuffle = plan.run.settled.shuffle_for(name)
+        used = source.asked_numbers(shuffle, plan.config.columns or {})
+        unused = sorted(set(source.attributes or ()) - used)
         if unused:
             yield (
                 f"components.{name}.attributes",
-                f"has {', '.join(unused)}, which neither where nor buckets nor shuffle ask for:"
-                " not joined",
+                f"has {', '.join(unused)}, which neither where nor buckets, shuffle or columns ask"
+                " for: not joined",
                 "Leave it out, or ask for it, e.g. in where.",
             )
 
