@@ -240,7 +240,7 @@ def test_a_json_file_is_converted_by_the_command_that_is_printed(
     assert code == 2
     assert f"in/{name}: is a JSON file, and not one object on each line" in said
     assert "--on-bad-line" not in said
-    command = said.rstrip().rpartition("what that writes: ")[2]
+    command = said.rstrip().rpartition("what that writes in its place: ")[2]
     if shutil.which("jq") is None:
         pytest.skip("jq is not installed")
     assert subprocess.run(command, shell=True).returncode == 0

@@ -309,6 +309,28 @@ def test_a_run_is_moved_to_what_came_since(headrace, texts, monkeypatch):
     assert [amendment.caches for amendment in run.config.amendments] == [{"code": 2}]
 
 
+def test_files_that_were_renamed_or_removed_stay_in_the_cache(headrace, texts):
+    (texts / "code" / "more").mkdir()
+    for name in ("code/more/b.py", "code/c.py", "gone/a.txt"):
+        (texts / name).parent.mkdir(exist_ok=True)
+        (texts / name).write_text(f"text of {name}\n" * 40)
+    init = ["init", "texts", "-o", "first"]
+    assert headrace(*init).code == 0
+    (texts / "code" / "a.py").rename(texts / "code" / "renamed.py")
+    (texts / "code" / "more" / "b.py").rename(texts / "code" / "b.py")
+    (texts / "code" / "c.py").unlink()
+    (texts / "gone" / "a.txt").unlink()
+    (texts / "on" / "new.txt").write_text("a new text\n" * 40)
+    added = headrace(*init, "--append")
+    assert added.out.splitlines()[:4] == [
+        "code: 1 file renamed since, texts/code/renamed.py first; first/caches/code keeps what it has",
+        "code: 1 file gone since, texts/code/c.py first; first/caches/code keeps what it has",
+        "on: 1 new file, 440 B -> first/caches/on",
+        "gone: 1 file gone since, texts/gone/a.txt first; first/caches/gone keeps what it has",
+    ]
+    assert [open_cache(f"first/caches/{name}").num_documents for name in ("code", "on")] == [3, 2]
+
+
 def test_one_text_that_is_most_of_all_is_named(headrace, texts):
     (texts / "code" / "big.txt").write_text("a line of text\n" * 10_000)
     printed = headrace("init", "texts", "--dry-run")
@@ -320,9 +342,14 @@ def test_one_text_that_is_most_of_all_is_named(headrace, texts):
 
 
 def test_an_empty_folder_and_a_list_in_a_file_are_said_before_anything_is_built(headrace, texts):
-    (texts / "empty").mkdir()
-    refused = headrace("init", "texts/empty")
-    assert (refused.code, "folder = 'texts/empty': " in refused.err) == (2, True)
+    for name in ("empty", "hidden"):
+        (texts / name).mkdir()
+    (texts / "hidden" / ".keep").write_text("text")
+    for name in ("empty", "hidden"):
+        refused = headrace("init", f"texts/{name}")
+        said = "holds no text (it has no file, or only hidden ones)"
+        assert (refused.code, f"folder = 'texts/{name}': {said}" in refused.err) == (2, True)
+        assert f"{name}: no text (it has no file" in headrace("init", "texts", "--dry-run").out
     (texts / "on" / "list.json").write_text(json.dumps([{"text": "a"}, {"text": "b"}]))
     refused = headrace("init", "texts", "-o", "first")
     assert refused.code == 2

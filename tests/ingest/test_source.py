@@ -168,7 +168,7 @@ class TestBadInput:
         with pytest.raises(SourceError, match=r"\.jsonl.*it has \.bin, \.cfg, Makefile"):
             SourceConfig([str(tmp_path)]).files()
         (tmp_path / "empty").mkdir()
-        with pytest.raises(SourceError, match="it is empty"):
+        with pytest.raises(SourceError, match="it has no file, or only hidden ones"):
             SourceConfig([str(tmp_path / "empty")]).files()
 
     @pytest.mark.parametrize("name", ["a b.csv", "a.tsv", "a.csv.gz"])

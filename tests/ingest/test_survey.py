@@ -133,7 +133,7 @@ def test_many_folders_are_one_source(tmp_path):
     ("contents", "said"),
     [
         (None, "does not exist"),
-        ({}, "holds no text (it is empty)"),
+        ({}, "holds no text (it has no file, or only hidden ones)"),
         (
             {"a.npy": np.arange(3).tobytes(), "b.txt.xz": b"\xfd7z"},
             "holds no text (it has .npy, .xz)",

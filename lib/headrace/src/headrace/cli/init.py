@@ -23,6 +23,7 @@ from headrace.errors import ConfigError, HeadraceError, check_path, format_count
 from headrace.numbers import in_bytes
 
 if TYPE_CHECKING:
+    from headrace.ingest.append import Newer
     from headrace.ingest.build import BuildReport
     from headrace.ingest.source import SourceConfig
     from headrace.ingest.survey import FoundSource
@@ -202,6 +203,7 @@ def _grow(
     finished = [one for one in sources if is_finished(str(_cache_of(one[0], output)))]
     joining = [one for one in sources if one not in finished]
     growing = _with_new_files(finished, output)
+    _say_which_folders_are_gone(sources, output)
     has_news = bool(growing or joining)
     if append and finished and not has_news:
         say(f"No file came since: nothing was added to the caches in {output}.")
@@ -235,16 +237,34 @@ def _with_new_files(
     growing: list[tuple[FoundSource, SourceConfig]] = []
     for source, config in sources:
         cache = _cache_of(source, output)
-        newer = newer_files(config, str(cache))
-        if newer.changed:
-            files = format_count(len(newer.changed), "file")
-            first = newer.changed[0].path
-            say(f"{source.name}: {files} changed since, {first} first; {cache} keeps what it has")
+        newer = newer_files(config.files(), str(cache))
+        _say_what_stays(cache, newer)
         if newer.added:
             growing.append((source, replace(config, paths=[file.path for file in newer.added])))
             size = in_bytes(sum(file.size or 0 for file in newer.added))
             say(f"{source.name}: {format_count(len(newer.added), 'new file')}, {size} -> {cache}")
     return growing
+
+
+def _say_which_folders_are_gone(
+    sources: list[tuple[FoundSource, SourceConfig]], output: Path
+) -> None:
+    from headrace.ingest.append import newer_files
+    from headrace.store.ledger import is_finished
+
+    names = {source.name for source, _ in sources}
+    for cache in sorted((output / "caches").glob("*")):
+        if cache.name not in names and is_finished(str(cache)):
+            _say_what_stays(cache, newer_files([], str(cache)))
+
+
+def _say_what_stays(cache: Path, newer: Newer) -> None:
+    """Says which files of a cache are not what they were."""
+    differences = {"changed": newer.changed, "renamed": newer.renamed, "gone": newer.gone}
+    for what, paths in differences.items():
+        if paths:
+            files = format_count(len(paths), "file")
+            say(f"{cache.name}: {files} {what} since, {paths[0]} first; {cache} keeps what it has")
 
 
 def _say_how_to_use(sources: list[FoundSource], output: Path) -> None:
@@ -379,13 +399,15 @@ def _refuse_unused_fields(text_fields: list[str], configs: list[SourceConfig]) -
 
 
 def _in_words(source: FoundSource, config: SourceConfig, output: Path) -> str:
+    from headrace.ingest.source import NO_FILE
+
     what = (
         f"{format_count(source.files, 'file')} ({', '.join(source.endings)}),"
         f" {in_bytes(source.bytes)}"
     )
     left_out = ", ".join(f"{count:,} {ending}" for ending, count in source.left_out.most_common(5))
     if not source.files:
-        return f"{source.name}: no text ({left_out})"
+        return f"{source.name}: no text ({left_out or NO_FILE})"
     left_out = f"; left out: {left_out}" if left_out else ""
     what += "" if config.text_field == "text" else f", text in field {config.text_field}"
     return f"{source.name}: {what} -> {output / 'caches' / source.name}{left_out}"

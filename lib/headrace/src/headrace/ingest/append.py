@@ -11,9 +11,10 @@ new sources, whose files are listed twice.
 
 from __future__ import annotations
 
-from collections import Counter
+import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 import msgspec
@@ -122,33 +123,48 @@ class Newer:
 
     Attributes:
         added: Files that are not in the cache.
-        changed: Files that are in it as they were before.
+        changed: Paths of files that are in it as they were before.
+        renamed: Paths of files that are in it under another name.
+        gone: Paths of files that are in it, and nowhere else.
     """
 
-    added: list[SourceFile]
-    changed: list[SourceFile]
+    added: list[SourceFile] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    renamed: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
 
 
-def newer_files(source: SourceConfig, output: str) -> Newer:
-    """The files of a source that a finished cache does not have, or has as they were before.
+def newer_files(listed: Sequence[SourceFile], output: str) -> Newer:
+    """How the files of a source, as they are now, differ from those of a finished cache.
 
     Raises:
-        SourceError, CacheError: the files cannot be listed, or the cache cannot be read.
+        CacheError: the cache cannot be read.
         ConfigError, CacheUnfinishedError: as for :func:`append_cache`.
     """
     cache = _finished(output)[0]
     members = len(history_of(output, cache.as_member.fingerprint).members)
     records = [one for number in range(members) for one in _files_of(member_path(output, number))]
-    by_path = {_canonical_path(str(record["path"])): record for record in records}
-    traces = _traces(records)
-    newer = Newer([], [])
-    for file in source.files(Counter()):
-        now = {"path": file.path, "size": file.size, "version": file.version}
-        old = by_path.get(_canonical_path(file.path))
-        if old is not None and is_changed(old, now):
-            newer.changed.append(file)
-        elif old is None and _trace(now) not in traces:
+    missing = {_canonical_path(str(record["path"])): record for record in records}
+    newer = Newer()
+    unknown: list[SourceFile] = []
+    for file in listed:
+        old = missing.pop(_canonical_path(file.path), None)
+        if old is None:
+            unknown.append(file)
+        elif is_changed(old, {"size": file.size, "version": file.version}):
+            newer.changed.append(file.path)
+    # A file that moved, or whose recorded path was meant from another folder, has its size and
+    # time of then.
+    by_state: defaultdict[tuple[object, object], list[str]] = defaultdict(list)
+    for record in missing.values():
+        by_state[record["size"], record["version"]].append(str(record["path"]))
+    for file in unknown:
+        earlier = by_state[file.size, file.version] if file.version else []
+        if not earlier:
             newer.added.append(file)
+        elif os.path.basename(earlier.pop()) != os.path.basename(file.path):
+            newer.renamed.append(file.path)
+    newer.gone.extend(path for paths in by_state.values() for path in paths)
     return newer
 
 

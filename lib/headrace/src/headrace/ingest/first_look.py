@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -68,6 +69,7 @@ from headrace.ingest.source import (
     PRE_TOKENIZED,
     SourceConfig,
     SourceFile,
+    split_compression,
 )
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
@@ -600,11 +602,12 @@ def _fault_of_one_value(trial: _Trial) -> SourceError | None:
         command += f" {name}"
     else:
         command = f"{_UNPACKED_BY[file.compression]} {name} | {command}"
-    output = shlex.quote(f"{file.shown_path.split('/')[-1].split('.')[0]}.lines.jsonl")
+    stem = os.path.splitext(split_compression(file.shown_path)[0])[0]
+    output = shlex.quote(f"{stem}.lines.jsonl")
     return SourceError(
         "is a JSON file, and not one object on each line",
         field=file.shown_path,
-        cure=f"Convert it, and build from what that writes: {command} > {output}",
+        cure=f"Convert it, and build from what that writes in its place: {command} > {output}",
     )
 
 

@@ -148,6 +148,7 @@ OPTIONAL = (
 """What is optional in a record, unless its field is named."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
+NO_FILE = "it has no file, or only hidden ones"
 _SEPARATORS = {".csv": ",", ".tsv": r"\t"}
 HF_SCHEME = "hf://"
 _OF_SAVED_DATASET = {"dataset_info.json", "state.json"}
@@ -669,8 +670,8 @@ def endings_in_words(endings: Counter[str]) -> str:
 
     Example:
         >>> endings_in_words(Counter([".py", ".png", ".py"])), endings_in_words(Counter())
-        ('it has .png, .py', 'it is empty')
+        ('it has .png, .py', 'it has no file, or only hidden ones')
     """
     if not endings:
-        return "it is empty"
+        return NO_FILE
     return "it has " + ", ".join(sorted(endings)[:8]) + (", ..." if len(endings) > 8 else "")

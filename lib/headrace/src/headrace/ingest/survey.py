@@ -124,9 +124,10 @@ def survey(folder: str) -> list[FoundSource]:
         entries = [entry for those in groups.values() for entry in those]
         sources = [_source(_own_name(root), root, entries)]
     else:
+        names = groups.keys() | _folders_of(root)
         sources = [
             _source(name or _own_name(root), name and f"{root}/{name}", groups[name])
-            for name in sorted(groups)
+            for name in sorted(names)
         ]
     left_out = sum((source.left_out for source in sources), Counter[str]())
     if not any(source.files for source in sources):
@@ -169,6 +170,13 @@ def _named_apart(sources: list[FoundSource]) -> list[FoundSource]:
         name = source.name if counts[source.name] == 1 else f"{source.name}-{counts[source.name]}"
         result.append(replace(source, name=name))
     return result
+
+
+def _folders_of(root: str) -> set[str]:
+    """Names of the folders in a local folder, also of those without a file; buckets have none."""
+    if not files.is_local(root):
+        return set()
+    return {one.name for one in os.scandir(root) if one.is_dir() and not one.name.startswith(".")}
 
 
 def _own_name(root: str) -> str:
