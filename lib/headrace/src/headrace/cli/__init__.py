@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import sys
 
+REACHED_WITHIN_S = 5.0
+"""Seconds in which a store has to accept a command's first connection."""
+
 
 def main() -> None:
     """Entry point of ``headrace``."""
@@ -19,5 +22,7 @@ def main() -> None:
         return
     from headrace.cli.application import application
     from headrace.cli.exits import tell
+    from headrace.store import reach
 
-    tell(application())
+    with reach.expected(REACHED_WITHIN_S):
+        tell(application())

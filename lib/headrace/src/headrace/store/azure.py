@@ -34,6 +34,7 @@ from headrace.store import retry
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CAUSE = re.compile(r"- (HTTP error: [\w ]+)")
+_TRUE = ("1", "true")
 _CODES = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
 
 
@@ -110,6 +111,7 @@ class Blobs:
 
 def filesystem(container: str) -> Any:
     """A filesystem of fsspec, by obstore. Raises ConfigError as :class:`Blobs`."""
+    Blobs(container, "")  # fsspec's has its store, and that store's errors, at its first request
     return _module("obstore.fsspec", container).FsspecStore("az", **_options())
 
 
@@ -128,6 +130,19 @@ def asked_as(environment: Mapping[str, str]) -> str:
     if environment.get("AZURE_CLIENT_ID"):
         return "the service in AZURE_CLIENT_ID"
     return "the identity of this machine, or nobody if it has none"
+
+
+def address(environment: Mapping[str, str]) -> str | None:
+    """The server of the account; None if it is not named.
+
+    Example:
+        >>> address({"AZURE_STORAGE_ACCOUNT_NAME": "me"})
+        'https://me.blob.core.windows.net'
+    """
+    if environment.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in _TRUE:
+        return environment.get("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10000")
+    account = environment.get("AZURE_STORAGE_ACCOUNT_NAME")
+    return f"https://{account}.blob.core.windows.net" if account else None
 
 
 def status_of(error: BaseException) -> int | None:
@@ -153,7 +168,7 @@ def _reason(error: Exception, status: int | None) -> str:
 
 def _options() -> dict[str, Any]:
     timeout = f"{retry.policy().timeout_s:g}s"
-    is_emulator = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
+    is_emulator = os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in _TRUE
     return {
         "client_options": {
             "timeout": timeout,

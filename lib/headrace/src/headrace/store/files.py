@@ -16,11 +16,14 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
+from urllib.request import getproxies
 
 from fsspec import filesystem as fsspec_client
 from fsspec.asyn import sync
+from fsspec.config import conf as fsspec_config
 from fsspec.core import url_to_fs
 
 from headrace.errors import (
@@ -30,7 +33,7 @@ from headrace.errors import (
     HeadraceError,
     install_command,
 )
-from headrace.store import azure, durable, logins, redirects, retry
+from headrace.store import azure, durable, logins, reach, redirects, retry
 from headrace.store.location import Location
 
 T = TypeVar("T")
@@ -79,10 +82,13 @@ def filesystem(url: str) -> tuple[Any, str]:
     Raises:
         ConfigError: the scheme is unknown, its package is not installed (names the extra to
             install), or a client would change the name.
+        CacheError: see :func:`headrace.store.reach.check`.
     """
     location = Location.parse(url)
     location.check()
     try:
+        # Before a client looks for its credentials, which may take a minute.
+        reach.check(retry.store_of(url), partial(_server, location))
         # Listings are not cached: TensorStore and other machines write into the same folders.
         if location.scheme == "az":
             fs = azure.filesystem(location.bucket)
@@ -112,6 +118,24 @@ def filesystem(url: str) -> tuple[Any, str]:
         ) from error
     retry.watch(fs)
     return fs, path
+
+
+def _server(location: Location) -> str | None:
+    """Where the client of a location connects to; None if that is not known: behind a proxy, or
+    with settings of fsspec.
+    """
+    if getproxies() or fsspec_config:
+        return None
+    if location.is_web:
+        return location.text
+    if location.scheme == "gs":
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST", "default")
+        return "https://storage.googleapis.com" if emulator in ("", "default") else emulator
+    if location.scheme == "s3":
+        fs = fsspec_client("s3", use_listings_cache=False)
+        retry.watch(fs)
+        return fs.connect().meta.endpoint_url
+    return azure.address(os.environ) if location.scheme == "az" else None
 
 
 def asked_as(url: str, environment: Mapping[str, str] = os.environ) -> str:
