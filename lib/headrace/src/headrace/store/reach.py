@@ -81,4 +81,5 @@ def _problem(server: str, within_s: float) -> str:
     thread = threading.Thread(target=try_on, daemon=True)
     thread.start()
     thread.join(within_s + _AGAIN_S)
-    return why and f"{parts.netloc}: {why}"
+    shown = parts.netloc.rpartition("@")[2]  # a variable may hold a login
+    return why and f"{shown}: {why}"
