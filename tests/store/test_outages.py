@@ -136,31 +136,32 @@ def test_an_outage_beyond_the_deadline_is_an_error_that_says_how_long_it_tried(
     check_given_up(proxy, kind, 60.0, 1.0)
 
 
-def test_no_request_is_sent_before_retry_after_has_passed(proxy: FaultProxy):
+def check_retry_after(url: str, proxy: FaultProxy) -> None:
     """Of a ledger's requests the second waits; of those for chunks TensorStore tells no header:
     after a few, one of fsspec's does.
     """
     use_policy(replace(FAST, deadline_s=60.0))
     proxy.outage("429", 2.0)
-    cache = TokenCache.open(f"{proxy.url}/cache")
+    cache = TokenCache.open(url)
     assert proxy.count(fate="error") == 1
     proxy.clear()
+    before = retry.request_counts(), retry.wire()
     proxy.outage("429", 2.0)
     assert np.array_equal(cache.tokens(0, 64), TOKENS[:64])
     assert proxy.count(fate="error") <= 2 * 3 + 1
+    spent = retry.request_counts() - before[0]
+    assert (spent.requests, spent.retries) == (len(proxy.log), len(proxy.log) - 1)
+    assert retry.wire() - before[1] == retry.Wire(len(proxy.log), proxy.count(fate="error"))
 
 
-def test_requests_are_those_that_were_logged(proxy: FaultProxy):
-    """Also the one that asks for Retry-After."""
-    use_policy(replace(FAST, deadline_s=60.0))
-    cache = TokenCache.open(f"{proxy.url}/cache")
-    proxy.clear()
-    before = retry.request_counts()
-    proxy.outage("429", 1.0)
-    assert np.array_equal(cache.tokens(0, 64), TOKENS[:64])
-    spent = retry.request_counts() - before
-    assert spent.requests == len(proxy.log)
-    assert spent.retries == len(proxy.log) - 1
+def test_no_request_is_sent_before_retry_after_has_passed(proxy: FaultProxy):
+    check_retry_after(f"{proxy.url}/cache", proxy)
+
+
+def test_no_request_is_sent_to_a_bucket_before_retry_after_has_passed(remote):
+    write_cache(remote.root, [[TOKENS]], vocab_size=1 << 16, layout=LAYOUT)
+    remote.proxy.clear()
+    check_retry_after(remote.root, remote.proxy)
 
 
 @pytest.mark.usefixtures("fast")

@@ -5,6 +5,7 @@ number of shards.
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import random
 import subprocess
 import sys
@@ -470,6 +471,69 @@ def test_a_process_ends_while_answers_arrive(tmp_path):
             given = [sys.executable, "-c", LEAVES, proxy.url, str(answers)]
             done = subprocess.run(given, capture_output=True, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_error_of_a_hedge_is_no_noise_when_the_other_answers():
+    heard = []
+
+    async def good():
+        return "good"
+
+    async def bad():
+        raise ValueError
+
+    async def both():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: heard.append(context["message"]))
+        return await requests._first_good([good(), bad()])
+
+    for _ in range(20):  # which of them is looked at first is chance
+        assert asyncio.run(both()) == "good"
+    gc.collect()
+    assert heard == []
+
+
+READS_ON = """
+import atexit, sys
+def read_on():
+    try:
+        array.read_into(np.empty(128, np.uint16), 0)
+    except OSError as error:
+        print(error)
+atexit.register(read_on)  # what is registered first comes last, where only a daemon thread reads
+import numpy as np
+from headrace.store import TokenCache
+array = TokenCache.open(sys.argv[1]).parts[0].data
+array.read(128, 129).result()
+"""
+
+
+def test_nothing_is_read_any_more_when_a_process_has_ended(tmp_path):
+    """Python would abort: "terminate called without an active exception"."""
+    write_cache(tmp_path, [rows(SHARD * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
+    with web_server(tmp_path) as server:
+        given = [sys.executable, "-c", READS_ON, server]
+        done = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the thread that reads has ended" in done.stdout
+
+
+def test_requests_without_an_answer_are_failed_ones(remote):
+    place = f"{remote.root}/a"
+    files.write_atomic(place, b"abc")
+    store = requests.Store(kvstore_spec(remote.root), remote.root)
+    retry.use_policy(RetryPolicy(first_delay_s=0.001, max_delay_s=0.01))
+
+    async def decode(data):
+        return data
+
+    for fate in ("error", "cut"):
+        remote.proxy.clear()
+        before = retry.wire()
+        remote.proxy.next(fate)
+        read = requests.submit(lambda: requests.get(store, "a", slice(0, 3), decode))
+        assert read.result() == b"abc"
+        assert retry.wire() - before == retry.Wire(len(remote.proxy.log), 1)
 
 
 def test_a_plain_file_is_not_mistaken_for_the_shards_of_an_array_beside_it(remote):

@@ -70,7 +70,7 @@ class Blobs:
         n, is two requests.
         """
         answer = asyncio.ensure_future(self._read(self._folder + key, byte_range))
-        answer.add_done_callback(_retrieve_error)
+        answer.add_done_callback(retrieve_error)
         return answer
 
     async def _read(self, key: str, span: slice | None) -> Answer:
@@ -179,7 +179,7 @@ def _options() -> dict[str, Any]:
     }
 
 
-def _retrieve_error(answer: asyncio.Task[Answer]) -> None:
+def retrieve_error(answer: asyncio.Task[Any]) -> None:
     """Its error is known, even if those who waited for it are gone."""
     if not answer.cancelled():
         answer.exception()

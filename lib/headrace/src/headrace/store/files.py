@@ -4,7 +4,7 @@
 Local paths, ``gs://``, ``s3://``, ``http(s)://`` and ``az://`` (read-only), and every other
 protocol that fsspec supports. A write is atomic: a rename on a local disk, one PUT in an object
 store; a reader sees the old bytes or the new ones, never a part of them. Requests are retried as in
-:mod:`headrace.store.retry`, in addition to the client library's own retries.
+:mod:`headrace.store.retry`; where no status came, in addition to the client library's own retries.
 """
 
 from __future__ import annotations
@@ -291,14 +291,15 @@ def _call(url: str, method: str, *args: Any, **options: Any) -> Any:
         call = getattr(fs, f"_{method}", None) if getattr(fs, "async_impl", False) else None
         if call is None:
             return getattr(fs, method)(path, *args, **options)
-        return sync(
-            fs.loop,
-            cast("Callable[..., Any]", call),
-            path,
-            *args,
-            timeout=retry.policy().timeout_s,
-            **options,
-        )
+        with retry.retried_here():
+            return sync(
+                fs.loop,
+                cast("Callable[..., Any]", call),
+                path,
+                *args,
+                timeout=retry.policy().timeout_s,
+                **options,
+            )
 
     def refused(error: Exception) -> bool:
         if _refuses(error):

@@ -57,8 +57,8 @@ _END_S = 5.0
 _KEPT_LATENCIES = 500
 _ENOUGH_LATENCIES = 50
 _FEW_FAILURES = 3  # of one read; fewer are no outage
-_looked_at: dict[str, float] = {}  # server -> when it was asked for its Retry-After
-_not_before: dict[str, float] = {}  # server -> when it may be asked again
+_looked_at: dict[str, float] = {}  # store -> when it was asked for its Retry-After
+_not_before: dict[str, float] = {}  # store -> when it may be asked again
 _FINAL: dict[Failure, type[StoreFailedError]] = {
     "transient": StoreFailedError,
     "refused": StoreFailedError,
@@ -492,23 +492,20 @@ async def arrived(future: Any, timeout_s: float | None = None) -> Any:
     """
     state = _thread.state
     assert state is not None  # this runs on its loop
-    waiter: asyncio.Future[None] = state.loop.create_future()
+    waiter: asyncio.Future[bool] = state.loop.create_future()  # whether it is there
 
-    def wake() -> None:
+    def wake(is_there: bool = True) -> None:
         if not waiter.done():
-            waiter.set_result(None)
-
-    def expire(seconds: float) -> None:
-        if not waiter.done():
-            waiter.set_exception(_LateError(seconds))
+            waiter.set_result(is_there)
 
     def wake_up(_: Any) -> None:
         state.hand_over(wake)
 
     future.add_done_callback(wake_up)
-    timer = None if timeout_s is None else state.loop.call_later(timeout_s, expire, timeout_s)
+    timer = None if timeout_s is None else state.loop.call_later(timeout_s, wake, False)
     try:
-        await waiter
+        if not await waiter:
+            raise _LateError(timeout_s or 0.0)
     finally:
         if timer is not None:
             timer.cancel()
@@ -583,24 +580,26 @@ async def get(
 
 
 async def _pause_s(url: str) -> float:
-    """Seconds that a web server that is throttling wants to be left alone. TensorStore does not
-    tell its ``Retry-After``, so fsspec's client asks for one byte, at most once a second for all
-    reads. Buckets, which seldom send one, are not asked.
+    """Seconds that a store that is throttling wants to be left alone. TensorStore does not tell its
+    ``Retry-After``, so fsspec's client asks for one byte, at most once a second for all reads;
+    Azure's tells none either.
     """
-    location = Location.parse(url)
+    store = retry.store_of(url)
     now = time.monotonic()
-    if location.is_web and now - _looked_at.get(location.bucket, -math.inf) >= 1:
-        _looked_at[location.bucket] = now
+    is_azure = Location.parse(url).scheme == "az"
+    if not is_azure and now - _looked_at.get(store, -math.inf) >= 1:
+        _looked_at[store] = now
         counts = retry.own_counts()
         _count_request()
         counts.retries += 1
         fs, path = files.filesystem(url)
-        asking = asyncio.run_coroutine_threadsafe(fs._cat_file(path, start=0, end=1), fs.loop)
+        with retry.retried_here():
+            asking = asyncio.run_coroutine_threadsafe(fs._cat_file(path, start=0, end=1), fs.loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(asking), retry.policy().timeout_s)
         except Exception as error:  # noqa: BLE001  # only what it asks for matters
-            _not_before[location.bucket] = time.monotonic() + retry.retry_after_s(error)
-    return max(_not_before.get(location.bucket, now) - time.monotonic(), 0.0)
+            _not_before[store] = time.monotonic() + retry.retry_after_s(error)
+    return max(_not_before.get(store, now) - time.monotonic(), 0.0)
 
 
 def _of_range(answer: bytes, byte_range: slice | None) -> bytes:
@@ -663,6 +662,8 @@ def _bytes_of(answer: Any) -> bytes:
 async def _first_good(answers: list[Coroutine[Any, Any, Any]]) -> Any:
     """The first successful answer, of a request and its hedge; the last failure if both fail."""
     tasks = [asyncio.ensure_future(answer) for answer in answers]
+    for task in tasks:
+        task.add_done_callback(azure.retrieve_error)  # also the loser's, which nobody looks at
     running = set(tasks)
     try:
         while True:

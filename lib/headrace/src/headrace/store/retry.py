@@ -5,10 +5,10 @@ sent.
 that the ledger lists, are retried with exponential backoff and full jitter until
 :attr:`RetryPolicy.deadline_s` has passed since the first failure; the last request is sent just
 then. Time decides, not a number of requests: a store that is away for less than that ends no run,
-however fast it refuses. A ``Retry-After`` is waited for where a client tells it. **Damaged**
-answers (other bytes than were stored, a web page instead, an ignored range) and **refused**
-requests (401, 403, a redirect; retried with fresh credentials) have their own limits besides, since
-waiting seldom cures them. Other missing files are not requested again.
+however fast it refuses. A ``Retry-After`` is waited for (not Azure's, which no client tells). **Damaged**
+answers (other bytes than were stored, a web page instead, an ignored range) and **refused** requests
+(401, 403, a redirect; retried with fresh credentials) have their own limits besides, since waiting
+seldom cures them. Other missing files are not requested again.
 
 While a store is away, the log says what is waited for and until when (:class:`Patience`).
 
@@ -38,7 +38,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -273,6 +273,30 @@ def waiting_at_most(seconds: float | None) -> Iterator[None]:
         yield
     finally:
         _limit_s.reset(token)
+
+
+class FailedAnswerError(OSError):
+    """A store answered with 408, 429 or 5xx."""
+
+    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(f"HTTP status {status}")
+        self.status = status
+        self.headers = headers
+
+
+_retries_here: ContextVar[bool] = ContextVar("retries_here", default=False)
+
+
+@contextmanager
+def retried_here() -> Iterator[None]:
+    """Around a call of fsspec that the caller repeats: it raises :class:`FailedAnswerError` at once,
+    in place of the client's own retries, which pass over ``Retry-After``.
+    """
+    token = _retries_here.set(True)
+    try:
+        yield
+    finally:
+        _retries_here.reset(token)
 
 
 class Patience:
@@ -518,11 +542,16 @@ async def _aiohttp_sent(*_: Any) -> None:
 
 
 async def _aiohttp_answered(session: Any, context: Any, told: Any) -> None:
-    _Process.wire += Wire(0, fails(int(told.response.status)))
+    try:
+        _answered(told.response.status, told.response.headers)
+    except FailedAnswerError:
+        told.response.release()
+        raise
 
 
-async def _aiohttp_failed(*_: Any) -> None:
-    _Process.wire += Wire(0, 1)
+async def _aiohttp_failed(session: Any, context: Any, told: Any) -> None:
+    if not isinstance(told.exception, FailedAnswerError):  # counted already
+        _Process.wire += Wire(0, 1)
 
 
 def _botocore_sent(**_: Any) -> None:
@@ -530,8 +559,19 @@ def _botocore_sent(**_: Any) -> None:
 
 
 def _botocore_answered(parsed_response: Any = None, exception: Any = None, **_: Any) -> None:
+    if exception is not None:
+        _Process.wire += Wire(0, 1)
+        return
     metadata: dict[str, Any] = (parsed_response or {}).get("ResponseMetadata", {})
-    _Process.wire += Wire(0, exception is not None or fails(int(metadata.get("HTTPStatusCode", 0))))
+    _answered(int(metadata.get("HTTPStatusCode", 0)), metadata.get("HTTPHeaders", {}))
+
+
+def _answered(status: int, headers: Mapping[str, str]) -> None:
+    if not fails(status):
+        return
+    _Process.wire += Wire(0, 1)
+    if _retries_here.get():
+        raise FailedAnswerError(status, headers)
 
 
 def fails(status: int) -> bool:
