@@ -22,7 +22,7 @@ from headrace.data import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed import DataLoader
 from headrace.store import CacheLayout, RetryPolicy, TokenCache, files, requests, retry
-from headrace.store.array import StoredArray
+from headrace.store.array import StoredArray, kvstore_spec
 from headrace.store.layout import DEFAULT_CHUNK
 from headrace.store.ledger import read_ledger
 from headrace.store.pending import PendingRead

@@ -267,6 +267,7 @@ class _Here(threading.local):
 _thread = _Here()
 _lock = threading.Lock()
 _current: _Loop | None = None
+_is_over = False  # the process ends
 
 
 class _Room:
@@ -460,6 +461,8 @@ def submit(work: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Fut
 def _entered() -> _Loop:
     """The loop of the process, which will not end before one more read has."""
     global _current
+    if _is_over:
+        raise _EndedError
     fresh: _Loop | None = None
     while True:
         with _lock:
@@ -475,7 +478,11 @@ def _entered() -> _Loop:
 
 @atexit.register
 def _end_with_the_process() -> None:
-    """Python cannot exit while one of its threads is inside TensorStore: it would abort."""
+    """Python cannot exit while one of its threads is inside TensorStore: it would abort. A daemon
+    thread may read on until the very end, so it is refused.
+    """
+    global _is_over
+    _is_over = True
     state = _current
     if state is not None and state.thread.is_alive():
         with contextlib.suppress(RuntimeError):  # it has ended meanwhile

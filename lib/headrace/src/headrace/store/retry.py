@@ -25,7 +25,8 @@ process).
 :func:`wire` counts all requests over HTTP: TensorStore counts its own, and the clients of fsspec
 (aiohttp for GCS and web servers, botocore for S3) report each request to a listener that
 :func:`watch` installs, at the price of a function call. A client's own retries are counted too, so
-the numbers are those that a proxy would see (and those of the bill). Not counted: requests of other
+the numbers are those that a proxy would see (and those of the bill). Not counted: what libcurl
+sends again because a kept connection was closed instead of an answer, and requests of other
 clients: those of ``datasets`` for ``hf://``, and those for small files in Azure.
 """
 
@@ -199,8 +200,7 @@ class RequestCounts:
 
 @dataclass(frozen=True)
 class Wire:
-    """Requests over HTTP, and those that were answered with 408, 429 or 5xx or, for fsspec, not at
-    all.
+    """Requests over HTTP, and those that were answered with 408, 429 or 5xx, or not at all.
 
     Example:
         >>> Wire(7, 1) - Wire(5) + Wire(1)
@@ -254,9 +254,7 @@ def request_counts() -> RequestCounts:
 
     TensorStore counts for the whole process, so retries of other code that uses it are included.
     """
-    inner = sum(
-        int(v["value"]) for driver in _DRIVERS for v in _collected(f"kvstore/{driver}/retries")
-    )
+    inner = sum(_total(f"kvstore/{driver}/retries") for driver in _DRIVERS)
     return _Process.counts + RequestCounts(requests=inner, retries=inner)
 
 
@@ -485,10 +483,11 @@ _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def wire() -> Wire:
     """Requests that this process has sent so far."""
-    failed = sum(
-        int(v["value"]) for v in _collected("http/response_codes") if fails(int(v["code"] or 0))
-    )
-    started = sum(int(v["value"]) for v in _collected("http/request_started"))
+    started = _total("http/request_started")
+    failed = _total("http/request_completed")  # less those that were answered
+    for answers in _collected("http/response_codes"):
+        if not fails(int(answers["code"] or 0)):
+            failed -= int(answers["value"])
     return _Process.wire + _Process.others + Wire(started, failed)
 
 
@@ -577,6 +576,11 @@ def _answered(status: int, headers: Mapping[str, str]) -> None:
 def fails(status: int) -> bool:
     """Whether an answer with this status is one of a store in trouble."""
     return status in (408, 429) or status >= 500
+
+
+def _total(name: str) -> int:
+    """The sum of a metric of TensorStore's."""
+    return sum(int(v["value"]) for v in _collected(name))
 
 
 def _collected(name: str) -> list[dict[str, Any]]:
