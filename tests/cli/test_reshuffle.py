@@ -18,6 +18,7 @@ from headrace.ingest import (
     build_cache,
     reshuffle,
 )
+from headrace.order import DocumentShuffle
 from headrace.store import TokenCache
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.testing import tiny_cache
@@ -104,8 +105,7 @@ def test_a_build_shuffles_too(headrace, corpus, tmp_path):
         "parts",
     ]
     cache = TokenCache.open(tmp_path / "c")
-    assert cache.shuffle is not None
-    assert cache.shuffle.seed == 3
+    assert cache.shuffle == DocumentShuffle(cache.num_documents, 3)
     command = build_command(f"{tmp_path}/c", cache.ledger)
     assert command.endswith("--shuffle 3 --dtype uint16")
     again = headrace(*shlex.split(command)[1:])

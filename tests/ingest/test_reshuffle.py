@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
 from headrace.ingest import ReshuffleConfig, cost_of, reshuffle, shuffle_parts, shuffle_plan
-from headrace.ingest.shuffle_plan import cut_runs_and_slices, sizes_of
+from headrace.ingest.shuffle_plan import Grouping, cut_runs_and_slices, sizes_of
 from headrace.order import DocumentShuffle
 from headrace.store import CacheLayout, TokenCache, files, verify
 from headrace.store.layout import LeafSpec
@@ -254,8 +254,6 @@ def test_pairs_stay_together(tmp_path: Path):
     reshuffle(pairs, str(tmp_path / "copy"), ReshuffleConfig(3), progress=False)
     copy = TokenCache.open(tmp_path / "copy")
     assert copy.leaf("chosen").values(0, 40).tolist() == [1, 0] * 20
-    assert copy.shuffle is not None
-    assert copy.shuffle.unit == 2
     copy.check_unit(2)
     with pytest.raises(ConfigError, match=r"unit = 3: is not kept by .*units of 2.*--unit 3"):
         copy.check_unit(3)
@@ -310,11 +308,15 @@ class StoppedError(Exception):
     pass
 
 
+IN_GROUPS = replace(HOW, groups=Grouping((np.arange(201) % 3).astype(np.uint8)))
+
+
+@pytest.mark.parametrize("how", [HOW, IN_GROUPS])
 def test_stopped_before_any_file_is_written_it_goes_on(
-    cache: TokenCache, scratch: Path, tree: Tree
+    cache: TokenCache, scratch: Path, tree: Tree, how: ReshuffleConfig
 ):
     """Also with other memory: the runs are dealt again, and parts that are there are kept."""
-    reshuffle(cache, str(scratch / "whole"), HOW, engine="inline", progress=False)
+    reshuffle(cache, str(scratch / "whole"), how, engine="inline", progress=False)
     whole = tree(scratch / "whole")
     really = files.write_atomic
     stopped = 0
@@ -333,14 +335,14 @@ def test_stopped_before_any_file_is_written_it_goes_on(
             patch.setattr(files, "write_atomic", dying)
             try:
                 reshuffle(
-                    cache, root, with_memory(cache, HOW, 4_000), engine="inline", progress=False
+                    cache, root, with_memory(cache, how, 4_000), engine="inline", progress=False
                 )
             except StoppedError:
                 stopped += 1
         built = {p.parent.name: p.stat().st_mtime_ns for p in Path(root).glob("parts/*/part.json")}
         with little_memory():
-            how = with_memory(cache, HOW, 4_000 if stop_at % 2 else 9_000)
-            again = reshuffle(cache, root, how, progress=False)
+            other = with_memory(cache, how, 4_000 if stop_at % 2 else 9_000)
+            again = reshuffle(cache, root, other, progress=False)
         assert tree(root) == whole, stop_at
         assert again.parts_reused == len(built)
         assert built == {k: Path(root, "parts", k, "part.json").stat().st_mtime_ns for k in built}

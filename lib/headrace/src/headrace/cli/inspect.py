@@ -325,7 +325,11 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "fingerprint": cache.fingerprint,
         "block_tokens": block_tokens_of(cache),
         "shuffled": shuffled
-        and {k: shuffled[k] for k in ("seed", "unit", "fingerprint", "split") if k in shuffled},
+        and {
+            key: shuffled[key]
+            for key in ("seed", "unit", "fingerprint", "split", "groups", "by")
+            if key in shuffled
+        },
         **snapshot_facts(cache),
     }
 
@@ -362,7 +366,7 @@ def build_command(cache: str, ledger: Ledger) -> str:
         for flag in ("seed", "unit", "part_bytes", "split"):
             if flag in shuffled:
                 words += [f"--{flag.replace('_', '-')}", str(shuffled[flag])]
-        return shlex.join(words)
+        return shlex.join([*words, *shuffled.get("by", [])])
     source = ledger.metadata["source"]
     layout = ledger.layout
     tokenizer = ledger.tokenizer

@@ -144,12 +144,14 @@ def parse_attributes(items: Sequence[str] | None) -> dict[str, AttributeConfig]:
         >>> parse_attributes(["quality=scores/*.parquet,key=doc"])["quality"].key
         'doc'
     """
+    import msgspec
+
     from headrace.data.attributes import AttributeConfig
 
     attributes: dict[str, AttributeConfig] = {}
     for item in items or []:
         name, _, source = item.partition("=")
-        url, *settings = re.split(r",(?=(?:key|value|id_leaf)=)", source)
+        url, *settings = re.split(r",(?=(?:key|value|id_leaf|missing|default)=)", source)
         if not name.isidentifier() or not url or name in attributes:
             raise ConfigError(
                 "is given twice" if name in attributes else "does not say NAME=FILES",
@@ -159,7 +161,17 @@ def parse_attributes(items: Sequence[str] | None) -> dict[str, AttributeConfig]:
                 " 'quality=scores/*.parquet,key=doc_id,value=score'.",
             )
         columns = dict(setting.split("=", 1) for setting in settings)
-        attributes[name] = AttributeConfig(url, **columns)
+        try:
+            attributes[name] = msgspec.convert(
+                {"files": url, **columns}, AttributeConfig, strict=False
+            )
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"has a value that does not fit ({error})",
+                field="--attributes",
+                value=item,
+                cure="Write e.g. 'quality=scores/*.parquet,missing=0.01,default=0'.",
+            ) from error
     return attributes
 
 

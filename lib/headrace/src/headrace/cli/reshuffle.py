@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,13 +11,15 @@ import typer
 from headrace.cli.build import cost_in_words, memory_bytes, repair_parts
 from headrace.cli.build_options import MemoryOption, RepairOption
 from headrace.cli.exits import kept_when_interrupted
-from headrace.cli.options import AsJson, Format, parse_format
+from headrace.cli.options import AsJson, Format, parse_attributes, parse_format
 from headrace.cli.shown import say, say_json
-from headrace.errors import format_count
+from headrace.errors import ConfigError, format_count
 from headrace.ingest.choices import Engine
 
 if TYPE_CHECKING:
     from headrace.ingest.reshuffle import ReshuffleReport
+    from headrace.ingest.shuffle_plan import Grouping
+    from headrace.store.cache import TokenCache
 
 
 def command(
@@ -44,6 +47,30 @@ def command(
             help="Cut documents at multiples of this many tokens, best those of a row, and shuffle"
             " the pieces: rows of one long document are then not neighbours.",
             metavar="TOKENS",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Lay documents that are alike in this together: length, an attribute, a leaf or a"
+            " .npy file with one number per document. Each value is a group, or say --edges or"
+            " --quantiles.",
+            metavar="NAME",
+        ),
+    ] = None,
+    edges: Annotated[
+        str | None,
+        typer.Option(help="With --by: the numbers at which groups begin.", metavar="A,B,..."),
+    ] = None,
+    quantiles: Annotated[
+        str | None,
+        typer.Option(help="With --by: the shares of documents below.", metavar="A,B,..."),
+    ] = None,
+    attributes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --by: numbers of documents from tables (repeatable).",
+            metavar="NAME=FILES[,SETTING=VALUE]...",
         ),
     ] = None,
     memory: MemoryOption = None,
@@ -79,6 +106,9 @@ def command(
     numbers in CACHE. If it is interrupted, run the same command again to resume. The result is the
     same, bit for bit, for any memory, engine and workers.
 
+    With `--by`, documents of a group lie together, shuffled among each other, as the buckets of a
+    run need it: each bucket then reads chunks of its own.
+
     For example:
 
         headrace cache reshuffle cache shuffled
@@ -88,6 +118,10 @@ def command(
         headrace cache reshuffle levanter-cache/train shuffled --dry-run
 
         headrace cache reshuffle cache shuffled --split 4096
+
+        headrace cache reshuffle cache grouped --by quality --edges 0.3,0.7
+
+        headrace cache reshuffle cache grouped --by topic --attributes 'topic=topics/*.parquet'
     """
     from headrace.ingest.reshuffle import reshuffle
     from headrace.ingest.shuffle_plan import ReshuffleConfig, cost_of
@@ -96,7 +130,8 @@ def command(
 
     files.check_writable(output)
     source = open_cache(cache, settings=parse_format(format))
-    how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split)
+    groups = grouping(source, by, edges, quantiles, attributes or [])
+    how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split, groups)
     cost = cost_of(source, how)
     if dry_run:
         say_json(cost.to_json()) if as_json else say(cost_in_words(cost))
@@ -107,6 +142,73 @@ def command(
     with kept_when_interrupted():
         report = reshuffle(source, output, how, engine=engine, workers=workers, restart=restart)
     say_json(report.to_json()) if as_json else say(_summary(report, cache))
+
+
+def grouping(
+    cache: TokenCache,
+    by: str | None,
+    edges: str | None,
+    quantiles: str | None,
+    attributes: Sequence[str],
+) -> Grouping | None:
+    """The groups of documents that options ask for; None: none.
+
+    Raises:
+        ConfigError: options that do not go together; numbers that there are not, or that make too
+            many groups.
+    """
+    import numpy as np
+
+    from headrace.data.buckets import MOST_BUCKETS, BucketsConfig, buckets_of
+    from headrace.data.document_numbers import DocumentNumbers
+    from headrace.ingest.shuffle_plan import Grouping
+
+    cuts = {"--edges": edges, "--quantiles": quantiles}
+    options = [(flag, text) for flag, text in cuts.items() if text is not None]
+    options += [("--attributes", text) for text in attributes]
+    if by is None:
+        for flag, text in options:
+            cure = "Say by what: --by NAME, or leave it out."
+            raise ConfigError("has no effect without --by", field=flag, value=text, cure=cure)
+        return None
+    words = ["--by", by, *(word for option in options for word in option)]
+    bounds = _numbers("--edges", edges)
+    shares = _numbers("--quantiles", quantiles)
+    try:
+        numbers = DocumentNumbers(cache, parse_attributes(attributes))
+        if edges is None and quantiles is None:
+            values = np.zeros(0)
+            for chunk in numbers.chunks(by, "by"):
+                values = np.union1d(values, chunk)
+                if values.size > MOST_BUCKETS:
+                    raise ConfigError(
+                        f"has more than {MOST_BUCKETS} different values",
+                        field="by",
+                        value=by,
+                        cure="Say where to cut: --edges 0.3,0.7, or --quantiles 0.25,0.5,0.75.",
+                    )
+            if values.size < 2:
+                cure = "Leave --by out, or name another number."
+                raise ConfigError("is the same for all", field="by", value=by, cure=cure)
+            bounds = values[1:].tolist()
+        config = BucketsConfig(by, edges=bounds, quantiles=shares)
+        of_document = buckets_of(numbers, config, "reshuffle")
+    except ConfigError as error:
+        path = error.field or ""
+        _, is_attribute, name = path.partition(".attributes.")
+        option = f"--attributes {name}" if is_attribute else f"--{path.rpartition('.')[2]}"
+        value = dict(options).get(option, error.value)
+        raise ConfigError(error.problem, field=option, value=value, cure=error.cure) from error
+    return Grouping(of_document, tuple(words))
+
+
+def _numbers(flag: str, text: str | None) -> list[float] | None:
+    try:
+        return None if text is None else [float(one) for one in text.strip("[]").split(",")]
+    except ValueError:
+        raise ConfigError(
+            "is not a list of numbers", field=flag, value=text, cure="E.g. 0.3,0.7."
+        ) from None
 
 
 def _summary(report: ReshuffleReport, cache: str) -> str:

@@ -27,7 +27,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -111,6 +111,18 @@ class AttributeConfig:
                 field="default",
                 cure="Say what they have, e.g. default: 0.",
             )
+
+    def as_option(self) -> str:
+        """As the command line has it.
+
+        Example:
+            >>> AttributeConfig("scores/*.parquet", key="doc", missing=0.5, default=0).as_option()
+            'scores/*.parquet,key=doc,missing=0.5,default=0'
+        """
+        usual = AttributeConfig(self.files)
+        settings = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
+        changed = [f"{key}={value}" for key, value in settings if value != getattr(usual, key)]
+        return ",".join([self.files, *changed])
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):

@@ -498,7 +498,7 @@ def _attribute_column(numbers: DocumentNumbers, name: str, config: ColumnConfig)
         len(numbers.cache.parts),
         partial(_attribute_values, numbers.cache, config.leaf, values, dtype),
     )
-    digest = hashlib.sha256(np.ascontiguousarray(values)).hexdigest()
+    digest = hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()
     return Column(config.leaf, dtype, config.default, documents=documents, digest=digest)
 
 

@@ -296,7 +296,7 @@ class DocumentFilter:
 
 def _numbered_in(cache: TokenCache) -> str:
     """Fingerprint of the cache that numbers refer to: for a shuffled cache, its original."""
-    shuffled = None if cache.shuffle is None else shuffle_record(cache.ledger, cache.path)
+    shuffled = shuffle_record(cache.ledger, cache.path)
     return cache.fingerprint if shuffled is None else shuffled.fingerprint
 
 

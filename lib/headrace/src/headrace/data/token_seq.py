@@ -141,7 +141,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     @property
     def in_shuffled_store(self) -> bool:
         # Several caches that are read as one may differ: their blocks are not alike
-        return self.cache.shuffle is not None
+        return self.cache.is_mixed
 
     def opening_requests(self, hosts: int) -> int:
         return hosts * self.removal.requests

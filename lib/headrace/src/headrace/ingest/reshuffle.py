@@ -14,10 +14,14 @@ to do::
 Documents may be cut at multiples of a length; then the pieces are what is shuffled, and numbers
 remain those of whole documents (:mod:`headrace.order.document_pieces`).
 
-Invariant: the order is a function of (pieces of the original, seed, unit), and each part has a
-fixed range of positions. The finished folder is therefore bit-identical with any memory, engine and
-workers, and after any kill. Shuffling a shuffled cache again gives the same as shuffling its
-original.
+Documents may be divided into groups, such as the buckets of a run. Then each group has parts of its
+own, and what reads one group reads no chunk of another; two tables say where documents lie
+(:mod:`headrace.store.grouped`).
+
+Invariant: the order is a function of (pieces of the original, seed, unit, groups), and each part
+has a fixed range of positions. The finished folder is therefore bit-identical with any memory,
+engine and workers, and after any kill. Shuffling a shuffled cache again gives the same as shuffling
+its original.
 
 Price: the cache is read and written twice; until the end, twice the cache on disk.
 """
@@ -63,9 +67,11 @@ from headrace.numbers import in_bytes
 from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.consolidate import summed
+from headrace.store.grouped import TABLES, open_tables, table_problems, write_tables
 from headrace.store.joined import open_cache
 from headrace.store.lease import Lease, check_vacant, lease
 from headrace.store.ledger import (
+    GROUPED,
     LEDGER_NAME,
     SHUFFLED,
     Ledger,
@@ -212,6 +218,7 @@ def clear(output: str, begun: Ledger) -> None:
         ATTEMPTS_FOLDER,
         FILE_NAME,
         TABLE_NAME,
+        *(f"{name}.bin" for name in TABLES),
         LEDGER_NAME,
     ):
         owned.remove_tree(files.join(output, name))
@@ -252,7 +259,7 @@ class Reshuffling:
         dealt = 0
         if reused < len(names):
             dealt = self._build(sizes, planned, old_ledger, records, held)
-        if old_ledger is None or not old_ledger.finished or reused < len(names):
+        if reused < len(names) or not self._is_finished(old_ledger, sizes):
             owned.remove_tree(files.join(output, RUNS_FOLDER))
             name = planned.tokenizer.get("file")
             if (
@@ -261,7 +268,9 @@ class Reshuffling:
                 is not None
             ):
                 files.write_atomic(files.join(output, str(name)), content)
-            write_ledger(output, planned.complete([records[n] for n in names]))
+            shuffled = planned.metadata[SHUFFLED] | self._write_tables(sizes)
+            parts = [records[name] for name in names]
+            write_ledger(output, planned.complete(parts, **{SHUFFLED: shuffled}))
         shuffle = sizes.shuffle
         return ReshuffleReport(
             output,
@@ -275,6 +284,18 @@ class Reshuffling:
             dealt,
             time.monotonic() - began,
         )
+
+    def _is_finished(self, begun: Ledger | None, sizes: ShuffleSizes) -> bool:
+        if begun is None or not begun.finished:
+            return False
+        tables = begun.metadata[SHUFFLED].get("tables", {})
+        return not tables or not table_problems(self.output, tables, sizes.shuffle.documents)
+
+    def _write_tables(self, sizes: ShuffleSizes) -> dict[str, Any]:
+        """Writes where documents lie, if it cannot be computed; what the ledger says of it."""
+        if sizes.grouped is None:
+            return {}
+        return {"tables": write_tables(self.output, sizes.grouped, sizes.shuffle.documents)}
 
     def _build(
         self,
@@ -337,12 +358,14 @@ class Reshuffling:
             write_ledger(
                 self.output, structs.replace(wanted, metadata={**wanted.metadata, _RUNS: recorded})
             )
+        tables = self._write_tables(sizes)  # workers read them
+        order = open_tables(self.output, tables["tables"]) if tables else sizes.shuffle
         return ShufflePlan(
             cache=_absolute(self.cache.path),
             output=_absolute(self.output),
             pieces=sizes.pieces,
             split=sizes.split,
-            shuffle=sizes.shuffle,
+            shuffle=order,
             earlier=self.cache.shuffle,
             layout=sizes.layout,
             columns=sizes.columns,
@@ -371,11 +394,13 @@ def _settings(sizes: ShuffleSizes) -> dict[str, Any]:
         "unit": sizes.shuffle.unit,
         "part_bytes": sizes.how.part_bytes,
     }
-    if sizes.how.split is None:
-        return settings
-    pieces = sizes.pieces
-    cut = {"split": sizes.split, "documents": pieces.documents, "pieces": pieces.record()}
-    return settings | cut
+    if (groups := sizes.how.groups) is not None:
+        documents = np.bincount(groups.of_document).tolist()
+        settings |= {"groups": documents, "groups_digest": groups.digest, "by": [*groups.by]}
+    if sizes.how.split is not None:
+        pieces = sizes.pieces
+        settings |= {"split": sizes.split, "documents": pieces.documents, "pieces": pieces.record()}
+    return settings
 
 
 def _start_ledger(sizes: ShuffleSizes, origin: str | None) -> Ledger:
@@ -385,6 +410,7 @@ def _start_ledger(sizes: ShuffleSizes, origin: str | None) -> Ledger:
         "parts": [[part.name, part.documents] for part in source.parts],
         "sources": list(source.sources),
     }
+    original = {key: value for key, value in original.items() if key not in GROUPED}
     version = str(original["fingerprint"])
     path = ", ".join(map(str, source.metadata.get("paths", []))) if origin is None else origin
     names = [f"{k:05d}" for k in range(sizes.edges.size - 1)]
@@ -405,7 +431,7 @@ def _check_same(output: str, begun: Ledger, wanted: Ledger) -> None:
     if one is None:
         cure = "Choose a folder that is new or empty."
         raise CacheError("holds another cache", field="output", value=output, cure=cure)
-    keys = ("seed", "unit", "part_bytes", "split")
+    keys = ("seed", "unit", "part_bytes", "split", "groups_digest")
     different = [
         f"{key} {one.get(key)} there, {two.get(key)} now"
         for key in keys

@@ -31,6 +31,7 @@ from jaxtyping import Int64, UInt8
 from headrace.errors import CacheCorruptError
 from headrace.ingest.progress import Progress
 from headrace.ingest.schedule import BuildPart
+from headrace.order.document_groups import DocumentGroups
 from headrace.order.document_pieces import DocumentPieces, cut_lengths
 from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import files, owned
@@ -132,8 +133,8 @@ class ShufflePlan:
     output: str
     pieces: DocumentPieces
     split: int
-    shuffle: DocumentShuffle
-    earlier: DocumentShuffle | None
+    shuffle: DocumentShuffle | DocumentGroups
+    earlier: DocumentShuffle | DocumentGroups | None
     layout: CacheLayout
     columns: list[Column]
     leaves: tuple[LeafSpec, ...]

@@ -12,15 +12,18 @@ document.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 
 from headrace.errors import CacheError, ConfigError, check_at_least, redact
 from headrace.ingest.shuffle_parts import Column, Pieces, columns_of, writer_bytes
+from headrace.order.document_groups import DocumentGroups
 from headrace.order.document_pieces import NEVER_CUT, DocumentPieces
 from headrace.order.document_shuffle import DocumentShuffle
 from headrace.order.seeds import check_seed
@@ -43,6 +46,24 @@ _LENGTHS = 1 << 20  # documents
 _PAIRS = "chosen"
 
 
+@dataclass(frozen=True, eq=False)
+class Grouping:
+    """Groups of documents that are to lie together.
+
+    Attributes:
+        of_document: The group of each document, in the order of the cache.
+        by: The options with which it was made, for the command that finishes the store.
+    """
+
+    of_document: UInt8[np.ndarray, " documents"]
+    by: tuple[str, ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the groups of all documents."""
+        return hashlib.sha256(self.of_document.tobytes()).hexdigest()[:32]
+
+
 @dataclass(frozen=True)
 class ReshuffleConfig:
     """How a store is shuffled.
@@ -58,6 +79,8 @@ class ReshuffleConfig:
         split: Tokens after which documents are cut, and at multiples of it; best the length of
             rows. Pieces are shuffled like documents, and numbers remain those of whole documents.
             None: documents stay whole.
+        groups: Groups of documents that are to lie together, one behind the other; each is shuffled
+            in itself, and has parts of its own. None: all documents are mixed.
 
     Raises:
         ConfigError: a value is out of range.
@@ -68,6 +91,7 @@ class ReshuffleConfig:
     memory: int | None = None
     part_bytes: int = DEFAULT_PART_BYTES
     split: int | None = None
+    groups: Grouping | None = None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -124,6 +148,25 @@ class ShuffleSizes:
     def split(self) -> int:
         """Tokens of a piece."""
         return self.how.split or NEVER_CUT
+
+    @property
+    def order(self) -> DocumentShuffle | DocumentGroups:
+        """The order of the pieces in the store."""
+        return self.grouped or self.shuffle
+
+    @cached_property
+    def grouped(self) -> DocumentGroups | None:
+        """The order of a store in groups."""
+        groups = self.how.groups
+        if groups is None:
+            return None
+        of_piece = np.empty(self.shuffle.documents, np.uint8)
+        earlier = self.cache.shuffle
+        for first in range(0, of_piece.size, _LENGTHS):
+            pieces = np.arange(first, min(first + _LENGTHS, of_piece.size))
+            numbers = pieces if earlier is None else earlier.originals(pieces)
+            of_piece[numbers] = groups.of_document[self.pieces.documents_of(pieces)]
+        return DocumentGroups.of(self.shuffle, of_piece)
 
 
 def cost_of(cache: TokenCache, how: ReshuffleConfig) -> ReshuffleCost:
@@ -197,9 +240,8 @@ def sizes_of(
     ragged = sum(c.ragged for c in columns)
     value_bytes = sum(elements[c.name] * c.dtype.itemsize for c in columns)
     value_bytes += 8 * ragged * pieces.count
-    parts = min(-(-value_bytes // how.part_bytes), MAX_PARTS, max(shuffle.units, 1))
-    edges = np.arange(parts + 1) * shuffle.units // parts * unit
-    edges[-1] = pieces.count
+    edges = _edges(_group_sizes(cache, how, pieces, unit), unit, value_bytes, how.part_bytes)
+    parts = edges.size - 1
     fixed = BASE_BYTES + writer_bytes(
         layout, leaves, 2 * max(elements.values()) // parts, int(np.diff(edges).max())
     )
@@ -229,6 +271,49 @@ def sizes_of(
         memory,
         (memory - fixed) // 2,
     )
+
+
+def _group_sizes(
+    cache: TokenCache, how: ReshuffleConfig, pieces: DocumentPieces, unit: int
+) -> Int64[np.ndarray, " groups"]:
+    """Pieces of each group that has any, in the order of the store."""
+    if how.groups is None:
+        return np.array([pieces.count])
+    group = how.groups.of_document
+    if group.shape != (cache.num_documents,):
+        raise ConfigError(
+            f"has {group.size:,} documents, and {cache.path} has {cache.num_documents:,}",
+            field="groups",
+            cure="Say the group of each stored document.",
+        )
+    in_units = group[: group.size // unit * unit].reshape(-1, unit)
+    if (in_units != in_units[:, :1]).any():
+        raise ConfigError(
+            f"parts documents that stay together, {unit} at a time",
+            field="by",
+            value=" ".join(how.groups.by),
+            cure="Group by a number that they have in common, or shuffle the documents one by one:"
+            " --unit 1.",
+        )
+    sizes = np.bincount(group)
+    sizes += np.bincount(group[pieces.cut], np.diff(pieces.more), sizes.size).astype(np.int64)
+    return sizes[sizes > 0]
+
+
+def _edges(
+    sizes: Int64[np.ndarray, " groups"], unit: int, value_bytes: int, part_bytes: int
+) -> Int64[np.ndarray, " parts1"]:
+    """The first place of each part, and the end: a group has parts of its own."""
+    parts = min(-(-value_bytes // part_bytes), MAX_PARTS)
+    count = int(sizes.sum())
+    edges = [np.zeros(1, np.int64)]
+    for size in sizes.tolist():
+        units = size // unit
+        own_parts = max(min(-(-parts * size // count), units), 1)
+        of_group = np.arange(1, own_parts + 1) * units // own_parts * unit
+        of_group[-1] = size
+        edges.append(edges[-1][-1] + of_group)
+    return np.concatenate(edges)
 
 
 def _pieces_of(cache: TokenCache, how: ReshuffleConfig) -> DocumentPieces:
@@ -284,7 +369,7 @@ def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
             weight += column.of_pieces(lengths, pieces)[1] * column.dtype.itemsize
         begin = int(sizes.pieces.first(np.array([first]))[0])
         numbers = np.arange(begin, begin + weight.size)
-        stored = sizes.shuffle.stored_at(numbers if earlier is None else earlier.originals(numbers))
+        stored = sizes.order.stored_at(numbers if earlier is None else earlier.originals(numbers))
         weights += np.bincount(
             np.searchsorted(bins, stored, side="right") - 1, weight, weights.size
         )

@@ -27,6 +27,7 @@ from headrace.errors import (
     check_choice,
     check_whole,
 )
+from headrace.order.document_groups import DocumentGroups
 from headrace.order.document_pieces import DocumentPieces
 from headrace.order.document_shuffle import DocumentShuffle
 from headrace.order.intervals import Intervals
@@ -36,6 +37,7 @@ from headrace.store.array import StoredArray
 from headrace.store.arrays import ArrayList, ArrayRun, MadeList
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.document_ends import DocumentEnds
+from headrace.store.grouped import open_tables
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.layouts import FORMAT, FormatConfig, open_layout
 from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, data_of, spans
@@ -316,25 +318,36 @@ class TokenCache:
         return self._table.tokens
 
     @property
-    def shuffle(self) -> DocumentShuffle | None:
-        """The shuffle of the documents when the cache was written; None if they
+    def shuffle(self) -> DocumentShuffle | DocumentGroups | None:
+        """The order of the documents when the cache was written; None if they
         were not shuffled.
         """
         record = shuffle_record(self.ledger, self.path)
-        return (
-            None
-            if record is None
-            else DocumentShuffle(self.num_documents, record.seed, record.unit)
-        )
+        if record is None:
+            return None
+        if record.groups:
+            return self._groups
+        return DocumentShuffle(self.num_documents, record.seed, record.unit)
+
+    @cached_property
+    def _groups(self) -> DocumentGroups:
+        record = shuffle_record(self.ledger, self.path)
+        return open_tables(self._root, record.tables if record else {})
 
     @cached_property
     def _shuffle_record(self) -> ShuffleRecord | None:  # it lists the parts of the original
-        return None if self.shuffle is None else shuffle_record(self.whole_ledger, self.path)
+        return shuffle_record(self.whole_ledger, self.path) if self.is_shuffled else None
 
     @property
     def is_shuffled(self) -> bool:
         """Whether stored positions of documents differ from their numbers."""
-        return self.shuffle is not None
+        return shuffle_record(self.ledger, self.path) is not None
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether all its documents are shuffled among each other: not in groups."""
+        record = shuffle_record(self.ledger, self.path)
+        return record is not None and not record.groups
 
     def stored_at(self, originals: np.ndarray | Sequence[int]) -> np.ndarray:
         """Stored positions of the documents with these numbers, int64 ``[n]``: in a shuffled cache,
@@ -419,10 +432,11 @@ class TokenCache:
         """Raises ConfigError if the shuffle of the cache separated units of this many neighbouring
         documents.
         """
-        if self.shuffle is not None and self.shuffle.unit % unit:
+        record = shuffle_record(self.ledger, self.path)
+        if record is not None and record.unit % unit:
             raise ConfigError(
                 f"is not kept by {self.path}, whose documents were shuffled in units of"
-                f" {self.shuffle.unit}",
+                f" {record.unit}",
                 field="unit",
                 value=unit,
                 cure=f"Shuffle the original with headrace cache reshuffle --unit {unit}.",

@@ -28,6 +28,7 @@ from msgspec import structs
 from headrace.errors import CacheError
 from headrace.store import files
 from headrace.store.cache import TokenCache
+from headrace.store.grouped import TABLES, table_url
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.leaf import CacheLeaf, fitting
 from headrace.store.lease import check_vacant, lease
@@ -131,6 +132,9 @@ def _consolidated(
             if advance is not None:
                 advance(elements)
 
+        for name in TABLES:  # of a store in groups
+            if (table := files.read_bytes(table_url(cache.path, name))) is not None:
+                files.write_atomic(table_url(output, name), table)
         records = {
             name: _copy_leaf(cache.leaf(name), output, layout, moved)
             for name in (TOKENS, *cache.leaves)

@@ -68,8 +68,12 @@ SHUFFLED = "shuffled"
 belong to (that cache or, if it was shuffled itself, its original) the ``fingerprint``, the
 ``parts`` with their documents, and the ``sources``. If its documents were cut: the length of the
 ``split``, the number of the original's ``documents``, and their ``pieces``
-(:meth:`~headrace.order.document_pieces.DocumentPieces.record`).
+(:meth:`~headrace.order.document_pieces.DocumentPieces.record`). If they were grouped: the number of
+stored documents of each of the ``groups``, the options ``by`` which they were made, the digest of
+the group of each document, and the records of its ``tables`` (:mod:`headrace.store.grouped`).
 """
+GROUPED = ("groups", "by", "groups_digest", "tables")
+"""The last of these."""
 
 
 class ShuffleRecord(msgspec.Struct, frozen=True):
@@ -85,6 +89,10 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
     split: Count = 0
     documents: Count = 0
     pieces: str = ""
+    groups: list[Count] = []
+    by: list[str] = []
+    groups_digest: str = ""
+    tables: dict[str, dict[str, Any]] = {}
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

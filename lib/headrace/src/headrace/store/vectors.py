@@ -36,11 +36,10 @@ RUN_BYTES = _RUN * _PIECE_BYTES
 """Bytes that are read with one request."""
 
 
-def damaged(url: str, problem: str, what: str) -> CacheCorruptError:
+def damaged(url: str, problem: str, what: str, cure: str | None = None) -> CacheCorruptError:
     """The error for a damaged file; ``what`` it belongs to, such as a plan."""
-    return CacheCorruptError(
-        problem, field=what, value=url, cure=f"Delete the {what}'s folder; it is made again."
-    )
+    cure = cure or f"Delete the {what}'s folder; it is made again."
+    return CacheCorruptError(problem, field=what, value=url, cure=cure)
 
 
 class VectorWriter:
@@ -167,6 +166,7 @@ class PiecedVector:
         url: The file.
         record: What its writer returned.
         what: What it belongs to, for errors.
+        cure: What to do if it is damaged; None: delete the folder.
 
     Attributes:
         dtype: Dtype of the numbers.
@@ -178,8 +178,11 @@ class PiecedVector:
         ValueError, KeyError, TypeError: the record is invalid.
     """
 
-    def __init__(self, url: str, record: Mapping[str, Any], what: str) -> None:
+    def __init__(
+        self, url: str, record: Mapping[str, Any], what: str, cure: str | None = None
+    ) -> None:
         self._url = url
+        self._cure = cure
         self._record = record
         self._what = what
         self.dtype = np.dtype(record["dtype"])
@@ -208,7 +211,7 @@ class PiecedVector:
         )  # pieces of another one, the last used behind
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PiecedVector, (self._url, self._record, self._what)
+        return PiecedVector, (self._url, self._record, self._what, self._cure)
 
     def __len__(self) -> int:
         return self.size
@@ -339,7 +342,7 @@ class PiecedVector:
         )
 
     def _damaged(self, problem: str) -> CacheCorruptError:
-        return damaged(self._url, problem, self._what)
+        return damaged(self._url, problem, self._what, self._cure)
 
 
 def _each(

@@ -33,6 +33,7 @@ from headrace.store import files, owned
 from headrace.store.array import StoredArray
 from headrace.store.array_files import FileFindings, file_findings
 from headrace.store.cache import CachePart, TokenCache
+from headrace.store.grouped import table_problems
 from headrace.store.layout import TOKENS
 from headrace.store.layouts import FORMAT, LIMITS, FormatConfig
 from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
@@ -209,6 +210,9 @@ def verify(
                 f" {documents}"
             )
             damages.append(Damage("", problem, file=files.join(path, LEDGER_NAME)))
+        if shuffled.groups:
+            problems = table_problems(path, shuffled.tables, cache.num_documents)
+            damages += [Damage("", problem, file=file) for file, problem in problems]
     facts = shuffled and {key: getattr(shuffled, key) for key in ("seed", "unit", "fingerprint")}
     recorded = ""
     if record and not damages:

@@ -8,20 +8,22 @@ makes it slow, costly or worse than necessary, and may be intended.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import PurePath
 from typing import Literal, TypeAlias
 
 from headrace.analysis.check.judgments import EPOCHS, EXCESS, SHARED_READS, sharing_cure
 from headrace.analysis.check.plan import ComponentPlan, RunPlan
 from headrace.analysis.simulate.host_forecast import HostForecast
-from headrace.config.component import counts_of_padding
+from headrace.config.component import ComponentConfig, counts_of_padding
 from headrace.data.strands import too_many_hosts
 from headrace.errors import HeadraceError, format_count
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.repeats import without_repeats
 from headrace.mix.schedule import weight_from_config
 from headrace.pack.spec import CUTTING
+from headrace.store.ledger import SHUFFLED, read_ledger
 
 _SIZE_OFF = 0.02
 _SHARE_OFF = 0.05
@@ -443,6 +445,57 @@ def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
             f" {h.reads_with(setting):.1f} times in an epoch",
             sharing_cure(plan.config, {c.shuffle for c in plan.components}),
         )
+
+
+@_rule("warning", "scattered_buckets")
+def _scattered_buckets(plan: RunPlan) -> Iterator[_Advice]:
+    """Buckets that read each other's chunks, if memory does not hold these until all are done."""
+    if plan.forecast is None:
+        problem = "need more open chunks than memory holds, as each bucket reads chunks of others"
+    else:
+        pairs = zip(plan.forecast.by_hosts, plan.unlimited.by_hosts, strict=True)
+        repeated = [
+            h for h, free in pairs if h.reads_per_block > _BLOCK_READS * free.reads_per_block
+        ]
+        if not repeated:
+            return
+        worst = max(repeated, key=lambda h: h.reads_per_block)
+        problem = (
+            f"read each chunk {worst.reads_per_block:.1f} times on"
+            f" {format_count(worst.hosts, 'host')}, as it holds"
+            " documents of several buckets"
+        )
+    for source, command in grouping_commands(plan.sources).items():
+        yield (
+            f"components.{source}.buckets",
+            problem,
+            "Write a store in which each bucket has chunks of its own, and name it as cache:"
+            f" {command}",
+        )
+
+
+def grouping_commands(components: Mapping[str, ComponentConfig]) -> dict[str, str]:
+    """The command that groups the documents of each source with buckets, by the source's name;
+    nothing for sources whose cache is in such groups, or that no command can group.
+    """
+    commands: dict[str, str] = {}
+    for name, component in components.items():
+        buckets = component.buckets
+        if buckets is None or buckets.levels is not None or component.caches[1:]:
+            continue
+        (cache,) = component.caches
+        bounds = ("--edges", buckets.edges) if buckets.edges else ("--quantiles", buckets.quantiles)
+        by = ["--by", buckets.by, bounds[0], ",".join(f"{bound:g}" for bound in bounds[1] or ())]
+        attribute = (component.attributes or {}).get(buckets.by)
+        if attribute is not None:
+            by += ["--attributes", f"{buckets.by}={attribute.as_option()}"]
+        ledger = read_ledger(cache)
+        if ledger is not None and ledger.metadata.get(SHUFFLED, {}).get("by") == by:
+            continue
+        output = f"{cache.rstrip('/')}-by-{PurePath(buckets.by).stem}"
+        command = ["headrace", "cache", "reshuffle", cache, output, *by]
+        commands.setdefault(name.rpartition("/")[0] or name, shlex.join(command))
+    return commands
 
 
 @_RULES.append
