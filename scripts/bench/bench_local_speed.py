@@ -2,6 +2,7 @@
 rows.
 
     python scripts/bench/bench_local_speed.py --check --json docs/bench/local_speed.json
+    python scripts/bench/bench_local_speed.py --consumers --check --json docs/bench/consumers.json
 
 Rows of 2,048 random tokens in batches of 128, shuffled by the braid, delivered as jax arrays. The
 floor gathers shuffled rows of the same corpus from a memory map into one buffer: no batch, no
@@ -20,6 +21,12 @@ time.
 The third table has the first pass over caches that are in the page cache, where each chunk is held
 against its checksum, beside a later pass over the same rows: the best of rounds in which the two
 take turns. By the clock it needs a machine that does nothing else; processor seconds do not.
+
+In all of these the consumer waits for batches and looks at nothing. Second command: consumers that
+look, one batch at a time, in a first pass and in later ones over rows of several documents.
+``of ready batches`` compares with the same consumer on eight batches that are there already, timed
+beside it: a training step on this machine's CPUs slows down by less, as it does more for a batch.
+``of it loading`` are the processor seconds beyond those.
 """
 
 from __future__ import annotations
@@ -29,11 +36,13 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from _common import Report, run_bench, take_share, touch_memory
 
@@ -347,6 +356,85 @@ def bench_first_pass(report: Report, folder: Path, rows: int, rounds: int) -> No
     )
 
 
+def look_at_nothing(batch: PackedBatch) -> Any:
+    return batch.token_ids
+
+
+@jax.jit
+def sum_tokens(batch: PackedBatch) -> Any:
+    return batch.tokens.sum()
+
+
+@jax.jit
+def sum_all(batch: PackedBatch) -> Any:
+    """What a training step reads of a batch."""
+    integers = batch.labels + batch.segment_ids + batch.position_ids
+    return batch.tokens.sum(), integers.sum(), batch.token_weights.sum()
+
+
+CONSUMERS = {
+    "waits for tokens": look_at_nothing,
+    "sums tokens": sum_tokens,
+    "sums tokens, labels, segments, positions, weights": sum_all,
+}
+
+
+def consume(
+    batches: Iterator[PackedBatch], skip: int, count: int, look: Callable[[PackedBatch], Any]
+) -> tuple[float, float]:
+    """Tokens a second of a consumer behind the ``skip``-th batch, and processor seconds for a
+    billion of them.
+    """
+    for batch in islice(batches, skip):
+        jax.block_until_ready(look(batch))
+    started = time.perf_counter()
+    spent = time.process_time()
+    for batch in islice(batches, count):
+        jax.block_until_ready(look(batch))
+    tokens = count * BATCH * SEQ_LEN
+    return (
+        tokens / (time.perf_counter() - started),
+        1e9 * (time.process_time() - spent) / tokens,
+    )
+
+
+def bench_consumers(report: Report, folder: Path, rows: int, batches: int, rounds: int) -> None:
+    """What is left of loading's speed once somebody looks at the batches."""
+    tokens = make_tokens(rows, "uint16")
+    documents = np.split(tokens, range(1500, tokens.size, 1500))
+    cache = write_cache(folder, [documents], vocab_size=65_536, layout=CacheLayout("uint16"))
+    opened = braid(TokenSeqDataset(cache, SEQ_LEN))
+    epoch = rows // BATCH
+    make = partial(fresh, lambda opened: braid(TokenSeqDataset(opened, SEQ_LEN)), cache.path)
+    cases = {"first": (make, 1, epoch - 2), "later": (kept(opened), epoch, batches)}
+    with DataLoader(opened, BATCH) as loader, loader.iter_from_step(0) as stream:
+        ready = list(islice(stream, 8))
+    table = []
+    for name, look in CONSUMERS.items():
+        for case, (make, skip, count) in cases.items():
+            runs = []
+            for _ in range(rounds):
+                of_ready, core_s_of_ready = consume(cycle(ready), 8, count, look)
+                with (
+                    DataLoader(make(), BATCH, prefetch_bytes=tokens.nbytes // 4) as loader,
+                    loader.iter_from_step(0) as stream,
+                ):
+                    speed, core_s = consume(stream, skip, count, look)
+                runs.append((speed / of_ready, speed / 1e6, core_s, core_s - core_s_of_ready))
+            share, *figures = (statistics.median(one) for one in zip(*runs, strict=True))
+            table.append([name, case, None if look is look_at_nothing else share, *figures])
+            report.bar(
+                f"{name}, {case} pass: core seconds of loading per 1e9",
+                figures[-1],
+                at_most=CORE_S,
+            )
+    report.table(
+        f"Consumers: {rows:,} rows of {SEQ_LEN:,} 2-byte tokens, batches of {BATCH}",
+        ["consumer", "pass", "of ready batches", "M tokens/s", "core s per 1e9", "of it loading"],
+        table,
+    )
+
+
 def forget(paths: Sequence[Path]) -> None:
     """Asks the system to drop files from its page cache."""
     for path in paths:
@@ -394,6 +482,10 @@ def bench_cold(report: Report, folder: Path, rows: int, repeats: int) -> None:
 def measure(args: argparse.Namespace, report: Report) -> None:
     rows, batches, repeats = (QUICK_ROWS, 128, 2) if args.quick else (ROWS, 1024, 7)
     touch_memory()
+    if args.consumers:
+        with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+            bench_consumers(report, Path(folder), min(rows, 1 << 16), batches, repeats)
+        return
     table: list[list[Any]] = []
     for dtype in ("uint16", "uint32"):
         with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
@@ -419,5 +511,11 @@ def measure(args: argparse.Namespace, report: Report) -> None:
     )
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--consumers", action="store_true", help="instead: consumers that look at the batches"
+    )
+
+
 if __name__ == "__main__":
-    run_bench("bench_local_speed", __doc__, measure)
+    run_bench("bench_local_speed", __doc__, measure, add_arguments=add_arguments)

@@ -10,7 +10,9 @@ the floor (``np.memmap`` + ``np.take`` of the same dtype into one reused buffer)
 right after the loader; ``of floor`` is the median of these ratios, and repeats go round all
 loaders, so that a busy machine disturbs all alike. Every run checks that what came are rows of the
 corpus, none twice in a batch. CPU, threads and memory are those of the run's process and its
-children. ``first batch`` is the time from opening to the first batch, with libraries imported and
+children. The consumer waits for batches and looks at nothing, in later passes, if no column says
+otherwise: ``first pass`` is the same from the first batches on, ``summed`` has a jitted step that
+sums all tokens. ``first batch`` is the time from opening to the first batch, with libraries imported and
 jax up. Timing begins after the first epoch, unless that takes more than 3 s. The table begins with
 headrace on a corpus four times its ``prefetch_bytes``; ``within the budget`` is a corpus that it
 holds as a whole.
@@ -65,6 +67,9 @@ COLUMNS = [
     "M tokens/s",
     "of floor",
     "CPU s per 1e9 tokens",
+    "first pass M tokens/s",
+    "summed M tokens/s",
+    "summed CPU s",
     "threads",
     "pro- cesses",
 ]
@@ -180,7 +185,9 @@ def speed_rows(
         for setting in selected.get(name, ()):
             key = (name, setting.name)
             if not runs.get(key):
-                rows.append([peer.title, f"{setting.name}: failed, see below", "", *[None] * 8, ""])
+                rows.append(
+                    [peer.title, f"{setting.name}: failed, see below", "", *[None] * 11, ""]
+                )
                 continue
             these = runs[key]
             rows.append(
@@ -191,6 +198,9 @@ def speed_rows(
                     _short(median(these, "tokens_per_s") / 1e6),
                     _short(share(these)),
                     _short(median(these, "cpu_s_per_gtoken")),
+                    _short(median(these, "first_pass") / 1e6),
+                    _short(median(these, "summed") / 1e6),
+                    _short(median(these, "summed_cpu_s_per_gtoken")),
                     max(r["threads"] for r in these),
                     max(r["processes"] for r in these),
                     round(max(r["peak_bytes"] for r in these) / 2**20),

@@ -5,19 +5,21 @@ that it prints.
     ...}'
 
 Tasks: ``write`` a format, ``time`` a setting (the floor before and after it in the same process,
-first batch, a stretch of whole periods), ``far`` (an epoch over a slow link, from opening on),
+first batch, the first pass, then two stretches of whole periods, whose consumers look at nothing
+and sum the tokens), ``far`` (an epoch over a slow link, from opening on),
 ``restart`` at a late step (the first batch only). Clocks start once libraries are imported and jax
 is up.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from _common import touch_memory
 
 from peers import load
 from peers.interface import BATCH, SEQ_LEN, Corpus, Peer, Setting
-from peers.usage import forget_peak, usage
+from peers.usage import Usage, forget_peak, usage
 
 TOKENS = BATCH * SEQ_LEN
 RESULT = "RESULT "
@@ -56,6 +58,18 @@ def floor(corpus: Corpus, dtype: str) -> float:
 def delivered(batch: Any) -> Any:
     """The batch, once it is on the devices."""
     return batch if isinstance(batch, np.ndarray) else batch.block_until_ready()
+
+
+def summed(batch: Any) -> Any:
+    """The sum of the batch's tokens: every one of them is looked at."""
+    return sum_of_tokens()(batch).block_until_ready()
+
+
+@functools.cache
+def sum_of_tokens() -> Any:
+    import jax
+
+    return jax.jit(lambda tokens: tokens.astype(np.int32).sum())
 
 
 def check(corpus: Corpus, batches: list[Any]) -> None:
@@ -98,26 +112,23 @@ def time_setting(
     keep = [np.array(first)] + [
         np.array(delivered(next(stream))) for _ in range(min(period, 4) - 1)
     ]
-    warm = time.perf_counter()
-    before_timing = [0.0] * len(keep)
-    while (took := _period(stream, period, warm, before_timing) - warm) < WARM_S or (
-        len(before_timing) < corpus.steps and took < EPOCH_S
-    ):
-        pass
-    gaps = []
-    before = usage()
+    before_timing: list[float] = []
+    left = corpus.steps - len(keep)
     started = last = time.perf_counter()
-    while last - started < seconds:
-        last = _period(stream, period, last, gaps)
-    after = usage()
+    while last - started < (WARM_S if len(before_timing) >= left else EPOCH_S):
+        last = _period(stream, period, last, before_timing)
+    summed(first)  # compiles
+    gaps, cpu_s, after = _stretch(stream, period, seconds)
+    summed_gaps, summed_cpu_s, _ = _stretch(stream, period, seconds, summed)
     stream.close()  # pyright: ignore[reportAttributeAccessIssue]
     check(corpus, keep)
-    tokens = len(gaps) * TOKENS
-    elapsed = last - started
     return {
-        "tokens_per_s": tokens / elapsed,
+        "tokens_per_s": _speed(gaps),
+        "first_pass": _speed(before_timing[:left]),
+        "summed": _speed(summed_gaps),
         "floor": (floor_before + floor(corpus, setting.dtype)) / 2,
-        "cpu_s_per_gtoken": (after.cpu_s - before.cpu_s) / tokens * 1e9,
+        "cpu_s_per_gtoken": cpu_s,
+        "summed_cpu_s_per_gtoken": summed_cpu_s,
         "threads": after.threads,
         "processes": after.processes,
         "peak_bytes": after.peak_bytes,
@@ -127,9 +138,32 @@ def time_setting(
     }
 
 
-def _period(stream: Iterator[Any], period: int, last: float, gaps: list[float]) -> float:
+def _speed(gaps: list[float]) -> float:
+    return len(gaps) * TOKENS / sum(gaps)
+
+
+def _stretch(
+    stream: Iterator[Any], period: int, seconds: float, look: Callable[[Any], Any] = delivered
+) -> tuple[list[float], float, Usage]:
+    """The seconds of each batch, CPU seconds for 1e9 tokens, and what was in use at the end."""
+    gaps: list[float] = []
+    before = usage()
+    started = last = time.perf_counter()
+    while last - started < seconds:
+        last = _period(stream, period, last, gaps, look)
+    after = usage()
+    return gaps, (after.cpu_s - before.cpu_s) / (len(gaps) * TOKENS) * 1e9, after
+
+
+def _period(
+    stream: Iterator[Any],
+    period: int,
+    last: float,
+    gaps: list[float],
+    look: Callable[[Any], Any] = delivered,
+) -> float:
     for _ in range(period):
-        delivered(next(stream))
+        look(next(stream))
         now = time.perf_counter()
         gaps.append(now - last)
         last = now

@@ -1,5 +1,5 @@
 """torch's ``DataLoader`` over rows of a memory map: row by row as its documentation begins, and
-with the batch gathered at once by the dataset's ``__getitems__``.
+with the batch gathered at once by the dataset's ``__getitems__``, by numpy or by torch.
 """
 
 # pyright: reportMissingImports=false
@@ -32,14 +32,32 @@ class Rows:
 class RowBatches(Rows):
     """The same with the whole batch gathered at once."""
 
-    def __getitems__(self, indices: list[int]) -> np.ndarray:
-        return np.take(self.rows, indices, axis=0)
+    def __getitems__(self, indices: list[int]) -> Any:
+        import torch
+
+        return torch.from_numpy(np.take(self.rows, indices, axis=0))
 
 
-def as_tensor(batch: np.ndarray) -> Any:
-    import torch
+class TensorBatches(Rows):
+    """The same gathered by torch, in as many threads as it likes."""
 
-    return torch.from_numpy(batch)
+    def __init__(self, corpus: Corpus, dtype: str) -> None:
+        import torch
+
+        super().__init__(corpus, dtype)
+        self.tensor = torch.from_numpy(self.rows)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        import torch
+
+        return self.tensor.index_select(0, torch.tensor(indices))
+
+
+GATHERS = {"rows": Rows, "__getitems__": RowBatches, "index_select": TensorBatches}
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def write(corpus: Corpus, layout: str) -> None:
@@ -64,12 +82,12 @@ class _Skipping:
 def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
     from torch.utils.data import DataLoader
 
-    batched = setting.options["batched"]
+    gather = setting.options["gather"]
     workers = setting.options["workers"]
-    dataset: Any = (RowBatches if batched else Rows)(corpus, setting.dtype)
+    dataset: Any = GATHERS[gather](corpus, setting.dtype)
     options: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
-    if batched:
-        options["collate_fn"] = as_tensor
+    if gather != "rows":
+        options["collate_fn"] = as_it_is
     if step == 0:
         loader: Any = DataLoader(dataset, batch_size=BATCH, shuffle=True, drop_last=True, **options)
         epochs = itertools.repeat(loader)
@@ -82,8 +100,9 @@ def stream(corpus: Corpus, setting: Setting, step: int) -> Iterator[Any]:
             yield place(batch.numpy())
 
 
-def _settings(name: str, kind: str, workers: int, *, batched: bool = False) -> list[Setting]:
-    return both_dtypes(name, kind, "maps all", {"workers": workers, "batched": batched})
+def _settings(gather: str, kind: str, workers: int) -> list[Setting]:
+    options = {"workers": workers, "gather": gather}
+    return both_dtypes(f"{gather}, {workers} workers", kind, "maps all", options)
 
 
 PEER = Peer(
@@ -91,15 +110,16 @@ PEER = Peer(
     packages=("torch",),
     install="uv pip install --torch-backend=cpu torch",
     settings=(
-        *_settings("rows, 0 workers", "default", 0),
-        *_settings("rows, 2 workers", "documented", 2),
-        *_settings("__getitems__, 0 workers", "documented", 0, batched=True),
-        *_settings("__getitems__, 2 workers", "documented", 2, batched=True),
+        *_settings("rows", "default", 0),
+        *_settings("rows", "documented", 2),
+        *_settings("__getitems__", "documented", 0),
+        *_settings("__getitems__", "documented", 2),
+        *_settings("index_select", "documented", 0),
     ),
     write=write,
     stream=stream,
     modules=("torch.utils.data",),
     resumes="a batch sampler of our own that leaves out what is done (the library has none)",
     note="torch, `__getitems__`: the dataset gathers the whole batch, with the floor's own"
-    " np.take.",
+    " np.take; `index_select`: the same with torch's.",
 )
