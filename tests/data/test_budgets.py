@@ -181,3 +181,30 @@ def test_of_phases_the_one_that_needs_most_counts(paths):
     assert len(phases) == 2
     assert OpenBytes.of(dataset).needed() == max(phases) > 0
     assert dataset.open_windows(10) == dataset.at_step(10)[0].open_windows(10)
+
+
+def test_hosts_that_exchange_rows_share_what_each_would_keep(paths):
+    """Sources of few blocks, all of whose rows are permuted."""
+    config = LmDataConfig(
+        {name: ComponentConfig(path) for name, path in paths.items()},
+        seq_len=SEQ_LEN,
+        batch_size=8,
+        num_steps=STEPS,
+        shuffle=BraidShuffleConfig(strands=200),
+        prefetch_bytes=1 << 20,
+    )
+    needed = OpenBytes.of(config.dataset()).window_bytes(1 / 4)
+    config = dataclasses.replace(config, prefetch_bytes=needed // 2)
+    (finding,) = (f for f in findings(plan_run(config, hosts=[4])) if f.rule == "no_memory")
+    assert finding.cure.endswith("or set row_exchange: on.")
+    with pytest.raises(ConfigError, match="row_exchange: on"):
+        OpenBytes.of(config.dataset()).check(config.prefetch_bytes, 1 / 4)
+    cured = dataclasses.replace(config, row_exchange="on")
+    plan = plan_run(cured, hosts=[4])
+    assert "no_memory" not in {f.rule for f in findings(plan)}
+    assert not plan.open_bytes.everywhere
+    plan.open_bytes.check(cured.prefetch_bytes, 1 / 4)
+    assert plan.forecast.by_hosts[0].open_bytes <= cured.prefetch_bytes
+    # One host has nobody to share with
+    (finding,) = (f for f in findings(plan_run(config, hosts=[1])) if f.rule == "no_memory")
+    assert "row_exchange" not in finding.cure

@@ -289,7 +289,8 @@ def windows_of(drift, count=12):
         strand = np.sort(np.clip(strand + shift[:, None], 0, 31), axis=1)
         block = (strand + 32 * (steps // 16)[:, None]).ravel()
         uses = np.arange(block.size), block
-        yield Look(sizes, sizes, strand.ravel() / 32, lambda uses=uses: uses)
+        nowhere = np.zeros(block.size, bool)
+        yield Look(sizes, sizes, strand.ravel() / 32, lambda uses=uses: uses, nowhere)
 
 
 def arranged_by(exchange, windows):
@@ -321,8 +322,57 @@ def test_auto_stays_off_where_hosts_would_share_blocks_all_the_same():
     for _ in range(12):
         locality = np.sort(rng.random((64, 32)), axis=1).ravel()
         uses = np.arange(locality.size), rng.integers(0, 500, locality.size)
-        windows.append(Look(sizes, sizes, locality, lambda uses=uses: uses))
+        nowhere = np.zeros(locality.size, bool)
+        windows.append(Look(sizes, sizes, locality, lambda uses=uses: uses, nowhere))
     assert arranged_by(RowExchange(np.arange(4), "auto"), windows) == [None] * 12
+
+
+@pytest.mark.parametrize("hosts", [3, 8])
+def test_hosts_keep_a_source_of_few_blocks_once_between_them(tmp_path, hosts):
+    """All rows of each are permuted, so every host draws from every block."""
+    holders = np.arange(hosts)
+    layout = CacheLayout("uint16", chunk_elements=4 * SEQ_LEN)
+    rng = np.random.default_rng(0)
+    small = {
+        name: TokenSeqDataset(
+            write_cache(tmp_path / name, [[rng.integers(0, 99, 40 * SEQ_LEN)]], layout=layout),
+            SEQ_LEN,
+        ).braid_shuffle(strands=40, seed=0, io_block_size=4)
+        for name in ("a", "b", "c")
+    }
+    tokens = [[np.full(96 * 4 * hosts * SEQ_LEN, 7)]]
+    large = TokenSeqDataset(write_cache(tmp_path / "large", tokens, layout=layout), SEQ_LEN)
+    braid = large.braid_shuffle(strands=4 * hosts, seed=0, io_block_size=4)
+    few = MixtureDataset(small, dict.fromkeys(small, 1), 12 * hosts)
+    one_in_nine = MixtureDataset(
+        {"large": braid, **small}, {"large": 24, **dict.fromkeys(small, 1)}, 9 * hosts
+    )
+    assert few.everywhere.all()
+    assert one_in_nine.everywhere.tolist() == [False, True, True, True]
+
+    def read(dataset, setting):
+        exchanges = [setting and RowExchange(holders, setting) for _ in holders]
+        hosts_read = [
+            batches_of(dataset, Host(holders, number), exchange, 0, 40, 0)
+            for number, exchange in enumerate(exchanges)
+        ]
+        return sum(stats.block_fetches for _, stats in hosts_read)
+
+    assert read(few, "on") == 3 * 10  # ten blocks each
+    plain, apart = (
+        [
+            batches_of(few, Host(holders, number), exchange, 0, 5, 0)[0]
+            for number, exchange in enumerate(exchanges)
+        ]
+        for exchanges in ([None] * hosts, [RowExchange(holders, "on") for _ in holders])
+    )
+    for step in range(5):
+        expected = put_together([batches[step] for batches in plain], holders)
+        exchanged = put_together([batches[step] for batches in apart], holders)
+        assert all(np.array_equal(expected[name], exchanged[name]) for name in expected)
+    assert read(few, None) == read(few, "auto") == 3 * 10 * hosts
+    reads = read(one_in_nine, "on")
+    assert reads <= 3 * 10 + 8 * 40 * hosts / 4 + 4 * hosts < read(one_in_nine, None)
 
 
 def test_pools_grow_in_few_sizes():

@@ -198,7 +198,14 @@ class ResolvedRun:
         schedule = self.dataset.batch_schedule
         check_hosts(hosts, schedule.rows_at(first_step)[1])
         steps = RunSteps(first_step, self.steps, max_rows)
-        return examine(self.dataset, schedule, steps=steps, row_order=self.row_order, watch=watch)
+        return examine(
+            self.dataset,
+            schedule,
+            steps=steps,
+            row_order=self.row_order,
+            row_exchange=self.config.exchange_setting,
+            watch=watch,
+        )
 
 
 def _check_mixture(config: LmDataConfig) -> None:

@@ -582,7 +582,8 @@ class LmDataConfig:
             },
         )
         planned = cast("PlannedDataset", dataset.planned)
-        OpenBytes.of(planned).check(self.prefetch_bytes, loader.local_share)
+        open_bytes = OpenBytes.of(planned, self.exchange_setting)
+        open_bytes.check(self.prefetch_bytes, loader.local_share)
         log_more_hosts(planned, self.max_hosts, loader.local_share)
         return loader
 

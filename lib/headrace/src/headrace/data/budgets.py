@@ -24,6 +24,7 @@ import numpy as np
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import MixtureDataset, mixture_of
 from headrace.errors import ConfigError, IndexOutOfRangeError, format_count
+from headrace.mix.schedule import ExchangeSetting
 
 
 class OpenBytes(NamedTuple):
@@ -33,7 +34,7 @@ class OpenBytes(NamedTuple):
         windows: Orders that keep blocks open by design.
         others: All other orders.
         everywhere: Sources of few blocks that are shuffled as a whole: every host draws from all of
-            such a source.
+            such a source, unless hosts pass each other its rows.
 
     Example:
         >>> import headrace.testing
@@ -56,17 +57,17 @@ class OpenBytes(NamedTuple):
     everywhere: Mapping[str, int] = MappingProxyType({})
 
     @classmethod
-    def of(cls, dataset: PlannedDataset) -> OpenBytes:
+    def of(cls, dataset: PlannedDataset, row_exchange: ExchangeSetting = "auto") -> OpenBytes:
         """The bytes of a dataset, with the weights of all steps; of its phases, the one that needs
         most.
         """
         return max(
-            (cls._of_phase(phase) for _, phase in dataset.phases),
+            (cls._of_phase(phase, row_exchange) for _, phase in dataset.phases),
             key=lambda o: (o.window_bytes(), o.needed()),
         )
 
     @classmethod
-    def _of_phase(cls, dataset: PlannedDataset) -> OpenBytes:
+    def _of_phase(cls, dataset: PlannedDataset, row_exchange: ExchangeSetting) -> OpenBytes:
         open_ = dataset.open_windows()
         sizes = {
             name: window.rows * window.windows * row_bytes
@@ -74,7 +75,8 @@ class OpenBytes(NamedTuple):
         }
         kinds: tuple[dict[str, int], ...] = ({}, {}, {})
         for name, (window, _) in open_.items():
-            kinds[2 if window.everywhere else not window.blocks][name] = sizes[name]
+            everywhere = window.everywhere and row_exchange != "on"
+            kinds[2 if everywhere else not window.blocks][name] = sizes[name]
         return cls(*kinds)
 
     def needed(self, share: float = 1.0) -> int:
@@ -92,6 +94,12 @@ class OpenBytes(NamedTuple):
         """The component that needs most of the required bytes, or else of all."""
         sizes = {**self.windows, **self.everywhere} or self.others
         return max(sizes, key=lambda name: sizes[name])
+
+    def exchange_cure(self, prefetch_bytes: int, share: float) -> str:
+        """The end of a cure, if enough memory is saved by hosts that pass rows to each other."""
+        shared = int((sum(self.windows.values()) + sum(self.everywhere.values())) * share)
+        helps = self.everywhere and shared <= prefetch_bytes
+        return ", or set row_exchange: on" if helps else ""
 
     def refused(self, prefetch_bytes: int, share: float = 1.0) -> bool:
         """Whether a loader with this much memory refuses to start, because it would read each block
@@ -126,7 +134,7 @@ class OpenBytes(NamedTuple):
                 field="prefetch_bytes",
                 value=prefetch_bytes,
                 cure=f"Raise it to {needed + needed // 4} or more, or lower shuffle.strands (or"
-                " window_blocks).",
+                f" window_blocks){self.exchange_cure(prefetch_bytes, share)}.",
             )
 
 

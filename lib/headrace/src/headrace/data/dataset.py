@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.columns import of_batch
@@ -241,6 +241,11 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         ``step`` (None: all).
         """
         return {"": (self.open_window(), self.row_bytes)}
+
+    @property
+    def everywhere(self) -> Bool[np.ndarray, " sources"]:
+        """Whether every host draws from all of a source, which is shuffled as a whole."""
+        return np.full(len(self.sources), self.open_window().everywhere)
 
     @abc.abstractmethod
     def locate(

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from headrace.data.async_dataset import AsyncDataset, check_dataset
 from headrace.data.columns import run_columns
@@ -317,6 +317,10 @@ class MixtureDataset(WrappingDataset):
             for name, component, share in zip(self.names, self.components, shares, strict=True)
             if share > 0
         }
+
+    @property
+    def everywhere(self) -> Bool[np.ndarray, " sources"]:
+        return np.concatenate([component.everywhere for component in self.components])
 
     def with_loss_weights(self, weights: Mapping[str, object]) -> MixtureDataset:
         """This mixture with loss weights for its components; its rows are the same.

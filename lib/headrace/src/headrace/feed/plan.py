@@ -426,7 +426,8 @@ def look_ahead(
 
 def _look(window: GlobalRows, space: BlockSpace) -> Look:
     blocks = partial(stored_blocks, window.dataset, space, window.rows)
-    return Look(window.sizes, window.valid, window.rows.locality, blocks)
+    everywhere = window.dataset.everywhere[window.rows.source]
+    return Look(window.sizes, window.valid, window.rows.locality, blocks, everywhere)
 
 
 def stored_blocks(

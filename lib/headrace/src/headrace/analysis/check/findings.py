@@ -513,6 +513,8 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
         )
     elif short:
         enough = -(-plan.open_bytes.window_bytes() // plan.prefetch_bytes)
+        least = min(short)
+        exchange = plan.open_bytes.exchange_cure(plan.prefetch_bytes, 1 / least)
         yield Finding(
             "problem" if len(short) == len(tested) else "warning",
             "no_memory",
@@ -520,8 +522,8 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
             f"{plan.prefetch_bytes:,} bytes do not hold the blocks that the shuffle keeps open,"
             " and the loader refuses"
             f" to start: {listed} (most of them for component {plan.open_bytes.largest!r})",
-            f"Use {enough:,} hosts or more, raise it to {short[min(short)] * 5 // 4:,}, or lower"
-            " shuffle.strands (or window_blocks).",
+            f"Use {enough:,} hosts or more, raise it to {short[least] * 5 // 4:,}, or lower"
+            f" shuffle.strands (or window_blocks){exchange}.",
         )
     elif plan.forecast is not None:
         for h, free in zip(plan.forecast.by_hosts, plan.unlimited.by_hosts, strict=True):

@@ -248,7 +248,7 @@ def plan_run(
         noise=source_excess(dataset, steps, icc or {}, schedule, optimizer),
         row_bytes=first.row_bytes,
         prefetch_bytes=config.prefetch_bytes,
-        open_bytes=OpenBytes.of(dataset),
+        open_bytes=OpenBytes.of(dataset, config.exchange_setting),
         unpacked=run.planned.unpacked,
         micro_batches=micro,
         run=run,

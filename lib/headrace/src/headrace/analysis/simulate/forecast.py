@@ -33,7 +33,7 @@ from headrace.data.mixture import mixture_of
 from headrace.errors import ConfigError, format_count
 from headrace.mix.data_end import DataEnd, check_some_batch, data_end
 from headrace.mix.policy import Watch
-from headrace.mix.schedule import MAX_STEP, BatchSchedule, RowOrder
+from headrace.mix.schedule import MAX_STEP, BatchSchedule, ExchangeSetting, RowOrder
 
 DEFAULT_ROWS = 1 << 18
 """Rows that all commands examine: half a second, whatever the run."""
@@ -133,6 +133,7 @@ def simulate(
     steps: RunSteps | None = None,
     cache_bytes: int | None = None,
     row_order: RowOrder = "locality",
+    row_exchange: ExchangeSetting = "auto",
     prices: Prices | None = None,
     watch: Watch | None = None,
 ) -> Forecast:
@@ -145,6 +146,7 @@ def simulate(
         steps: Which steps to examine; None: all, or as many as :data:`DEFAULT_ROWS` allow.
         cache_bytes: Memory for blocks per host; None: unlimited.
         row_order: As in the loader.
+        row_exchange: As in the loader; memory depends on it.
         prices: Prices of the store.
         watch: Called with the progress of a policy that counts examples one by one.
 
@@ -167,7 +169,14 @@ def simulate(
     if steps.num_steps is not None:
         _check_end(dataset, steps.num_steps, watch)
     check_hosts(hosts, schedule.rows_at(steps.first_step)[1])
-    examination = examine(dataset, schedule, steps=steps, row_order=row_order, watch=watch)
+    examination = examine(
+        dataset,
+        schedule,
+        steps=steps,
+        row_order=row_order,
+        row_exchange=row_exchange,
+        watch=watch,
+    )
     return examination.forecast(hosts, cache_bytes, prices)
 
 
@@ -223,7 +232,7 @@ class Examination:
                     value=cache_bytes,
                     cure=f"A block takes {block_bytes} bytes.",
                 ) from error
-        open_bytes = OpenBytes.of(self.dataset)
+        open_bytes = OpenBytes.of(self.dataset, windows.row_exchange)
         shortages = (open_bytes.shortage(cache_bytes, number) for number in hosts)
         ends_here = self.end is not None and self.end.rows and self.end.num_steps == self.total
         return Forecast(
@@ -255,6 +264,7 @@ def examine(
     *,
     steps: RunSteps,
     row_order: RowOrder = "locality",
+    row_exchange: ExchangeSetting = "auto",
     watch: Watch | None = None,
 ) -> Examination:
     """Examines steps of a run; arguments and errors as for :func:`simulate`."""
@@ -283,9 +293,8 @@ def examine(
     examined: list[Seen] = []
     for look in looks:
         walk_to(dataset, look.first_step, watch)
-        examined.append(
-            Seen.of(look, Windows(dataset, schedule, look.first_step, ends, row_order), run)
-        )
+        windows = Windows(dataset, schedule, look.first_step, ends, row_order, row_exchange)
+        examined.append(Seen.of(look, windows, run))
     if not any(one.parts for one in examined):
         if end is not None and 0 < end.rows < run[0].batch_size:
             raise ConfigError(

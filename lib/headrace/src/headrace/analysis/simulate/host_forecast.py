@@ -235,7 +235,7 @@ def forecast_hosts(
     seen: Sequence[Seen], hosts: int, cache_bytes: int | None, prices: Prices, used: int | None
 ) -> HostForecast:
     """``used``: distinct blocks of a run examined whole; None otherwise."""
-    open_bytes = OpenBytes.of(seen[0].windows.dataset)
+    open_bytes = OpenBytes.of(seen[0].windows.dataset, seen[0].windows.row_exchange)
     block_bytes = seen[0].windows.space.slot_bytes
     slots = None if cache_bytes is None else cache_bytes // block_bytes
     reads = _Reads.of(seen, hosts, slots, exchange=False)

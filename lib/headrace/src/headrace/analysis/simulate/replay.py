@@ -25,7 +25,7 @@ from headrace.feed.plan import (
     look_ahead,
     stored_blocks,
 )
-from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.mix.schedule import BatchSchedule, ExchangeSetting, RowOrder
 from headrace.order.residency import Residency, WindowUses, window_steps, window_uses
 from headrace.progress import report, track
 
@@ -80,10 +80,12 @@ class Windows:
         first_step: int,
         stop_step: int | None,
         row_order: RowOrder,
+        row_exchange: ExchangeSetting = "auto",
     ) -> None:
         self.dataset = dataset
         self.schedule = schedule
         self.row_order: RowOrder = row_order
+        self.row_exchange: ExchangeSetting = row_exchange
         self.space = BlockSpace(dataset.sources)
         self.alike = alike_in_blocks(dataset, self.space)
         self.first_step = first_step
@@ -152,9 +154,12 @@ class Windows:
         window = self[number]
         if not exchange:
             return window.place * hosts // window.size
-        exchanged = self._exchanges.setdefault(
-            hosts, _Exchanged(RowExchange(np.arange(hosts), "on"), [], [])
-        )
+        if hosts not in self._exchanges:
+            setting = "on" if self.row_exchange == "on" else "auto"
+            always = RowExchange(np.arange(hosts), setting)
+            always.on = True
+            self._exchanges[hosts] = _Exchanged(always, [], [])
+        exchanged = self._exchanges[hosts]
         while len(exchanged.hosts) <= number:
             window = self[len(exchanged.hosts)]
             ahead = partial(
