@@ -145,13 +145,14 @@ def check_retry_after(url: str, proxy: FaultProxy) -> None:
     cache = TokenCache.open(url)
     assert proxy.count(fate="error") == 1
     proxy.clear()
-    before = retry.request_counts(), retry.wire()
+    counts = retry.request_counts()
+    sent = retry.wire()
     proxy.outage("429", 2.0)
     assert np.array_equal(cache.tokens(0, 64), TOKENS[:64])
     assert proxy.count(fate="error") <= 2 * 3 + 1
-    spent = retry.request_counts() - before[0]
+    spent = retry.request_counts() - counts
     assert (spent.requests, spent.retries) == (len(proxy.log), len(proxy.log) - 1)
-    assert retry.wire() - before[1] == retry.Wire(len(proxy.log), proxy.count(fate="error"))
+    assert retry.wire() - sent == retry.Wire(len(proxy.log), proxy.count(fate="error"))
 
 
 def test_no_request_is_sent_before_retry_after_has_passed(proxy: FaultProxy):

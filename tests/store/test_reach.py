@@ -109,9 +109,9 @@ def test_commands_name_the_store(
     store = url.format(closed)
     monkeypatch.setattr(sys, "argv", ["headrace", "cache", "inspect", f"{store}/cache"])
     get_filesystem_class("s3").clear_instance_cache()  # clients keep their address
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as ended:
         main()
     get_filesystem_class("s3").clear_instance_cache()
-    assert left.value.code == 2
+    assert ended.value.code == 2
     said = " ".join(capsys.readouterr().err.split())
     assert re.match(rf"error path = '{store}': cannot be reached \({closed}: .* Check", said), said

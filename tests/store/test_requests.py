@@ -519,8 +519,8 @@ def test_nothing_is_read_any_more_when_a_process_has_ended(tmp_path):
 
 
 def test_requests_without_an_answer_are_failed_ones(remote):
-    place = f"{remote.root}/a"
-    files.write_atomic(place, b"abc")
+    url = f"{remote.root}/a"
+    files.write_atomic(url, b"abc")
     store = requests.Store(kvstore_spec(remote.root), remote.root)
     retry.use_policy(RetryPolicy(first_delay_s=0.001, max_delay_s=0.01))
 
@@ -529,11 +529,11 @@ def test_requests_without_an_answer_are_failed_ones(remote):
 
     for fate in ("error", "cut"):
         remote.proxy.clear()
-        before = retry.wire()
+        sent = retry.wire()
         remote.proxy.next(fate)
         read = requests.submit(lambda: requests.get(store, "a", slice(0, 3), decode))
         assert read.result() == b"abc"
-        assert retry.wire() - before == retry.Wire(len(remote.proxy.log), 1)
+        assert retry.wire() - sent == retry.Wire(len(remote.proxy.log), 1)
 
 
 def test_a_plain_file_is_not_mistaken_for_the_shards_of_an_array_beside_it(remote):

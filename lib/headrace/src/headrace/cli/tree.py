@@ -241,8 +241,8 @@ def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
     for erased in one["erased"]:
         from_step = f" from step {erased['step']:,}" if erased["step"] else ""
         what = f"{format_count(erased['documents'], 'document')}, {erased['tokens']:,} tokens"
-        places = "their places in the rows stay, and are not trained on"
-        nodes.append(("removed", f"{what}{from_step}: {places}"))
+        effect = "their places in the rows stay, and are not trained on"
+        nodes.append(("removed", f"{what}{from_step}: {effect}"))
     for name, text in (
         ("padding", "positions of the rows"),
         ("dropped", "tokens of the cache are in no row"),

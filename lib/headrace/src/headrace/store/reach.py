@@ -81,5 +81,5 @@ def _problem(server: str, within_s: float) -> str:
     thread = threading.Thread(target=try_on, daemon=True)
     thread.start()
     thread.join(within_s + _AGAIN_S)
-    shown = parts.netloc.rpartition("@")[2]  # a variable may hold a login
-    return why and f"{shown}: {why}"
+    host_port = parts.netloc.rpartition("@")[2]  # a variable may hold a login
+    return why and f"{host_port}: {why}"

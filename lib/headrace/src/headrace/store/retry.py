@@ -5,10 +5,10 @@ sent.
 that the ledger lists, are retried with exponential backoff and full jitter until
 :attr:`RetryPolicy.deadline_s` has passed since the first failure; the last request is sent just
 then. Time decides, not a number of requests: a store that is away for less than that ends no run,
-however fast it refuses. A ``Retry-After`` is waited for (not Azure's, which no client tells). **Damaged**
-answers (other bytes than were stored, a web page instead, an ignored range) and **refused** requests
-(401, 403, a redirect; retried with fresh credentials) have their own limits besides, since waiting
-seldom cures them. Other missing files are not requested again.
+however fast it refuses. A ``Retry-After`` is waited for (not Azure's, which no client tells).
+**Damaged** answers (other bytes than were stored, a web page instead, an ignored range) and
+**refused** requests (401, 403, a redirect; retried with fresh credentials) have their own limits
+besides, since waiting seldom cures them. Other missing files are not requested again.
 
 While a store is away, the log says what is waited for and until when (:class:`Patience`).
 
@@ -287,8 +287,8 @@ _retries_here: ContextVar[bool] = ContextVar("retries_here", default=False)
 
 @contextmanager
 def retried_here() -> Iterator[None]:
-    """Around a call of fsspec that the caller repeats: it raises :class:`FailedAnswerError` at once,
-    in place of the client's own retries, which pass over ``Retry-After``.
+    """Around a call of fsspec that the caller repeats: it raises :class:`FailedAnswerError` at
+    once, in place of the client's own retries, which pass over ``Retry-After``.
     """
     token = _retries_here.set(True)
     try:
