@@ -42,7 +42,7 @@ def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
     if checkpoint.exists():
         with np.load(checkpoint) as saved:
             table = jnp.asarray(saved["table"])
-            state = LoaderState.from_json(json.loads(str(saved["state"])))
+            state = LoaderState.from_dict(json.loads(str(saved["state"])))
     losses = []
     first = state.step if state else 0
     run = open_run(folder, config, first)  # refuses a folder of another run, with the differences
@@ -51,7 +51,7 @@ def run(config: LmDataConfig, folder: Path, steps: int) -> list[float]:
             table, loss = train_step(table, batch)
             losses.append(float(loss))
     state = run.state(max(first, steps))
-    np.savez(checkpoint, table=np.asarray(table), state=json.dumps(state.to_json()))
+    np.savez(checkpoint, table=np.asarray(table), state=json.dumps(state.to_dict()))
     return losses
 
 

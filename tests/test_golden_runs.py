@@ -334,7 +334,7 @@ def test_a_run_that_was_begun_is_resumed(name: str, tmp_path: Path):
     assert list(manifest.history) == expected["history"]
     assert digest_batch(loader.batch_at(expected["step"])) == expected["batch"]
     assert list_files(Path("run_folders", name)) == files
-    state = headrace.run.LoaderState.from_json(expected["state"])
+    state = headrace.run.LoaderState.from_dict(expected["state"])
     assert manifest.state(expected["step"]) == state
     assert headrace.run.LoaderState.from_pytree(state.to_pytree()) == state
 
@@ -400,7 +400,7 @@ def _measured(report: dict[str, Any]) -> dict[str, Any]:
 
 def test_counters_of_a_loader_are_read():
     record = ARTIFACTS["loader_stats"]
-    counters = headrace.metrics.LoaderStats.from_record(record["record"]).to_json()
+    counters = headrace.metrics.LoaderStats.from_record(record["record"]).to_dict()
     assert json.loads(json.dumps(counters)) == record["flat"]
 
 

@@ -29,8 +29,8 @@ def test_ratios_of_known_counts():
     )
     assert (stats.reads_per_example, stats.cache_hit_rate) == (0.25, 0.75)
     assert (ReadStats().reads_per_example, ReadStats().cache_hit_rate) == (0.0, 0.0)
-    assert stats.to_json()["cache_hit_rate"] == 0.75
-    assert ReadStats(bytes_read=30, bytes_delivered=20).to_json()["read_amplification"] == 1.5
+    assert stats.to_dict()["cache_hit_rate"] == 0.75
+    assert ReadStats(bytes_read=30, bytes_delivered=20).to_dict()["read_amplification"] == 1.5
 
 
 def fail_slowly(watch, now):
@@ -112,7 +112,7 @@ def test_loader_stats_are_flat_json():
         resident_bytes=7,
         stalls=(Stall(3, 1.0, "plan"),),
     )
-    flat = stats.to_json()
+    flat = stats.to_dict()
     assert LoaderStats.from_record(json.loads(json.dumps(stats.to_record()))) == stats
     assert (flat["batches"], flat["examples_requested"], flat["resident_bytes"]) == (3, 4, 7)
     assert all(isinstance(v, int | float) for v in flat.values())

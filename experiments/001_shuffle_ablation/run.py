@@ -119,7 +119,7 @@ def conclude(records: Mapping[str, list[Record]], forecasts: Mapping[str, float]
             "known_to_a_hundredth": bool(2 * error <= MOST_UNSURE * base.mean),
         }
         figures[arm] = {
-            "val_loss": compared.to_json(),
+            "val_loss": compared.to_dict(),
             "excess_loss": compared.difference,
             "excess_loss_error": error,
             "predicted": forecasts[arm],

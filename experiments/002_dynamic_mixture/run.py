@@ -106,7 +106,7 @@ def conclude(records: Mapping[str, list[Record]]) -> Record:
             "seeds": len(runs),
             "rows_by_source": runs[0]["rows_by_source"],
             **{
-                field: compare(by_seed(runs, field), reference[field]).to_json() for field in fields
+                field: compare(by_seed(runs, field), reference[field]).to_dict() for field in fields
             },
         }
         for arm, runs in records.items()

@@ -154,7 +154,7 @@ def conclude(records: Mapping[str, list[Record]]) -> Record:
     figures = {}
     for arm, runs in records.items():
         compared = compare(by_seed(runs), reference)
-        figures[arm] = compared.to_json()
+        figures[arm] = compared.to_dict()
         excess = f"{compared.difference:+.4f} ± {compared.half_width:.4f}"
         rows.append(
             [

@@ -185,7 +185,7 @@ def conclude(records: Mapping[str, list[Record]]) -> Record:
         )
         figures[arm] = {
             "seeds": len(runs),
-            "val_loss": compared.to_json(),
+            "val_loss": compared.to_dict(),
             "noise_share_at_end": float(noise.mean()),
             "noise_share_drawn": float(drawn.mean()),
         }

@@ -119,7 +119,7 @@ class Compared:
     difference: float
     half_width: float
 
-    def to_json(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, float | None]:
         """NaN as null."""
         return {name: value if np.isfinite(value) else None for name, value in vars(self).items()}
 

@@ -63,7 +63,7 @@ def forged_cache(documents: int, folder: str) -> TokenCache:
         data = ComputedArray("ids", documents * WIDTH, bytes_of, dtype="uint8")
         return LeafPart(documents, data, ComputedArray("ids", documents + 1, offsets_of))
 
-    leaf = LeafSpec("id", "uint8", "ragged").to_json()
+    leaf = LeafSpec("id", "uint8", "ragged").to_dict()
     part = PartRecord(
         "00000",
         documents,
@@ -73,7 +73,7 @@ def forged_cache(documents: int, folder: str) -> TokenCache:
     )
     tokenizer = {"path": "forged", "file": None, "fingerprint": "forged", "vocab_size": 1 << 16}
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": 0}
-    ledger = Ledger(True, tokenizer, layout.to_json(), parts=[part], leaves=[leaf])
+    ledger = Ledger(True, tokenizer, layout.to_dict(), parts=[part], leaves=[leaf])
     return TokenCache(folder, ledger, open_part)
 
 

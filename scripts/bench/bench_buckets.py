@@ -163,9 +163,9 @@ def forged_cache(documents: int) -> TokenCache:
     )
     tokenizer = {"path": "forged", "file": None, "fingerprint": "forged", "vocab_size": 1 << 16}
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": 0}
-    leaf = LeafSpec("score", "float32", "fixed").to_json()
+    leaf = LeafSpec("score", "float32", "fixed").to_dict()
     return TokenCache(
-        "/forged", Ledger(True, tokenizer, layout.to_json(), parts=[part], leaves=[leaf]), open_part
+        "/forged", Ledger(True, tokenizer, layout.to_dict(), parts=[part], leaves=[leaf]), open_part
     )
 
 

@@ -73,7 +73,7 @@ def make_cache(root: str, mebibytes: int) -> TokenCache:
             writer.append(rng.integers(0, 50_000, int(lengths.sum()), np.uint16), lengths)
         records.append(writer.close())
     tokenizer = {"path": "bench", "file": None, "fingerprint": "bench", "vocab_size": 50_000}
-    write_ledger(root, Ledger(False, tokenizer, layout.to_json()).complete(records))
+    write_ledger(root, Ledger(False, tokenizer, layout.to_dict()).complete(records))
     return TokenCache.open(root)
 
 

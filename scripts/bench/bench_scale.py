@@ -91,14 +91,14 @@ def forge(parts: int) -> tuple[bytes, bytes, np.ndarray]:
     filler = {
         "": "x" * (1 << 17)
     }  # so that it is not read at once, as it is not where it lists the parts
-    raw, name = encode_ledger(Ledger(True, tokenizer, LAYOUT.to_json(), metadata=filler))
+    raw, name = encode_ledger(Ledger(True, tokenizer, LAYOUT.to_dict(), metadata=filler))
     columns = {
         "name": np.array([f"{k:06d}".encode() for k in range(parts)]),
         "documents": narrow(np.full(parts, 3)),
         "tokens": narrow(tokens),
         "digest": digests,
     }
-    head = readers_need(Ledger(True, tokenizer, LAYOUT.to_json()))
+    head = readers_need(Ledger(True, tokenizer, LAYOUT.to_dict()))
     return raw, encode_table(columns, head, name, "sha256:" + "0" * 64), digests
 
 

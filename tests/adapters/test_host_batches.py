@@ -72,7 +72,7 @@ def test_named_arrays_of_functions_pass_through(sources):
 
 def test_states_are_of_one_run(mixture):
     batches = HostBatches(mixture())
-    state = batches.lock.state(5).to_json()
+    state = batches.lock.state(5).to_dict()
     assert batches.resume(state) == 5
     assert HostBatches(mixture(), rank=1, world=4).resume(state) == 5
     assert batches.describe() == DataLoader(mixture()).describe()

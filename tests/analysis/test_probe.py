@@ -37,7 +37,7 @@ def test_random_tokens_need_no_shuffling():
     found = probe_cache(tiny_cache(documents=2000), 8, batch_size=16, block=16)
     assert abs(found.share.icc) < 0.05
     assert not found.needs_shuffling
-    assert set(found.to_json()) >= {"share", "noise", "needs_shuffling", "nested"}
+    assert set(found.to_dict()) >= {"share", "noise", "needs_shuffling", "nested"}
 
 
 def test_a_sample_reads_what_it_may_and_finds_the_same(striped):

@@ -67,7 +67,7 @@ def test_it_says_what_the_loader_does(caches, plan, step):
             assert source.epoch == after.epoch[mine].min()
         assert source.epochs is None or source.epochs >= 0
     assert sum(s.weight for s in here.sources.values()) == pytest.approx(1)
-    assert here.to_json() == json.loads(json.dumps(here.to_json()))
+    assert here.to_dict() == json.loads(json.dumps(here.to_dict()))
 
 
 def test_the_end_of_a_run_and_what_is_behind_it(caches):

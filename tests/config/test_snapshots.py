@@ -171,7 +171,7 @@ def test_a_run_keeps_the_generation_that_it_began_with(root: str, tmp_path: Path
     longer = open_run(tmp_path / "run", amended, 5)
     with longer.loader(ONE) as loader:
         longer.check(state)
-        longer.check(LoaderState.from_json(longer.state(10).to_json()))
+        longer.check(LoaderState.from_dict(longer.state(10).to_dict()))
         later = [
             [np.asarray(leaf) for leaf in jax.tree.leaves(loader.batch_at(step))]
             for step in range(12)

@@ -67,7 +67,7 @@ for whole, batch in zip(tokens, by_columns):
     halves.append(bool(np.array_equal(shard.data, whole[shard.index])))
 with loader(spec=(None, "data")).headspace(batches=2) as replayed:
     first, second, again = (next(replayed).token_ids.addressable_shards[0].data for _ in range(3))
-report(mine=mine.to_json(), both=both.to_json(), rows=by_rows.stats(all_hosts=True).to_json(), halves=halves,
+report(mine=mine.to_dict(), both=both.to_dict(), rows=by_rows.stats(all_hosts=True).to_dict(), halves=halves,
        whole=one.stats().reads.bytes_read, replayed=bool((first == again).all() and not (first == second).all()))
 """
 )

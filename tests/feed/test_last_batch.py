@@ -251,7 +251,7 @@ def test_config_check_counts_the_rows_of_the_end(tmp_path):
             n: dataclasses.replace(c, cache=paths[n]) for n, c in config.components.items()
         }
         plan = plan_run(dataclasses.replace(config, components=components), hosts=[1])
-        end = plan.to_json()["data_end"]
+        end = plan.to_dict()["data_end"]
         assert end[counter] > 0
         assert (
             sum(end[name] for name in ("padded_rows", "dropped_rows", "filled_rows"))

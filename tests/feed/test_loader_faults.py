@@ -358,7 +358,7 @@ def test_what_takes_time_is_in_the_timers(cache):
     assert len(list(loading)) == 32
     stats = loading.stats()
     assert min(stats.plan_s, stats.gather_s, stats.transfer_s) > 0
-    assert stats.to_json()["reads_per_example"] == 0.25
+    assert stats.to_dict()["reads_per_example"] == 0.25
 
 
 def test_a_known_delay_is_what_the_timers_show(cache, clock):

@@ -59,7 +59,7 @@ def test_a_line_every_so_many_steps_and_one_at_the_end(tmp_path):
         (120, 21),
         (125, 26),
     ]
-    assert set(rest[0]["stats"]) == set(NOTHING.to_json())
+    assert set(rest[0]["stats"]) == set(NOTHING.to_dict())
     assert log.failed == 0
 
 

@@ -36,7 +36,7 @@ def test_figures_are_written_every_so_many_steps_and_are_those_of_the_loader(loa
     assert [step for step, _ in written] == list(range(0, taken, 2))
     figures = written[-1][1]
     assert figures["input/examples_requested"] >= 8 * taken - 8
-    assert set(figures) == {f"input/{name}" for name in loader.stats().to_json()}
+    assert set(figures) == {f"input/{name}" for name in loader.stats().to_dict()}
     assert all(type(value) is float for value in figures.values())
 
 
@@ -67,7 +67,7 @@ def test_tensorboard_reads_what_was_written(tmp_path, loader):
     found = {}
     for event in map(event_type.FromString, records(file.read_bytes())):
         found |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
-    assert set(found) == {f"data/{name}" for name in loader.stats().to_json()}
+    assert set(found) == {f"data/{name}" for name in loader.stats().to_dict()}
     assert found["data/batches"] == (7, 1.0)
 
 
@@ -123,7 +123,7 @@ def test_a_wandb_run_gets_the_figures_under_the_step(tmp_path, loader, monkeypat
         log(13)  # the library keeps a step open until the next, for what others log
         assert run.summary["data/batches"] == 0.0
         assert run.summary["_step"] == 12
-        assert set(loader.stats().to_json()) <= {
+        assert set(loader.stats().to_dict()) <= {
             name.removeprefix("data/")
             for name in run.summary.keys()  # noqa: SIM118
         }

@@ -827,7 +827,7 @@ def _begin(name: str, config: Config, steps: list[int]) -> Config:
         "fingerprint": manifest.fingerprint,
         "history": list(manifest.history),
         "batch": CHECKER.digest_batch(loader.batch_at(step)),
-        "state": states[-1].to_json(),
+        "state": states[-1].to_dict(),
         "anchored": anchors.exists() and str(step) in json.loads(anchors.read_text())["anchors"],
     }
 
@@ -918,7 +918,7 @@ def make_log() -> tuple[Config, Config]:
     report = json.loads(printed)
     kept = {key: report[key] for key in ("measured", "fingerprint")}
     record = json.loads(json.dumps(stats.to_record()))
-    return kept, {"record": record, "flat": json.loads(json.dumps(stats.to_json()))}
+    return kept, {"record": record, "flat": json.loads(json.dumps(stats.to_dict()))}
 
 
 def make_rollouts() -> Config:

@@ -539,4 +539,4 @@ class TestBadInput:
 def test_a_report_is_json(tmp_path: Path, write_jsonl: Callable[..., str]):
     write(tmp_path / "corpus", write_jsonl)
     report = build(tmp_path / "corpus", tmp_path / "cache")
-    assert json.loads(json.dumps(report.to_json()))["documents"] == 40
+    assert json.loads(json.dumps(report.to_dict()))["documents"] == 40

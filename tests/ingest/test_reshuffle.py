@@ -73,7 +73,7 @@ def write(
     ]
     tokenizer = {"vocab_size": 256, "fingerprint": "t", "path": "t", "file": None}
     ledger = Ledger(
-        False, tokenizer, layout.to_json(), sources=sources, leaves=[s.to_json() for s in LEAVES]
+        False, tokenizer, layout.to_dict(), sources=sources, leaves=[s.to_dict() for s in LEAVES]
     )
     write_ledger(root, ledger.complete(records))
     return TokenCache.open(root)
@@ -269,7 +269,7 @@ def write_pairs(root: str, pairs: int) -> TokenCache:
             np.full(5, k), np.array([5]), {"chosen": (np.array([1 - k % 2], np.uint8), None)}
         )
     tokenizer = {"vocab_size": 256, "fingerprint": "t", "path": "t", "file": None}
-    ledger = Ledger(False, tokenizer, SMALL.to_json(), leaves=[leaf.to_json()])
+    ledger = Ledger(False, tokenizer, SMALL.to_dict(), leaves=[leaf.to_dict()])
     write_ledger(root, ledger.complete([writer.close()]))
     return TokenCache.open(root)
 

@@ -55,7 +55,7 @@ def write(root: str, parts: list[list[int]], seed: int = 0) -> TokenCache:
             number += 1
         records.append(writer.close())
     tokenizer = {"vocab_size": 256, "fingerprint": "t", "path": "t", "file": None}
-    ledger = Ledger(False, tokenizer, LAYOUT.to_json(), leaves=[s.to_json() for s in LEAVES])
+    ledger = Ledger(False, tokenizer, LAYOUT.to_dict(), leaves=[s.to_dict() for s in LEAVES])
     write_ledger(root, ledger.complete(records))
     return TokenCache.open(root)
 

@@ -57,7 +57,7 @@ def test_in_orbax_as_arrays_and_as_json(tmp_path, data_config, manifest):
             7,
             args=ocp.args.Composite(
                 train=ocp.args.StandardSave({"model": model(), "data": written.to_pytree()}),
-                data=ocp.args.JsonSave(written.to_json()),
+                data=ocp.args.JsonSave(written.to_dict()),
             ),
         )
         manager.wait_until_finished()
@@ -70,7 +70,7 @@ def test_in_orbax_as_arrays_and_as_json(tmp_path, data_config, manifest):
         )
     assert np.array_equal(found["train"]["model"]["w"], model()["w"])
     check(data_config, LoaderState.from_pytree(found["train"]["data"]), written)
-    check(data_config, LoaderState.from_json(found["data"]), written)
+    check(data_config, LoaderState.from_dict(found["data"]), written)
 
 
 def test_in_a_file_of_equinox(tmp_path, data_config, manifest):

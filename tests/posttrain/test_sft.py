@@ -154,7 +154,7 @@ def masked_cache(root, lengths_of_parts, *, leaf="ragged", name="loss_mask", dty
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": None}
     leaves = [{"name": name, "dtype": dtype, "kind": leaf}]
     write_ledger(
-        str(root), Ledger(False, tokenizer, layout.to_json(), leaves=leaves).complete(records)
+        str(root), Ledger(False, tokenizer, layout.to_dict(), leaves=leaves).complete(records)
     )
     return TokenCache.open(root)
 

@@ -39,7 +39,7 @@ def main(root: Path, address: str, hosts: int, number: int) -> None:
     saved = LoaderState(0, "")
     run = open_run(root / "run", config_of(root), 0)
     if checkpoint.exists():
-        saved = LoaderState.from_json(json.loads(checkpoint.read_text()))
+        saved = LoaderState.from_dict(json.loads(checkpoint.read_text()))
         run = open_run(root / "run", config_of(root), saved)
     bounds = ShareBounds(least=0.05, most_change=0.2)
     learner = MixtureLearner(run, AdaptiveMixture(warmup=2), every=EVERY, bounds=bounds)
@@ -56,7 +56,7 @@ def main(root: Path, address: str, hosts: int, number: int) -> None:
                 amended = learner.observe(step, losses)
                 if number == 0 and amended and step % (2 * EVERY) == 0:
                     part = root / "checkpoint.part"
-                    part.write_text(json.dumps(learner.run.state(step).to_json()))
+                    part.write_text(json.dumps(learner.run.state(step).to_dict()))
                     part.rename(checkpoint)
                 if amended:
                     break

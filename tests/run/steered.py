@@ -48,7 +48,7 @@ def main(root: Path, address: str, hosts: int, number: int, steps: int, changes:
         jax.distributed.initialize(address, hosts, number)
     checkpoint = root / "checkpoint.json"
     saved = (
-        LoaderState.from_json(json.loads(checkpoint.read_text())) if checkpoint.exists() else None
+        LoaderState.from_dict(json.loads(checkpoint.read_text())) if checkpoint.exists() else None
     )
     run = open_run(root / "run", config_of(root, steps), saved)
     begin = 0 if saved is None else saved.step
@@ -60,7 +60,7 @@ def main(root: Path, address: str, hosts: int, number: int, steps: int, changes:
             if number == 0 and step % SAVED_EVERY == 0 and step > begin:
                 # every host has come to this step, and so has saved the rows before it
                 part = root / "checkpoint.part"
-                part.write_text(json.dumps(run.state(step).to_json()))
+                part.write_text(json.dumps(run.state(step).to_dict()))
                 part.rename(checkpoint)
             for shard in batch.token_ids.addressable_shards:
                 rows[f"{step}/{shard.index[0].start or 0}"] = np.asarray(shard.data)

@@ -121,7 +121,7 @@ def test_all_processes_of_a_run_may_open_it_together(tmp_path):
 def test_a_state_belongs_to_its_run():
     mine = RunLock.of(Fake(seed=1))
     other = RunLock.of(Fake(seed=2))
-    state = LoaderState.from_json(json.loads(json.dumps(mine.state(120).to_json())))
+    state = LoaderState.from_dict(json.loads(json.dumps(mine.state(120).to_dict())))
     assert state == LoaderState(120, mine.fingerprint)
     mine.check(state)
     with pytest.raises(PlanMismatchError, match="belongs to another run") as caught:
@@ -134,10 +134,10 @@ def test_a_state_belongs_to_its_run():
 )
 def test_what_is_no_state(data):
     with pytest.raises(ConfigError, match="is not a loader's state") as caught:
-        LoaderState.from_json(data)
+        LoaderState.from_dict(data)
     assert (
         caught.value.cure
-        == "It needs 'step', from 0, and 'fingerprint', as get_state or to_json gave them."
+        == "It needs 'step', from 0, and 'fingerprint', as get_state or to_dict gave them."
     )
 
 
@@ -283,7 +283,7 @@ def test_checkpoints_leave_anchors_that_change_nothing_but_time(tmp_path):
     run = open_run(folder, first)
     assert os.listdir(folder) == ["lock.json"]
     for step in (3_000, 40_000, 70_000):
-        assert run.state(step).to_json() == {"step": step, "fingerprint": run.fingerprint}
+        assert run.state(step).to_dict() == {"step": step, "fingerprint": run.fingerprint}
     for step, expected in (
         (70_000, [70_000]),
         (69_999, [40_000]),

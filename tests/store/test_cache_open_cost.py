@@ -50,7 +50,7 @@ def sparse(root, documents, parts=1):
         ts.open(spec, create=True).result()[length - len(values) :].write(
             np.array(values, layout.dtype)
         ).result()
-    write_ledger(root, Ledger(False, {"vocab_size": 1000}, LAYOUT.to_json()).complete(records))
+    write_ledger(root, Ledger(False, {"vocab_size": 1000}, LAYOUT.to_dict()).complete(records))
     return root
 
 
@@ -149,7 +149,7 @@ def test_opening_works_nothing_out_for_an_array(tmp_path, monkeypatch):
     ],
 )
 def test_sections_of_a_ledger_are_not_trusted(tmp_path, section, value, problem):
-    ledger = {"tokenizer": {"vocab_size": 9}, "layout": LAYOUT.to_json(), "leaves": []} | {
+    ledger = {"tokenizer": {"vocab_size": 9}, "layout": LAYOUT.to_dict(), "leaves": []} | {
         section: value
     }
     write_ledger(str(tmp_path), Ledger(True, **ledger))

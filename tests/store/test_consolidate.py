@@ -42,7 +42,7 @@ def write(root, parts, layout):
             )
         )
     ledger = Ledger(
-        False, {"vocab_size": 256}, layout.to_json(), leaves=[s.to_json() for s in LEAVES]
+        False, {"vocab_size": 256}, layout.to_dict(), leaves=[s.to_dict() for s in LEAVES]
     )
     write_ledger(str(root), ledger.complete(records))
     return TokenCache.open(root)

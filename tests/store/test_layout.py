@@ -89,7 +89,7 @@ def test_bad_leaves():
 
 def test_layouts_survive_json():
     layout = CacheLayout("uint32", 100, 3, "zstd")
-    assert CacheLayout(**json.loads(json.dumps(layout.to_json()))) == layout
+    assert CacheLayout(**json.loads(json.dumps(layout.to_dict()))) == layout
     assert layout.shard_elements == 300
     assert layout.offsets().dtype == "int64"
 

@@ -24,7 +24,7 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int64", "uint64", "float32", "float
 
 def finish(root, layout, leaves, records):
     ledger = Ledger(
-        False, {"vocab_size": 256}, layout.to_json(), leaves=[s.to_json() for s in leaves]
+        False, {"vocab_size": 256}, layout.to_dict(), leaves=[s.to_dict() for s in leaves]
     )
     write_ledger(str(root), ledger.complete(records))
     return TokenCache.open(root)

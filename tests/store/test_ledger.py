@@ -27,7 +27,7 @@ from headrace.store.parts import LeafRecord, PartRecord
 LEDGER = Ledger(
     False,
     {"vocab_size": 10, "fingerprint": "f", "eos": "Ω"},
-    CacheLayout().to_json(),
+    CacheLayout().to_dict(),
     [{"name": "a"}],
 )
 PART = PartRecord("00000", 3, 40, "sha256:0", {"skipped_lines": 1})

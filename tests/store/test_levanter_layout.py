@@ -147,7 +147,7 @@ def write_ours(root, parts):
         "bos_id": None,
     }
     tokenizer |= {"eos": "x", "eos_id": 7}
-    ledger = Ledger(False, tokenizer, layout.to_json(), leaves=[s.to_json() for s in leaves])
+    ledger = Ledger(False, tokenizer, layout.to_dict(), leaves=[s.to_dict() for s in leaves])
     write_ledger(root, ledger.complete(records))
     return TokenCache.open(root)
 

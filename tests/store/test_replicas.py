@@ -76,7 +76,7 @@ def test_a_server_that_dies_in_mid_run_changes_no_batch(places, caplog):
         assert same == [True] * 30
         switches = loader.stats().reads.replica_switches
         assert switches > 0
-        assert loader.stats().to_json()["replica_switches"] == switches
+        assert loader.stats().to_dict()["replica_switches"] == switches
         told = [
             record.getMessage() for record in caplog.records if "reads go on" in record.getMessage()
         ]

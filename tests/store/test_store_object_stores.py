@@ -75,7 +75,7 @@ def test_missing_and_unfinished_caches(root):
     with pytest.raises(CacheMissingError, match="is not a token cache") as caught:
         TokenCache.open(root)
     assert f"--output {root}" in str(caught.value)
-    write_ledger(root, Ledger(False, {"vocab_size": 3}, LAYOUT.to_json()))
+    write_ledger(root, Ledger(False, {"vocab_size": 3}, LAYOUT.to_dict()))
     with pytest.raises(CacheUnfinishedError):
         TokenCache.open(root)
     ledger = read_ledger(root)

@@ -43,7 +43,7 @@ def write(root, layout=None, parts=3):
     ]
     tokenizer = {"vocab_size": 256, "fingerprint": "f"}
     ledger = Ledger(
-        False, tokenizer, layout.to_json(), sources, leaves=[s.to_json() for s in LEAVES]
+        False, tokenizer, layout.to_dict(), sources, leaves=[s.to_dict() for s in LEAVES]
     )
     write_ledger(str(root), ledger.complete(records))
     return Path(root)
@@ -68,7 +68,7 @@ def test_sound_caches_have_no_damage(root, deep):
     elements = sum(cache.leaf(n).num_elements for n in ("input_ids", "mask", "id")) + 2 * (36 + 3)
     assert [report.elements] == expected == [elements]
     assert sum(seen) == (elements if deep else 0)
-    assert report.to_json()["damaged_parts"] == []
+    assert report.to_dict()["damaged_parts"] == []
 
 
 @settings(max_examples=15, deadline=None)
@@ -215,7 +215,7 @@ def test_nothing_is_changed_where_nothing_is_damaged(root):
 
 
 def test_ledgers_of_no_parts(tmp_path):
-    write_ledger(str(tmp_path), Ledger(True, {"vocab_size": 3}, CacheLayout().to_json()))
+    write_ledger(str(tmp_path), Ledger(True, {"vocab_size": 3}, CacheLayout().to_dict()))
     assert verify(str(tmp_path), deep=True).damages == []
 
 

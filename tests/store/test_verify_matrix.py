@@ -64,7 +64,7 @@ def write(root: Path, compression: str, seed: int) -> Path:
     }
     sources = [{"path": f"{k}.txt", "part": f"{k:05d}"} for k in range(3)]
     ledger = Ledger(
-        False, tokenizer, layout.to_json(), sources, leaves=[s.to_json() for s in LEAVES]
+        False, tokenizer, layout.to_dict(), sources, leaves=[s.to_dict() for s in LEAVES]
     )
     (root / "tokenizer.json").write_bytes(
         TOKENIZER.replace(b'"b": 1', b'"b": 1' if seed == 1 else b'"c": 1')

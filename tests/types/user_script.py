@@ -75,7 +75,7 @@ def train(mesh: Mesh, folder: str, start: int) -> Iterator[tuple[int, LoaderStat
         for step, batch in enumerate(batches, start=start):
             yield step, run.state(step + 1), loss(batch)
     stats: LoaderStats = loader.stats()
-    print(stats.to_json())
+    print(stats.to_dict())
 
 
 def loss(batch: PackedBatch) -> jax.Array:
@@ -101,6 +101,6 @@ def main(mesh: Mesh) -> None:
     print(build(), config().to_yaml(), mixture().draws.counts_at(0).tolist(), headrace.__version__)
     try:
         for step, state, value in train(mesh, "runs/1", 0):
-            print(step, state.to_json(), float(value))
+            print(step, state.to_dict(), float(value))
     except ConfigError as error:
         print(error.field, error.cure)

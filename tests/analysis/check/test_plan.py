@@ -68,7 +68,7 @@ def test_rows_and_epochs_are_those_of_the_dataset(changes):
     assert isinstance(last, MixtureDataset)
     passes = [last.tokens_of_pass(c.name) or 0 for c in plan.components]
     assert [c.epochs for c in plan.components] == pytest.approx((tokens / passes).tolist())
-    json.dumps(plan.to_json())
+    json.dumps(plan.to_dict())
 
 
 def test_the_forecast_is_that_of_simulate():

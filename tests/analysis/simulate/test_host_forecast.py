@@ -89,7 +89,7 @@ def test_the_setting_says_which_reads_are_the_runs(dataset):
         "4 hosts: row_exchange: auto turns it on. A block is read 1."
     )
     assert "off; auto would turn it on" in str(four.describe_exchange("off", 16))
-    assert forecast.to_json()["by_hosts"][1]["exchange"]["worth_it"] is True
+    assert forecast.to_dict()["by_hosts"][1]["exchange"]["worth_it"] is True
 
 
 @pytest.mark.parametrize("splits", [True, False])

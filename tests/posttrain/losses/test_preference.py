@@ -171,7 +171,7 @@ def cache_of_pairs(root, parts, chosen=(1, 0)):
     tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": None}
     leaves = [{"name": s.name, "dtype": s.dtype, "kind": s.kind} for s in specs]
     write_ledger(
-        str(root), Ledger(False, tokenizer, layout.to_json(), leaves=leaves).complete(records)
+        str(root), Ledger(False, tokenizer, layout.to_dict(), leaves=leaves).complete(records)
     )
     return TokenCache.open(root)
 

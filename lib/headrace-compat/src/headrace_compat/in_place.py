@@ -109,7 +109,7 @@ class FileStore(Layout):
         self.ledger = Ledger(
             finished=True,
             tokenizer=settings.tokenizer(dtype),
-            layout=plain_layout(dtype).to_json(),
+            layout=plain_layout(dtype).to_dict(),
             leaves=[
                 {"name": leaf, "dtype": array.dtype.name, "kind": "ragged", "width": 1}
                 for leaf, array in self.files[0].leaves.items()

@@ -64,7 +64,7 @@ def command(
         translation = translate(raw, sizes=_sizes_within(caches, LOOK_S).get)
     decode(LmDataConfig, translation.config)  # checks that the result loads
     put(
-        json.dumps(translation.to_json(), indent=2)
+        json.dumps(translation.to_dict(), indent=2)
         if as_json
         else translation.to_yaml().rstrip("\n"),
         output,

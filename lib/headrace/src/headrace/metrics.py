@@ -166,7 +166,7 @@ class ReadStats:
             *(getattr(self, f.name) - getattr(other, f.name) for f in fields(ReadStats))
         )
 
-    def to_json(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         """All counters and ratios by name."""
         ratios = ("reads_per_example", "cache_hit_rate", "read_amplification")
         return {**asdict(self), **{name: getattr(self, name) for name in ratios}}
@@ -242,10 +242,10 @@ class LoaderStats:
     sources: Mapping[str, SourceAt] = field(default_factory=dict[str, SourceAt])
     stalls: tuple[Stall, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Flat dict of all counters by name, numbers only: without ``stalls`` and ``sources``."""
         flat = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NESTED}
-        return {**flat, **self.reads.to_json()}
+        return {**flat, **self.reads.to_dict()}
 
     def figures_of_sources(self) -> dict[str, float]:
         """Flat dict of the figures of all sources: ``sources/NAME/rows`` and so on."""

@@ -57,6 +57,6 @@ class Translation:
         head = ["# Translated from a Levanter config. Differences:", *lines] if lines else []
         return "\n".join([*head, yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Config and notes as JSON values."""
         return {"config": self.config, "notes": [vars(note) for note in self.notes]}

@@ -101,12 +101,12 @@ class HostBatches(BatchOrder):
         return RunLock.of(self)
 
     def resume(self, state: Mapping[str, Any]) -> int:
-        """The next step according to a saved state (``LoaderState.to_json()``).
+        """The next step according to a saved state (``LoaderState.to_dict()``).
 
         Raises:
             PlanMismatchError: the state belongs to another run.
         """
-        loader_state = LoaderState.from_json(state)
+        loader_state = LoaderState.from_dict(state)
         self.lock.check(loader_state)
         return loader_state.step
 
@@ -151,7 +151,7 @@ class HostPass(Iterator[dict[str, np.ndarray]]):
     @property
     def state(self) -> dict[str, Any]:
         """The next step and the run's fingerprint, as JSON values."""
-        return LoaderState(self.step, self._batches.lock.fingerprint).to_json()
+        return LoaderState(self.step, self._batches.lock.fingerprint).to_dict()
 
     @state.setter
     def state(self, state: Mapping[str, Any]) -> None:

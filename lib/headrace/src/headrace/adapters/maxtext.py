@@ -131,7 +131,7 @@ class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
     def get_state(self) -> dict[str, Any]:
         """The next step and the run's fingerprint, as JSON values."""
-        return LoaderState(self._step, self._lock.fingerprint).to_json()
+        return LoaderState(self._step, self._lock.fingerprint).to_dict()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from a saved state.
@@ -140,7 +140,7 @@ class MaxTextIterator(grain.DatasetIterator[dict[str, jax.Array]]):
             ConfigError: it is not a state.
             PlanMismatchError: the state belongs to another run.
         """
-        loader_state = LoaderState.from_json(state)
+        loader_state = LoaderState.from_dict(state)
         self._lock.check(loader_state)
         self._go_to(loader_state.step)
 

@@ -87,7 +87,7 @@ class TorchBatches(IterableDataset[dict[str, torch.Tensor]]):
         """The position of the latest pass: its next step, and the run's fingerprint."""
         if self._pass is not None:
             return self._pass.state_dict()
-        return LoaderState(self._first_step, self.batches.lock.fingerprint).to_json()
+        return LoaderState(self._first_step, self.batches.lock.fingerprint).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next pass starts at the saved step; those after it start at the first.

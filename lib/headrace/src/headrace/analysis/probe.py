@@ -84,7 +84,7 @@ class ShuffleProbe:
         """Whether batches in stored order are noisier by more than a tenth."""
         return self.noise["none"] > 1.1
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The result as JSON values."""
         return {**asdict(self), "needs_shuffling": self.needs_shuffling}
 
@@ -160,7 +160,7 @@ def save_probe(cache: TokenCache, seq_len: int, probe: ShuffleProbe) -> str:
     """
     cache.check_own_folder("Leave out --save, and give --icc NAME=SHARE to forecasts.")
     url = files.join(cache.path, PROBE_NAME)
-    record = {"fingerprint": cache.fingerprint, "seq_len": seq_len, **probe.to_json()}
+    record = {"fingerprint": cache.fingerprint, "seq_len": seq_len, **probe.to_dict()}
     files.write_atomic(url, json.dumps(record, indent=1).encode() + b"\n")
     return url
 

@@ -66,7 +66,7 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
         "sources": {
             name: {
                 **_source(name, run),
-                "account": accounts[name].to_json(),
+                "account": accounts[name].to_dict(),
                 "erased": [
                     {"step": step, "documents": one.documents, "tokens": one.tokens.total}
                     for step, one in erased.of_components.get(name, ())

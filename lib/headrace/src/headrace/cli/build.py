@@ -131,7 +131,7 @@ def command(
     report = (partial(append_as_typed, context) if append else _build)(
         source, encoder, output, repair, how, options
     )
-    say_json(report.to_json()) if as_json else say(summary(report))
+    say_json(report.to_dict()) if as_json else say(summary(report))
     if append and not as_json:
         from headrace.store.snapshots import history_of
 

@@ -180,8 +180,8 @@ def check_json(plan: RunPlan, found: Sequence[Finding]) -> dict[str, Any]:
 
     return {
         "ok": not any(f.level == "problem" for f in found),
-        "findings": [f.to_json() for f in found],
-        "plan": plan.to_json(),
+        "findings": [f.to_dict() for f in found],
+        "plan": plan.to_dict(),
         "config": yaml.safe_load(plan.config.to_yaml()),
     }
 

@@ -166,8 +166,8 @@ def _as_json(facts: ReportFacts) -> dict[str, Any]:
     return {
         "title": facts.title,
         "folder": facts.folder,
-        "plan": None if plan is None else plan.plan.to_json(),
-        "findings": [] if plan is None else [finding.to_json() for finding in plan.findings],
+        "plan": None if plan is None else plan.plan.to_dict(),
+        "findings": [] if plan is None else [finding.to_dict() for finding in plan.findings],
         "fingerprint": {
             "config": None if plan is None else plan.fingerprint,
             "run": None if facts.lock is None else facts.lock.fingerprint,

@@ -134,14 +134,14 @@ def command(
     how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split, groups)
     cost = cost_of(source, how)
     if dry_run:
-        say_json(cost.to_json()) if as_json else say(cost_in_words(cost))
+        say_json(cost.to_dict()) if as_json else say(cost_in_words(cost))
         return
     say(cost_in_words(cost), err=True)
     if repair:
         repair_parts(output)
     with kept_when_interrupted():
         report = reshuffle(source, output, how, engine=engine, workers=workers, restart=restart)
-    say_json(report.to_json()) if as_json else say(_summary(report, cache))
+    say_json(report.to_dict()) if as_json else say(_summary(report, cache))
 
 
 def grouping(

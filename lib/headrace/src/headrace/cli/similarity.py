@@ -43,7 +43,7 @@ def show_similarity(
     if save:
         say(f"saved: {save_probe(opened, seq_len, probe)}", err=True)
     if as_json:
-        say_json(probe.to_json())
+        say_json(probe.to_dict())
     else:
         _show_probe(probe)
 

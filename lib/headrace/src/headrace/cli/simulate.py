@@ -128,7 +128,7 @@ def command(
         prices = Prices(price_per_1000_reads, price_per_gib)
         forecast = examined.forecast(numbers, memory, prices)
     if csv is not None:
-        _write_csv(csv, forecast.to_json()["by_hosts"])
+        _write_csv(csv, forecast.to_dict()["by_hosts"])
     noise = source_excess(dataset, run.steps, parse_shares(icc, "--icc"), schedule, optimizer)
     micro = (cut := resolved.micro_batches) and MicroForecast.of(
         cut, dataset, dataset.batch_schedule, run.row_order
@@ -138,7 +138,7 @@ def command(
             "noise": {n: one._asdict() for n, one in noise.items()},
             "micro_batches": micro and micro._asdict(),
         }
-        say_json(forecast.to_json() | more)
+        say_json(forecast.to_dict() | more)
         return
     mixture = cast("MixtureDataset", dataset.at_step(first_step)[0])
     show(forecast, len(mixture.names), mixture.seq_len, resolved.exchange_setting)

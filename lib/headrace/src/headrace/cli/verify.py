@@ -142,7 +142,7 @@ def _checked(
         if repaired is not None:
             _show_repair(console, repaired, command)
     return {
-        **report.to_json(),
+        **report.to_dict(),
         "repair": command,
         "repaired": repaired and asdict(repaired),
     }, not is_damaged

@@ -73,7 +73,7 @@ def command(
     with working("counting steps"):
         position = where(resolved, step)
     if as_json:
-        say_json(position.to_json())
+        say_json(position.to_dict())
     else:
         _show(terminal(), position)
 

@@ -299,7 +299,7 @@ class Account:
     unused_tokens: int = 0
     repeated_tokens: int = 0
 
-    def to_json(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int]:
         """All figures as JSON values."""
         return asdict(self)
 

@@ -301,13 +301,13 @@ class TrainingRun:
         folder.mkdir(parents=True)
         eqx.tree_serialise_leaves(folder / "model.eqx", (model, opt_state))
         lock.save(str(folder))
-        (folder / "data.json").write_text(json.dumps(lock.state(step).to_json()) + "\n")
+        (folder / "data.json").write_text(json.dumps(lock.state(step).to_dict()) + "\n")
         return folder
 
 
 def load_data_state(checkpoint: Path) -> LoaderState:
     """The state of the data: a step and the fingerprint of the run, all that the loader needs."""
-    return LoaderState.from_json(json.loads((checkpoint / "data.json").read_text()))
+    return LoaderState.from_dict(json.loads((checkpoint / "data.json").read_text()))
 
 
 def rows_by_source(batch: PackedBatch, names: Sequence[str]) -> dict[str, int]:

@@ -12,7 +12,7 @@ or Prometheus.
 Each host writes ``stats/host-00000.jsonl`` in the folder, JSON lines of five kinds:
 
 - ``start``: a process began: its host, the number of hosts, the time, the config as YAML (or null);
-- ``stats``: the step, the time and all counters of :meth:`headrace.metrics.LoaderStats.to_json`,
+- ``stats``: the step, the time and all counters of :meth:`headrace.metrics.LoaderStats.to_dict`,
   since ``start``;
 - ``sources``: the step, the time and, for each source of a mixture, rows, tokens, epochs and weight
   (``sources/...`` in the table of :mod:`headrace.metrics`) after ``steps_done`` steps; with each
@@ -192,7 +192,7 @@ class RunLog:
             if fresh > 0
         ]
         self._add(
-            {"kind": "stats", "step": step, "time": time.time(), "stats": stats.to_json()}, *stalls
+            {"kind": "stats", "step": step, "time": time.time(), "stats": stats.to_dict()}, *stalls
         )
         if self._lines % _SOURCES_EVERY == 0:
             self._write_sources(step)
@@ -343,7 +343,7 @@ class LogStats:
         if self._loader is not None and (self._next is None or step >= self._next):
             self._next = step + self._every
             stats = self._loader.stats()
-            counters = stats.to_json()
+            counters = stats.to_dict()
             if self._next_of_sources is None or step >= self._next_of_sources:
                 self._next_of_sources = step + self._sources_every
                 counters |= stats.figures_of_sources()

@@ -151,7 +151,7 @@ class BuildReport:
     encoded: EncoderCounts = field(default_factory=EncoderCounts)
     unused_fields: dict[str, int] = field(default_factory=dict[str, int])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -331,12 +331,12 @@ def _planned(
     job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], part_bytes: int
 ) -> Ledger:
     leaves = [
-        spec.to_json() for spec in make_kind(job.source, job.kind, tokenizer, job.template).specs
+        spec.to_dict() for spec in make_kind(job.source, job.kind, tokenizer, job.template).specs
     ]
     return Ledger(
         finished=False,
         tokenizer=job.tokenizer,
-        layout=job.layout.to_json(),
+        layout=job.layout.to_dict(),
         sources=source_records(plan_parts(listed, part_bytes, split_file)),
         leaves=leaves,
         metadata={

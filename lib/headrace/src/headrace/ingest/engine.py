@@ -148,7 +148,7 @@ class _Counts:
         self.optional_fields = sorted({*self.optional_fields, *more.optional_fields})
         return self
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The counters for the part's record; without lists of fields that are empty."""
         facts = vars(self) | {"first_skipped": self.first_skipped[2]}
         for name in ("unused_fields", "optional_fields"):
@@ -335,7 +335,7 @@ def _encoded_parts(
             counts += batch.counts
             record = None
             if batch.closes:
-                record = writer.close(**counts.to_json())
+                record = writer.close(**counts.to_dict())
                 writer = None
             yield batch, encoded, record
     finally:

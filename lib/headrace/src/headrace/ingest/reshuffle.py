@@ -107,7 +107,7 @@ class ReshuffleReport:
     runs_dealt: int
     seconds: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -417,7 +417,7 @@ def _start_ledger(sizes: ShuffleSizes, origin: str | None) -> Ledger:
     return structs.replace(
         source,
         finished=False,
-        layout=sizes.layout.to_json(),
+        layout=sizes.layout.to_dict(),
         sources=[{"path": path, "size": None, "version": version, "part": name} for name in names],
         parts=[],
         metadata={**source.metadata, SHUFFLED: {**original, **_settings(sizes), "cache": origin}},

@@ -125,7 +125,7 @@ class ReshuffleCost:
     temporary_bytes: int
     memory: int
 
-    def to_json(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int]:
         return asdict(self)
 
 

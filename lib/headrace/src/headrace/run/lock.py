@@ -120,7 +120,7 @@ class RunLock:
         """
         if not isinstance(state, LoaderState):
             raise ConfigError(
-                "is no LoaderState", field="state", value=state, cure="See LoaderState.from_json."
+                "is no LoaderState", field="state", value=state, cure="See LoaderState.from_dict."
             )
         earlier = [
             h

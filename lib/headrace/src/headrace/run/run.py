@@ -3,7 +3,7 @@
 run = open_run("runs/1", load_config("run.yaml"))
 loader = run.loader(mesh=mesh)
 ...
-checkpoint["data"] = run.state(step).to_json()
+checkpoint["data"] = run.state(step).to_dict()
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ class LoaderState:
         fingerprint: Fingerprint of the run's plan.
 
     Example:
-        >>> LoaderState.from_json(LoaderState(step=120, fingerprint="ab").to_json())
+        >>> LoaderState.from_dict(LoaderState(step=120, fingerprint="ab").to_dict())
         LoaderState(step=120, fingerprint='ab')
     """
 
     step: int
     fingerprint: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
 
@@ -72,7 +72,7 @@ class LoaderState:
         return cls(int(step), digest.astype(np.uint8).tobytes().hex())
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LoaderState:
+    def from_dict(cls, data: Mapping[str, Any]) -> LoaderState:
         """From JSON values.
 
         Raises:
@@ -84,7 +84,7 @@ class LoaderState:
             else (None, None)
         )
         if type(step) is not int or step < 0 or not isinstance(fingerprint, str):
-            cure = "It needs 'step', from 0, and 'fingerprint', as get_state or to_json gave them."
+            cure = "It needs 'step', from 0, and 'fingerprint', as get_state or to_dict gave them."
             raise ConfigError("is not a loader's state", field="state", value=data, cure=cure)
         return cls(step, fingerprint)
 

@@ -55,7 +55,7 @@ class Whereabouts:
     fingerprint: str
     sources: dict[str, SourceAt]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
 

@@ -155,7 +155,7 @@ def _start_ledger(cache: TokenCache, layout: CacheLayout) -> Ledger:
     return structs.replace(
         source,
         finished=False,
-        layout=layout.to_json(),
+        layout=layout.to_dict(),
         sources=[{**s, "part": PART} for s in source.sources],
         parts=[],
         metadata={**source.metadata, _ORIGIN: came_from},

@@ -119,7 +119,7 @@ class LeafSpec:
                 cure=cure,
             )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -175,7 +175,7 @@ class CacheLayout:
     def shard_elements(self) -> int:
         return self.chunk_elements * self.shard_chunks
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def check_tokens(self) -> None:

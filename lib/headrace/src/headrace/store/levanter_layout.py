@@ -279,7 +279,7 @@ def read_levanter(path: str, listed: Mapping[str, Any] | None = None) -> Levante
     ledger = Ledger(
         finished=True,
         tokenizer=_tokenizer_record(path, recorded, layouts, parts),
-        layout=tokens.to_json(),
+        layout=tokens.to_dict(),
         parts=parts,
         metadata={
             "levanter": {

@@ -120,7 +120,7 @@ class VerifyReport:
         """Names of the damaged parts."""
         return sorted({d.part for d in self.damages} - {""})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "damaged_parts": self.damaged_parts}
 
 

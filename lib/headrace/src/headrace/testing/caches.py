@@ -87,8 +87,8 @@ def write_cache(
                 values = {spec.name: _values_of(documents, spec, of) for spec, of in masks.items()}
                 writer.append(np.concatenate(documents), lengths, values)
             records.append(writer.close())
-    specs = [spec.to_json() for spec in masks]
-    write_ledger(root, Ledger(False, tokenizer, layout.to_json(), leaves=specs).complete(records))
+    specs = [spec.to_dict() for spec in masks]
+    write_ledger(root, Ledger(False, tokenizer, layout.to_dict(), leaves=specs).complete(records))
     return TokenCache.open(root)
 
 

@@ -45,7 +45,7 @@ class Finding:
     def __str__(self) -> str:
         return str(HeadraceError(self.problem, field=self.field, cure=self.cure))
 
-    def to_json(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str]:
         """As JSON values."""
         return asdict(self)
 

@@ -144,7 +144,7 @@ class RunPlan:
         """Bytes of blocks that one of this many hosts must be able to hold to read each once."""
         return self.open_bytes.needed(1 / hosts)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """All figures as JSON values."""
         plain = {
             k: v
@@ -158,8 +158,8 @@ class RunPlan:
             "micro_batches": self.micro_batches and self.micro_batches._asdict(),
             "noise": {name: noise._asdict() for name, noise in self.noise.items()},
             "components": [asdict(c) for c in self.components],
-            "forecast": None if self.forecast is None else self.forecast.to_json(),
-            "unlimited": self.unlimited.to_json(),
+            "forecast": None if self.forecast is None else self.forecast.to_dict(),
+            "unlimited": self.unlimited.to_dict(),
         }
 
 

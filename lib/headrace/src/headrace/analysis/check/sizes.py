@@ -181,10 +181,10 @@ def virtual_cache(
     ledger = Ledger(
         True,
         tokenizer,
-        layout.to_json(),
+        layout.to_dict(),
         parts=parts,
         metadata={SHUFFLED: record} if shuffled else {},
-        leaves=[one.to_json() for one in leaves],
+        leaves=[one.to_dict() for one in leaves],
     )
     return TokenCache(f"/virtual/{name}", ledger)
 

@@ -120,7 +120,7 @@ class Forecast:
     notes: tuple[str, ...] = ()
     data_end: DataEnd | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """All figures as JSON values."""
         return asdict(self)
 
