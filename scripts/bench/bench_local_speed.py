@@ -320,11 +320,12 @@ def bench_first_pass(report: Report, folder: Path, rows: int, rounds: int) -> No
         "20 sources": split_caches(folder / "many", tokens, 20),
         "loss masks": [masked],
     }
+    budget = max(tokens.nbytes // 4, BATCH * 3 * 65_536)  # a chunk for each row of a batch
     table = []
     for name, several in caches.items():
         paths = [cache.path for cache in several]
         batches = rows // BATCH - len(paths)
-        run = partial(loader_speed, batches=batches, skip=1, prefetch_bytes=tokens.nbytes // 4)
+        run = partial(loader_speed, batches=batches, skip=1, prefetch_bytes=budget)
         later = mixture(several)
         run(later)  # checks all blocks
         firsts = []
