@@ -42,6 +42,7 @@ from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.layouts import FORMAT, FormatConfig, open_layout
 from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, data_of, spans
 from headrace.store.ledger import (
+    UNDESCRIBED,
     Ledger,
     ShuffleRecord,
     open_ledger,
@@ -525,7 +526,9 @@ class TokenCache:
     def _arrays(self, name: str, dtype: np.dtype[Any], parts: Sequence[LeafPart]) -> ArrayList:
         """The arrays of a leaf."""
         layout = self._layouts[name]
-        described = self._pages is not None or self.is_virtual
+        described = self._pages is not None or (
+            self.is_virtual and not self.ledger.metadata.get(UNDESCRIBED)
+        )
         if (
             self._open_part is not None and parts
         ):  # what another program wrote has a layout of its own

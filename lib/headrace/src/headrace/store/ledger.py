@@ -62,6 +62,9 @@ _STATE = re.compile(
 """The beginning of a ledger.json, whose fields are in alphabetical order."""
 T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
+UNDESCRIBED = "undescribed"
+"""Key in the metadata of a cache that is only planned with: readers will request ``zarr.json`` and
+the indices of its files, as Levanter's caches need."""
 SHUFFLED = "shuffled"
 """Metadata of a cache whose documents were shuffled when it was written: ``seed``, ``unit``,
 ``part_bytes``, the path of the ``cache`` that was read, and of the one that numbers of documents

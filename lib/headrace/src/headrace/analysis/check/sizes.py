@@ -20,7 +20,7 @@ from headrace.ingest.tokenize import load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.layouts import find_layout
-from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
+from headrace.store.ledger import SHUFFLED, UNDESCRIBED, Ledger, read_ledger
 from headrace.store.levanter_layout import CHUNK, SHARD_CHUNKS
 from headrace.store.missing import what_is_there
 from headrace.store.parts import LeafRecord, PartRecord
@@ -126,6 +126,7 @@ def planned_caches(
             declared[name],
             vocab_size=vocabulary,
             layout=chunks,
+            described=chunks is None,
             eos_id=eos_id,
             leaves=_leaves_of(config, name),
         )
@@ -144,11 +145,12 @@ def virtual_cache(
     eos_id: int | None = 0,
     leaves: Sequence[LeafSpec] = (),
     shuffled: bool = False,
+    described: bool = True,
 ) -> TokenCache:
     """A stand-in for a cache of the given size: enough to plan with, nothing to read.
 
     ``leaves`` are its leaves besides the tokens; ``shuffled``: its documents are, as ``headrace
-    cache reshuffle`` does.
+    cache reshuffle`` does; ``described``: its ledger tells where chunks lie, as Levanter's do not.
 
     Example:
         >>> virtual_cache("web", 10**12).num_tokens
@@ -183,7 +185,8 @@ def virtual_cache(
         tokenizer,
         layout.to_dict(),
         parts=parts,
-        metadata={SHUFFLED: record} if shuffled else {},
+        metadata=({SHUFFLED: record} if shuffled else {})
+        | ({} if described else {UNDESCRIBED: True}),
         leaves=[one.to_dict() for one in leaves],
     )
     return TokenCache(f"/virtual/{name}", ledger)
