@@ -1,4 +1,5 @@
-"""What joining an attribute costs: seconds of CPU and memory for as many ids as documents.
+"""What attributes cost: joining one, seconds of CPU and memory for as many ids as documents; and two
+hundred buckets by one, reads of each stored chunk and what a run knows before its first row.
 
     python scripts/bench/bench_attributes.py --check --json docs/bench/attributes.json
 
@@ -6,6 +7,12 @@ A cache of 1e8 documents (``--quick``: 1e6), of which only ids can be read (text
 as they are asked for), and Parquet files with as many rows, in another order, of an id and a
 float32. Measured is a process that joins them, saves the result, and reads it again; memory is the
 largest resident size of the process above that at its start, without the pages of the saved file.
+
+Buckets: forged lengths of 1 to 2,000 tokens, equal weights, in a store as it is, and in one that
+``headrace cache reshuffle --by`` would write. Reads are those of a pass over 1e6 documents
+(``--quick``: 3e5) in rows of 2,048 tokens, batches of 256, two strands a bucket, memory for 1,024 of
+the 15,000 chunks (``--quick``: of 4,600), as ``headrace config simulate`` forecasts them. Seconds
+and bytes are those of 1e8 documents (``--quick``: 1e6) in groups, without the leaf with the scores.
 """
 
 from __future__ import annotations
@@ -14,16 +21,21 @@ import argparse
 import resource
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from _common import Report, run_bench
 
+from headrace import LmDataConfig, load_config
+from headrace.analysis.simulate.forecast import RunSteps, simulate
 from headrace.data.attributes import AttributeConfig, open_attribute
 from headrace.order.permutation import Feistel
 from headrace.store import files
@@ -32,9 +44,24 @@ from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
 from headrace.store.parts import LeafRecord, PartRecord
-from headrace.store.plain import ComputedArray
+from headrace.store.plain import ComputedArray, array_in_memory
 
 WIDTH = 16
+BUCKETS = 200
+SEQ_LEN = 2048
+BATCH = 256
+CHUNK = 65_536
+MEMORY = 1024 * CHUNK * 2
+TOKENIZER = {
+    "path": "forged",
+    "file": None,
+    "fingerprint": "forged",
+    "vocab_size": 1 << 16,
+    "bos": None,
+    "bos_id": None,
+    "eos": None,
+    "eos_id": 0,
+}
 ROWS = 1 << 20  # of a group of rows
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
@@ -71,9 +98,7 @@ def forged_cache(documents: int, folder: str) -> TokenCache:
         "forged",
         leaves={"id": LeafRecord(documents * WIDTH, "forged")},
     )
-    tokenizer = {"path": "forged", "file": None, "fingerprint": "forged", "vocab_size": 1 << 16}
-    tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": 0}
-    ledger = Ledger(True, tokenizer, layout.to_dict(), parts=[part], leaves=[leaf])
+    ledger = Ledger(True, TOKENIZER, layout.to_dict(), parts=[part], leaves=[leaf])
     return TokenCache(folder, ledger, open_part)
 
 
@@ -93,11 +118,110 @@ def write_rows(path: Path, documents: int) -> None:
             writer.write_table(pa.Table.from_arrays([ids, values], schema=schema))
 
 
+def forged_lengths(documents: int, buckets: int, *, in_groups: bool) -> TokenCache:
+    """Documents of 1 to 2,000 tokens with the number of a bucket, of which no tokens can be read."""
+    rng = np.random.default_rng(0)
+    bucket = rng.integers(0, buckets, documents, np.uint8)
+    lengths = rng.integers(1, 2001, documents)
+    parts = [slice(0, documents)]
+    if in_groups:
+        bucket.sort()
+        borders = np.searchsorted(bucket, np.arange(buckets + 1)).tolist()
+        parts = [slice(first, stop) for first, stop in pairwise(borders)]
+    layout = CacheLayout("uint16")
+    offsets = [np.append(0, np.cumsum(lengths[part])) for part in parts]
+
+    def open_part(name: str, kind: LeafKind, part: int) -> LeafPart:
+        own = bucket[parts[part]]
+        if name != TOKENS:
+            return LeafPart(own.size, array_in_memory("forged", own), None)
+        tokens = ComputedArray("forged", int(offsets[part][-1]), _no_tokens, dtype="uint16")
+        return LeafPart(own.size, tokens, array_in_memory("forged", offsets[part]))
+
+    records = [
+        PartRecord(
+            f"{number:05d}",
+            own.size - 1,
+            int(own[-1]),
+            f"forged {number}",
+            leaves={"bucket": LeafRecord(own.size - 1, "forged")},
+        )
+        for number, own in enumerate(offsets)
+    ]
+    leaf = LeafSpec("bucket", "uint8", "fixed").to_dict()
+    ledger = Ledger(True, TOKENIZER, layout.to_dict(), parts=records, leaves=[leaf])
+    return TokenCache("/forged", ledger, open_part)
+
+
+def _no_tokens(start: int, stop: int) -> Callable[[], np.ndarray]:
+    raise NotImplementedError
+
+
+def config_in_buckets(buckets: int) -> LmDataConfig:
+    edges = [*range(1, buckets)]
+    source = f"cache: /forged, shuffle: {{strands: 2}}, buckets: {{by: bucket, edges: {edges}}}"
+    return load_config(
+        overrides=[f"seq_len={SEQ_LEN}", f"batch_size={BATCH}", f"components.a={{{source}}}"]
+    )
+
+
+def reads_of(documents: int, buckets: int, *, in_groups: bool) -> float:
+    """Reads of each chunk in a pass."""
+    cache = forged_lengths(documents, buckets, in_groups=in_groups)
+    config = config_in_buckets(buckets)
+    dataset: Any = config.dataset(dict.fromkeys(config.components, cache))
+    steps = cache.num_tokens // (SEQ_LEN * BATCH)
+    run = RunSteps(num_steps=steps, max_rows=1 << 30)
+    schedule = dataset.batch_schedule
+    forecast = simulate(dataset, schedule, hosts=[1], cache_bytes=MEMORY, steps=run)
+    return forecast.by_hosts[0].block_fetches * CHUNK / cache.num_tokens
+
+
+def measure_buckets(report: Report, documents: int, read_documents: int) -> None:
+    reads = {
+        (buckets, in_groups): reads_of(read_documents, buckets, in_groups=in_groups)
+        for buckets in (3, BUCKETS)
+        for in_groups in (False, True)
+    }
+    report.table(
+        "Reads of each stored chunk in a pass",
+        ["buckets", "in a store as it is", "in groups"],
+        [[buckets, reads[buckets, False], reads[buckets, True]] for buckets in (3, BUCKETS)],
+    )
+    report.bar(
+        "reads of a chunk, in groups", max(reads[3, True], reads[BUCKETS, True]), at_most=1.1
+    )
+    cache = forged_lengths(documents, BUCKETS, in_groups=True)
+    config = config_in_buckets(BUCKETS)
+    caches = dict.fromkeys(config.components, cache)
+    begin = time.process_time()
+    config.datasets(caches)
+    seconds = time.process_time() - begin
+    tracemalloc.start()
+    config.datasets(caches)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    report.table(
+        f"{BUCKETS} buckets of {documents:,} documents in groups",
+        ["documents", "CPU s to start", "MiB at most"],
+        [[f"{documents:,}", seconds, most / 2**20]],
+    )
+    share = documents / 100_000_000
+    report.bar("CPU s to start", seconds, at_most=max(5.0 * share, 1.0))
+    report.bar("MiB to start", most / 2**20, at_most=max(500.0 * share, 50.0))
+
+
 def largest_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
+    measure_join(args, report)  # first: a process's largest size never shrinks
+    many = 1_000_000 if args.quick else 100_000_000
+    measure_buckets(report, many, 300_000 if args.quick else 1_000_000)
+
+
+def measure_join(args: argparse.Namespace, report: Report) -> None:
     documents = 1_000_000 if args.quick else args.documents
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder, "rows.parquet")
@@ -122,7 +246,9 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         ["documents", "CPU s, joined", "CPU s, read again", "MiB", "bytes a document"],
         [[f"{documents:,}", join_s, read_s, grown / 2**20, grown / documents]],
     )
-    report.bar("memory of the join, GiB", grown / 2**30, at_most=2.0 * documents / 100_000_000)
+    report.bar(
+        "memory of the join, GiB", grown / 2**30, at_most=max(2.0 * documents / 100_000_000, 0.1)
+    )
     report.bar("CPU of reading again over joining", read_s / join_s, at_most=0.1)
 
 

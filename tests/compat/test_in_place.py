@@ -16,6 +16,7 @@ from typing import NamedTuple
 import datasets
 import jax
 import numpy as np
+import pyarrow as pa
 import pytest
 import yaml
 from datasets import Features, Value
@@ -636,3 +637,87 @@ def test_tokens_without_their_index_are_not_left_out(tmp_path, lost):
             TokenCache.open(str(named))
         assert refused.value.value == str(tmp_path / f"{lost}.idx")
     assert TokenCache.open(str(tmp_path / "*.idx")).num_documents == 3
+
+
+# Hostile files of every format
+
+EXTREMES = (0, 1, 7, -1, 255, 1 << 31, -(1 << 31), 1 << 40, 1 << 62, -(1 << 63))
+
+
+def damage(content: bytes, draw: np.random.Generator) -> bytes:
+    """A file that was cut, prolonged or doubled, or has other numbers near its beginning."""
+    size = len(content)
+    near = int(draw.integers(0, min(size, 1200)))
+    width = int(draw.choice([4, 8]))
+    value = int(draw.choice(EXTREMES)) & ((1 << 8 * width) - 1)
+    ways = [
+        content[: int(draw.integers(0, size))],
+        content[near + 1 :],
+        content + bytes(int(draw.integers(1, 4000))),
+        content + content,
+        content[:near]
+        + bytes([content[near] ^ 1 << int(draw.integers(0, 8))])
+        + content[near + 1 :],
+        content[:near] + value.to_bytes(width, "little") + content[near + width :],
+        content[:near] + bytes(min(48, size - near)) + content[near + 48 :],
+    ]
+    return ways[int(draw.integers(0, len(ways)))]
+
+
+def refusal(form: Format, folder: Path, index: Path | None) -> HeadraceError | None:
+    """The error of a store that is read whole; None if it is read."""
+    try:
+        cache = opened(form, folder, index)
+        documents = [cache.document(number) for number in range(cache.num_documents)]
+    except HeadraceError as error:
+        return error
+    assert sum(map(len, documents)) == cache.num_tokens
+    return None
+
+
+@EVERY
+def test_a_hostile_file_is_read_whole_or_refused_with_file_and_cure(form, tmp_path):
+    texts = form.framed(random_texts(3, 12, 60))
+    (tmp_path / "good").mkdir()
+    for number in range(2):
+        form.write(tmp_path / f"good/p{number}", texts)
+    draw = np.random.default_rng(0)
+    refused = 0
+    for trial in range(60):
+        folder = tmp_path / f"bad-{trial}"
+        shutil.copytree(tmp_path / "good", folder)
+        victims = sorted(folder.iterdir())
+        victim = victims[int(draw.integers(0, len(victims)))]
+        victim.write_bytes(damage(victim.read_bytes(), draw))
+        index = tmp_path / f"index-{trial}" if trial % 2 else None
+        error = refusal(form, folder, index)
+        if error is not None:
+            refused += 1
+            assert str(folder) in str(error)
+            assert error.cure
+    assert refused >= 10
+
+
+def test_a_record_batch_that_says_it_has_no_rows_is_not_passed_over(tmp_path):
+    path = write_arrow(tmp_path / "a", [[1, 2, 3]] * 9)
+    content = path.read_bytes()
+    rows = [at for at in range(0, len(content), 8) if content[at : at + 8] == struct.pack("<q", 7)]
+    for at in rows:  # of the record batch, and of its column
+        patched(path, at, bytes(8))
+    with pytest.raises(CacheCorruptError, match="ids but no rows in record batch 0"):
+        TokenCache.open(str(path))
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_zeros_in_an_arrow_stream_do_not_hide_what_follows(tmp_path, as_file):
+    rows = pa.table({"input_ids": pa.array([[1, 2, 3]] * 9, pa.list_(pa.int32()))})
+    path = tmp_path / "a.arrow"
+    new = pa.ipc.new_file if as_file else pa.ipc.new_stream
+    with pa.OSFile(str(path), "wb") as sink, new(sink, rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=3)
+    assert TokenCache.open(str(path)).num_documents == 9
+    content = path.read_bytes()
+    batches = [at for at in range(0, len(content), 8) if content[at : at + 4] == b"\xff" * 4]
+    patched(path, batches[2], bytes(8))
+    with pytest.raises(CacheCorruptError, match="after 1 record batches, and more follows"):
+        TokenCache.open(str(path))

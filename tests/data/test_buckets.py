@@ -1,6 +1,7 @@
 """Buckets of documents against a slow count, and columns, files and edges that are of no use."""
 
 import bisect
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from headrace.ingest.reshuffle import ReshuffleConfig
 from headrace.store import TokenCache
 from headrace.store.joined import JoinedCache
 from headrace.store.layout import LeafSpec
-from headrace.testing import write_cache
+from headrace.testing import tiny_cache, write_cache
 
 
 def scored(folder, scores, dtype="float32", lengths=None, parts=2) -> TokenCache:
@@ -303,3 +304,22 @@ def test_a_bucket_without_documents_is_refused(tmp_path):
     ) as caught:
         without_others({"web/2": DocumentNumbers(cache)}, {"web/2": config}, {"web/2": None})
     assert caught.value.field == "components.web/2.buckets.keep"
+
+
+@pytest.mark.parametrize("gone", [[], [3, 999]])
+def test_buckets_that_lie_together_are_those_that_a_list_leaves(tmp_path, gone):
+    """They are found by their borders, and not document by document."""
+    cache = tiny_cache(tmp_path / "cache", documents=1000)
+    bucket = np.repeat([2, 0, 1], [300, 500, 200])
+    np.save(tmp_path / "bucket.npy", bucket)
+    rule = BucketsConfig(f"{tmp_path}/bucket.npy", edges=[1, 2])
+    buckets = {str(k): replace(rule, keep=[k]) for k in range(3)}
+    numbers = dict.fromkeys(buckets, DocumentNumbers(cache))
+    removed = dict.fromkeys(buckets, DocumentFilter(gone) if gone else None)
+    for name, one in without_others(numbers, buckets, removed).items():
+        assert one is not None
+        others = np.union1d(np.flatnonzero(bucket != int(name)), gone).astype(int)
+        listed = DocumentFilter(others).of(cache)
+        assert one.documents_digest == listed.documents_digest
+        assert one.num_documents == others.size
+        assert one.num_tokens == listed.num_tokens

@@ -40,6 +40,7 @@ from headrace_compat.in_place import (
     begins_with,
     check_rising,
     digest_of,
+    read_exactly,
     size_of,
     token_paths,
 )
@@ -53,6 +54,7 @@ _ATTENTION = "attention_mask"
 _NO_LABEL = -100
 _DTYPES = frozenset(LEAF_DTYPES) - {"bool"}  # of which Arrow stores eight in a byte
 _FILE_HEAD = b"ARROW1\0\0"
+_FOOTER_END = 10
 _BUILD = "Build a cache of it: headrace build DATASET -o CACHE."
 
 
@@ -170,18 +172,29 @@ class _ArrowFile:
         size = size_of(url)
         mapping = arrow.memory_map(str(files.local_path(url)))
         mapped_bytes = mapping.read_buffer(size)
-        head = len(_FILE_HEAD) if begins_with(url, _FILE_HEAD) else 0
+        is_file = begins_with(url, _FILE_HEAD)
+        head = len(_FILE_HEAD) if is_file else 0
+        source = arrow.BufferReader(mapped_bytes.slice(head))
         try:
-            with arrow.ipc.open_stream(mapped_bytes.slice(head)) as stream:
-                return cls(url, size, mapped_bytes.address, [*stream], stream.schema)
-        except (arrow.ArrowInvalid, OSError) as error:
+            with arrow.ipc.open_stream(source) as stream:
+                batches = [*stream]
+                end = head + source.tell()
+                opened = cls(url, size, mapped_bytes.address, batches, stream.schema)
+        except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise corrupt(url, f"is no whole Arrow stream ({error})") from error
+        # Zeros read like the end of a stream: what follows them would be left out
+        if end != size - (_footer_bytes(url, size) if is_file else 0):
+            problem = f"ends at byte {end:,}, after {len(batches)} record batches, and more follows"
+            raise corrupt(url, problem)
+        return opened
 
     def parts(self) -> Iterator[TokenFile]:
         """A part for each record batch with rows."""
         for number, batch in enumerate(self._batches):
             if batch.num_rows:
                 yield self._part(number, batch)
+            elif len(batch.column(TOKENS).values):
+                raise corrupt(self.url, f"has ids but no rows in record batch {number}")
 
     def _part(self, number: int, batch: Any) -> TokenFile:
         tokens = self._column(batch, TOKENS)
@@ -271,6 +284,12 @@ class _ArrowFile:
         if not 0 <= first_byte <= self._size:  # decompressed into memory of its own
             raise corrupt(self.url, "is compressed, and cannot be mapped into memory", _BUILD)
         return PlainArray(self.url, len(values), dtype.name, first_byte, self._size)
+
+
+def _footer_bytes(url: str, size: int) -> int:
+    """Bytes behind the stream in an Arrow file: a footer, its length, and a magic number."""
+    length = read_exactly(url, max(size - _FOOTER_END, 0), size)[:4]
+    return int.from_bytes(length, "little", signed=True) + _FOOTER_END
 
 
 def _columns_of(url: str, schema: Any) -> list[str]:

@@ -19,6 +19,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from headrace.data.filter_files import NPY_ERRORS
 from headrace.store import files
 from headrace.store.layouts import FormatConfig
 from headrace.store.plain import PlainArray, corrupt
@@ -124,7 +125,7 @@ def npy_header(url: str, raw: bytes) -> tuple[str, int, int]:
         if version != (1, 0):
             read = np.lib.format.read_array_header_2_0
         shape, _, dtype = read(stream)
-    except (ValueError, EOFError) as error:
+    except NPY_ERRORS as error:
         raise corrupt(url, f"is no .npy file ({error})") from error
     if len(shape) != 1 or dtype.kind not in "iu" or dtype.byteorder == ">":
         cure = "Write one row of little-endian integers."

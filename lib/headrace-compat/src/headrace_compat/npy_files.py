@@ -11,6 +11,7 @@ Price of opening, for each file: its size, and up to 16 KiB at its beginning and
 from __future__ import annotations
 
 import gzip
+import zlib
 from functools import partial
 
 import numpy as np
@@ -96,7 +97,7 @@ def _listed_documents(url: str) -> np.ndarray:
     try:
         lines = gzip.decompress(read_exactly(url, 0, size_of(url))).decode().splitlines()
         spans = np.array([line.split(",", 2)[:2] for line in lines], np.int64).reshape(-1, 2)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, zlib.error) as error:
         raise corrupt(url, f"does not list documents ({error})") from error
     if (spans[1:, 0] != spans[:-1, 1]).any():
         raise corrupt(url, "has documents that overlap, leave gaps, or are in another order")

@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 
 from headrace.data.document_numbers import DocumentNumbers
-from headrace.data.documents import DocumentFilter, remove_others
+from headrace.data.documents import RANGE_BITS, DocumentFilter, remove_others
 from headrace.data.pairs import refuse_parted_buckets
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError
@@ -290,30 +290,58 @@ def without_others(
         name: one.of(numbers[name].cache) if isinstance(one, DocumentFilter) else one
         for name, one in removed.items()
     }
-    looked: list[tuple[DocumentNumbers, BucketsConfig, UInt8[np.ndarray, " n"]]] = []
+    divided: list[tuple[DocumentNumbers, BucketsConfig, _Divided]] = []
     for name, config in buckets.items():
         cache = numbers[name].cache
         path = f"components.{name}.buckets"
         rule = BucketsConfig(
             config.by, config.edges, config.quantiles, config.levels, seed=config.seed
         )
-        of_document = next(
-            (b for n, r, b in looked if n.same_as(numbers[name]) and r == rule), None
-        )
-        if of_document is None:
-            of_document = buckets_of(numbers[name], rule, path)
-            looked.append((numbers[name], rule, of_document))
+        same = (d for n, r, d in divided if n.same_as(numbers[name]) and r == rule)
+        documents = next(same, None)
+        if documents is None:
+            documents = _Divided.of(buckets_of(numbers[name], rule, path), config.count)
+            divided.append((numbers[name], rule, documents))
         if name in of_pairs:
-            refuse_parted_buckets(cache, of_document, path, config.by)
+            refuse_parted_buckets(cache, documents.bucket, path, config.by)
         is_kept = np.isin(np.arange(MOST_BUCKETS + 1), config.keep or [])
-        sizes = _sizes(of_document, config.count)
+        sizes = documents.sizes
         if not sum(size for size, keep in zip(sizes, is_kept.tolist(), strict=False) if keep):
             problem = f"leaves no document: the buckets of {cache.path} by {config.by} hold {sizes}"
             cure = "Leave out the edge, quantile or level that no document reaches."
             raise ConfigError(problem, field=f"{path}.keep", value=config.keep, cure=cure)
         filtered = left_out[name] or DocumentFilter(Intervals.empty()).of(cache)
-        left_out[name] = remove_others(cache, filtered, partial(_is_other, is_kept, of_document))
+        is_other = partial(_is_other, is_kept, documents.bucket)
+        left_out[name] = remove_others(cache, filtered, is_other, documents.others(is_kept))
     return left_out
+
+
+@dataclass(frozen=True, eq=False)
+class _Divided:
+    """The documents of a cache, divided into buckets.
+
+    ``border`` is where a document follows one of another bucket, if that is seldom, as in a store
+    in groups: two hundred buckets are then found in one pass. None: it is often.
+    """
+
+    bucket: UInt8[np.ndarray, " n"]
+    sizes: list[int]
+    border: Int64[np.ndarray, " runs"] | None
+
+    @classmethod
+    def of(cls, bucket: UInt8[np.ndarray, " n"], count: int) -> _Divided:
+        is_border = bucket[1:] != bucket[:-1]
+        is_seldom = np.count_nonzero(is_border) * RANGE_BITS < bucket.size
+        border = np.append(0, np.flatnonzero(is_border) + 1) if is_seldom and bucket.size else None
+        return cls(bucket, _sizes(bucket, count), border)
+
+    def others(self, is_kept: Bool[np.ndarray, " b"]) -> Intervals | None:
+        """The documents of buckets that are not kept, if they lie in few ranges."""
+        if self.border is None:
+            return None
+        is_other = ~is_kept[self.bucket[self.border]]
+        stop = np.append(self.border[1:], self.bucket.size)
+        return Intervals(self.border[is_other], stop[is_other])
 
 
 def _is_other(

@@ -94,6 +94,7 @@ def remove_others(
     cache: TokenCache,
     removed: RemovedDocuments,
     others: Callable[[int, int], Bool[np.ndarray, " n"]],
+    ranges: Intervals | None = None,
 ) -> RemovedDocuments:
     """Leaves out further documents, in addition to those of a filter.
 
@@ -101,7 +102,11 @@ def remove_others(
         cache: The cache.
         removed: What is already left out.
         others: Returns which of the documents ``first .. stop`` to leave out.
+        ranges: The same documents, if they lie in few ranges: nothing is asked of ``others`` then.
     """
+    if ranges is not None and isinstance(removed.which, Intervals):
+        which = Intervals.union([removed.which, ranges])
+        return remove(cache, which, removed.listed, removed.repeated, removed.not_found)
     every = Bits.of_masks(
         lambda at, stop: others(at, stop) | removed.which.mask(at, stop), cache.num_documents
     )

@@ -133,6 +133,24 @@ def _as_config_errors(url: str, field: str) -> Iterator[None]:
         raise ConfigError("does not exist", field=field, value=url, cure=_CURE) from error
 
 
+NPY_ERRORS = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+)
+"""What NumPy raises for a damaged ``.npy`` file, whose head is Python and says how much memory it
+takes.
+"""
+
+
 def read_npy(raw: bytes | Path, field: str, url: str, cure: str) -> np.ndarray:
     """The array in the bytes of a ``.npy`` file, or in a file, which is mapped; ConfigError if it
     is invalid.
@@ -144,20 +162,7 @@ def read_npy(raw: bytes | Path, field: str, url: str, cure: str) -> np.ndarray:
             if isinstance(raw, Path):
                 return np.load(raw, mmap_mode="r", allow_pickle=False)
             return np.load(io.BytesIO(raw), allow_pickle=False)
-    except (
-        # its head is Python, and says how much memory it takes
-        ArithmeticError,
-        EOFError,
-        LookupError,
-        MemoryError,
-        OSError,
-        RecursionError,
-        SyntaxError,
-        TypeError,
-        ValueError,
-        tokenize.TokenError,
-        zipfile.BadZipFile,
-    ) as error:
+    except NPY_ERRORS as error:
         raise ConfigError(
             f"is not a .npy file of numbers ({error})", field=field, value=url, cure=cure
         ) from error

@@ -33,8 +33,8 @@ class DocumentGroups:
     """Positions of the documents of a store in its grouped copy.
 
     Attributes:
-        places: The stored position of each document of the original.
-        numbers: The document of the original at each stored position.
+        place_of: The stored position of each document of the original.
+        number_at: The document of the original at each stored position.
 
     Example:
         >>> groups = DocumentGroups.of(DocumentShuffle(7, seed=0), np.array([1, 0, 1, 0, 1, 0, 1]))
@@ -44,8 +44,8 @@ class DocumentGroups:
         [3, 2]
     """
 
-    places: Table
-    numbers: Table
+    place_of: Table
+    number_at: Table
 
     @classmethod
     def of(
@@ -74,11 +74,11 @@ class DocumentGroups:
 
     def stored_at(self, originals: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Stored positions of documents of the original."""
-        return np.asarray(self.places[np.asarray(originals, np.int64)], np.int64)
+        return np.asarray(self.place_of[np.asarray(originals, np.int64)], np.int64)
 
     def originals(self, stored: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Documents of the original at stored positions."""
-        return np.asarray(self.numbers[np.asarray(stored, np.int64)], np.int64)
+        return np.asarray(self.number_at[np.asarray(stored, np.int64)], np.int64)
 
 
 def _blocks(documents: int) -> Iterator[Int64[np.ndarray, " n"]]:

@@ -29,7 +29,7 @@ def table_url(root: str, name: str) -> str:
 def write_tables(root: str, groups: DocumentGroups, documents: int) -> dict[str, dict[str, Any]]:
     """Writes the tables of a store; returns their records for its ledger."""
     records: dict[str, dict[str, Any]] = {}
-    for name, table in zip(TABLES, (groups.places, groups.numbers), strict=True):
+    for name, table in zip(TABLES, (groups.place_of, groups.number_at), strict=True):
         writer = VectorWriter(table_url(root, name), table[0:1].dtype.str, _WHAT)
         try:
             for first in range(0, documents, _BLOCK):

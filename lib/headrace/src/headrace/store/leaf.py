@@ -172,7 +172,8 @@ class CacheLeaf:
             for (p, a, b), end in zip(spans, ends, strict=True)
         ]
         for p, a, b in ranges:
-            if not 0 <= a <= b <= (data := self.parts[p].data).length:
+            data = self.parts[p].data
+            if not 0 <= a <= b <= data.length:
                 problem = (
                     f"says that values lie at {a} .. {b}, and the ledger that there are"
                     f" {data.length}"
