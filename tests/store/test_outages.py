@@ -165,6 +165,19 @@ def test_no_request_is_sent_to_a_bucket_before_retry_after_has_passed(remote):
     check_retry_after(remote.root, remote.proxy)
 
 
+def test_the_request_that_asks_for_retry_after_is_one_and_counted(proxy: FaultProxy):
+    """A web server would redirect one for a folder."""
+    use_policy(replace(FAST, deadline_s=60.0))
+    cache = TokenCache.open(f"{proxy.url}/cache")
+    cache.tokens(64, 128)
+    proxy.clear()
+    counts = retry.request_counts()
+    proxy.next("error", times=3, status=429)
+    assert np.array_equal(cache.tokens(0, 64), TOKENS[:64])
+    assert [request.range for request in proxy.log].count("bytes=0-0") == 1
+    assert (retry.request_counts() - counts).requests == len(proxy.log) == 5
+
+
 @pytest.mark.usefixtures("fast")
 def test_a_chunk_that_the_ledger_lists_is_asked_for_again_while_it_is_missing(proxy: FaultProxy):
     cache = TokenCache.open(f"{proxy.url}/cache")

@@ -362,11 +362,11 @@ class _Seen:
             end = max(len(self.proxy._log) - under_way, 0)
             log = self.proxy._log[:end]
             self.proxy._log = self.proxy._log[end:]
-        # All but those for Retry-After, which are for the folder.
-        chunks = [r for r in log if "/c/" in r.path.replace("%2F", "/")]
+        chunks = [r for r in log if r.range != "bytes=0-0"]  # which asks for Retry-After
         self.fates += Counter("refusal" if r.status in (401, 403) else r.fate for r in chunks)
         self.requests += len(log)
         self.spikes += sum(r.late_s > 0.1 for r in chunks)
+        assert {r.path for r in log if "/c/" not in r.path.replace("%2F", "/")} == set()
 
 
 def loader_of_epochs(cache, batches):

@@ -569,7 +569,7 @@ async def get(
             failures[kind] += 1
             least_s = 0.0
             if throttles(error) and failures.total() >= _FEW_FAILURES:
-                least_s = await _pause_s(store.url)
+                least_s = await _pause_s(files.join(store.url, key))
             wait = patience.wait_s(reason(error), least_s)
             if wait is None or failures[kind] >= most[kind]:
                 came = "" if answer is None else f"; what came begins with {answer[:24]!r}"
@@ -588,8 +588,8 @@ async def get(
 
 async def _pause_s(url: str) -> float:
     """Seconds that a store that is throttling wants to be left alone. TensorStore does not tell its
-    ``Retry-After``, so fsspec's client asks for one byte, at most once a second for all reads;
-    Azure's tells none either.
+    ``Retry-After``, so fsspec's client asks for one byte of a file that is there, at most once a
+    second for all reads; Azure's tells none either.
     """
     store = retry.store_of(url)
     now = time.monotonic()
