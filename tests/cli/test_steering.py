@@ -54,6 +54,8 @@ def test_a_running_job_is_changed(headrace: Headrace, job: Run):
     step = int(refused.err.split("Give step ")[1].split()[0])
     # the cure works as it is typed
     headrace("run", "amend", job.folder, "--step", str(step + 5), "--weights", "a=9")
+    unknown = headrace("run", "amend", job.folder, "--step", "2000", "--weights", "zz=9").err
+    assert "weights.zz: is not in the mixture" in " ".join(unknown.split())
 
 
 @pytest.fixture
@@ -148,6 +150,9 @@ def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_
         planned = headrace(*amend, "--step", "5", "--live").err
         step = planned.split("Give step ")[1].split()[0]  # the cure works as it is typed
         assert "the job goes on with it" in headrace(*amend, "--step", step, "--live").out
+        # it would change the order of c, which depends on its share when it comes in
+        early = headrace(*amend, "components.a.weight=7", "--step", step, "--live").err
+        assert f"Give --step {int(step) + 1} or a later one" in early
         remove(tmp_path / "a", 3, 4)
         typed = ("--caches", "a=2", "--step", "1000", "--json")
         said = json.loads(headrace("run", "amend", run.folder, *typed).out)
@@ -184,6 +189,11 @@ def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_
         (["--step", "9", "--weights", "a"], "--weights web=2,code=1"),
         (["--step", "9", "--skip", "9"], "--skip 1200:1400"),
         (["--skip", "40:30"], "--skip 1200:1400"),
+        (["--step", "9", "--weights", "a=nan"], "must be finite"),
+        (["--step", "9", "--weights", "a=inf"], "must be finite"),
+        (["--step", "9", "--weights", "a=-1"], "not negative"),
+        (["--step", "9", "--weights", "=1"], "--weights web=2,code=1"),
+        (["--step", "9", "--weights", "a=1,a=2"], "Write each name once"),
         (["--step", "9"], "Give it add, weights, drop or skip"),
         (["--step", "9", "--weights", "a=2", "--wait", "0"], "/run CONFIG"),
     ],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from headrace import ComponentConfig, DataLoader, LmDataConfig
+from headrace import ComponentConfig, DataLoader, LmDataConfig, load_config
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
 from headrace.cli.application import application
@@ -150,3 +150,13 @@ def test_scores_of_rows_are_means_whatever_other_documents_have(cache, tmp_path)
         assert (np.delete(blurred, np.s_[begin:stop]) == np.delete(scores, np.s_[begin:stop])).all()
     equal, _ = scores_of(np.full(DOCUMENTS, 0.1))
     assert (equal == 0.1).all()  # so rows stay as they are stored, and each chunk is read once
+
+
+@pytest.mark.parametrize("field", ["shuffle", "buckets"])
+def test_a_number_that_has_to_be_named_cannot_be_null(field: str):
+    with pytest.raises(ConfigError, match="is missing") as refused:
+        load_config(overrides=[f"components.web={{cache: web, {field}: {{by: null}}}}"])
+    assert (refused.value.field, refused.value.cure) == (
+        f"components.web.{field}.by",
+        "Give a text.",
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
@@ -389,6 +390,24 @@ def test_what_comes_in_with_removed_documents_changes_nothing_of_the_steps_befor
         len(leaves) for leaves in expected
     ]  # no program is compiled anew
     assert len(found[4]) > len(found[3])
+
+
+def test_a_source_with_a_file_of_scores_does_not_grow(root: str):
+    documents = open_cache(f"{root}/web").num_documents
+    np.save(f"{root}/scores.npy", np.arange(documents))
+    grow(f"{root}/web", 30)
+    scored = {"snapshot": 1, "shuffle": {"by": f"{root}/scores.npy"}}
+    amendment = {"step": 4, "caches": {"web": 2}}
+    with pytest.raises(ConfigError, match="does not go with components") as refused:
+        config_of(root, amendment, web=scored).dataset()
+    assert refused.value.field == "amendments[0].caches.web"
+    cure = str(refused.value.cure)
+    new = yaml.safe_load(cure[cure.index("{") : cure.index("}") + 1])
+    plain = config_of(root, web=scored)
+    component = replace(plain.components["web"], shuffle=None, **new)
+    added = AmendmentConfig(4, add={"new": 1})
+    components = {**plain.components, "new": component}
+    replace(plain, components=components, amendments=[added]).dataset()
 
 
 def test_a_move_that_only_removes_changes_no_draw(root: str):

@@ -15,7 +15,7 @@ import pytest
 from headrace import ComponentConfig, LmDataConfig, open_run
 from headrace.errors import HeadraceError, PlanMismatchError
 from headrace.mix import AmendmentConfig
-from headrace.run.steering import REQUEST_NAME, Request, ask
+from headrace.run.steering import REQUEST_NAME, Request, _Asked, _Mailbox, ask
 from headrace.testing import tiny_cache
 
 PROGRAM = Path(__file__).with_name("steered.py")
@@ -40,7 +40,7 @@ def test_batches_are_those_of_a_run_that_had_all_of_it_from_the_start(root: Path
             PlanMismatchError, match=f"Give step {begins} or a later one"
         ) as refused:
             run.amend(len(given), weights={"a": 9})
-        assert (refused.value.field, refused.value.value) == ("step", str(len(given)))
+        assert (refused.value.field, refused.value.value) == ("step", len(given))
         with pytest.raises(PlanMismatchError, match="is not in the mixture"):
             run.amend(begins + 20, weights={"x": 9})
         # two changes before the first of them is reached, one with a source that is new
@@ -168,6 +168,55 @@ def test_another_process_asks_and_gets_an_answer(root: Path):
     assert not (root / "run" / REQUEST_NAME).exists()
     with pytest.raises(PlanMismatchError, match="gave no answer"):
         ask(folder, asked, 0)
+    assert not (root / "run" / REQUEST_NAME).exists()
+
+
+def test_several_processes_ask_at_once_and_each_gets_its_own_answer(root: Path):
+    run = open_run(root / "run", config_of(root, 4000))
+    steps = [3000, 3004, 3002, 3003, 3001, 1]  # in any order, but the last is planned already
+    requests = [Request.of(AmendmentConfig(step, weights={"a": step}), {}) for step in steps]
+    with (
+        ThreadPoolExecutor(len(steps)) as others,
+        run.loader() as loader,
+        loader.iter_from_step() as batches,
+    ):
+        next(batches)
+        asked = [others.submit(ask, run.folder, request, 600) for request in requests]
+        errors = [one.exception() for one in asked]
+    assert errors[:-1] == [None] * 5
+    assert isinstance(errors[-1], PlanMismatchError)
+    assert run.config is not None
+    amended = [(one.step, one.weights) for one in run.config.amendments]
+    assert amended == [(step, {"a": step}) for step in range(3000, 3005)]
+    assert not (root / "run" / REQUEST_NAME).exists()
+
+
+def test_what_comes_in_later_is_not_altered_before(root: Path):
+    """The order of a source depends on the shares with which it comes in."""
+    run = open_run(root / "run", config_of(root, 4000))
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        next(batches)
+        new = {"c": ComponentConfig(str(root / "c"))}
+        run.amend(3000, add={"c": 1}, components=new)
+        with pytest.raises(PlanMismatchError, match="Give step 3001 or a later one") as refused:
+            run.amend(2900, weights={"a": 50})
+        assert (refused.value.field, refused.value.value) == ("step", 2900)
+        run.amend(3001, weights={"a": 50})
+
+
+def test_a_request_that_is_withdrawn_is_not_carried_out(root: Path):
+    config = config_of(root, 4000)
+    run = open_run(root / "run", config)
+    asked = Request.of(AmendmentConfig(3000, weights={"a": 5}), {})
+    with pytest.raises(PlanMismatchError, match="gave no answer"):
+        ask(run.folder, asked, 0)
+    killed = _Asked(asked, until=0.0)  # by somebody who was killed long ago
+    assert _Mailbox(run.folder).put(killed)
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        next(batches)
+        ask(run.folder, Request.of(AmendmentConfig(3500, weights={"a": 7}), {}), 600)
+    assert run.config is not None
+    assert [one.step for one in run.config.amendments] == [3500]
 
 
 def check_rows(root: Path, steps: int) -> LmDataConfig:

@@ -250,10 +250,18 @@ def _typed_amendment(
     if step is None:
         raise ConfigError("is missing", field="--step", cure=_STEP_CURE)
     snapshots = _typed(caches, "--caches", "snapshot", _snapshots, "web=3,code=2")
-    weighed = _typed(weights, "--weights", "weight", float, "web=2,code=1")
+    weighed = _typed(weights, "--weights", "weight", _weight, "web=2,code=1")
     amendment = AmendmentConfig(step, weights=weighed, drop=drop, caches=snapshots, skip=skipped)
     check_plan([], [amendment])
     return amendment
+
+
+def _weight(typed: str) -> float:
+    from headrace.mix.schedule import weight_from_config
+
+    weight = float(typed)
+    weight_from_config(weight, "--weights")
+    return weight
 
 
 def _snapshots(typed: str) -> int | list[int]:
@@ -273,8 +281,11 @@ def _typed(
     values: dict[str, _Value] = {}
     for entry in typed.split(",") if typed else []:
         name, _, value = entry.partition("=")
+        if name in values:
+            cure = "Write each name once."
+            raise ConfigError(f"names {name!r} twice", field=option, value=typed, cure=cure)
         try:
-            values[name] = read(value)
+            values[name] = read(value if name else "")
         except ValueError:
             cure = f"Type names with numbers: {option} {example}."
             raise ConfigError(f"is no {kind}", field=option, value=entry, cure=cure) from None

@@ -539,7 +539,8 @@ def _read_record(slot: Slot, values: Mapping[Any, Any], path: str) -> Any:
         if name not in fields:
             raise _unknown_key(name, value, prefix, fields)
     for name, field in fields.items():
-        if field.required and name not in values:
+        is_given = name in values and (values[name] is not None or field.slot.optional)
+        if field.required and not is_given:
             raise ConfigError(
                 "is missing", field=f"{prefix}{name}", cure=f"Give {field.slot.expected}."
             )

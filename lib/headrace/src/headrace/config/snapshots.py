@@ -250,10 +250,13 @@ def _check_can_grow(
 ) -> None:
     """Raises ConfigError if no component can stand beside one for what its caches gain."""
     component = config.components[name]
+    scored_by = config.shuffle_for(name).scored_by or ""
     limits = {
         "max_tokens": component.max_tokens,
         "max_share": component.max_share,
         "buckets": component.buckets,
+        # a file with a number for each of the old documents
+        "shuffle": scored_by if scored_by.endswith(".npy") else None,
     }
     for setting, limit in limits.items():
         if limit is not None:

@@ -21,7 +21,7 @@ from headrace.config.parsing import decode
 from headrace.config.source_order import in_order_of_run
 from headrace.config.writing import given_fields, whole_if_it_is
 from headrace.data.dataset import BatchOrder
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, PlanMismatchError
 from headrace.mix.amendments import number_of_each, weights_by_place
 from headrace.mix.stage_config import AmendmentConfig, StageConfig, added_later
 from headrace.run.differences import config_differences, differences
@@ -127,6 +127,7 @@ def run_changes(
 
     Raises:
         ConfigError: the edited config cannot be used; its field is named.
+        PlanMismatchError: the change can only begin after those that the lock has already.
     """
     declared = config_of_run(lock, edited)
     as_declared = _lock_of(declared)
@@ -141,6 +142,7 @@ def run_changes(
     if (same or first is not None) and not caches:
         return RunChanges(same, fields, plan, first, None, None if same else declared)
     base = declared if same or first is not None else _with_declared(lock, declared, step)
+    asked = step
     # after what is declared: amendments stand in the order of their steps
     step = max(step, 1, *(amendment.step + 1 for amendment in base.amendments))
     amendment = None if base is declared else amendment_between(base, declared, step)
@@ -150,6 +152,15 @@ def run_changes(
     new = _lock_of(amended)
     first = new.first_difference(lock)
     if first is None and new.fingerprint != lock.fingerprint:
+        locked = decode(LmDataConfig, lock.config)
+        last = max((one.step for one in locked.amendments), default=0)
+        if asked <= last and run_changes(lock, edited, last + 1).amended is not None:
+            raise PlanMismatchError(
+                f"is not after step {last}, where an earlier change begins, which it would alter",
+                field="--step",
+                value=asked,
+                cure=f"Give --step {last + 1} or a later one.",
+            )
         undone = _with_mixture(declared, base)
         refused = config_differences(lock.config, fields_of_run(undone)) or fields
         return RunChanges(False, fields, plan, refused=refused)

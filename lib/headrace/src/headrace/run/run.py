@@ -184,6 +184,15 @@ class Run:
         new = replace(RunLock.of(source), edited=edited)
         first = new.first_difference(self.lock)
         if first is None:
+            last = amended.amendments[-1].step
+            if last > request.step:  # the order of what that one brings in depends on shares
+                raise PlanMismatchError(
+                    f"is not after step {last}, where an earlier change begins, which it would"
+                    " alter",
+                    field="step",
+                    value=request.step,
+                    cure=f"Give step {last + 1} or a later one.",
+                )
             self.lock.check_same(new, self.folder)
             raise ConfigError("changes nothing", field="amend", value=request.amendment)
         if first < request.step:

@@ -33,6 +33,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
@@ -42,8 +43,8 @@ from headrace.errors import HeadraceError, PlanMismatchError, printable
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.run.lock import RunLock
 from headrace.store import files
-from headrace.store.lease import lease
-from headrace.store.records import RecordKind, read_record, write_record
+from headrace.store.lease import lease, open_slot
+from headrace.store.records import RecordKind
 
 if TYPE_CHECKING:
     from headrace.feed.loader import DataLoader
@@ -107,73 +108,128 @@ class Answer(msgspec.Struct, frozen=True):
     Attributes:
         problem: Why it was refused; empty: the lock has it.
         field: Field that the refusal is about.
-        value: Its value.
+        value: Its value; None: it has none.
         cure: What to do.
     """
 
     problem: str = ""
     field: str = ""
-    value: str = ""
+    value: str | int | float | None = None
     cure: str = ""
 
     @classmethod
     def refusing(cls, error: HeadraceError) -> Answer:
         """The refusal that an error is."""
-        return cls(
-            error.problem, error.field or "amend", printable(str(error.value)), error.cure or ""
-        )
+        value = error.value
+        if not isinstance(value, str | int | float | None):
+            value = printable(str(value))
+        return cls(error.problem, error.field or "amend", value, error.cure or "")
 
     def check(self) -> None:
         """Raises PlanMismatchError if the request was refused."""
         if self.problem:
-            raise PlanMismatchError(
-                self.problem, field=self.field, value=self.value, cure=self.cure or None
-            )
+            about: dict[str, Any] = {} if self.value is None else {"value": self.value}
+            raise PlanMismatchError(self.problem, field=self.field, cure=self.cure or None, **about)
 
 
-class _Asked(msgspec.Struct, forbid_unknown_fields=True):
-    """The request in the folder of a run, and its answer once it has one."""
+class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The request in the folder of a run.
+
+    Attributes:
+        request: The change.
+        until: Seconds since 1970, until which somebody waits for the answer.
+        is_taken: Whether the job decides on it.
+        answer: What it decided; None: nothing yet.
+    """
 
     request: Request
+    until: float
+    is_taken: bool = False
     answer: Answer | None = None
 
 
 _REQUEST = RecordKind("request to a run", 1, _Asked, indented=True)
 
 
+class _Mailbox:
+    """The file of a run for one request of another process at a time.
+
+    Who asks puts a request there if there is none, and withdraws it in the end. The job takes it
+    before it decides: a request that is withdrawn before changes nothing. Every change of the file
+    is a swap, so nobody overwrites or removes what is another's. What a killed process left is of
+    no account when its time is over.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._url = files.join(folder, REQUEST_NAME)
+        self._slot = open_slot(folder, REQUEST_NAME)
+
+    def look(self) -> tuple[bytes | None, _Asked | None]:
+        """The bytes of the file, and what they say; None: nothing that can be read."""
+        raw = self._slot.read()
+        asked = None
+        if raw is not None:
+            with suppress(HeadraceError):
+                asked = _REQUEST.decode(raw, self._url)
+        return raw, asked
+
+    def put(self, asked: _Asked) -> bool:
+        """Puts a request there; False: another one waits."""
+        raw, waiting = self.look()
+        is_free = waiting is None or waiting.until < time.time()
+        return is_free and self._slot.swap(raw, _REQUEST.encode(asked))
+
+    def answer(self, decide: Callable[[Request], Answer]) -> None:
+        """Answers the request there, if there is one."""
+        raw, asked = self.look()
+        if asked is None or asked.is_taken or asked.until < time.time():
+            return
+        taken = structs.replace(asked, is_taken=True)
+        if self._slot.swap(raw, _REQUEST.encode(taken)):
+            answered = structs.replace(taken, answer=decide(asked.request))
+            self._slot.swap(_REQUEST.encode(taken), _REQUEST.encode(answered))
+
+    def withdraw(self, asked: _Asked) -> _Asked:
+        """Removes a request; returns what has become of it."""
+        raw, now = self.look()
+        while now is not None and now.until == asked.until:
+            if self._slot.swap(raw, None):
+                return now
+            raw, now = self.look()
+        return asked
+
+
 def ask(folder: str, request: Request, wait_s: float) -> None:
     """Asks a run that another process trains for a change, and waits until its lock has it.
 
     Raises:
-        PlanMismatchError: it is refused, nobody answers in this time, or another one is waiting.
+        PlanMismatchError: it is refused, or there is no answer in this time.
     """
-    url = files.join(folder, REQUEST_NAME)
-    waiting = read_record(url, _REQUEST)
-    if waiting is not None and waiting.answer is None:
-        raise PlanMismatchError(
-            "has a request that waits for an answer",
-            field="run",
-            value=folder,
-            cure=f"Wait for it; if no job trains the run, remove {url}.",
-        )
-    write_record(url, _REQUEST, _Asked(request))
-    until = time.monotonic() + wait_s
-    while time.monotonic() < until:
+    mailbox = _Mailbox(folder)
+    asked = _Asked(request, time.time() + wait_s)
+    while not mailbox.put(asked):
+        if time.time() > asked.until:
+            problem = "has a request of another process, which waits for its answer"
+            cure = "Ask again when it has one."
+            raise PlanMismatchError(problem, field="run", value=folder, cure=cure)
         time.sleep(_EVERY_S)
-        asked = read_record(url, _REQUEST)
-        if asked is None or asked.request != request:
-            break
-        if asked.answer is not None:
-            files.delete_keys(url)
-            asked.answer.check()
-            return
-    files.delete_keys(url)
-    raise PlanMismatchError(
-        f"gave no answer in {wait_s:.0f} s",
-        field="run",
-        value=folder,
-        cure=f"If no job trains it, edit its config: headrace run amend {folder} CONFIG.",
-    )
+    try:
+        while time.time() < asked.until:
+            time.sleep(_EVERY_S)
+            _, now = mailbox.look()
+            if now is None or now.answer is not None:
+                break
+    finally:  # Ctrl-C, too: the next job would take it
+        asked = mailbox.withdraw(asked)
+    if asked.answer is not None:
+        asked.answer.check()
+        return
+    problem = f"gave no answer in {wait_s:.0f} s"
+    cure = f"If no job trains it, edit its config: headrace run amend {folder} CONFIG."
+    if asked.is_taken:
+        problem = f"has not decided in {wait_s:.0f} s"
+        cure = "Its log and its lock will say what it decides. Give it longer: --wait 600."
+    raise PlanMismatchError(problem, field="run", value=folder, cure=cure)
 
 
 class Steering:
@@ -276,9 +332,10 @@ class Steering:
         """
         while self._takes_next():
             with suppress(HeadraceError, OSError), lease(self._run.folder, field="run") as held:
+                mailbox = _Mailbox(self._run.folder)
                 while self._takes_next():
                     held.check()
-                    self._answer_another()
+                    mailbox.answer(self._decide)
 
     def _takes_next(self) -> bool:
         """Takes the next request of this process, if there is one soon; False: the thread ends."""
@@ -288,15 +345,6 @@ class Steering:
             request, answer = self._requests.get(timeout=_EVERY_S)
             answer.put(self._decide(request))
         return True
-
-    def _answer_another(self) -> None:
-        """Answers the request in the folder, if there is one."""
-        url = files.join(self._run.folder, REQUEST_NAME)
-        with suppress(HeadraceError, OSError):
-            asked = read_record(url, _REQUEST)
-            if asked is not None and asked.answer is None:
-                answered = self._decide(asked.request)
-                write_record(url, _REQUEST, _Asked(asked.request, answered))
 
     def _decide(self, request: Request) -> Answer:
         try:
@@ -446,7 +494,7 @@ class _SeveralHosts(_Hosts):
                 return Answer()
             time.sleep(_EVERY_S / 10)
         return Answer(
-            "was not agreed: not all hosts answered", "hosts", "", "Ask again when all train."
+            "was not agreed: not all hosts answered", "hosts", None, "Ask again when all train."
         )
 
     def tell(self, answer: Answer) -> None:

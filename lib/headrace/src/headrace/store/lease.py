@@ -112,7 +112,7 @@ class Lease:
     """A lease that is held. Use :func:`lease`."""
 
     def __init__(
-        self, root: str, record: LeaseRecord, slot: _Slot, field: str = "output", cure: str = ""
+        self, root: str, record: LeaseRecord, slot: Slot, field: str = "output", cure: str = ""
     ) -> None:
         self.root = root
         self._field = field
@@ -238,7 +238,7 @@ def lease(
     ending = _ending.pop(root, None)
     if ending is not None:  # of an object of this process that was forgotten just now
         ending.join()
-    slot: _Slot = _LocalSlot(root) if files.is_local(root) else _RemoteSlot(root)
+    slot = open_slot(root)
     now = _now()
     record = LeaseRecord(
         uuid.uuid4().hex, socket.gethostname(), os.getpid(), _boot(), now, now, 0, expiry_s
@@ -302,7 +302,7 @@ class LeaseWatch:
     """
 
     def __init__(self, root: str) -> None:
-        self._slot: _Slot = _LocalSlot(root) if files.is_local(root) else _RemoteSlot(root)
+        self._slot = open_slot(root)
         self.holder: LeaseRecord | None = None
         self._raw: bytes | None = None
         self._is_gone = False
@@ -342,7 +342,7 @@ class LeaseWatch:
 
 
 def _take(
-    root: str, slot: _Slot, mine: LeaseRecord, field: str = "output", meanwhile: str = ""
+    root: str, slot: Slot, mine: LeaseRecord, field: str = "output", meanwhile: str = ""
 ) -> None:
     while True:
         # 1. Read. What is no lease can be held by nobody, and is replaced like none.
@@ -372,7 +372,7 @@ def _take(
         # Somebody was faster: look again at who.
 
 
-def _why_held(slot: _Slot, raw: bytes, holder: LeaseRecord) -> str:
+def _why_held(slot: Slot, raw: bytes, holder: LeaseRecord) -> str:
     """Why a lease counts as held; empty if it is not held."""
     # 2. Is its owner gone?
     if is_gone(holder):
@@ -426,8 +426,12 @@ def _boot() -> str:
         return ""
 
 
-class _Slot(Protocol):
-    """The storage of a lease. ``settle_s``: how long after a swap an earlier one may finish."""
+class Slot(Protocol):
+    """The storage of a lease, or of another small file that several processes change.
+
+    Attributes:
+        settle_s: How long after a swap an earlier one may finish.
+    """
 
     settle_s: float
 
@@ -440,14 +444,19 @@ class _Slot(Protocol):
         ...
 
 
+def open_slot(root: str, name: str = LEASE_NAME) -> Slot:
+    """The file of a name in a folder, or below a URL."""
+    return _LocalSlot(root, name) if files.is_local(root) else _RemoteSlot(root, name)
+
+
 class _LocalSlot:
     """A file, changed under a lock of its folder."""
 
     settle_s = 0.0
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, name: str = LEASE_NAME) -> None:
         self._root = root
-        self._file = files.join(root, LEASE_NAME)
+        self._file = files.join(root, name)
 
     def read(self) -> bytes | None:
         return files.read_bytes(self._file)
@@ -494,8 +503,9 @@ class _RemoteSlot:
 
     settle_s = 1.0
 
-    def __init__(self, root: str) -> None:
-        self._url = files.join(root, LEASE_NAME)
+    def __init__(self, root: str, name: str = LEASE_NAME) -> None:
+        self._name = name
+        self._url = files.join(root, name)
         self._store: Any = self._wait(ts.KvStore.open(kvstore_spec(root), context=ts.Context()))
 
     def read(self) -> bytes | None:
@@ -505,14 +515,14 @@ class _RemoteSlot:
         current, generation = self._look()
         if current != expected:
             return False
-        written = self._wait(self._store.write(LEASE_NAME, new, if_equal=generation))
+        written = self._wait(self._store.write(self._name, new, if_equal=generation))
         # An empty generation says that the condition was not met; some servers ignore the
         # condition, hence the look afterwards.
         return bool(written.generation) and self.read() == new
 
     def _look(self) -> tuple[bytes | None, bytes]:
         """The stored content, and its generation."""
-        result = self._wait(self._store.read(LEASE_NAME, staleness_bound=time.time()))
+        result = self._wait(self._store.read(self._name, staleness_bound=time.time()))
         return bytes(result.value) if result.state == "value" else None, result.stamp.generation
 
     def _wait(self, future: Any) -> Any:
