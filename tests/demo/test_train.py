@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,21 +41,31 @@ def folder(tmp_path) -> Path:
 
 
 def train(
-    folder: Path, run: str, end: signal.Signals | None = None, after: str = ""
+    folder: Path, run: str, end: signal.Signals | None = None, after: str = "", processes: int = 1
 ) -> tuple[int, str]:
-    """Runs the program, ends it by a signal when it has printed ``after``; its status and what it
-    printed.
+    """Runs the program, ends its processes by a signal when the first has printed ``after``; the
+    status and what it printed.
     """
     command = [sys.executable, str(folder / PROGRAM), "--run", run, "--save-every", "5"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines: list[str] = []
-        for line in process.stdout:
-            lines.append(line)
-            if end is not None and line.startswith(after):
+    if processes > 1:
+        command += ["--distributed", f"localhost:{free_port()}", str(processes)]
+    numbers = [[str(k)] for k in range(processes)] if processes > 1 else [[]]
+    started = [
+        subprocess.Popen([*command, *number], env=ONE_CPU, stdout=subprocess.PIPE, text=True)
+        for number in numbers
+    ]
+    assert started[0].stdout is not None
+    lines: list[str] = []
+    for line in started[0].stdout:
+        lines.append(line)
+        if end is not None and line.startswith(after):
+            for process in started:
                 process.send_signal(end)
-                end = None
-        return process.wait(), "".join(lines)
+            end = None
+    for process in started:
+        process.communicate()
+    (status,) = {process.returncode for process in started}
+    return status, "".join(lines)
 
 
 def figures(run: Path) -> dict[tuple[int, str], float]:
@@ -98,13 +109,15 @@ def test_two_processes_train_as_one_and_fewer_steps_can_be_asked_for(folder):
 
 
 @pytest.mark.slow
-def test_a_killed_and_a_stopped_run_go_on(folder):
-    status, whole = train(folder, "runs/whole")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_and_a_stopped_run_go_on(folder, processes):
+    train_on = partial(train, folder, processes=processes)
+    status, whole = train_on("runs/whole")
     assert status == 0
     assert list(losses(whole)) == ["10", "20", "30", "40", "50", "60"]
-    killed, first = train(folder, "runs/parts", signal.SIGKILL, "step     20")
-    stopped, second = train(folder, "runs/parts", signal.SIGTERM, "step     40")
-    status, third = train(folder, "runs/parts")
+    killed, first = train_on("runs/parts", signal.SIGKILL, "step     20")
+    stopped, second = train_on("runs/parts", signal.SIGTERM, "step     40")
+    status, third = train_on("runs/parts")
     assert (killed, stopped, status) == (-signal.SIGKILL, 0, 0)
     assert "resumes from" in second
     assert "stopped and saved" in second
