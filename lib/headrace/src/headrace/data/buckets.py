@@ -34,7 +34,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 
 from headrace.data.document_numbers import DocumentNumbers
-from headrace.data.documents import RANGE_BITS, DocumentFilter, remove_others
+from headrace.data.documents import DocumentFilter, remove_others
+from headrace.data.filter_files import RANGE_BITS
 from headrace.data.pairs import refuse_parted_buckets
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError
