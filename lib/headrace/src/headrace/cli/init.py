@@ -260,7 +260,7 @@ def _say_which_folders_are_gone(
 
 def _say_what_stays(cache: Path, newer: Newer) -> None:
     """Says which files of a cache are not what they were."""
-    differences = {"changed": newer.changed, "renamed": newer.renamed, "gone": newer.gone}
+    differences = {"changed": newer.changed, "renamed": newer.renamed, "gone": newer.removed}
     for what, paths in differences.items():
         if paths:
             files = format_count(len(paths), "file")

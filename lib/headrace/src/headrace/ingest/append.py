@@ -125,13 +125,13 @@ class Newer:
         added: Files that are not in the cache.
         changed: Paths of files that are in it as they were before.
         renamed: Paths of files that are in it under another name.
-        gone: Paths of files that are in it, and nowhere else.
+        removed: Paths of files that are in it, and nowhere else.
     """
 
     added: list[SourceFile] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     renamed: list[str] = field(default_factory=list)
-    gone: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
 
 
 def newer_files(listed: Sequence[SourceFile], output: str) -> Newer:
@@ -164,7 +164,7 @@ def newer_files(listed: Sequence[SourceFile], output: str) -> Newer:
             newer.added.append(file)
         elif os.path.basename(earlier.pop()) != os.path.basename(file.path):
             newer.renamed.append(file.path)
-    newer.gone.extend(path for paths in by_state.values() for path in paths)
+    newer.removed.extend(path for paths in by_state.values() for path in paths)
     return newer
 
 

@@ -142,7 +142,7 @@ def run_changes(
     if (same or first is not None) and not caches:
         return RunChanges(same, fields, plan, first, None, None if same else declared)
     base = declared if same or first is not None else _with_declared(lock, declared, step)
-    asked = step
+    asked_step = step
     # after what is declared: amendments stand in the order of their steps
     step = max(step, 1, *(amendment.step + 1 for amendment in base.amendments))
     amendment = None if base is declared else amendment_between(base, declared, step)
@@ -154,11 +154,11 @@ def run_changes(
     if first is None and new.fingerprint != lock.fingerprint:
         locked = decode(LmDataConfig, lock.config)
         last = max((one.step for one in locked.amendments), default=0)
-        if asked <= last and run_changes(lock, edited, last + 1).amended is not None:
+        if asked_step <= last and run_changes(lock, edited, last + 1).amended is not None:
             raise PlanMismatchError(
                 f"is not after step {last}, where an earlier change begins, which it would alter",
                 field="--step",
-                value=asked,
+                value=asked_step,
                 cure=f"Give --step {last + 1} or a later one.",
             )
         undone = _with_mixture(declared, base)

@@ -132,7 +132,7 @@ class Answer(msgspec.Struct, frozen=True):
             raise PlanMismatchError(self.problem, field=self.field, cure=self.cure or None, **about)
 
 
-class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Mail(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The request in the folder of a run.
 
     Attributes:
@@ -148,7 +148,7 @@ class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answer: Answer | None = None
 
 
-_REQUEST = RecordKind("request to a run", 1, _Asked, indented=True)
+_REQUEST = RecordKind("request to a run", 1, _Mail, indented=True)
 
 
 class _Mailbox:
@@ -164,39 +164,39 @@ class _Mailbox:
         self._url = files.join(folder, REQUEST_NAME)
         self._slot = open_slot(folder, REQUEST_NAME)
 
-    def look(self) -> tuple[bytes | None, _Asked | None]:
+    def look(self) -> tuple[bytes | None, _Mail | None]:
         """The bytes of the file, and what they say; None: nothing that can be read."""
         raw = self._slot.read()
-        asked = None
+        mail = None
         if raw is not None:
             with suppress(HeadraceError):
-                asked = _REQUEST.decode(raw, self._url)
-        return raw, asked
+                mail = _REQUEST.decode(raw, self._url)
+        return raw, mail
 
-    def put(self, asked: _Asked) -> bool:
+    def put(self, mail: _Mail) -> bool:
         """Puts a request there; False: another one waits."""
         raw, waiting = self.look()
         is_free = waiting is None or waiting.until < time.time()
-        return is_free and self._slot.swap(raw, _REQUEST.encode(asked))
+        return is_free and self._slot.swap(raw, _REQUEST.encode(mail))
 
     def answer(self, decide: Callable[[Request], Answer]) -> None:
         """Answers the request there, if there is one."""
-        raw, asked = self.look()
-        if asked is None or asked.is_taken or asked.until < time.time():
+        raw, mail = self.look()
+        if mail is None or mail.is_taken or mail.until < time.time():
             return
-        taken = structs.replace(asked, is_taken=True)
-        if self._slot.swap(raw, _REQUEST.encode(taken)):
-            answered = structs.replace(taken, answer=decide(asked.request))
-            self._slot.swap(_REQUEST.encode(taken), _REQUEST.encode(answered))
+        in_work = structs.replace(mail, is_taken=True)
+        if self._slot.swap(raw, _REQUEST.encode(in_work)):
+            answered = structs.replace(in_work, answer=decide(mail.request))
+            self._slot.swap(_REQUEST.encode(in_work), _REQUEST.encode(answered))
 
-    def withdraw(self, asked: _Asked) -> _Asked:
+    def withdraw(self, mail: _Mail) -> _Mail:
         """Removes a request; returns what has become of it."""
         raw, now = self.look()
-        while now is not None and now.until == asked.until:
+        while now is not None and now.until == mail.until:
             if self._slot.swap(raw, None):
                 return now
             raw, now = self.look()
-        return asked
+        return mail
 
 
 def ask(folder: str, request: Request, wait_s: float) -> None:
@@ -206,27 +206,27 @@ def ask(folder: str, request: Request, wait_s: float) -> None:
         PlanMismatchError: it is refused, or there is no answer in this time.
     """
     mailbox = _Mailbox(folder)
-    asked = _Asked(request, time.time() + wait_s)
-    while not mailbox.put(asked):
-        if time.time() > asked.until:
+    mail = _Mail(request, time.time() + wait_s)
+    while not mailbox.put(mail):
+        if time.time() > mail.until:
             problem = "has a request of another process, which waits for its answer"
             cure = "Ask again when it has one."
             raise PlanMismatchError(problem, field="run", value=folder, cure=cure)
         time.sleep(_EVERY_S)
     try:
-        while time.time() < asked.until:
+        while time.time() < mail.until:
             time.sleep(_EVERY_S)
             _, now = mailbox.look()
             if now is None or now.answer is not None:
                 break
     finally:  # Ctrl-C, too: the next job would take it
-        asked = mailbox.withdraw(asked)
-    if asked.answer is not None:
-        asked.answer.check()
+        mail = mailbox.withdraw(mail)
+    if mail.answer is not None:
+        mail.answer.check()
         return
     problem = f"gave no answer in {wait_s:.0f} s"
     cure = f"If no job trains it, edit its config: headrace run amend {folder} CONFIG."
-    if asked.is_taken:
+    if mail.is_taken:
         problem = f"has not decided in {wait_s:.0f} s"
         cure = "Its log and its lock will say what it decides. Give it longer: --wait 600."
     raise PlanMismatchError(problem, field="run", value=folder, cure=cure)
@@ -331,10 +331,13 @@ class Steering:
         several that iterate it, such as an evaluation, one has. Where nobody may write, none has.
         """
         while self._takes_next():
-            with suppress(HeadraceError, OSError), lease(self._run.folder, field="run") as held:
+            with (
+                suppress(HeadraceError, OSError),
+                lease(self._run.folder, field="run") as run_lease,
+            ):
                 mailbox = _Mailbox(self._run.folder)
                 while self._takes_next():
-                    held.check()
+                    run_lease.check()
                     mailbox.answer(self._decide)
 
     def _takes_next(self) -> bool:
