@@ -15,7 +15,7 @@ import pytest
 from headrace import ComponentConfig, LmDataConfig, open_run
 from headrace.errors import HeadraceError, PlanMismatchError
 from headrace.mix import AmendmentConfig
-from headrace.run.steering import REQUEST_NAME, Request, _Asked, _Mailbox, ask
+from headrace.run.steering import REQUEST_NAME, Request, _Mail, _Mailbox, ask
 from headrace.testing import tiny_cache
 
 PROGRAM = Path(__file__).with_name("steered.py")
@@ -210,7 +210,7 @@ def test_a_request_that_is_withdrawn_is_not_carried_out(root: Path):
     asked = Request.of(AmendmentConfig(3000, weights={"a": 5}), {})
     with pytest.raises(PlanMismatchError, match="gave no answer"):
         ask(run.folder, asked, 0)
-    killed = _Asked(asked, until=0.0)  # by somebody who was killed long ago
+    killed = _Mail(asked, until=0.0)  # by somebody who was killed long ago
     assert _Mailbox(run.folder).put(killed)
     with run.loader() as loader, loader.iter_from_step() as batches:
         next(batches)
