@@ -106,6 +106,7 @@ def test_commands_name_the_store(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "key")
     monkeypatch.setattr("headrace.cli.REACHED_WITHIN_S", 0.1)
+    monkeypatch.setattr(reach, "_reached", set())  # by another test, from this process
     store = url.format(closed)
     monkeypatch.setattr(sys, "argv", ["headrace", "cache", "inspect", f"{store}/cache"])
     get_filesystem_class("s3").clear_instance_cache()  # clients keep their address

@@ -205,7 +205,7 @@ def joined_attribute(cache: TokenCache, name: str, config: AttributeConfig) -> A
         >>> import headrace.testing
         >>> cache = headrace.testing.tiny_cache(documents=3)
         >>> rows = pathlib.Path(tempfile.mkdtemp(), "scores.jsonl")
-        >>> _ = rows.write_text('{"document": 1, "score": 7}')
+        >>> _ = rows.write_text('{"document": 1, "score": 7}\n')
         >>> joined = joined_attribute(cache, "score", AttributeConfig(str(rows), key="document"))
         >>> joined.values.tolist(), joined.without_value.tolist()
         ([0, 7, 0], [0, 2])

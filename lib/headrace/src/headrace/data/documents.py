@@ -39,7 +39,6 @@ from headrace.order.intervals import Intervals, Removal
 from headrace.order.rising import starts
 from headrace.store.cache import TokenCache
 from headrace.store.layout import OFFSETS_CHUNK, TOKENS
-from headrace.store.ledger import shuffle_record
 from headrace.store.pending import ArrayFuture
 
 _READS_IN_FLIGHT = 32
@@ -301,7 +300,7 @@ class DocumentFilter:
 
 def _numbered_in(cache: TokenCache) -> str:
     """Fingerprint of the cache that numbers refer to: for a shuffled cache, its original."""
-    shuffled = shuffle_record(cache.ledger, cache.path)
+    shuffled = cache.recorded_shuffle
     return cache.fingerprint if shuffled is None else shuffled.fingerprint
 
 

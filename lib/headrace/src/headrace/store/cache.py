@@ -228,7 +228,7 @@ class TokenCache:
         """Documents that numbers refer to: fewer than :attr:`num_documents`, which are stored, if
         long ones were cut (``headrace cache reshuffle --split``).
         """
-        record = shuffle_record(self.ledger, self.path)
+        record = self.recorded_shuffle
         return record.documents if record is not None and record.split else self.num_documents
 
     @property
@@ -319,11 +319,16 @@ class TokenCache:
         return self._table.tokens
 
     @property
+    def recorded_shuffle(self) -> ShuffleRecord | None:
+        """What the ledger says of the order of the documents, without the lists of the original."""
+        return shuffle_record(self.ledger, self.path)
+
+    @property
     def shuffle(self) -> DocumentShuffle | DocumentGroups | None:
         """The order of the documents when the cache was written; None if they
         were not shuffled.
         """
-        record = shuffle_record(self.ledger, self.path)
+        record = self.recorded_shuffle
         if record is None:
             return None
         if record.groups:
@@ -332,22 +337,24 @@ class TokenCache:
 
     @cached_property
     def _groups(self) -> DocumentGroups:
-        record = shuffle_record(self.ledger, self.path)
+        record = self.recorded_shuffle
         return open_tables(self._root, record.tables if record else {})
 
     @cached_property
     def _shuffle_record(self) -> ShuffleRecord | None:  # it lists the parts of the original
-        return shuffle_record(self.whole_ledger, self.path) if self.is_shuffled else None
+        if self.recorded_shuffle is None:
+            return None
+        return shuffle_record(self.whole_ledger, self.path)
 
     @property
     def is_shuffled(self) -> bool:
         """Whether stored positions of documents differ from their numbers."""
-        return shuffle_record(self.ledger, self.path) is not None
+        return self.recorded_shuffle is not None
 
     @property
     def is_mixed(self) -> bool:
         """Whether all its documents are shuffled among each other: not in groups."""
-        record = shuffle_record(self.ledger, self.path)
+        record = self.recorded_shuffle
         return record is not None and not record.groups
 
     def stored_at(self, originals: np.ndarray | Sequence[int]) -> np.ndarray:
@@ -374,7 +381,7 @@ class TokenCache:
 
     @cached_property
     def _pieces(self) -> DocumentPieces:
-        record = shuffle_record(self.ledger, self.path)
+        record = self.recorded_shuffle
         if record is None or not record.split:
             return DocumentPieces.uncut(self.num_documents)
         listed = self._shuffle_record
@@ -433,7 +440,7 @@ class TokenCache:
         """Raises ConfigError if the shuffle of the cache separated units of this many neighbouring
         documents.
         """
-        record = shuffle_record(self.ledger, self.path)
+        record = self.recorded_shuffle
         if record is not None and record.unit % unit:
             raise ConfigError(
                 f"is not kept by {self.path}, whose documents were shuffled in units of"

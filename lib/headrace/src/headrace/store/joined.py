@@ -93,7 +93,7 @@ class JoinedCache(TokenCache):
         return self._members
 
     @property
-    def shuffle(self) -> None:
+    def recorded_shuffle(self) -> None:
         """None: each member has its own shuffle."""
         return None
 
