@@ -96,6 +96,14 @@ def test_behind_a_proxy_nothing_is_checked(closed: str, monkeypatch: pytest.Monk
     assert "given up after" in refusal(closed)
 
 
+def test_where_fsspec_is_configured_nothing_is_checked(
+    closed: str, monkeypatch: pytest.MonkeyPatch
+):
+    use_policy(RetryPolicy(deadline_s=0.1))
+    monkeypatch.setitem(fsspec_config, "http", {"client_kwargs": {}})
+    assert "given up after" in refusal(closed)
+
+
 @pytest.mark.parametrize("url", ["gs://bucket", "s3://bucket", "az://bucket", "http://{}"])
 def test_commands_name_the_store(
     url: str, closed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -108,6 +116,9 @@ def test_commands_name_the_store(
     monkeypatch.setattr("headrace.cli.REACHED_WITHIN_S", 0.1)
     monkeypatch.setattr(reach, "_reached", set())  # by another test, from this process
     store = url.format(closed)
+    # As Levanter sets it for the whole process
+    monkeypatch.setitem(fsspec_config, url.partition(":")[0], {"listings_expiry_time": 0})
+    monkeypatch.setenv("no_proxy", "localhost")
     monkeypatch.setattr(sys, "argv", ["headrace", "cache", "inspect", f"{store}/cache"])
     get_filesystem_class("s3").clear_instance_cache()  # clients keep their address
     with pytest.raises(SystemExit) as ended:

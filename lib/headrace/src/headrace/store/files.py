@@ -122,9 +122,10 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 def _server(location: Location) -> str | None:
     """Where the client of a location connects to; None if that is not known: behind a proxy, or
-    with settings of fsspec.
+    with settings of fsspec that may name another.
     """
-    if getproxies() or fsspec_config:
+    settings = fsspec_config.get(location.scheme, {})
+    if getproxies().keys() - {"no"} or any("listings" not in name for name in settings):
         return None
     if location.is_web:
         return location.text
