@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fsspec import get_filesystem_class
+from fsspec.config import conf as fsspec_config
 
 from headrace.cli import main
 from headrace.errors import CacheError
