@@ -174,6 +174,8 @@ def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_
         for at in (1, int(step), 1000, 1400):
             assert (resumed.batch_at(at).tokens == given[at - 1].tokens).all(), at
     again.state(1050)
+    while Path(run.folder, LEASE_NAME).exists():  # until its thread sees that nobody iterates
+        time.sleep(0.01)
     assert headrace(*stopped).code == 0
     last = open_run(run.folder, load_config(str(path), ["components.a.weight=7"])).config
     assert last is not None
