@@ -155,16 +155,23 @@ def run_changes(
         locked = decode(LmDataConfig, lock.config)
         last = max((one.step for one in locked.amendments), default=0)
         if asked_step <= last and run_changes(lock, edited, last + 1).amended is not None:
-            raise PlanMismatchError(
-                f"is not after step {last}, where an earlier change begins, which it would alter",
-                field="--step",
-                value=asked_step,
-                cure=f"Give --step {last + 1} or a later one.",
-            )
+            raise alters_earlier("--step", asked_step, last)
         undone = _with_mixture(declared, base)
         refused = config_differences(lock.config, fields_of_run(undone)) or fields
         return RunChanges(False, fields, plan, refused=refused)
     return RunChanges(first is None, fields, plan, first, amendment, amended)
+
+
+def alters_earlier(field: str, step: int, last: int) -> PlanMismatchError:
+    """The error of a change at a step before that of an earlier change, the ``last`` one. The order
+    of what that one brings in depends on the shares from its step on.
+    """
+    return PlanMismatchError(
+        f"is not after step {last}, where an earlier change begins, which it would alter",
+        field=field,
+        value=step,
+        cure=f"Give {field} {last + 1} or a later one.",
+    )
 
 
 def _with_declared(lock: RunLock, edited: LmDataConfig, step: int) -> LmDataConfig:

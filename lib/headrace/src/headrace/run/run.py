@@ -18,7 +18,7 @@ from headrace.config.lm_data import LmDataConfig
 from headrace.errors import ConfigError, PlanMismatchError, check_path
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.run.anchors import Anchors, last_checkpoint
-from headrace.run.changes import config_of_run, order_of
+from headrace.run.changes import alters_earlier, config_of_run, order_of
 from headrace.run.lock import Described, RunLock
 from headrace.run.state import LoaderState, steps_done
 from headrace.run.steering import Request, Steering
@@ -185,14 +185,8 @@ class Run:
         first = new.first_difference(self.lock)
         if first is None:
             last = amended.amendments[-1].step
-            if last > request.step:  # the order of what that one brings in depends on shares
-                raise PlanMismatchError(
-                    f"is not after step {last}, where an earlier change begins, which it would"
-                    " alter",
-                    field="step",
-                    value=request.step,
-                    cure=f"Give step {last + 1} or a later one.",
-                )
+            if last > request.step:
+                raise alters_earlier("step", request.step, last)
             self.lock.check_same(new, self.folder)
             raise ConfigError("changes nothing", field="amend", value=request.amendment)
         if first < request.step:
