@@ -50,8 +50,11 @@ def test_a_page_for_a_config_and_for_a_run(headrace, config_file, tmp_path):
     printed = set(re.findall(r"<code>(headrace run cat .*?)</code>", page.read_text()))
     assert len(printed) >= 3  # the first step, half, the last; and those that stalled
     for command in map(html.unescape, printed):
-        done = headrace(*shlex.split(command)[1:])
+        done = headrace(*shlex.split(command)[1:], "--json")
         assert done.code == 0, done.err
+    *_, last = json.loads(done.out)["rows"]  # of one of these steps; the page has its last row, too
+    words = " ".join(last["spans"][0]["text"].split())[:100]
+    assert words in html.unescape(page.read_text())
 
 
 def test_json_of_a_config_with_settings(headrace, config_file):

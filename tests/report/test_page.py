@@ -19,6 +19,7 @@ from headrace.mix import PlainRule
 from headrace.report import Options, gather, render, write_report
 from headrace.report.blocks import Table
 from headrace.report.charts import COLOURS, mixture_chart
+from headrace.report.facts import SHOWN_ROWS
 from headrace.report.page import sections
 from headrace.report.run_sections import verdicts
 from headrace.run import MixtureLearner
@@ -341,6 +342,34 @@ def test_the_first_screen_answers_four_questions(facts):
     assert verdicts(slow)[3][0] == "warning"
     folded = {s.name: s.as_it_should_be for s in sections(slow)}
     assert not folded["waiting"]
+
+
+def test_rows_of_a_step_are_those_of_the_loader(facts, config):
+    """Sources and counts, and the words of the first document, where a row begins with one."""
+    section = next(s for s in sections(facts) if s.name == "rows")
+    *tables, commands = [block for block in section.blocks if isinstance(block, Table)]
+    steps = [int(row[0]) for row in commands.rows]
+    assert [table.caption.partition(",")[0] for table in tables] == [f"Step {s}" for s in steps]
+    names = list(config.components)
+    with config.loader() as loader:
+        for step, table in zip(steps, tables, strict=True):
+            batch = loader.batch_at(step)
+            counts = np.bincount(np.asarray(batch.source_id), minlength=len(names))
+            for name, count in zip(names, counts.tolist(), strict=True):
+                assert (f"{count} of {name}" in table.caption) == (count > 0)
+            shown = {int(row[0]): row[1] for row in table.rows}
+            assert len(shown) == SHOWN_ROWS
+            for row, source in shown.items():
+                assert names[int(batch.source_id[row])] == source
+
+
+def test_rows_that_cannot_be_read_are_said_to_be(facts):
+    def unreachable(step):
+        raise OSError(f"the store is away at {step}")
+
+    without = [replace(facts.plan, some_rows=None), replace(facts.plan, some_rows=unreachable)]
+    for plan, said in zip(without, ["without its caches", "the store is away"], strict=True):
+        assert said in render(replace(facts, plan=plan))
 
 
 def test_epochs_so_far_and_the_next_are_those_of_the_order(facts):

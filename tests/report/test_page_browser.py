@@ -189,6 +189,22 @@ def test_the_pointer_reads_the_lines_and_zooms(opened):
     assert tip.locator("b").text_content() != first
 
 
+def test_a_click_shows_rows_of_a_step_and_the_command_of_another(opened):
+    folded = opened.page.locator("#rows details").first
+    words = folded.locator("td.prose").first
+    before = words.is_visible()
+    folded.locator("summary").click()
+    assert words.is_visible() != before
+    commands = opened.page.locator("#rows .part:last-child tbody tr")
+    before = commands.count()
+    body = opened.page.locator("#chart-mixture .body")
+    for place in (300, 400):  # the second click replaces the step of the first
+        body.click(position={"x": place, "y": 100})
+        assert commands.count() == before + 1
+        shown = commands.last.locator("th").text_content()
+        assert f"--step {shown}" in commands.last.locator("code").text_content()
+
+
 def test_light_and_dark_by_preference_and_by_button(chromium, report):
     def paper(found):
         return found.page.evaluate("getComputedStyle(document.body).backgroundColor")

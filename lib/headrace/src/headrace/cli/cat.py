@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,18 +29,15 @@ from headrace.cli.shown import (
     terminal,
     working,
 )
-from headrace.errors import ConfigError, did_you_mean, format_count, redact
+from headrace.errors import ConfigError, did_you_mean, format_count
 
 if TYPE_CHECKING:
-    import numpy as np
     from rich.console import Console
 
     from headrace.data.provenance import StepRows
 
-_SHOWN_FILES = 2
 _LEAST_TEXT = 24
 _ID_WIDTH = 60
-_SHOWN_VALUES = 4
 
 
 def command(
@@ -75,6 +70,7 @@ def command(
 
         headrace run cat run.yaml --step 0 batch_size=4 seed=1
     """
+    from headrace.data.described import described_rows
     from headrace.data.provenance import rows_of_step
 
     with working("finding the rows"):
@@ -86,6 +82,7 @@ def command(
         order = "locality" if resolved.row_order == "locality" else "stream"
         rows = rows_of_step(dataset, dataset.batch_schedule, step, order)
         _check_rows(rows, row or [])
+        _check_leaf(rows, id_leaf)
         described = described_rows(rows, row or list(range(len(rows))), id_leaf, tokenizer)
         if row:
             _add_origins(rows, described)
@@ -115,33 +112,7 @@ def _check_rows(rows: StepRows, asked: list[int]) -> None:
             )
 
 
-def described_rows(
-    rows: StepRows, places: Sequence[int], id_leaf: str, tokenizer: str | None = None
-) -> list[dict[str, Any]]:
-    """Rows as JSON values, with the text of each span; ``tokenizer`` is for caches that do not keep
-    theirs.
-    """
-    import numpy as np
-
-    from headrace.cli.decoded import document_ids, trained_runs
-    from headrace.data.columns import MASK
-    from headrace.data.provenance import (
-        read_columns_of_spans,
-        read_spans,
-        removed_spans,
-        spans_of_rows,
-    )
-    from headrace.ingest.tokenize import cache_tokenizer, decode
-
-    spans = spans_of_rows(rows, np.unique(np.asarray(places, np.int64)))
-    tokens = read_spans(rows, spans)
-    columns = read_columns_of_spans(rows, spans)
-    decoders = {
-        number: cache_tokenizer(rows.caches[number]) for number in set(spans.source.tolist())
-    }
-    without = [number for number, decoder in decoders.items() if decoder is None] or [*decoders]
-    if tokenizer is not None:  # refused if each has its own
-        decoders |= {number: cache_tokenizer(rows.caches[number], tokenizer) for number in without}
+def _check_leaf(rows: StepRows, id_leaf: str) -> None:
     leaves = dict.fromkeys(leaf for cache in rows.caches for leaf in cache.leaves)
     if id_leaf not in {ID_LEAF, *leaves}:
         cure = (
@@ -152,47 +123,6 @@ def described_rows(
         raise ConfigError(
             "is not a leaf of these caches", field="--id-leaf", value=id_leaf, cure=cure
         )
-    ids = {
-        number: document_ids(cache, spans.document[spans.source == number].tolist(), id_leaf)
-        for number, cache in enumerate(rows.caches)
-        if number in decoders
-    }
-    removed = removed_spans(rows, spans)
-    originals = lru_cache(None)(lambda source, document: rows.caches[source].original(document))
-
-    @lru_cache(None)
-    def tokens_of(source: int, document: int) -> int:
-        cache = rows.caches[source]
-        return sum(int(cache.lengths(k, k + 1)[0]) for k in cache.pieces_of(document))
-
-    spans_of_row: dict[int, list[dict[str, Any]]] = {}
-    for k, row in enumerate(spans.row.tolist()):
-        source = int(spans.source[k])
-        document = int(spans.document[k])
-        original = originals(source, document)
-        one: dict[str, Any] = {
-            "column": int(spans.column[k]),
-            "tokens": int(spans.size[k]),
-            "part": original.part,
-            "files": original.files,
-            "document": original.number,
-            "offset": original.offset + int(spans.offset[k]),
-            "document_tokens": tokens_of(source, document),
-            "first_token": int(spans.token[k]),
-            **({"id": ids[source][document]} if ids[source] else {}),
-            "text": decode(decoders[source], tokens[k]),
-        }
-        mask = columns[k].pop(MASK, None)
-        if removed[k]:  # the batch does not contain it
-            one |= {"removed": True, "text": ""}
-        elif mask is not None:
-            mask = mask != 0
-            one["trained_tokens"] = int(mask.sum())
-            one["runs"] = trained_runs(decoders[source], tokens[k], mask)
-        if columns[k] and not removed[k]:
-            one["columns"] = {name: described_column(values) for name, values in columns[k].items()}
-        spans_of_row.setdefault(row, []).append(one)
-    return [_row(rows, row, spans_of_row[row]) for row in places]
 
 
 def _add_origins(rows: StepRows, described: list[dict[str, Any]]) -> None:
@@ -208,32 +138,6 @@ def _add_origins(rows: StepRows, described: list[dict[str, Any]]) -> None:
         origins = find_origins(cache, positions)
         for span, position in zip(spans, positions, strict=True):
             span |= vars(origins[position])
-
-
-def described_column(values: np.ndarray) -> dict[str, Any]:
-    """A column of a span as JSON values: shape, range, mean, and the values of the first tokens."""
-    return {
-        "shape": list(values.shape),
-        "min": values.min().item(),
-        "mean": round(float(values.mean()), 6),
-        "max": values.max().item(),
-        "first": values[:_SHOWN_VALUES].tolist(),
-    }
-
-
-def _row(rows: StepRows, place: int, spans: list[dict[str, Any]]) -> dict[str, Any]:
-    source = int(rows.source[place])
-    return {
-        "row": place,
-        "example": int(rows.example[place]),
-        "component": rows.names[int(rows.component[place])],
-        "draw": int(rows.ordinal[place]),
-        "epoch": int(rows.epoch[place]),
-        "cache": redact(rows.caches[source].path),
-        "row_of_source": int(rows.row[place]),
-        "padding": rows.seq_len - sum(one["tokens"] for one in spans),
-        "spans": spans,
-    }
 
 
 def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
@@ -350,21 +254,15 @@ def _document(span: dict[str, Any]) -> str:
 
 def _origin(row: dict[str, Any]) -> str:
     """The cache, the part and the files of a row; only packed rows cross parts."""
+    from headrace.data.described import one_of_files
+
     parts: dict[str, list[str]] = {}
     for one in row["spans"]:  # a span with a known place in the source names its own file
         parts.setdefault(
             one["part"], [] if one.get("origin") else [str(file["path"]) for file in one["files"]]
         )
     texts = [
-        f"part {name}{_from(files)}" if name else _from(files).strip()
+        " ".join([f"part {name}" if name else "", one_of_files(files)]).strip()
         for name, files in parts.items()
     ]
     return ", ".join([row["cache"], *(s for s in texts if s)])
-
-
-def _from(files: list[str]) -> str:
-    distinct = list(dict.fromkeys(files))
-    if len(distinct) < 2:
-        return f" from {distinct[0]}" if distinct else ""
-    more = ", ..." if len(distinct) > _SHOWN_FILES else ""
-    return f" from one of {len(distinct):,} files: {', '.join(distinct[:_SHOWN_FILES])}{more}"

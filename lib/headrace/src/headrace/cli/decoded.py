@@ -7,8 +7,7 @@ second on a local disk with ids of 30 bytes, all of the same length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.batch.masks import MASKS
-from headrace.cli.options import ID_LEAF
+from headrace.data.described import trained_runs, value_of
 from headrace.errors import ConfigError
 from headrace.ingest.tokenize import decode
 from headrace.order.intervals import Intervals
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 _HEAD_IDS = 240
 _TAIL_IDS = 40
-_READS = 16
 _DOCUMENTS = 1 << 16
 _VALUES = 1 << 25
 
@@ -90,49 +88,10 @@ def sample(
     )
 
 
-def trained_runs(
-    tokenizer: Tokenizer | None, ids: np.ndarray, mask: np.ndarray
-) -> list[tuple[str, bool]]:
-    """The text of ids in pieces, each with whether it is trained on."""
-    bounds = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), int(ids.size)]
-    return [(decode(tokenizer, ids[x:y]), bool(mask[x])) for x, y in pairwise(bounds) if y > x]
-
-
 def leaf_values(cache: TokenCache, document: int) -> dict[str, Any]:
     """The values of a document's leaves other than masks: texts, numbers, lists of numbers."""
     names = (name for name in cache.leaves if name not in MASKS)
     return {name: value_of(cache, name, cache.leaf(name).document(document)) for name in names}
-
-
-def document_ids(
-    cache: TokenCache, documents: Sequence[int], leaf: str = ID_LEAF
-) -> dict[int, Any]:
-    """The ids of documents, if the cache keeps them."""
-    if leaf not in cache.leaves:
-        return {}
-    numbers = sorted(set(documents))
-    id_leaf = cache.leaf(leaf)
-    with ThreadPoolExecutor(_READS) as pool:
-        return {
-            d: value_of(cache, leaf, v)
-            for d, v in zip(numbers, pool.map(id_leaf.document, numbers), strict=True)
-        }
-
-
-def value_of(cache: TokenCache, name: str, values: np.ndarray) -> Any:
-    """Values of a leaf in readable form: bytes that hold text are decoded."""
-    leaf = cache.leaf(name)
-    if leaf.kind == "fixed":
-        return values[0].item()
-    if leaf.dtype.name != "uint8":
-        return values.tolist()
-    dtype = cache.ledger.metadata.get("source", {}).get("leaves", {}).get(name, {}).get("dtype")
-    if dtype not in (None, "text"):
-        return values.tolist()
-    try:
-        return values.tobytes().decode()
-    except UnicodeDecodeError:
-        return values.tolist()
 
 
 def drawn(documents: Intervals, count: int, seed: int) -> list[int]:

@@ -38,21 +38,28 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: heading and kind of each column, and cells as text."""
+    """A table: heading and kind of each column, and cells as text; a folded one is shown on a click
+    on its caption.
+    """
 
     columns: Sequence[tuple[str, Kind]]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+    folded: bool = False
 
     def to_html(self) -> str:
-        caption = f"<caption>{_text(self.caption)}</caption>" if self.caption else ""
+        shown_caption = self.caption and not self.folded
+        caption = f"<caption>{_text(self.caption)}</caption>" if shown_caption else ""
         head = "".join(
             f'<th scope="col" class="{kind}">{_text(title)}</th>' for title, kind in self.columns
         )
         body = "".join(f"<tr>{self._row(row)}</tr>" for row in self.rows)
         table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         long = " long" if len(self.rows) > _LONG else ""
-        return f'<div class="scroll{long}" tabindex="0" role="group">{table}</div>'
+        scrolling = f'<div class="scroll{long}" tabindex="0" role="group">{table}</div>'
+        if not self.folded:
+            return scrolling
+        return f"<details><summary>{_text(self.caption)}</summary>{scrolling}</details>"
 
     def _row(self, row: Sequence[str]) -> str:
         cells: list[str] = []

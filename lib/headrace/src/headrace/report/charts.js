@@ -289,6 +289,7 @@ const Charts = (() => {
       const far = Math.abs(at(event)[0] - state.from) > 12;
       state.from = null;
       if (far) { state.zoom = ends.sort((p, q) => p - q); render(place); }
+      else if (state.figure.x.title === "step") body.dispatchEvent(new CustomEvent("step", { bubbles: true, detail: Math.round(ends[0]) }));
     });
     body.addEventListener("pointerleave", () => hide(place));
     body.addEventListener("dblclick", () => { state.zoom = null; render(place); });

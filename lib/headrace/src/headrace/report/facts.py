@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +24,10 @@ from headrace.analysis.check.findings import Finding, findings
 from headrace.analysis.check.plan import RunPlan, plan_run
 from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.data.dataset import BatchOrder
+from headrace.data.described import described_rows
 from headrace.data.packed import packed_datasets
+from headrace.data.phased import RunDataset
+from headrace.data.provenance import rows_of_step
 from headrace.errors import ConfigError, HeadraceError
 from headrace.mix.schedule import BatchSchedule
 from headrace.report.plan_figures import (
@@ -40,6 +46,7 @@ from headrace.store.cache import TokenCache
 UNKNOWN_STEPS = 1000
 """Number of steps to show if neither the config nor the run says how many there are."""
 CONFIG_SUFFIXES = (".yaml", ".yml")
+SHOWN_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,8 @@ class PlanFacts:
         amendments: Number of last stages that are amendments.
         assumed_steps: Whether the number of steps is :data:`UNKNOWN_STEPS`.
         lock: The run as its loader would describe it; None if a cache is missing.
+        some_rows: Some rows of a step and the number of rows of each source, as
+            :func:`some_rows_of_step` reads them; None if a cache is missing.
     """
 
     plan: RunPlan
@@ -104,6 +113,7 @@ class PlanFacts:
     amendments: int
     assumed_steps: bool
     lock: RunLock | None
+    some_rows: Callable[[int], tuple[list[dict[str, Any]], Counter[str]]] | None
 
     def passes_until(self, step: int) -> list[float]:
         """Passes over the rows of each source until a step, to the precision of a span."""
@@ -274,8 +284,10 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
     dataset = plan.run.dataset
     there = {name: cache for name, cache in opened.items() if name not in plan.run.planned.caches}
     lock = None
+    some_rows = None
     if len(there) == len(opened):
         lock = RunLock.of(BatchOrder(dataset, row_order=config.row_order))
+        some_rows = cache(partial(some_rows_of_step, dataset, config.row_order))
     stored = plan.run.config.datasets(opened)
     return PlanFacts(
         plan=plan,
@@ -296,7 +308,21 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
         ),
         assumed_steps=assumed,
         lock=lock,
+        some_rows=some_rows,
     )
+
+
+def some_rows_of_step(
+    dataset: RunDataset, row_order: str, step: int
+) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Up to :data:`SHOWN_ROWS` rows of a step, evenly apart, as ``headrace run cat --json`` has
+    them; and the number of rows of each source. Reads the tokens of these rows.
+    """
+    order = "locality" if row_order == "locality" else "stream"
+    rows = rows_of_step(dataset, dataset.batch_schedule, step, order)
+    places = np.unique(np.linspace(0, len(rows) - 1, SHOWN_ROWS, dtype=np.int64)).tolist()
+    names = [rows.names[number] for number in rows.component.tolist()]
+    return described_rows(rows, places), Counter(names)
 
 
 def _hosts(config: LmDataConfig, options: Options, records: RunRecords) -> list[int]:

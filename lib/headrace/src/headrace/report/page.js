@@ -40,6 +40,19 @@
   links.forEach((a, id) => a.addEventListener("click", () => unfold(document.getElementById(id))));
   window.addEventListener("beforeprint", () => document.querySelectorAll("main section").forEach(unfold));
 
+  // --- a click in a chart: the command that shows the rows of its step ------------------------------------------------------
+  document.addEventListener("step", ({ detail: step }) => {
+    const last = document.querySelector("#rows .part:last-child tbody tr:last-child");
+    if (!last || step < 0) return;
+    const added = last.dataset.clicked ? last : last.cloneNode(true), [number, what, command] = added.children;
+    added.dataset.clicked = "yes";
+    number.textContent = step.toLocaleString("en");
+    what.textContent = "clicked in a chart";
+    command.firstChild.textContent = command.textContent.replace(/--step \d+/, `--step ${step}`);
+    last.after(added);
+    added.scrollIntoView({ block: "nearest" });
+  });
+
   // --- a run that goes on ---------------------------------------------------------------------------------------------
   const parts = new Map();
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from headrace import numbers as n
+from headrace.errors import format_count
 from headrace.report.blocks import Block, Chart, Section, Table, Text, columns
 from headrace.report.charts import lines_chart
 from headrace.report.run_records import Points
@@ -46,7 +47,7 @@ def figures_section(figures: Mapping[str, Points]) -> Section:
             "All, as logged",
         )
     )
-    line = f"{n.count(len(figures))} figures"
+    line = format_count(len(figures), "figure")
     return Section("program", "Logged: rollouts and losses", blocks, line)
 
 

@@ -13,7 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from headrace import numbers as n
-from headrace.errors import format_count
+from headrace.data.described import one_of_files
+from headrace.errors import HeadraceError, format_count
 from headrace.report.blocks import Block, Chart, Kind, Notes, Section, Table, Text, Tiles, columns
 from headrace.report.charts import (
     MOST_SOURCES,
@@ -51,7 +52,8 @@ _NOT_MEASURED = (
     " writes the loader's counters into the run's folder; see docs/report.md."
 )
 _PEAKS = "Triangles mark peaks that are higher than the chart, with their values."
-_WHERE: list[tuple[str, Kind]] = [("where", "code"), ("its rows", "code")]
+_FIRST_WORDS = 100
+_MOST_COUNTS = 8
 
 
 def summary_section(facts: ReportFacts) -> Section:
@@ -176,16 +178,49 @@ def losses_of(records: RunRecords) -> dict[str, Points]:
 
 
 def _rows_section(facts: ReportFacts, last: int, losses: Mapping[str, Points]) -> Section:
-    """Commands that show the rows of some steps."""
+    """What some steps trained on, each shown on a click; and the command that shows all of it."""
     why = {0: "the first step", last // 2: "half of what was trained", last: "the last step"}
     for name, (steps, values) in [*losses.items()][:1]:
         rises = np.diff(values)
         if rises.size and np.nanmax(rises) > 0:
             why[int(steps[1 + int(np.nanargmax(rises))])] = f"the largest rise of {name}"
-    rows = [[n.count(step), why[step], _rows_of(step, facts)] for step in sorted(why)]
+    commands = [[n.count(step), why[step], _rows_of(step, facts)] for step in sorted(why)]
     heads: list[tuple[str, Kind]] = [*columns("step"), ("what it is", "left"), ("its rows", "code")]
-    line = "commands that show what a step trained on"
-    return Section("rows", "Rows of a step", [Table(heads, rows)], line)
+    blocks: list[Block] = [_some_rows(facts.plan, step, why[step]) for step in sorted(why)]
+    blocks.append(
+        Table(
+            heads,
+            commands,
+            "The commands that show all rows; a click in a chart adds that of its step",
+        )
+    )
+    return Section("rows", "Rows of a step", blocks)
+
+
+def _some_rows(plan: PlanFacts | None, step: int, why: str) -> Block:
+    """Some rows of a step: source, first document, file and first words of each."""
+    if plan is None or plan.some_rows is None:
+        return Text(f"Step {n.count(step)}: its rows cannot be read without its caches", quiet=True)
+    try:
+        shown, counts = plan.some_rows(step)
+    except (OSError, HeadraceError) as error:
+        return Text(f"Step {n.count(step)}: its rows cannot be read now: {error}", quiet=True)
+    table_rows: list[list[str]] = []
+    for row in shown:
+        first, *others = row["spans"]
+        document = f"{n.count(first['document'])}{f', and {len(others)} more' if others else ''}"
+        came = one_of_files([file["path"] for file in first["files"]]).removeprefix("from ")
+        words = " ".join(first["text"].split())[:_FIRST_WORDS]
+        table_rows.append([n.count(row["row"]), row["component"], document, words, came])
+    largest = [f"{n.count(rows)} of {name}" for name, rows in counts.most_common(_MOST_COUNTS)]
+    if len(counts) > _MOST_COUNTS:
+        largest.append(f"others of {format_count(len(counts) - _MOST_COUNTS, 'source')}")
+    of = format_count(counts.total(), "row")
+    caption = f"Step {n.count(step)}, {why}: {of}, {', '.join(largest)}"
+    heads: list[tuple[str, Kind]] = [*columns("row"), *columns("source", "document", left=2)]
+    return Table(
+        [*heads, ("first words", "prose"), ("from", "code")], table_rows, caption, folded=True
+    )
 
 
 def provenance_section(facts: ReportFacts) -> Section:
@@ -539,7 +574,8 @@ def stalls_section(facts: ReportFacts) -> Section:
             [
                 *columns("step", "host", "waited"),
                 *columns("cause", left=1),
-                *_WHERE,
+                ("where", "code"),
+                ("its rows", "code"),
                 ("detail", "prose"),
             ],
             rows,
