@@ -16,7 +16,8 @@ Python.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast, get_args
 
@@ -345,8 +346,9 @@ class LmDataConfig:
         newcomers = (name for one in self.amendments for name in one.newcomers.values())
         check_instead(instead or {}, {*self.components, *newcomers})
         settled = settle(self, instead or {})
-        config = replace(self, components=settled.components)
-        vars(config)["_settled"] = settled
+        # Its fields were checked when it was made; what snapshots add follows from them.
+        config = copy(self)
+        vars(config).update(components=settled.components, _settled=settled)
         return config
 
     @property
