@@ -144,6 +144,35 @@ def test_bits_and_numpy_walk_to_the_same_counts(case):
     assert np.array_equal(counts(quota, len(rows)), counts(slow, len(rows)))
 
 
+@given(
+    abrupt(),
+    st.lists(st.none() | st.integers(0, 4000), min_size=7, max_size=7),
+    st.integers(1, CHUNK),
+)
+def test_a_chunk_that_is_planned_in_parts_has_the_same_counts(case, limits, planned):
+    # as more than 256 components are
+    rows, batch = case
+    d = rows.shape[1]
+    whole, parts = (Quota(rows_of(rows), d, batch, limits[:d]) for _ in range(2))
+    parts._walk._planned = planned
+    end = whole.find_end(len(rows))
+    assert parts.find_end(len(rows)) == end
+    steps = len(rows) if end is None else end
+    assert [parts.counts_at(s).tolist() for s in range(steps)] == [
+        whole.counts_at(s).tolist() for s in range(steps)
+    ]
+    assert (parts.late_steps, parts.worst_deviation) == (whole.late_steps, whole.worst_deviation)
+
+
+def test_many_components_keep_few_tables():
+    quota = Quota(rows_of(skewed(1000, 0)), 1000, BatchSchedule(64))
+    for step in range(0, 8 * CHUNK, CHUNK):
+        quota.counts_at(step)
+    kept = [entry[1][0].nbytes for entry in quota._tables if entry is not None]
+    assert len(kept) == 2
+    assert sum(kept) < 5 << 20
+
+
 @given(abrupt(), st.integers(0, 2 * CHUNK + 30), st.integers(0, 10**6))
 def test_a_step_does_not_depend_on_what_comes_later(case, s0, seed):
     rows, batch = case

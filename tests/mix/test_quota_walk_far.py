@@ -244,13 +244,13 @@ class Steps:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.walked = 0
-        drawn = Walk.drawn
+        walk_chunk = Walk.chunk
 
-        def count(walk, anchor, plan, off):
+        def count(walk, anchor, first, off):
             self.walked += CHUNK
-            return drawn(walk, anchor, plan, off)
+            return walk_chunk(walk, anchor, first, off)
 
-        monkeypatch.setattr(Walk, "drawn", count)
+        monkeypatch.setattr(Walk, "chunk", count)
 
 
 def count_to(weights: dict[str, object], step: int, batch: int = 128, limits=None) -> list[int]:

@@ -107,6 +107,8 @@ from headrace.mix.shares import BITS, PART, UNLIMITED, Shares
 
 _TABLES = 16
 """Chunks of counts that are kept: neighbours of a step, and what several readers ask for."""
+_TABLE_BYTES = 4 << 20
+"""Of many components, fewer are kept, but at least the step's and the one before."""
 _FAR = 32
 """Chunks from which on it may pay not to walk."""
 
@@ -192,7 +194,8 @@ class Quota(MixingPolicy):
             0,
             _Anchor(start.whole, start.part, start.drawn, 0, promised, self._calm(start, 0, None)),
         )
-        self._tables: list[tuple[int, _Chunk] | None] = [None] * _TABLES
+        fitting = _TABLE_BYTES // (8 * CHUNK * components)
+        self._tables: list[tuple[int, _Chunk] | None] = [None] * min(max(fitting, 2), _TABLES)
 
     @property
     def late_steps(self) -> int:
@@ -348,13 +351,12 @@ class Quota(MixingPolicy):
         """A chunk, walked for its table and for the anchor behind it in one go; the latest are
         kept.
         """
-        entry = self._tables[chunk % _TABLES]
+        entry = self._tables[chunk % len(self._tables)]
         if entry is not None and entry[0] == chunk:
             return entry[1]
         anchor = self._anchors[chunk]
-        plan = self._walk.plan(anchor, chunk * CHUNK)
         off: list[float] = []
-        drawn = self._walk.drawn(anchor, plan, off)
+        drawn, behind = self._walk.chunk(anchor, chunk * CHUNK, off)
         following = None
         if len(drawn) < CHUNK:
             drawn = self._with_rest(anchor, drawn, chunk * CHUNK)
@@ -363,15 +365,10 @@ class Quota(MixingPolicy):
             # The anchor of the next chunk
             late = anchor.late + sum(o >= 1 for o in off)
             worst = max(anchor.worst, *off, 0.0)
-            end_account = Account(
-                plan.shares.whole[-1].copy(), plan.shares.part[-1].copy(), drawn[-1].copy()
-            )
-            calm = self._calm(end_account, chunk + 1, anchor)
-            following = _Anchor(
-                end_account.whole, end_account.part, end_account.drawn, late, worst, calm
-            )
+            calm = self._calm(behind, chunk + 1, anchor)
+            following = _Anchor(behind.whole, behind.part, behind.drawn, late, worst, calm)
         walked = np.concatenate([anchor.drawn[None], drawn]), following
-        self._tables[chunk % _TABLES] = (chunk, walked)
+        self._tables[chunk % len(self._tables)] = (chunk, walked)
         return walked
 
     def _with_rest(
@@ -501,18 +498,10 @@ class Quota(MixingPolicy):
         now = _Anchor(integers, part, guess, anchor.late, anchor.worst, anchor.calm)
         for number in range(begin, chunk):
             off: list[float] = []
-            plan = self._walk.plan(now, number * CHUNK)
-            drawn = self._walk.drawn(now, plan, off)
+            drawn, account = self._walk.chunk(now, number * CHUNK, off)
             if len(drawn) < CHUNK or any(o >= 1 for o in off):
                 return None
-            now = _Anchor(
-                plan.shares.whole[-1],
-                plan.shares.part[-1],
-                drawn[-1],
-                now.late,
-                now.worst,
-                now.calm,
-            )
+            now = _Anchor(account.whole, account.part, account.drawn, now.late, now.worst, now.calm)
         self._keep(chunk, now)
         return chunk
 

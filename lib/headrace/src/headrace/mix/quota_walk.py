@@ -68,6 +68,8 @@ from headrace.mix.shares import BITS, ONE, PART, UNLIMITED, ShareRun, Shares
 
 CHUNK = 256
 """Steps between two anchors, and in one recomputed table."""
+_PLANNED = 1 << 16
+"""Steps times components of one :class:`Plan`, which has a dozen numbers for each: 4 MB."""
 NEVER = 1 << 62
 """More examples than any run has."""
 _LONGEST = 1 << 32
@@ -93,7 +95,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that does not depend on the choices, for n steps: see :meth:`Walk.plan`."""
+    """All that does not depend on the choices, for n steps: see :meth:`Walk.chunk`."""
 
     shares: ShareRun  # W after each step
     whole: Int64[np.ndarray, "n d"]  # of W + delta: what is due
@@ -120,11 +122,33 @@ class Walk:
         """
         self.id_bits = max(components - 1, 1).bit_length()
         """Bits of the largest component number."""
+        self._planned = min(CHUNK, max(_PLANNED // components, 1))
 
-    def plan(self, anchor: Account, first: int) -> Plan:
-        """Shares after each step of a chunk, who crosses an integer, and the order of deadlines."""
+    def chunk(
+        self, anchor: Account, first: int, off: list[float]
+    ) -> tuple[Int64[np.ndarray, "n d"], Account]:
+        """Examples drawn after each step of the chunk that begins at ``first``, fewer steps if the
+        mixture ends in it; and the account behind the last one that was planned.
+
+        Deviations that may exceed what is promised are appended to ``off``. Many components are
+        planned a part of the chunk at a time; the counts are those of one plan.
+        """
+        rows: list[Int64[np.ndarray, "m d"]] = []
+        account = anchor
+        for begin in range(first, first + CHUNK, self._planned):
+            steps = min(self._planned, first + CHUNK - begin)
+            plan = self._plan(account, begin, steps)
+            rows.append(self._drawn(account, plan, off))
+            if len(rows[-1]) < steps:
+                break
+            whole = plan.shares.whole[-1].copy()  # not a view, which would keep the plan
+            account = Account(whole, plan.shares.part[-1].copy(), rows[-1][-1].copy())
+        return np.concatenate(rows), account
+
+    def _plan(self, anchor: Account, first: int, steps: int) -> Plan:
+        """Shares after each of some steps, who crosses an integer, and the order of deadlines."""
         # 1. Shares
-        shares = self._shares.run(anchor.whole, anchor.part, first, CHUNK)
+        shares = self._shares.run(anchor.whole, anchor.part, first, steps)
         # 2. Due is the whole part of W + delta; ``part`` is what that leaves, delta included
         part = shares.part + self.delta
         due = shares.whole + (part >> BITS)
@@ -135,22 +159,19 @@ class Walk:
         # 3. W is delta above the last integer, and W + delta twice that
         roomy = part >= 2 * self.delta
         may = roomy & (shares.rate > 0)
-        steps = np.arange(first, first + CHUNK)
         largest = None
         if self._shares.bounded:
-            largest = self._shares.largest_rows(shares.rate, self._batch.size_at(steps))
+            sizes = self._batch.size_at(np.arange(first, first + steps))
+            largest = self._shares.largest_rows(shares.rate, sizes)
         # 4. The order of deadlines
         order = deadline_order(part, shares.rate, may, self.id_bits)
-        total = self._batch.offset_at(np.arange(first + 1, first + CHUNK + 1)) + self._before
+        total = self._batch.offset_at(np.arange(first + 1, first + steps + 1)) + self._before
         eligible = may.sum(axis=1).tolist()
         full = None if largest is None else crossings >= largest
         return Plan(shares, due, total, order, eligible, crossed, roomy, largest, full)
 
-    def drawn(self, anchor: Account, plan: Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
-        """Examples drawn after each step.
-
-        Deviations that may exceed what is promised are appended to ``off``.
-        """
+    def _drawn(self, anchor: Account, plan: Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
+        """Examples drawn after each step of a plan."""
         return (self._bits if self._components <= 256 else self._one_by_one)(anchor, plan, off)
 
     def _one_by_one(
@@ -186,7 +207,7 @@ class Walk:
         live = plan.shares.live
         # The plan as bytes and lists. Step s has the crossings ``start:ends[s]``
         crossed_rows, crossed_ids = np.nonzero(plan.crossed)
-        ends = np.cumsum(np.bincount(crossed_rows, minlength=CHUNK)).tolist()
+        ends = np.cumsum(np.bincount(crossed_rows, minlength=len(plan.crossed))).tolist()
         crossed = crossed_ids.astype(np.uint8).tobytes()
         order = plan.order.astype(np.uint8).tobytes()
         full = None
