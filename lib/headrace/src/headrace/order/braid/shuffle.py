@@ -76,13 +76,14 @@ Price: one keyed permutation and about 100 operations, 0.07 us per index
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
-from headrace.order.braid.spec import BLOCK, MAX_STRANDS, braid_spec
+from headrace.order.braid.spec import BLOCK, MAX_STRANDS, BraidSpec, braid_spec
 from headrace.order.braid.strands import resolve_strands
 from headrace.order.braid.table import (
     BraidRows,
@@ -167,22 +168,29 @@ class BraidShuffle(Order):
         self.first_strand = (
             derive(seed, "braid", "first") % MAX_STRANDS if first_strand is None else first_strand
         )
-        self._spec = braid_spec(
-            n,
-            io_block_size=io_block_size,
-            strands=strands,
-            lap=lap,
-            key=braid_key(seed),
+        self.permutes_all = bool(self._make_spec().permuted[0])
+        """Whether it has so few blocks that all rows are permuted in every epoch; see the module.
+        """
+
+    def _make_spec(self) -> BraidSpec:
+        """Its parameters, checked."""
+        return braid_spec(
+            self.length,
+            io_block_size=self.io_block_size,
+            strands=self.strands,
+            lap=self.lap,
+            key=braid_key(self.seed),
             first_strand=self.first_strand,
         )
-        self._rows = BraidRows(self._spec)
 
-    @property
-    def permutes_all(self) -> bool:
-        """Whether it has so few blocks that all rows are permuted in every epoch;
-        see the module.
-        """
-        return bool(self._spec.permuted[0])
+    @cached_property
+    def _spec(self) -> BraidSpec:
+        # Not before it is asked for: a mixture of a thousand asks one table of all
+        return self._make_spec()
+
+    @cached_property
+    def _rows(self) -> BraidRows:
+        return BraidRows(self._spec)
 
     def open_window(self) -> OpenWindow:
         rows = min(self.strands * self.io_block_size, self.length)
