@@ -12,11 +12,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from headrace.config import load_config
+from headrace.run import open_run
 
 KILLS = 20
 TEXTS = [json.dumps({"text": f"line {n} " * (n % 7 + 1), "id": str(n)}) for n in range(60)]
 BUILD = "build ../in/a.jsonl --tokenizer bytes --chunk-tokens 64 --output out"
+SWEEP = "config sweep ../in/mixed.yaml --arms 12 --steps 8 --output"
 COMMANDS = {
     "build": [f"{BUILD} --part-bytes 1000"],
     "shuffled": [f"{BUILD} --shuffle 1"],
@@ -35,6 +40,19 @@ COMMANDS = {
     "show": ["config show ../in/run.yaml --output full.yaml"],
     "icc": [BUILD, "cache inspect out --icc --save --seq-len 8 --block 4 --batch-size 2"],
     "init": ["init ../in/texts --output out"],
+    "init-append": [
+        "copy ../in/texts texts",
+        "init texts --output out",
+        "copy ../in/more texts/books",
+        "init texts --output out --append",
+    ],
+    "split": ["cache reshuffle ../in/cache out --split 16"],
+    "record": ["copy ../in/levanter out", "cache verify out --record"],
+    "attributes": ["copy ../in/cache cache", "config check ../in/scored.yaml --steps 2"],
+    "sweep": [f"{SWEEP} sweep"],
+    "fit": ["config fit ../in/filled.csv --output weights.yaml"],
+    "translate": ["config from-levanter ../in/theirs.yaml --output ours.yaml"],
+    "amend": ["copy ../in/run run", "run amend run ../in/edited.yaml --step 8"],
 }
 """The last line of each is killed; those before it prepare the folder."""
 
@@ -115,6 +133,9 @@ class Server:
             path = folder / words[0]
             path.write_bytes(bytes(path.stat().st_size))
             return 0, []
+        if name == "copy":
+            shutil.copytree(folder / words[0], folder / words[1], dirs_exist_ok=True)
+            return 0, []
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(
@@ -150,7 +171,28 @@ def root(tmp_path_factory, server):
     build = BUILD.replace("--output out", "--output cache --part-bytes 1000")
     assert server.run(inner, build)[0] == 0
     assert server.run(inner, "cache convert ../in/cache levanter")[0] == 0
+    write_more(inner, server)
     return root
+
+
+def write_more(inner: Path, server: Server) -> None:
+    """What only some commands read: texts that come later, tables, a run, the losses of a sweep."""
+    (inner / "more").mkdir()
+    (inner / "more" / "b.txt").write_text("other words " * 200)
+    np.save(inner / "scores.npy", np.arange(60) % 7)
+    scored = {"cache": "cache", "attributes": {"score": "../in/scores.npy"}, "where": "score > 2"}
+    mixed = {name: {"cache": str(inner / "cache"), "weight": 1} for name in "ab"}
+    edited = {**mixed, "b": {**mixed["b"], "weight": 2}}
+    for name, components in {"scored": {"a": scored}, "mixed": mixed, "edited": edited}.items():
+        config = {"components": components, "seq_len": 16, "batch_size": 8, "num_steps": 160}
+        (inner / f"{name}.yaml").write_text(json.dumps(config))
+    (inner / "theirs.yaml").write_text("components: {web: {cache_dir: gs://b/web}}")
+    with load_config(str(inner / "mixed.yaml")).loader() as loader:
+        open_run(str(inner / "run"), loader).state(4)
+    assert server.run(inner, f"{SWEEP} sweep")[0] == 0
+    first, *arms = (inner / "sweep" / "results.csv").read_text().splitlines()
+    filled = [f"{arm}{1 + (float(arm.split(',')[1]) - 0.3) ** 2}" for arm in arms]
+    (inner / "filled.csv").write_text("\n".join([first, *filled]))
 
 
 def _content(path: Path) -> bytes:

@@ -6,6 +6,8 @@ import gzip
 import io
 import itertools
 import json
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -228,6 +230,25 @@ def test_a_bad_line_is_skipped_and_counted(tmp_path: Path, line: bytes, message:
     assert r.first_skipped is not None
     assert r.first_skipped[0] == 2
     assert r.first_skipped[1].startswith(f"{path}, line 2: ")
+
+
+@pytest.mark.parametrize("encoding", ["latin1", "utf-16"])
+@pytest.mark.parametrize("name", ["a.txt", "it's a.jsonl"])
+def test_the_cure_of_another_encoding_works_as_printed(tmp_path: Path, name: str, encoding: str):
+    text = "caf\xe9"
+    path = tmp_path / name
+    written = text if path.suffix == ".txt" else json.dumps({"text": text}, ensure_ascii=False)
+    path.write_bytes(written.encode(encoding))
+    with pytest.raises(SourceError) as caught:
+        texts(path)
+    command = re.search(r"\(e\.g\. (.*)\)\. Or leave", str(caught.value))
+    assert command is not None
+    subprocess.run(command[1], shell=True, check=True)
+    assert texts(path) == [text]
+    packed = path.with_name(f"{name}.gz")  # of which a converter reads nothing
+    packed.write_bytes(gzip.compress(written.encode(encoding)))
+    with pytest.raises(SourceError, match=r"utf-8 FILE > FILE\.new"):
+        texts(packed)
 
 
 def test_a_text_file_with_a_bad_byte(tmp_path: Path):

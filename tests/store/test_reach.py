@@ -5,7 +5,7 @@ to answer is waited for.
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,8 @@ from fsspec import get_filesystem_class
 from fsspec.config import conf as fsspec_config
 
 from headrace.cli import main
-from headrace.errors import CacheError
+from headrace.errors import CacheError, HeadraceError
+from headrace.ingest import SourceConfig
 from headrace.store import RetryPolicy, files, reach, use_policy
 from headrace.testing import FaultProxy, Faults, web_server
 
@@ -69,6 +70,37 @@ def test_a_slow_answer_is_waited_for(proxy: FaultProxy):
     proxy.faults = Faults(latency_s=1.0)
     with reach.expected(0.1):
         assert files.read_bytes(f"{proxy.url}/file") == TEXT
+
+
+READS: dict[str, Callable[[str], object]] = {
+    "read": files.read_bytes,
+    "exists": files.exists,
+    "list": files.names_in,
+    "sizes": files.sizes_below,
+    "open": lambda url: files.open_source(url).read(),
+    "sources": lambda url: SourceConfig([url]).files(),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def check_given_up(url: str, silent: FaultProxy, read: str) -> None:
+    use_policy(RetryPolicy(timeout_s=0.1, first_delay_s=0.01, max_delay_s=0.02, deadline_s=0.3))
+    silent.faults = Faults(hang_rate=1.0, methods=("GET", "HEAD", "POST"))
+    with reach.expected(5.0), pytest.raises(HeadraceError, match="given up after") as failed:
+        READS[read](url)
+    assert re.search("no answer within 0.1 s|[Tt]imeout", str(failed.value)), failed.value
+    assert silent.count(fate="hang") < 50
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_web_server_that_accepts_and_never_answers_is_given_up(proxy: FaultProxy, read: str):
+    check_given_up(f"{proxy.url}/folder", proxy, read)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_store_that_accepts_and_never_answers_is_given_up(remote, read: str):
+    """Its client would try on for minutes by itself."""
+    check_given_up(f"{remote.root}/folder", remote.proxy, read)
 
 
 def test_a_store_that_comes_up_in_time_is_waited_for(proxy: FaultProxy):

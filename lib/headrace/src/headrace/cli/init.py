@@ -198,9 +198,12 @@ def _grow(
     """
     from headrace.ingest.append import append_cache, encoder_of
     from headrace.ingest.first_look import faults_of_sources, refuse_faults
+    from headrace.store.lease import end_lease_of_gone
     from headrace.store.ledger import is_finished
 
     finished = [one for one in sources if is_finished(str(_cache_of(one[0], output)))]
+    for source, _ in finished:
+        end_lease_of_gone(str(_cache_of(source, output)))
     joining = [one for one in sources if one not in finished]
     growing = _with_new_files(finished, output)
     _say_which_folders_are_gone(sources, output)

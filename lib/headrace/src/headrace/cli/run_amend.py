@@ -163,7 +163,7 @@ def amend(
     """
     from headrace.run.run import amend_run
     from headrace.run.steering import Request
-    from headrace.store.lease import lease
+    from headrace.store.lease import end_lease_of_gone, lease
 
     lock = lock_in(run, "RUN")
     if config is None:
@@ -183,6 +183,7 @@ def amend(
     elif not live or changes.amended is None:
         _show_changes(changes, run, False)
     if changes.amended is None:
+        end_lease_of_gone(run)  # of an amendment that was killed when all was written
         if changes.same:
             return
         raise typer.Exit(1)

@@ -4,8 +4,7 @@ mixture that their losses recommend.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -70,11 +69,7 @@ def sweep(
     from headrace.analysis.resolved import ResolvedRun
     from headrace.analysis.sweep import plan_sweep
     from headrace.config.lm_data import load_config
-    from headrace.store import files
 
-    if os.path.isdir(output) and os.listdir(output):
-        cure = "Name a new folder: losses that were filled in there would be lost."
-        raise ConfigError("is not empty", field="--output", value=output, cure=cure)
     with working("planning"):
         planned = plan_sweep(
             ResolvedRun.of(load_config(config, settings or [])),
@@ -85,8 +80,7 @@ def sweep(
             least=parse_shares(least, "--least"),
             most=parse_shares(most, "--most"),
         )
-        for name, text in planned.files().items():
-            files.write_atomic(os.path.join(output, name), text.encode())
+        _write(output, planned.files())
     if as_json:
         facts = {
             "arms": planned.arms,
@@ -100,6 +94,26 @@ def sweep(
         say_json({"folder": output, **facts})
     else:
         _show(planned, output)
+
+
+def _write(output: str, texts: Mapping[str, str]) -> None:
+    """Writes the files of a sweep into a new folder, or into that of a sweep which was killed.
+
+    Raises:
+        ConfigError: it has something else.
+    """
+    from headrace.store import files
+
+    for name in files.names_in(output):
+        text = texts.get(name.removesuffix(".tmp"))
+        is_ours = text is not None and (
+            name.endswith(".tmp") or files.read_bytes(files.join(output, name)) == text.encode()
+        )
+        if not is_ours:
+            cure = "Name a new folder: losses that were filled in there would be lost."
+            raise ConfigError(f"has another {name}", field="--output", value=output, cure=cure)
+    for name, text in texts.items():
+        files.write_atomic(files.join(output, name), text.encode())
 
 
 def _show(planned: Sweep, output: str) -> None:

@@ -7,6 +7,7 @@ the build or counts. Price: that of the container's reader; memory is bounded by
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -31,6 +32,7 @@ from headrace.ingest.records import (
     names_in,
 )
 from headrace.ingest.source import PRE_TOKENIZED, TOKEN_MASKS, SourceConfig, SourceFile
+from headrace.store import files
 
 READERS: dict[str, type[Reader]] = {
     "jsonl": JsonlReader,
@@ -191,7 +193,7 @@ class DocumentReader:
     def refusal(self, row: int, bad: BadRecordError) -> str:
         """The problem of a row's record, if such records are skipped; otherwise raises it."""
         if self.config.on_bad_line == "error":
-            raise refused(bad, self.describe_row(row))
+            raise refused(bad, self.describe_row(row), self.file)
         return f"{self.describe_row(row)}: {bad.problem}"
 
     def describe_row(self, row: int) -> str:
@@ -212,13 +214,19 @@ class DocumentReader:
             )
 
 
-def refused(bad: BadRecordError, place: str) -> SourceError:
+def refused(bad: BadRecordError, place: str, file: SourceFile) -> SourceError:
     """The error about a bad record, if such records are not skipped."""
     cure = (
-        f"{bad.cure} Or leave such lines out: --on-bad-line skip"
+        f"{cure_of(bad, file)} Or leave such lines out: --on-bad-line skip"
         ' (in Python: on_bad_line="skip"); finished parts are kept.'
     )
     return SourceError(bad.problem, field=place, cure=cure.strip())
+
+
+def cure_of(bad: BadRecordError, file: SourceFile) -> str:
+    """The cure of a record; its commands name the file, if they can read it."""
+    is_plain = file.compression == "none" and files.is_local(file.path)
+    return bad.cure.replace("FILE", shlex.quote(file.path)) if is_plain else bad.cure
 
 
 def with_mask_settled(

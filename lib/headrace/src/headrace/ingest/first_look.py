@@ -47,7 +47,7 @@ from headrace.errors import (
 )
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.choices import Kind
-from headrace.ingest.documents import described, open_reader, refused, with_mask_settled
+from headrace.ingest.documents import cure_of, described, open_reader, refused, with_mask_settled
 from headrace.ingest.kinds.kind import DocumentKind
 from headrace.ingest.kinds.make import make_kind, template_of
 from headrace.ingest.readers.columnar import ColumnarReader
@@ -215,9 +215,9 @@ def refuse_faults(faults: Sequence[HeadraceError]) -> None:
 
 def with_same_fault(faults: Sequence[HeadraceError]) -> list[list[HeadraceError]]:
     """The faults in groups that differ in files and numbers only."""
-    groups: defaultdict[tuple[str, str | None], list[HeadraceError]] = defaultdict(list)
+    groups: defaultdict[str, list[HeadraceError]] = defaultdict(list)
     for fault in faults:
-        groups[_without_numbers(fault.problem), fault.cure].append(fault)
+        groups[_without_numbers(fault.problem)].append(fault)
     return list(groups.values())
 
 
@@ -298,7 +298,7 @@ class _FirstLook:
             fault = _fault_of_one_value(trial) or self._fault_of_all(trial)
             if fault is None and trial.first_bad is not None:
                 record_place, problem = trial.first_bad
-                cure = f"{problem.cure} Mend it: the source has no good record."
+                cure = f"{cure_of(problem, trial.file)} Mend it: the source has no good record."
                 fault = SourceError(problem.problem, field=record_place, cure=cure.strip())
             if fault is not None:
                 faults.append(fault)
@@ -321,7 +321,7 @@ class _FirstLook:
         fault = self._fault_of_all(trial, leave_out if skips else "")
         if fault is None and trial.first_bad is not None and not skips:
             record_place, problem = trial.first_bad
-            fault = refused(problem, record_place)
+            fault = refused(problem, record_place, trial.file)
         return fault or trial.damage
 
     def _try_records(self, reader: Reader, trial: _Trial) -> None:
@@ -365,7 +365,10 @@ class _FirstLook:
         bad = trial.bad
         if trial.has_good or len(bad) < 2 or not _are_alike(bad[:TRIED_RECORDS]):
             return None
-        cure = bad[0].cure or "Choose other fields, another format or kind (--format, --kind)."
+        cure = (
+            cure_of(bad[0], trial.file)
+            or "Choose other fields, another format or kind (--format, --kind)."
+        )
         if self._kind.kind == "text" and (name := self._other_text(trial.first_record)):
             cure = f"Choose another field: --text-field {shlex.quote(name)}."
         problem = f"each of its first {len(bad)} records fails alike: {bad[0].problem}"

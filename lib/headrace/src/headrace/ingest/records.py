@@ -39,7 +39,9 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class BadRecordError(Exception):
-    """One record that cannot be used; the policy (``on_bad_line``) decides what happens."""
+    """One record that cannot be used; the policy (``on_bad_line``) decides what happens. Commands
+    in its cure say ``FILE`` for the file.
+    """
 
     def __init__(self, problem: str, cure: str = "") -> None:
         super().__init__(problem)
@@ -397,7 +399,8 @@ def not_utf8(error: UnicodeDecodeError, what: str) -> BadRecordError:
         f"is not UTF-8 (byte 0x{error.object[error.start]:02x} at byte {error.start} of the {what})"
     )
     encoding = "utf-16" if error.object.startswith(_UTF16_MARKS) else "latin1"
-    cure = f"Convert the file to UTF-8 (e.g. iconv -f {encoding} -t utf-8)."
+    command = f"iconv -f {encoding} -t utf-8 FILE > FILE.new && mv FILE.new FILE"
+    cure = f"Convert the file to UTF-8 (e.g. {command})."
     return BadRecordError(problem, cure)
 
 

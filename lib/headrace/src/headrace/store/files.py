@@ -25,6 +25,7 @@ from fsspec import filesystem as fsspec_client
 from fsspec.asyn import sync
 from fsspec.config import conf as fsspec_config
 from fsspec.core import url_to_fs
+from fsspec.exceptions import FSTimeoutError
 
 from headrace.errors import (
     CacheCorruptError,
@@ -94,7 +95,7 @@ def filesystem(url: str) -> tuple[Any, str]:
             fs = azure.filesystem(location.bucket)
             path = location.on_fsspec()
         elif location.is_bucket:  # a key may contain what fsspec would parse in a URL
-            fs = fsspec_client(location.scheme, use_listings_cache=False)
+            fs = _bucket_client(location.scheme)
             path = location.on_fsspec()
         else:
             options: dict[str, Any] = {}
@@ -120,6 +121,19 @@ def filesystem(url: str) -> tuple[Any, str]:
     return fs, path
 
 
+def _bucket_client(scheme: str) -> Any:
+    """The client of S3 or GCS, which gives up an answer that does not come as the policy says, if
+    fsspec's own settings do not say otherwise.
+    """
+    settings = fsspec_config.get(scheme, {})
+    if scheme == "gs":
+        options = {"requests_timeout": settings.get("requests_timeout", redirects.client_timeout())}
+    else:
+        timeouts = dict.fromkeys(("connect_timeout", "read_timeout"), retry.policy().timeout_s)
+        options = {"config_kwargs": timeouts | settings.get("config_kwargs", {})}
+    return fsspec_client(scheme, use_listings_cache=False, **options)
+
+
 def _server(location: Location) -> str | None:
     """Where the client of a location connects to; None if that is not known: behind a proxy, or
     with settings of fsspec that may name another.
@@ -133,7 +147,7 @@ def _server(location: Location) -> str | None:
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "default")
         return "https://storage.googleapis.com" if emulator in ("", "default") else emulator
     if location.scheme == "s3":
-        fs = fsspec_client("s3", use_listings_cache=False)
+        fs = _bucket_client("s3")
         retry.watch(fs)
         return fs.connect().meta.endpoint_url
     return azure.address(os.environ) if location.scheme == "az" else None
@@ -292,15 +306,18 @@ def _call(url: str, method: str, *args: Any, **options: Any) -> Any:
         call = getattr(fs, f"_{method}", None) if getattr(fs, "async_impl", False) else None
         if call is None:
             return getattr(fs, method)(path, *args, **options)
-        with retry.retried_here():
+        timeout_s = retry.policy().timeout_s
+        try:
             return sync(
                 fs.loop,
                 cast("Callable[..., Any]", call),
                 path,
                 *args,
-                timeout=retry.policy().timeout_s,
+                timeout=timeout_s,
                 **options,
             )
+        except FSTimeoutError:
+            raise TimeoutError(f"no answer within {timeout_s:g} s") from None
 
     def refused(error: Exception) -> bool:
         if _refuses(error):
@@ -462,7 +479,9 @@ def names_in(folder: str) -> list[str]:
             return sorted(os.listdir(local_path(folder)))
         fs, path = filesystem(folder)
         with client_errors(folder):
-            entries = cast("list[str]", fs.ls(path, detail=False))
+            entries: list[str] = retry.with_retries(
+                partial(fs.ls, path, detail=False), transient, folder
+            )
     except (FileNotFoundError, NotADirectoryError):
         return []
     start = f"{path.rstrip('/')}/"
@@ -479,7 +498,9 @@ def sizes_below(folder: str) -> dict[str, int]:
     start = f"{path.rstrip('/')}/"
     try:
         with client_errors(folder):
-            entries = cast("dict[str, dict[str, Any]]", fs.find(path, detail=True))
+            entries: dict[str, dict[str, Any]] = retry.with_retries(
+                partial(fs.find, path, detail=True), transient, folder
+            )
     except (FileNotFoundError, NotADirectoryError):
         return {}
     return {

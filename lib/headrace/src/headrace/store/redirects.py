@@ -71,15 +71,24 @@ def client_options(headers: Mapping[str, str]) -> dict[str, Any]:
     """
     options = fsspec_config.get("http", {}).get("client_kwargs", {})
     return {
+        "timeout": client_timeout(),
         **options,
         "headers": {**options.get("headers", {}), **headers},
         "trace_configs": [*options.get("trace_configs", []), _check()],
     }
 
 
+def client_timeout() -> Any:
+    """The setting of aiohttp by which an answer that does not come, or not on, is given up."""
+    import aiohttp  # fsspec's clients import it too
+
+    seconds = retry.policy().timeout_s
+    return aiohttp.ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
+
+
 @cache
 def _check() -> Any:
-    import aiohttp  # fsspec imports it too, for http alone
+    import aiohttp
 
     async def check(
         session: object, context: SimpleNamespace, event: aiohttp.TraceRequestRedirectParams

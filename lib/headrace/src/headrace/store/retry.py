@@ -49,7 +49,7 @@ from typing import Any, TypeVar
 
 import tensorstore as ts
 
-from headrace.errors import ConfigError, check_at_least, redact
+from headrace.errors import ConfigError, HeadraceError, check_at_least, redact
 from headrace.store.failures import reason
 from headrace.store.location import Location
 
@@ -287,8 +287,9 @@ _retries_here: ContextVar[bool] = ContextVar("retries_here", default=False)
 
 @contextmanager
 def retried_here() -> Iterator[None]:
-    """Around a call of fsspec that the caller repeats: it raises :class:`FailedAnswerError` at
-    once, in place of the client's own retries, which pass over ``Retry-After``.
+    """Around a call of fsspec that the caller repeats: it raises :class:`FailedAnswerError`, or
+    OSError if there is no answer, at once, in place of the client's own retries, which pass over
+    ``Retry-After`` and the policy's deadline.
     """
     token = _retries_here.set(True)
     try:
@@ -412,7 +413,8 @@ def with_retries(
     calls = 0
     while True:
         try:
-            answer = ask()
+            with retried_here():
+                answer = ask()
         except Exception as error:
             calls += 1
             if not transient(error) or tried(error):
@@ -550,7 +552,14 @@ async def _aiohttp_answered(session: Any, context: Any, told: Any) -> None:
 
 async def _aiohttp_failed(session: Any, context: Any, told: Any) -> None:
     if not isinstance(told.exception, FailedAnswerError):  # counted already
-        _Process.wire += Wire(0, 1)
+        _unanswered(told.exception)
+
+
+def _unanswered(error: BaseException) -> None:
+    _Process.wire += Wire(0, 1)
+    is_final = isinstance(error, HeadraceError) or not isinstance(error, Exception)
+    if _retries_here.get() and not is_final:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _botocore_sent(**_: Any) -> None:
@@ -559,7 +568,7 @@ def _botocore_sent(**_: Any) -> None:
 
 def _botocore_answered(parsed_response: Any = None, exception: Any = None, **_: Any) -> None:
     if exception is not None:
-        _Process.wire += Wire(0, 1)
+        _unanswered(exception)
         return
     metadata: dict[str, Any] = (parsed_response or {}).get("ResponseMetadata", {})
     _answered(int(metadata.get("HTTPStatusCode", 0)), metadata.get("HTTPHeaders", {}))

@@ -491,11 +491,7 @@ def _fields(record: Any, raw: bytes) -> Any:
     try:
         text = raw.decode(_charset(record))
     except UnicodeDecodeError as error:
-        return (
-            not_utf8(error, "record")
-            if error.encoding == "utf-8"
-            else BadRecordError(f"is no {error.encoding}")
-        )
+        return BadRecordError(f"is no {error.encoding}")
     return {
         "text": text,
         "url": header("WARC-Target-URI") or "",
