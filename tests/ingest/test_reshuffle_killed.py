@@ -30,8 +30,8 @@ from headrace.ingest import shuffle_plan
 from headrace.ingest.reshuffle import reshuffle
 from headrace.ingest.shuffle_plan import ReshuffleConfig
 shuffle_plan.BASE_BYTES, shuffle_plan._LEAST_DOCUMENTS = 0, 1
-cache, root, engine, memory = sys.argv[1:]
-how = ReshuffleConfig(seed=5, part_bytes=40_000, memory=int(memory))
+cache, root, engine, memory, pack = sys.argv[1:]
+how = ReshuffleConfig(seed=5, part_bytes=40_000, memory=int(memory), pack=int(pack) or None)
 reshuffle(cache, root, how, engine=engine, workers=None if engine == "inline" else 2, progress=False)
 """
 
@@ -52,8 +52,11 @@ def whole(cache: str, tmp_path_factory: pytest.TempPathFactory, tree: Tree) -> d
     return tree(root)
 
 
-def start(cache: str, root: Path, engine: str, memory: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, cache, str(root), engine, str(memory)])
+def start(
+    cache: str, root: Path, engine: str, memory: int, pack: int = 0
+) -> subprocess.Popen[bytes]:
+    arguments = [cache, str(root), engine, str(memory), str(pack)]
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments])
 
 
 def begun(root: Path, process: subprocess.Popen[bytes]) -> float:
@@ -64,14 +67,20 @@ def begun(root: Path, process: subprocess.Popen[bytes]) -> float:
 
 
 def killed_again_and_again(
-    cache: str, whole: dict[str, bytes], folder: Path, tree: Tree, engine: str, kills: int
+    cache: str,
+    whole: dict[str, bytes],
+    folder: Path,
+    tree: Tree,
+    engine: str,
+    kills: int,
+    pack: int = 0,
 ):
     """Kills until there were so many, each somewhere in the time that an
     undisturbed shuffle takes.
     """
     seed = time.time_ns()
     pick = random.Random(seed)
-    process = start(cache, folder / "alone", engine, MEMORIES[0])
+    process = start(cache, folder / "alone", engine, MEMORIES[0], pack)
     first = begun(folder / "alone", process)
     assert process.wait() == 0
     alone_s = time.monotonic() - first
@@ -81,7 +90,7 @@ def killed_again_and_again(
         trial += 1
         root = folder / str(trial)
         for _ in range(4):  # killed while it goes on, too; each time it may be given other memory
-            process = start(cache, root, engine, pick.choice(MEMORIES))
+            process = start(cache, root, engine, pick.choice(MEMORIES), pack)
             begun(root, process)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(pick.random() * alone_s)
@@ -89,9 +98,9 @@ def killed_again_and_again(
             killed += process.wait() == -signal.SIGKILL
             if process.returncode == 0 or killed == kills:
                 break
-        assert start(cache, root, engine, pick.choice(MEMORIES)).wait() == 0
+        assert start(cache, root, engine, pick.choice(MEMORIES), pack).wait() == 0
         assert tree(root) == whole, (engine, trial, seed)
-        assert TokenCache.open(root).num_documents == 6_000
+        assert TokenCache.open(root).num_originals == 6_000
         assert trial < 4 * kills, "nothing was interrupted"
 
 
@@ -99,6 +108,14 @@ def killed_again_and_again(
 @pytest.mark.parametrize("engine", ["inline", "pool"])
 def test_killed(cache: str, whole: dict[str, bytes], tmp_path: Path, tree: Tree, engine: str):
     killed_again_and_again(cache, whole, tmp_path, tree, engine, kills=3)
+
+
+@pytest.mark.slow
+def test_packs_are_killed(cache: str, tmp_path: Path, tree: Tree):
+    how = ReshuffleConfig(**HOW, pack=250)
+    reshuffle(cache, str(tmp_path / "whole"), how, engine="inline", progress=False)
+    whole = tree(tmp_path / "whole")
+    killed_again_and_again(cache, whole, tmp_path, tree, "pool", kills=3, pack=250)
 
 
 @pytest.mark.soak

@@ -34,19 +34,20 @@ LEAVES = [
 ]
 
 
-def write(root: str, parts: list[list[int]], seed: int = 0) -> TokenCache:
+def write(root: str, parts: list[list[int]], seed: int = 0, mask: str = "loss_mask") -> TokenCache:
     """A cache of documents with these lengths, with leaves of all kinds."""
+    specs = [LeafSpec(mask, "uint8"), *LEAVES[1:]]
     rng = np.random.default_rng(seed)
     records = []
     number = 0
     for k, lengths in enumerate(parts):
-        writer = PartWriter(root, f"{k:05d}", LAYOUT, LEAVES)
+        writer = PartWriter(root, f"{k:05d}", LAYOUT, specs)
         for length in lengths:
             tokens = rng.integers(0, 256, length)
             size = np.array([length])
             url = np.frombuffer(f"u/{number}".encode(), np.uint8)
             leaves = {
-                "loss_mask": ((tokens % 2).astype(np.uint8), size),
+                mask: ((tokens % 2).astype(np.uint8), size),
                 "topk": (rng.integers(0, 99, 2 * length, np.int32), 2 * size),
                 "number": (np.array([number]), None),
                 "url": (url, np.array([url.size])),
@@ -55,7 +56,7 @@ def write(root: str, parts: list[list[int]], seed: int = 0) -> TokenCache:
             number += 1
         records.append(writer.close())
     tokenizer = {"vocab_size": 256, "fingerprint": "t", "path": "t", "file": None}
-    ledger = Ledger(False, tokenizer, LAYOUT.to_dict(), leaves=[s.to_dict() for s in LEAVES])
+    ledger = Ledger(False, tokenizer, LAYOUT.to_dict(), leaves=[s.to_dict() for s in specs])
     write_ledger(root, ledger.complete(records))
     return TokenCache.open(root)
 

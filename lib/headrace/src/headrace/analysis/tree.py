@@ -117,5 +117,5 @@ def _cache(name: str, run: ResolvedRun) -> dict[str, Any]:
         "paths": [member.path for member in cache.members] if exists else declared,
         "exists": exists,
         "documents": cache.num_documents if exists else None,
-        "tokens": cache.num_tokens,
+        "tokens": cache.num_tokens - cache.padding_tokens,
     }

@@ -304,7 +304,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "path": cache.path,
         "finished": True,
         "documents": cache.num_originals,
-        "tokens": cache.num_tokens,
+        "tokens": cache.num_tokens - cache.padding_tokens,
         "format": other,
         "limits": ledger.metadata.get(LIMITS, []),
         "bytes_on_disk": files.tree_bytes(cache.path) if other is None else stored_bytes,
@@ -327,7 +327,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "shuffled": shuffled
         and {
             key: shuffled[key]
-            for key in ("seed", "unit", "fingerprint", "split", "groups", "by")
+            for key in ("seed", "unit", "fingerprint", "split", "pack", "padding", "groups", "by")
             if key in shuffled
         },
         **snapshot_facts(cache),
@@ -363,8 +363,8 @@ def build_command(cache: str, ledger: Ledger) -> str:
     shuffled = ledger.metadata.get(SHUFFLED, {})
     if shuffled.get("cache"):
         words = ["headrace", "cache", "reshuffle", shuffled["cache"], cache]
-        for flag in ("seed", "unit", "part_bytes", "split"):
-            if flag in shuffled:
+        for flag in ("seed", "unit", "part_bytes", "pack", "split"):
+            if flag in shuffled and not (flag == "split" and "pack" in shuffled):
                 words += [f"--{flag.replace('_', '-')}", str(shuffled[flag])]
         return shlex.join([*words, *shuffled.get("by", [])])
     source = ledger.metadata["source"]

@@ -122,6 +122,11 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
             f"documents, with seed {facts['shuffled']['seed']}, from"
             f" {facts['shuffled']['fingerprint']}"
             + (f", cut each {split:,} tokens" if (split := facts["shuffled"].get("split")) else "")
+            + (
+                f", in packs with {pad:,} of padding"
+                if (pad := facts["shuffled"].get("padding"))
+                else ""
+            )
         )
     if facts["removed_documents"]:
         rows["removed"] = (

@@ -49,6 +49,14 @@ def command(
             metavar="TOKENS",
         ),
     ] = None,
+    pack: Annotated[
+        int | None,
+        typer.Option(
+            help="Write documents packed into rows of this many tokens, the seq_len of runs: they"
+            " then need no plan, and no row lies in two chunks.",
+            metavar="TOKENS",
+        ),
+    ] = None,
     by: Annotated[
         str | None,
         typer.Option(
@@ -119,6 +127,8 @@ def command(
 
         headrace cache reshuffle cache shuffled --split 4096
 
+        headrace cache reshuffle cache packed --pack 4096
+
         headrace cache reshuffle cache grouped --by quality --edges 0.3,0.7
 
         headrace cache reshuffle cache grouped --by topic --attributes 'topic=topics/*.parquet'
@@ -131,7 +141,7 @@ def command(
     files.check_writable(output)
     source = open_cache(cache, settings=parse_format(format))
     groups = grouping(source, by, edges, quantiles, attributes or [])
-    how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split, groups)
+    how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split, groups, pack)
     cost = cost_of(source, how)
     if dry_run:
         say_json(cost.to_dict()) if as_json else say(cost_in_words(cost))

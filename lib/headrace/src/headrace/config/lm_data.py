@@ -51,12 +51,11 @@ from headrace.data.columns import ColumnConfig, check_column_name, columns_by_co
 from headrace.data.component import Account, account, component_sides, stored_rows, subset_side
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import mixture_of
-from headrace.data.packed import PackedTokenDataset
+from headrace.data.packed_store import StoredDataset
 from headrace.data.phased import RunDataset
 from headrace.data.phased_mixture import RunRecipe, run_dataset
 from headrace.data.row_scores import row_scores
 from headrace.data.strands import RowScores
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError, check_at_least, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
@@ -358,9 +357,7 @@ class LmDataConfig:
         """
         return max(cache.vocab_size for cache in self.open_caches().values())
 
-    def datasets(
-        self, instead: Mapping[str, TokenCache] | None = None
-    ) -> dict[str, TokenSeqDataset | PackedTokenDataset]:
+    def datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, StoredDataset]:
         """The components in stored order, without removed documents, in rows of the first phase;
         before they are split, shuffled and mixed. ``instead`` as in :meth:`open_caches`.
         """
@@ -375,7 +372,7 @@ class LmDataConfig:
         removed = left_out(components, caches)
         length = self.phases[0][1]
         split = self.split_documents
-        stored: dict[str, TokenSeqDataset | PackedTokenDataset] = ByComponent()
+        stored: dict[str, StoredDataset] = ByComponent()
         for name, one in components.items():
             how: dict[str, Any] = {
                 "packing": one.packing,
@@ -444,7 +441,7 @@ class LmDataConfig:
         return held_out_of(self.components, self.validation)
 
     def _sides(
-        self, name: str, dataset: TokenSeqDataset | PackedTokenDataset, seq_len: int | None
+        self, name: str, dataset: StoredDataset, seq_len: int | None
     ) -> tuple[PlannedDataset, PlannedDataset]:
         """Training and validation side of a component."""
         block = None

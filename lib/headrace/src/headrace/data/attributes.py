@@ -298,8 +298,8 @@ def _joined(
         join = _Join(cache.num_originals, column)
         for url, keys, values in _rows(entries, DOCUMENT, column):
             join.add(values, *_documents_of_numbers(keys, cache.num_originals, url), url)
-        has_value = _as_stored(cache, join.has_value)
-        return join.finish(_as_stored(cache, join.values), has_value)
+        has_value = cache.in_stored_order(join.has_value)
+        return join.finish(cache.in_stored_order(join.values), has_value)
     join = _Join(cache.num_documents, column, cache.originals)
     leaf = _id_leaf(cache, config.id_leaf)
     are_texts = leaf.kind == "ragged"
@@ -323,16 +323,8 @@ def _numbered(cache: TokenCache, entries: list[Entry]) -> Attribute:
             f" {cache.num_originals:,} documents"
         )
         raise ConfigError(problem, field="files", value=url, cure=cure)
-    values = _storable(_as_stored(cache, numbers))
+    values = _storable(cache.in_stored_order(numbers))
     return Attribute(values, numbers.size, 0, np.zeros(0, np.int64))
-
-
-def _as_stored(cache: TokenCache, values: Num[np.ndarray, " originals"]) -> np.ndarray:
-    """Values of the original's documents in the order of the cache."""
-    ordered = np.empty(cache.num_documents, values.dtype)
-    for first, stop in _blocks(cache):
-        ordered[first:stop] = values[cache.originals(np.arange(first, stop))]
-    return ordered
 
 
 def _blocks(cache: TokenCache) -> Iterator[tuple[int, int]]:

@@ -19,6 +19,7 @@ from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.packed import PackedTokenDataset
+from headrace.data.packed_store import PackedStoreDataset, StoredDataset
 from headrace.data.pairs import is_of_pairs, pairs_of_component
 from headrace.data.rows import segments_of
 from headrace.data.saved_filters import RemovedDocuments
@@ -43,7 +44,7 @@ def stored_rows(
     loss_mask: str = "auto",
     columns: Mapping[str, ColumnConfig | Column] | None = None,
     pairs: bool | None = None,
-) -> TokenSeqDataset | PackedTokenDataset:
+) -> StoredDataset:
     """The rows of a component: windows of its cache's token stream, or packs of its documents.
 
     Arguments are the fields of :class:`~headrace.config.component.ComponentConfig` and of the run's
@@ -67,6 +68,8 @@ def stored_rows(
         "columns": columns,
         "pairs": pairs,
     }
+    if any(one.pack for one in cache.members):
+        return _packed_store(cache, seq_len, packing, settings)
     if packing is None:
         with pairs_of_component(name):
             return TokenSeqDataset(cache, seq_len, split_documents=split_documents, **settings)
@@ -91,6 +94,21 @@ def stored_rows(
         raise _about_documents(error, path, unit or 1) from error
 
 
+def _packed_store(
+    cache: TokenCache, seq_len: int, packing: PackingConfig | None, settings: dict[str, Any]
+) -> PackedStoreDataset:
+    if packing != PackingConfig():
+        name = settings["name"]
+        raise ConfigError(
+            f"is not what {cache.path} needs, whose documents are packed already",
+            field=f"components.{name}.packing",
+            value=packing,
+            cure=f"components.{name}.packing: {{}}",
+        )
+    del settings["pairs"]  # which are not packed so
+    return PackedStoreDataset(cache, seq_len, **settings)
+
+
 def _about_documents(error: ConfigError, field: str, unit: int = 1) -> ConfigError:
     """An error of a planner, which knows lengths only, in terms of a config; other errors as they
     are.
@@ -111,7 +129,7 @@ def _about_documents(error: ConfigError, field: str, unit: int = 1) -> ConfigErr
 
 
 def split_sides(
-    dataset: TokenSeqDataset | PackedTokenDataset,
+    dataset: StoredDataset,
     split: ValidationConfig,
     *,
     block_tokens: int | None = None,
@@ -163,7 +181,7 @@ def split_sides(
 
 def component_sides(
     name: str,
-    dataset: TokenSeqDataset | PackedTokenDataset,
+    dataset: StoredDataset,
     split: ValidationConfig | None,
     *,
     path: str = "validation",
@@ -305,7 +323,7 @@ class Account:
 
 
 def account(
-    dataset: TokenSeqDataset | PackedTokenDataset,
+    dataset: StoredDataset,
     train: PlannedDataset,
     validation: PlannedDataset | None,
     subset: PlannedDataset | None = None,
@@ -323,6 +341,7 @@ def account(
     """
     removal = dataset.removal
     repeated = dataset.repeated_tokens
+    tokens = dataset.cache.num_tokens - dataset.cache.padding_tokens
     validation_rows, validation_tokens = (
         (0, 0) if validation is None else (len(validation), _tokens(validation))
     )
@@ -331,7 +350,7 @@ def account(
     rows = len(train if subset is None else subset)
     return Account(
         documents=dataset.cache.num_documents,
-        tokens=dataset.cache.num_tokens,
+        tokens=tokens,
         listed_documents=removal.listed,
         repeated_documents=removal.repeated,
         not_found_documents=removal.not_found,
@@ -341,11 +360,7 @@ def account(
         train_tokens=train_tokens,
         validation_rows=validation_rows,
         validation_tokens=validation_tokens,
-        dropped_tokens=dataset.cache.num_tokens
-        + repeated
-        - dataset.removed_tokens
-        - side_tokens
-        - validation_tokens,
+        dropped_tokens=tokens + repeated - dataset.removed_tokens - side_tokens - validation_tokens,
         padding_tokens=(rows + validation_rows) * dataset.seq_len
         - train_tokens
         - validation_tokens,

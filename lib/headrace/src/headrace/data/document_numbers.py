@@ -107,9 +107,8 @@ class DocumentNumbers:
             values = self.attribute(name)
             yield from (values[first:stop] for first, stop in ranges)
         elif name.endswith(".npy"):
-            values = _sidecar(cache, name, field)
-            for first, stop in ranges:
-                yield values[cache.originals(np.arange(first, stop))]
+            values = cache.in_stored_order(_sidecar(cache, name, field))
+            yield from (values[first:stop] for first, stop in ranges)
         else:
             yield from self._leaf(name, field)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
@@ -28,11 +28,13 @@ from headrace.data.columns import MASK, Column
 from headrace.data.dataset import PlannedDataset, stored_dataset
 from headrace.data.mixture import MixtureDataset, mixture_of
 from headrace.data.rows import Pieces, RowSource
-from headrace.data.token_seq import CacheDataset
 from headrace.errors import ConfigError
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store.cache import TokenCache
+
+if TYPE_CHECKING:
+    from headrace.data.token_seq import CacheDataset
 
 _TRAINED = Column(MASK, np.dtype(np.uint8), 1)  # wherever a piece lies
 

@@ -25,6 +25,7 @@ from headrace.data.left_packs import LeftPieces, pack_left, pieces_of_packs
 from headrace.data.left_tokens import LeftRows, tokens_of_rows
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import PackedRows, PackedTokenDataset
+from headrace.data.packed_store import StoredDataset
 from headrace.data.phased import Continued, PhasedDataset, RunDataset
 from headrace.data.row_tokens import measured_plan
 from headrace.data.strands import RowScores, placed, shuffle_components
@@ -89,9 +90,7 @@ class RunRecipe:
     scores: Mapping[str, RowScores] = dataclasses.field(default_factory=dict[str, RowScores])
 
 
-def run_dataset(
-    sources: Mapping[str, TokenSeqDataset | PackedTokenDataset], recipe: RunRecipe
-) -> RunDataset:
+def run_dataset(sources: Mapping[str, StoredDataset], recipe: RunRecipe) -> RunDataset:
     """The dataset of a run.
 
     Args:
@@ -231,7 +230,7 @@ class _Course:
     def __init__(
         self,
         name: str,
-        dataset: TokenSeqDataset | PackedTokenDataset,
+        dataset: StoredDataset,
         shuffle: Shuffle,
         recipe: RunRecipe,
     ) -> None:

@@ -331,7 +331,7 @@ def _spans_of_source(rows: StepRows, number: int, batch_rows: np.ndarray) -> Spa
     source = rows.sources[number]
     cache = rows.caches[number]
     own_rows = batch_rows[rows.source[batch_rows] == number]
-    pieces = source.unerased.pieces(rows.row[own_rows])  # also of documents that were removed
+    pieces = source.unerased.content(rows.row[own_rows])  # also of documents that were removed
     first = np.stack([starts(cache.part_documents), starts(cache.part_tokens)], axis=1)
     columns: list[dict[str, np.ndarray]] = []
     for part in np.unique(pieces.array).tolist():

@@ -55,7 +55,7 @@ def row_scores(
     scores = np.empty(len(dataset))
     for at in range(0, len(dataset), _CHUNK):
         rows = dataset.locate(np.arange(at, min(at + _CHUNK, len(dataset)))).row
-        pieces = source.pieces(rows)
+        pieces = source.content(rows)
         start = first_token[pieces.array] + pieces.start
         stop = start + pieces.size
         first = np.searchsorted(begin[:-1], start, side="right") - 1

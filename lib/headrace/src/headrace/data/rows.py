@@ -100,6 +100,13 @@ class RowSource(abc.ABC):
         checked.
         """
 
+    def content(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
+        """The pieces of rows without stored padding. Rows are not checked."""
+        pieces = self.pieces(rows)
+        if not self.max_segments:
+            return pieces
+        return without_padding(pieces, self.segment_lengths(rows))
+
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
         """Number of elements of each row's segments, zeros after the last; rows that do not know
         them are one segment. Pure; rows are not checked.
@@ -161,6 +168,22 @@ class RowSource(abc.ABC):
         return None
 
 
+def without_padding(pieces: Pieces, segments: Int32[np.ndarray, "n M"]) -> Pieces:
+    """The pieces of rows as far as these segments reach.
+
+    Example:
+        >>> row = np.arange(2)
+        >>> pieces = Pieces(row, row * 0, row * 0, row * 8, row * 0 + 8)
+        >>> without_padding(pieces, np.array([[3, 5], [4, 0]])).size.tolist()
+        [8, 4]
+    """
+    left = segments.sum(axis=1)[pieces.row] - pieces.column
+    if (left >= pieces.size).all():
+        return pieces
+    cut = pieces._replace(size=np.minimum(pieces.size, left))
+    return Pieces(*(field[left > 0] for field in cut))
+
+
 def segments_of(
     sources: Sequence[RowSource], source: Int64[np.ndarray, " n"], row: Int64[np.ndarray, " n"]
 ) -> Int32[np.ndarray, "n M"] | None:
@@ -192,7 +215,7 @@ def ends_of(
     split = {
         k: s
         for k, s in enumerate(sources)
-        if s.stored_ends is not None or (s.ends is not None and s.has_gaps)
+        if s.ends is not None and (s.stored_ends is not None or s.has_gaps)
     }
     if not split:
         return None
@@ -319,7 +342,7 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
         source = sources[int(number)]
         of_source = np.flatnonzero(rows.source == number)
         distinct, inverse = np.unique(rows.row[of_source], return_inverse=True)
-        pieces = source.pieces(distinct)
+        pieces = source.content(distinct)
         first, spans = adjacent_runs(pieces.array, pieces.start, pieces.size)
         futures = [
             source.arrays[a].read(s, s + n)
@@ -371,7 +394,7 @@ async def _read_column(
             stats.tensorstore_reads_issued += of_column.tensorstore_reads_issued
             stats.bytes_read += of_column.bytes_read
             continue
-        pieces = source.pieces(rows.row[of_source])
+        pieces = source.content(rows.row[of_source])
         values = np.full(int(pieces.size.sum()), column.default, column.dtype)
         if source_column is not None and source_column.documents:
             begin = np.cumsum(pieces.size) - pieces.size
@@ -405,7 +428,7 @@ class _OfColumn(RowSource):
         return self._source.num_rows
 
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
-        return _widened(self._source.pieces(rows), self._width)
+        return _widened(self._source.content(rows), self._width)
 
 
 def _widened(pieces: Pieces, width: int) -> Pieces:

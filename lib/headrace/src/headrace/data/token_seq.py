@@ -62,6 +62,8 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     incomplete_documents = 0
     unit = 1
+    reads_packs = False
+    """Whether it is for caches that were written in packs."""
     _rows: RowsT
     _further: RowSource | None = None
 
@@ -77,6 +79,13 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
             check_path("cache", cache, "Give the folder of a cache, or an open TokenCache.")
             cache = open_cache(cache)
         self.cache = cache
+        if not self.reads_packs and any(one.pack for one in cache.members):
+            raise ConfigError(
+                "was written in packs",
+                field="cache",
+                value=cache.path,
+                cure="Use PackedStoreDataset, or packing: {} in a config.",
+            )
         check_whole("seq_len", seq_len)
         check_at_least("seq_len", seq_len, 2, "E.g. 2048 tokens.")
         if not isinstance(removed, DocumentFilter | RemovedDocuments | None):

@@ -39,6 +39,7 @@ from headrace.data.rows import (
     RowSource,
     ends_of,
     segments_of,
+    without_padding,
 )
 from headrace.feed.exchange import Arranged, Look, RowExchange
 from headrace.mix.data_end import held_rows, repeated_from
@@ -349,6 +350,9 @@ def plan_window(
     first_column, last_column = placement.local_columns(dataset.seq_len)
     row_elements = last_column - first_column
     pieces = dataset.joined_rows.pieces(source, row, space.first_array)
+    segments = segments_of(dataset.sources, source, row)
+    if segments is not None:
+        pieces = without_padding(pieces, segments)
     if row_elements < dataset.seq_len:
         pieces = _within_columns(pieces, first_column, last_column)
     pieces = _within_blocks(pieces, space)
@@ -387,7 +391,7 @@ def plan_window(
         whole=is_whole,
         distinct=distinct,
         ranges=ranges,
-        segments=segments_of(dataset.sources, source, row),
+        segments=segments,
         ends=ends_of(dataset.sources, source, row),
     )
 

@@ -14,6 +14,9 @@ to do::
 Documents may be cut at multiples of a length; then the pieces are what is shuffled, and numbers
 remain those of whole documents (:mod:`headrace.order.document_pieces`).
 
+Documents may be packed into rows (:mod:`headrace.ingest.pack_order`), with a table of where they
+lie.
+
 Documents may be divided into groups, such as the buckets of a run. Then each group has parts of its
 own, and what reads one group reads no chunk of another; two tables say where documents lie
 (:mod:`headrace.store.grouped`).
@@ -289,13 +292,13 @@ class Reshuffling:
         if begun is None or not begun.finished:
             return False
         tables = begun.metadata[SHUFFLED].get("tables", {})
-        return not tables or not table_problems(self.output, tables, sizes.shuffle.documents)
+        return not tables or not table_problems(self.output, tables, sizes.stored_documents)
 
     def _write_tables(self, sizes: ShuffleSizes) -> dict[str, Any]:
         """Writes where documents lie, if it cannot be computed; what the ledger says of it."""
-        if sizes.grouped is None:
+        if sizes.tables is None:
             return {}
-        return {"tables": write_tables(self.output, sizes.grouped, sizes.shuffle.documents)}
+        return {"tables": write_tables(self.output, sizes.tables, sizes.stored_documents)}
 
     def _build(
         self,
@@ -310,7 +313,7 @@ class Reshuffling:
         """
         plan = self._planned(sizes, wanted, begun)
         edges = sizes.edges.tolist()
-        shares = np.diff(sizes.edges) * sizes.value_bytes // sizes.shuffle.documents
+        shares = np.diff(sizes.edges) * sizes.value_bytes // sizes.stored_documents
         parts = [
             ShuffleTask(str(s["part"]), a, b, int(share))
             for s, a, b, share in zip(
@@ -376,6 +379,7 @@ class Reshuffling:
             counters=summed(part.extra for part in self.cache.whole_ledger.parts),
             snapshot=self.cache.snapshots[0].number,
             settings=self.cache.settings,
+            pack=self.how.pack,
         )
 
 
@@ -397,9 +401,15 @@ def _settings(sizes: ShuffleSizes) -> dict[str, Any]:
     if (groups := sizes.how.groups) is not None:
         documents = np.bincount(groups.of_document).tolist()
         settings |= {"groups": documents, "groups_digest": groups.digest, "by": [*groups.by]}
-    if sizes.how.split is not None:
+    if sizes.how.cut is not None:
         pieces = sizes.pieces
         settings |= {"split": sizes.split, "documents": pieces.documents, "pieces": pieces.record()}
+    if (packs := sizes.packs) is not None:
+        settings |= {
+            "pack": sizes.how.pack,
+            "padding": packs.padding,
+            "max_documents": packs.max_documents,
+        }
     return settings
 
 
@@ -431,7 +441,7 @@ def _check_same(output: str, begun: Ledger, wanted: Ledger) -> None:
     if one is None:
         cure = "Choose a folder that is new or empty."
         raise CacheError("holds another cache", field="output", value=output, cure=cure)
-    keys = ("seed", "unit", "part_bytes", "split", "groups_digest")
+    keys = ("seed", "unit", "part_bytes", "split", "pack", "groups_digest")
     different = [
         f"{key} {one.get(key)} there, {two.get(key)} now"
         for key in keys

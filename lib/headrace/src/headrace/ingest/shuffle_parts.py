@@ -127,6 +127,7 @@ class ShufflePlan:
         counters: Counters for the record of the first part; the others get zeros.
         snapshot: The snapshot of the cache that is shuffled.
         settings: How its files are read, if they are another system's.
+        pack: Tokens of a row, if documents are packed; None: they are not.
     """
 
     cache: str
@@ -144,6 +145,7 @@ class ShufflePlan:
     counters: dict[str, Any]
     snapshot: int = 1
     settings: FormatConfig | None = None
+    pack: int | None = None
     retries: RetryPolicy = field(default_factory=policy)
 
     @property
@@ -237,6 +239,17 @@ class _Documents:
         start = self.start[pieces.document] + offset
         return _Documents(self.arrays, self.array[pieces.document], start, length)
 
+    def with_zeros(self, column: Column, tokens: Int64[np.ndarray, " p"]) -> _Documents:
+        """These documents, and others of so many tokens whose values are zeros."""
+        values = tokens * (column.per_token or 0) if column.ragged else np.ones_like(tokens)
+        zeros = np.zeros(int(values.max(initial=0)), column.dtype)
+        return _Documents(
+            [*self.arrays, zeros],
+            np.append(self.array, np.full(tokens.size, len(self.arrays))),
+            np.append(self.start, np.zeros(tokens.size, np.int64)),
+            np.append(self.length, values),
+        )
+
     def take(self, order: Int64[np.ndarray, " m"]) -> np.ndarray:
         """The values of documents in another order."""
         start = self.start[order]
@@ -323,16 +336,24 @@ def write_part(
     first, last = np.searchsorted(plan.slices, [task.first, task.last]).tolist()
     indices = _read_indices(plan, first, last)
     writer = PartWriter(root, task.name, plan.layout, plan.leaves)
+    filled = 0  # tokens of the row that is being written
     with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="headrace-runs") as pool:
         for k in range(first, last):
             numbers = np.arange(plan.slices[k], plan.slices[k + 1])
             run = np.searchsorted(plan.runs, plan.old_places(numbers), side="right") - 1
-            documents = np.bincount(run, minlength=plan.runs.size - 1)
+            runs = plan.runs.size - 1
+            documents = np.bincount(run, minlength=runs)[:runs]
             leaves = _read_slice(plan, indices[:, k - first], documents, pool)
             arrived = np.empty(
                 numbers.size, np.int64
             )  # runs one after the other, in each the places in order
             arrived[np.argsort(run, kind="stable")] = np.arange(numbers.size)
+            if plan.pack is not None:  # paddings come as if from a further run
+                padding, filled = _paddings(leaves[0].length, arrived, plan.pack, filled)
+                leaves = [
+                    leaf.with_zeros(column, padding)
+                    for column, leaf in zip(columns, leaves, strict=True)
+                ]
             for batch in _batches(leaves, arrived):
                 values: dict[str, LeafValues] = {
                     column.name: (leaf.take(batch), leaf.length[batch] if column.ragged else None)
@@ -349,6 +370,30 @@ def write_part(
         else {name: type(value)() for name, value in plan.counters.items()}
     )
     return writer.close(**counters)
+
+
+def _paddings(
+    tokens: Int64[np.ndarray, " d"], arrived: Int64[np.ndarray, " n"], row: int, filled: int
+) -> tuple[Int64[np.ndarray, " p"], int]:
+    """The tokens of the paddings in a slice, each of which fills the row of the documents before
+    it; and those of the row that is open at its end.
+
+    Args:
+        tokens: Tokens of its documents.
+        arrived: Which document is where; numbers from the number of documents on are paddings.
+        row: Tokens of a row.
+        filled: Tokens of the row that is open at its begin.
+
+    Example:
+        >>> _paddings(np.array([4, 3, 5, 1]), np.array([0, 4, 2, 5, 1, 3]), row=6, filled=1)
+        (array([1, 1]), 4)
+    """
+    is_padding = arrived >= tokens.size
+    of_place = np.append(tokens, 0)[np.minimum(arrived, tokens.size)]
+    rows = np.add.reduceat(
+        np.append(filled, of_place), np.append(0, np.flatnonzero(is_padding) + 1)
+    )
+    return row - rows[:-1], int(rows[-1])
 
 
 def _batches(

@@ -15,13 +15,16 @@ import functools
 import hashlib
 import itertools
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from headrace.batch.masks import mask_leaf
 from headrace.errors import CacheError, ConfigError, check_at_least, redact
+from headrace.ingest.pack_order import PackOrder
 from headrace.ingest.shuffle_parts import Column, Pieces, columns_of, writer_bytes
 from headrace.order.document_groups import DocumentGroups
 from headrace.order.document_pieces import NEVER_CUT, DocumentPieces
@@ -81,6 +84,8 @@ class ReshuffleConfig:
             None: documents stay whole.
         groups: Groups of documents that are to lie together, one behind the other; each is shuffled
             in itself, and has parts of its own. None: all documents are mixed.
+        pack: Tokens of the rows into which documents are packed, whole, but cut at this length;
+            see :mod:`headrace.ingest.pack_order`. None: they are not packed.
 
     Raises:
         ConfigError: a value is out of range.
@@ -92,6 +97,7 @@ class ReshuffleConfig:
     part_bytes: int = DEFAULT_PART_BYTES
     split: int | None = None
     groups: Grouping | None = None
+    pack: int | None = None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -99,6 +105,19 @@ class ReshuffleConfig:
         check_at_least("memory", self.memory, cure="Count in bytes, e.g. 2147483648.")
         check_at_least("part_bytes", self.part_bytes, cure="Count in bytes.")
         check_at_least("split", self.split, cure="Give the tokens of a row, e.g. 4096.")
+        check_at_least("pack", self.pack, 2, cure="Give the tokens of a row, e.g. 4096.")
+        if self.pack is not None and (self.split or self.groups):
+            raise ConfigError(
+                "cuts documents at rows itself" if self.split else "mixes all documents",
+                field="pack",
+                value=self.pack,
+                cure=f"Leave {'--split' if self.split else '--by'} out.",
+            )
+
+    @property
+    def cut(self) -> int | None:
+        """Tokens of a piece of a document; None: documents stay whole."""
+        return self.pack or self.split
 
 
 @dataclass(frozen=True)
@@ -143,20 +162,28 @@ class ShuffleSizes:
     edges: np.ndarray  # int64 [parts + 1]: the first place of each part, and the end
     memory: int
     document_bytes: int  # of the memory, for a run or a slice
+    packs: PackOrder | None = None
 
     @property
     def split(self) -> int:
         """Tokens of a piece."""
-        return self.how.split or NEVER_CUT
+        return self.how.cut or NEVER_CUT
+
+    @property
+    def stored_documents(self) -> int:
+        """Pieces, and paddings of rows."""
+        return int(self.edges[-1])
 
     @property
     def order(self) -> DocumentShuffle | DocumentGroups:
         """The order of the pieces in the store."""
-        return self.grouped or self.shuffle
+        return self.tables or self.shuffle
 
     @cached_property
-    def grouped(self) -> DocumentGroups | None:
-        """The order of a store in groups."""
+    def tables(self) -> DocumentGroups | None:
+        """The order of a store in groups or in packs, which cannot be computed."""
+        if self.packs is not None:
+            return self.packs.order
         groups = self.how.groups
         if groups is None:
             return None
@@ -216,11 +243,14 @@ def sizes_of(
             cure=cure,
         )
     pieces = _pieces_of(cache, how)
-    if how.split is not None and unit > 1:
+    if how.cut is not None and unit > 1:
         problem = f"cuts documents that stay together, {unit} at a time"
         cure = "Leave it out, or shuffle documents one by one: --unit 1."
         raise ConfigError(
-            problem, field="split", value=how.split, cure="Leave it out." if pairs > 1 else cure
+            problem,
+            field="pack" if how.pack else "split",
+            value=how.cut,
+            cure="Leave it out." if pairs > 1 else cure,
         )
     shuffle = DocumentShuffle(pieces.count, how.seed, unit)
     if unit > max(documents // 2, pairs):
@@ -229,18 +259,30 @@ def sizes_of(
             problem, field="unit", value=unit, cure=f"Leave unit out: {pairs} stay together then."
         )
     layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
+    packs = None
+    stored = pieces.count
+    if how.pack is not None:
+        packs = _packs(cache, how.pack, how.seed)
+        stored += packs.row_ends.size
+        rows_per_chunk = max(layout.chunk_elements // how.pack, 1)
+        layout = replace(layout, chunk_elements=rows_per_chunk * how.pack)
     leaves = cache.leaf_specs
     columns = columns_of(cache, layout)
     elements = {
-        c.name: cache.leaf(c.name).num_elements
+        c.name: cache.leaf(c.name).num_elements + (packs.padding * c.per_token if packs else 0)
         if c.per_token
-        else cache.leaf(c.name).num_elements * pieces.count // documents
+        else cache.leaf(c.name).num_elements * stored // documents
         for c in columns
     }
     ragged = sum(c.ragged for c in columns)
     value_bytes = sum(elements[c.name] * c.dtype.itemsize for c in columns)
-    value_bytes += 8 * ragged * pieces.count
-    edges = _edges(_group_sizes(cache, how, pieces, unit), unit, value_bytes, how.part_bytes)
+    value_bytes += 8 * ragged * stored
+    if packs is None:
+        edges = _edges(_group_sizes(cache, how, pieces, unit), unit, value_bytes, how.part_bytes)
+    else:  # parts begin with chunks
+        chunk_ends = np.append(packs.row_ends[rows_per_chunk - 1 : -1 : rows_per_chunk], stored)
+        parts = min(-(-value_bytes // how.part_bytes), MAX_PARTS, chunk_ends.size)
+        edges = np.append(0, chunk_ends[np.arange(1, parts + 1) * chunk_ends.size // parts - 1])
     parts = edges.size - 1
     fixed = BASE_BYTES + writer_bytes(
         layout, leaves, 2 * max(elements.values()) // parts, int(np.diff(edges).max())
@@ -270,6 +312,7 @@ def sizes_of(
         edges,
         memory,
         (memory - fixed) // 2,
+        packs,
     )
 
 
@@ -318,25 +361,49 @@ def _edges(
 
 def _pieces_of(cache: TokenCache, how: ReshuffleConfig) -> DocumentPieces:
     """The pieces of the documents as they are stored."""
-    if how.split is None:
+    if cache.pack is not None:
+        raise ConfigError(
+            "was written in packs: padding is among its documents",
+            field="cache",
+            value=cache.path,
+            cure="Shuffle its original so.",
+        )
+    if how.cut is None:
         return DocumentPieces.uncut(cache.num_documents)
     if cache.is_shuffled:
         raise ConfigError(
             f"cuts documents of {cache.path}, which were shuffled already",
-            field="split",
-            value=how.split,
+            field="pack" if how.pack else "split",
+            value=how.cut,
             cure="Shuffle its original so.",
         )
-    return _cut(cache, how.split)
+    return _cut(cache, how.cut)
 
 
 @functools.lru_cache(1)
 def _cut(cache: TokenCache, split: int) -> DocumentPieces:
     """The pieces of documents. Reads the lengths of all, once."""
+    return DocumentPieces.of(_lengths(cache), split)
+
+
+@functools.lru_cache(1)
+def _packs(cache: TokenCache, row: int, seed: int) -> PackOrder:
+    """The pieces of documents in packs. Reads the lengths of all, once."""
+    if mask_leaf(cache, "auto") is not None:
+        raise ConfigError(
+            "would cut conversations that are longer than a row",
+            field="pack",
+            value=row,
+            cure="Leave it out, and pack them in the config: packing: {}.",
+        )
+    lengths = np.concatenate([Pieces.of(some, row).length for some in _lengths(cache)])
+    return PackOrder.of(DocumentShuffle(lengths.size, seed), lengths, row)
+
+
+def _lengths(cache: TokenCache) -> Iterator[Int64[np.ndarray, " n"]]:
     documents = cache.num_documents
     begins = track(range(0, documents, _LENGTHS), "reading lengths", -(-documents // _LENGTHS))
-    lengths = (cache.lengths(at, min(at + _LENGTHS, documents)) for at in begins)
-    return DocumentPieces.of(lengths, split)
+    return (cache.lengths(at, min(at + _LENGTHS, documents)) for at in begins)
 
 
 def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
@@ -382,7 +449,7 @@ def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
             slices.append(start)
             filled = 0.0
         filled += weighs
-    return sizes.pieces.first(np.array(runs.bounds())).tolist(), [*slices, sizes.pieces.count]
+    return sizes.pieces.first(np.array(runs.bounds())).tolist(), [*slices, sizes.stored_documents]
 
 
 def _distinct(rising: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " m"]:

@@ -102,6 +102,9 @@ the work.
 """
 
 
+_DOCUMENTS = 1 << 20  # whose numbers are looked up together
+
+
 class _TokenizerRecord(msgspec.Struct):
     vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
     file: Name | None = None  # the cache's copy: a name that cannot lead outside
@@ -236,6 +239,12 @@ class TokenCache:
         return int(self._first_token[-1])
 
     @property
+    def pack(self) -> ShuffleRecord | None:
+        """The record of a cache that was written in packs (``headrace cache reshuffle --pack``)."""
+        record = self.recorded_shuffle
+        return record if record is not None and record.pack else None
+
+    @property
     def vocab_size(self) -> int:
         return int(self.ledger.tokenizer["vocab_size"])
 
@@ -331,7 +340,7 @@ class TokenCache:
         record = self.recorded_shuffle
         if record is None:
             return None
-        if record.groups:
+        if record.groups or record.pack:
             return self._groups
         return DocumentShuffle(self.num_documents, record.seed, record.unit)
 
@@ -395,6 +404,26 @@ class TokenCache:
                 value=self.path,
                 cure="Restore its ledger.json, or shuffle the original again.",
             ) from error
+
+    @property
+    def padding_tokens(self) -> int:
+        """Those of :attr:`num_tokens` that fill up packs and are of no document."""
+        return self.pack.padding if self.pack is not None else 0
+
+    def in_stored_order(self, values: np.ndarray) -> np.ndarray:
+        """The values, given by number, of the documents at all positions; those of padding are 0.
+
+        Example:
+            >>> import headrace.testing
+            >>> headrace.testing.tiny_cache(documents=3).in_stored_order(np.array([5, 6, 7]))
+            array([5, 6, 7])
+        """
+        ordered = np.zeros(self.num_documents, values.dtype)
+        for first in range(0, ordered.size, _DOCUMENTS):
+            numbers = self.originals(np.arange(first, min(first + _DOCUMENTS, ordered.size)))
+            known = numbers < values.size
+            ordered[first : first + numbers.size][known] = values[numbers[known]]
+        return ordered
 
     def pieces_of(self, stored_number: int) -> list[int]:
         """Stored positions of all pieces of the document that has one at this position."""

@@ -73,7 +73,9 @@ belong to (that cache or, if it was shuffled itself, its original) the ``fingerp
 ``split``, the number of the original's ``documents``, and their ``pieces``
 (:meth:`~headrace.order.document_pieces.DocumentPieces.record`). If they were grouped: the number of
 stored documents of each of the ``groups``, the options ``by`` which they were made, the digest of
-the group of each document, and the records of its ``tables`` (:mod:`headrace.store.grouped`).
+the group of each document, and the records of its ``tables`` (:mod:`headrace.store.grouped`). If
+they were packed: the tokens of a row (``pack``, and ``split``), the tokens of its ``padding``, the
+most documents in a row, and the ``tables``.
 """
 GROUPED = ("groups", "by", "groups_digest", "tables")
 """The last of these."""
@@ -90,6 +92,9 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
     sources: list[dict[str, Any]]
     cache: str | None = None
     split: Count = 0
+    pack: Count = 0
+    padding: Count = 0
+    max_documents: Count = 0
     documents: Count = 0
     pieces: str = ""
     groups: list[Count] = []

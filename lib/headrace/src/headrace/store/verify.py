@@ -210,7 +210,7 @@ def verify(
                 f" {documents}"
             )
             damages.append(Damage("", problem, file=files.join(path, LEDGER_NAME)))
-        if shuffled.groups:
+        if shuffled.groups or shuffled.pack:
             problems = table_problems(path, shuffled.tables, cache.num_documents)
             damages += [Damage("", problem, file=file) for file, problem in problems]
     facts = shuffled and {key: getattr(shuffled, key) for key in ("seed", "unit", "fingerprint")}
