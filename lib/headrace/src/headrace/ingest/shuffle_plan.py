@@ -260,6 +260,7 @@ def sizes_of(
         )
     layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
     packs = None
+    rows_per_chunk = 1
     stored = pieces.count
     if how.pack is not None:
         packs = _packs(cache, how.pack, how.seed)
