@@ -49,6 +49,10 @@ def test_a_running_job_is_changed(headrace: Headrace, job: Run):
     weighed, skipped = job.config.amendments
     assert (weighed.step, weighed.weights) == (900, {"a": 2.0, "b": 0.5})
     assert (skipped.step, skipped.skip, skipped.drop) == (1000, [[1000, 1010]], ["b"])
+    # a second change at a step is joined with the first
+    said = headrace("run", "amend", job.folder, "--step", "1000", "--weights", "a=3").out
+    assert "From step 1,000 on" in said
+    assert job.config.amendments[1:] == [replace(skipped, weights={"a": 3})]
     refused = headrace("run", "amend", job.folder, "--step", "2", "--weights", "a=9")
     assert "is planned already" in refused.err
     step = int(refused.err.split("Give step ")[1].split()[0])
@@ -158,8 +162,9 @@ def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_
         said = json.loads(headrace("run", "amend", run.folder, *typed).out)
         assert said["amendment"] == {"step": 1000, "caches": {"a": 2}}
         at_1100 = ("--step", "1100", "--live")
-        assert headrace(*amend, "components.a.weight=5", *at_1100).code == 0
-        twice = headrace(*amend, "components.a.weight=7", *at_1100).err
+        for weight in (2, 7, 5):  # the last word is that of the run
+            assert headrace(*amend, f"components.a.weight={weight}", *at_1100).code == 0
+        twice = headrace(*amend, "components.a.weight=7", "--step", "1050", "--live").err
         stopped = twice.split("Stop the job, then: headrace ")[1].split()
         seed = headrace(*amend, "seed=7", "--step", "1200", "--live")
         assert "A run cannot make these changes" in seed.out

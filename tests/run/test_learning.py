@@ -12,8 +12,16 @@ from headrace import ComponentConfig, LmDataConfig, open_run
 from headrace.batch import SourceLosses
 from headrace.cli.application import application
 from headrace.errors import ConfigError
-from headrace.mix import AdaptiveMixture, BanditMixture, OnlineMixture, PlainRule, StageConfig
+from headrace.mix import (
+    AdaptiveMixture,
+    AmendmentConfig,
+    BanditMixture,
+    OnlineMixture,
+    PlainRule,
+    StageConfig,
+)
 from headrace.run import MixtureLearner, RunLock, ShareBounds
+from headrace.run.changes import order_of
 from headrace.testing import random_documents, write_cache
 
 NAMES = ("code", "docs", "noise")
@@ -91,6 +99,69 @@ def test_a_killed_run_replays_its_decisions_without_losses(
     assert decisions(again) == decisions(whole)
     final = open_run(tmp_path / "killed", config)
     assert final.fingerprint == whole.run.fingerprint
+
+
+def lengths(batch: Any) -> Any:
+    return batch
+
+
+@pytest.mark.parametrize("later", [[], [AmendmentConfig(75, skip=[[75, 80]])]])
+def test_decisions_make_of_a_run_what_its_config_says(
+    tmp_path: Path, config: LmDataConfig, later: list[AmendmentConfig]
+):
+    """What stays open is what would be opened: in a ramp, with functions, among other changes."""
+    ramp = {"code": {"linear": {0: 1, 100: 3}}, "docs": 1, "noise": {"step": {0: 1, 30: 2}}}
+    weighed = AmendmentConfig(20, weights={"docs": 2})
+    amendments = [AmendmentConfig(5, skip=[[5, 9]]), weighed, *later]
+    changed = replace(config, weights=ramp, amendments=amendments)
+    run = open_run(tmp_path, changed, 0, fn=lengths)
+    learner = MixtureLearner(run, BanditMixture(), every=EVERY)
+    for step in range(1, 90):
+        run.dataset.planned.draws.starts_at(step)  # counted before and after each decision
+        learner.observe(step, SourceLosses(np.array([3.0, 2.0, 1.0 + step % 7]), np.ones(3)))
+    assert run is learner.run
+    assert run.config is not None
+    assert [one.step for one in run.config.amendments if one.measured] == [*range(10, 90, 10)]
+    assert len(run.config.amendments) == 9 + len(later)  # the one of step 20 is joined
+    opened = order_of(run.config, lengths)
+    own = RunLock.of(opened)
+    assert (own.plan, own.config) == (run.lock.plan, run.lock.config)
+    assert RunLock.load(str(tmp_path)) == run.lock
+    draws = opened.planned.draws
+    for step in range(100):
+        assert (run.dataset.planned.draws.counts_at(step) == draws.counts_at(step)).all(), step
+
+
+def test_a_run_that_learns_is_steered(tmp_path: Path, config: LmDataConfig):
+    """A source leaves and another joins; who goes on from the lock knows the same."""
+    late = write_cache(str(tmp_path / "late"), [random_documents(150, seed=9)])
+    run = open_run(tmp_path / "run", replace(config, num_steps=600))
+    learner = MixtureLearner(run, BanditMixture(), every=EVERY)
+    seen: dict[int, np.ndarray] = {}
+    while (begin := len(seen)) < 350:
+        with run.loader().iter_from_step(begin) as batches:
+            for step, batch in enumerate(batches, begin + 1):
+                seen[step - 1] = np.asarray(batch.tokens)
+                if step == 5:
+                    run.amend(240, weights={"code": 3})
+                    run.amend(245, drop=["docs"], skip=[[246, 250]])
+                if step == 45:
+                    joins = {"late": ComponentConfig(late.path)}
+                    run.amend(300, add={"late": 0.5}, components=joins)
+                losses = SourceLosses(np.array([3.0, 2.0, 1.0 + step % 7]), np.ones(3))
+                if step == 350 or learner.observe(step, losses):
+                    break
+    assert run.config is not None
+    decided = [one.step for one in run.config.amendments if one.measured]
+    assert decided == [10, 20, 30, 40, 310, 320, 330, 340]  # none while one is to join
+    resumed = open_run(tmp_path / "run", replace(config, num_steps=600))
+    assert resumed.lock == run.lock
+    again = MixtureLearner(resumed, BanditMixture(), every=EVERY)
+    for name, value in learner._state.items():
+        assert np.array_equal(value, again._state[name]), name
+    with resumed.loader() as loader:
+        for step in range(0, 350, 3):
+            assert (np.asarray(loader.batch_at(step).tokens) == seen[step]).all(), step
 
 
 def test_steps_that_are_trained_again_decide_nothing(tmp_path: Path, config: LmDataConfig):

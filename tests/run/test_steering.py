@@ -131,7 +131,6 @@ def test_wrong_changes_are_refused_and_the_run_goes_on(root: Path):
         run.amend(400, weights={"a": 9}, skip=[[400, 420]])
         before = (root / "run" / "lock.json").read_bytes()
         for change in (
-            {"weights": {"a": 8}},  # a second one at its step
             {"skip": [[405, 410]], "step": 410},  # before its own step
             {"skip": [[500, 520], [510, 530]], "step": 500},
             {"skip": [[2000, 2010]], "step": 500},  # after the end

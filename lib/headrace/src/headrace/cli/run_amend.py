@@ -5,7 +5,7 @@ change itself.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
@@ -205,13 +205,24 @@ def _live_request(
     """The request that makes the changes of an edited config, as typed, in a running job."""
     from headrace.config.lm_data import LmDataConfig
     from headrace.config.parsing import decode
+    from headrace.mix.stage_config import AmendmentConfig, with_amendment
+    from headrace.run.changes import amendment_between
     from headrace.run.steering import Request
 
     amended = changes.amended
     assert amended is not None
     locked = decode(LmDataConfig, lock.config or {})
-    amendment = changes.amendment
-    if amendment is None or amended.amendments != [*locked.amendments, amendment]:
+    step = int(typed[-1]) if changes.amendment is None else changes.amendment.step
+    # what the lock has at this step already is changed further
+    amendment = amendment_between(locked, amended, step)
+    if changes.amendment is not None and changes.amendment.caches:
+        caches = changes.amendment.caches
+        amendment = replace(amendment or AmendmentConfig(step), caches=caches)
+    if amendment is not None:
+        joined = with_amendment(locked.amendments, amendment)
+        if _but_for_weights_at(step, joined) != _but_for_weights_at(step, amended.amendments):
+            amendment = None
+    if amendment is None:
         raise ConfigError(
             "changes more than weights, sources and caches after the last amendment, and a job that"
             " runs cannot",
@@ -221,6 +232,14 @@ def _live_request(
         )
     new = {n: one for n, one in amended.components.items() if n not in locked.components}
     return Request.of(amendment, new, edited)
+
+
+def _but_for_weights_at(step: int, amendments: list[AmendmentConfig]) -> list[AmendmentConfig]:
+    """Amendments without what changes weights and sources at a step."""
+    others = [
+        replace(one, add={}, weights={}, drop=[]) if one.step == step else one for one in amendments
+    ]
+    return [one for one in others if one.changes_mixture or one.skip]
 
 
 def _ask(run: str, request: Request, wait: float, as_json: bool) -> None:

@@ -39,7 +39,7 @@ from headrace.mix.policies.registry import plan_of
 from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
 from headrace.mix.shares import row_shares
 from headrace.mix.skips import NO_SKIPS, Skips
-from headrace.mix.stages import Stage, check_components
+from headrace.mix.stages import Stage, Stages, check_components
 from headrace.order.order import MAX_LENGTH, Identity, OpenWindow, Order, Repeat
 from headrace.order.shuffle_config import BATCHED
 from headrace.store.cache import TokenCache
@@ -168,6 +168,30 @@ class MixtureDataset(WrappingDataset):
         other.draws = Draws(self.draws.policy, skips=skips)
         other.batch_schedule = other.draws.batch
         other._length = skips.rows_left(self._length, self._planned_batch)
+        return other
+
+    def reweighed(
+        self, step: int, weights: Mapping[str, float], name: str, path: str
+    ) -> MixtureDataset | None:
+        """This mixture with constant weights from a step on, for all sources of its last stage:
+        only its draws are made anew. None if its end or its weights depend on more than that.
+        """
+        policy = self.draws.policy
+        is_bound = self.stop_strategy != "restart" or any(
+            limit is not None for limit in self.limits.values()
+        )
+        if is_bound or self._tokens is not None or not isinstance(policy, Stages):
+            return None
+        first = self.skips.planned_step(step)
+        last = self.stages[-1]
+        if first <= last.first_step or {*weights} != {*last.blend.names}:
+            return None
+        in_order = {source: weights[source] for source in last.blend.names}
+        blend = Blend(in_order, path, first_step=first, may_end=True)
+        other = copy.copy(self)
+        policy = policy.followed_by(Stage(first, blend, name, last.max_share))
+        other.stages = policy.stages
+        other.draws = Draws(policy, skips=self.skips)
         return other
 
     @property

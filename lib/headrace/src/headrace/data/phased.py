@@ -92,6 +92,11 @@ class PhasedDataset(WrappingDataset):
         other.batch_schedule = skips.left_of(self.batch_schedule)
         return other
 
+    def reweighed(self, *_: object) -> None:
+        """See :meth:`~headrace.data.mixture.MixtureDataset.reweighed`; where rows change, what they
+        are depends on the draws.
+        """
+
     @property
     def phases(self) -> Sequence[tuple[int, PlannedDataset]]:
         return self._phases

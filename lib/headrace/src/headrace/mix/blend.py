@@ -23,6 +23,7 @@ is held out, filtered, or fills no row.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -167,6 +168,14 @@ class Blend:
     def without_end(self) -> Blend:
         """The blend as it would be if no amendment ended its use."""
         return Blend(self.to_config(), self.path, first_step=self._first, may_end=True)
+
+    def ending_at(self, step: int) -> Blend:
+        """The blend as it is if its use ends before a step."""
+        ended = copy.copy(self)
+        ended.end = None
+        ended._last = max(step - 1, self._first)
+        ended.at(ended.bends(self._first, step))
+        return ended
 
     def settles_at(self, last: int) -> int:
         """The step from which on no weight changes up to ``last``: ``last`` itself in the middle of

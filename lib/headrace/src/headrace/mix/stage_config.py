@@ -100,6 +100,47 @@ class AmendmentConfig:
         return replace(self, caches={name: self.caches[name] for name in gained})
 
 
+def with_amendment(
+    amendments: Sequence[AmendmentConfig], new: AmendmentConfig
+) -> list[AmendmentConfig]:
+    """Amendments and a new one, in the order of their steps. At one step, the mixture changes once:
+    two changes of it become one, of which the new one has the last word.
+
+    Example:
+        >>> earlier = [AmendmentConfig(60, weights={"web": 2}, drop=["code"])]
+        >>> with_amendment(earlier, AmendmentConfig(60, weights={"web": 3}, add={"code": 1}))
+        [AmendmentConfig(step=60, add={}, weights={'web': 3, 'code': 1}, drop=[], caches={},
+            skip=[], measured={})]
+    """
+    kept = list(amendments)
+    same = [one for one in kept if one.step == new.step and one.changes_mixture]
+    if same and new.changes_mixture:
+        kept.remove(same[0])
+        if new.skip:  # counted in what the earlier one leaves
+            kept.append(AmendmentConfig(new.step, skip=new.skip))
+        new = _joined(same[0], new)
+    if new.changes_mixture or new.skip:
+        kept.append(new)
+    return sorted(kept, key=lambda one: (one.step, not one.changes_mixture))
+
+
+def _joined(first: AmendmentConfig, then: AmendmentConfig) -> AmendmentConfig:
+    """Two changes of the mixture at one step as one; without what ``then`` skips."""
+    back = {name: weight for name, weight in then.add.items() if name in first.drop}
+    added = {**first.add, **{n: w for n, w in then.add.items() if n not in back}}
+    weights = {**first.weights, **then.weights, **back}
+    return AmendmentConfig(
+        first.step,
+        add={n: weights.get(n, w) for n, w in added.items() if n not in then.drop},
+        weights={n: w for n, w in weights.items() if n not in added and n not in then.drop},
+        drop=[n for n in first.drop if n not in back]
+        + [n for n in then.drop if n not in first.add],
+        caches={**first.caches, **then.caches},
+        skip=first.skip,
+        measured=then.measured or first.measured,
+    )
+
+
 @dataclass(frozen=True)
 class MixtureConfig:
     """The mixtures of a config.
@@ -420,9 +461,8 @@ def _rising(step: int | None, path: str, reached: int, where: str) -> tuple[int,
         return reached, where
     if step <= reached:
         problem = f"is not after step {reached}, where the mixture before it begins ({where})"
-        raise ConfigError(
-            problem, field=path, value=step, cure="Sort by step; each needs a step of its own."
-        )
+        cure = "Sort by step, and write what begins at one step as one."
+        raise ConfigError(problem, field=path, value=step, cure=cure)
     return step, path
 
 

@@ -29,9 +29,10 @@ are constant.
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -220,6 +221,21 @@ class Stages(MixingPolicy):
         # Filled without a lock: threads that meet store equal values.
         self._entered: list[_Entry | None] = [None] * len(stages)
         self._quotas: list[Quota | None] = [None] * len(stages)
+
+    def followed_by(self, stage: Stage) -> Stages:
+        """These stages and an amendment after them; what was counted is not counted again."""
+        last = self.stages[-1]
+        ended = replace(last, blend=last.blend.ending_at(stage.first_step))
+        other = copy.copy(self)
+        other.stages = (*self.stages[:-1], ended, stage)
+        columns = [self.names.index(name) for name in stage.blend.names]
+        other._columns = [*self._columns, np.asarray(columns)]
+        other._first_steps = [*self._first_steps, stage.first_step]
+        other._stops = [*self._stops[:-1], stage.first_step, MAX_STEP + 1]
+        other._entered = [*self._entered, None]
+        # the last quota had no end
+        other._quotas = [*self._quotas[:-1], None, None]
+        return other
 
     def stage_at(self, step: int) -> int:
         """Number of the stage that holds a step."""

@@ -30,6 +30,7 @@ from headrace.store.snapshots import history_of
 
 if TYPE_CHECKING:
     from headrace.batch.packed_batch import PackedBatch
+    from headrace.data.phased import RunDataset
 
 _Entries: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]
 """For each entry of a blend, by name: the groups that contain it, and its weight."""
@@ -335,7 +336,13 @@ def newer_snapshots(config: LmDataConfig) -> dict[str, int | list[int]]:
 
 def order_of(config: LmDataConfig, fn: Callable[[PackedBatch], Any] | None = None) -> BatchOrder:
     """What a run with this config loads; ``fn`` as for :func:`headrace.open_run`."""
-    dataset = config.dataset()
+    return order_over(config.dataset(), config, fn)
+
+
+def order_over(
+    dataset: RunDataset, config: LmDataConfig, fn: Callable[[PackedBatch], Any] | None
+) -> BatchOrder:
+    """The same over what was made of the config."""
     return BatchOrder(dataset if fn is None else dataset.map(fn), row_order=config.row_order)
 
 

@@ -24,21 +24,21 @@ decisions, and all write the same lock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from jaxtyping import Float64
 
 from headrace.config.lm_data import LmDataConfig
-from headrace.data.mixture import mixture_of
+from headrace.data.mixture import MixtureDataset, mixture_of
 from headrace.data.phased import RunDataset
 from headrace.data.sources_at import sources_at
 from headrace.errors import ConfigError, check_at_least
 from headrace.mix.bounds import bounded_shares
 from headrace.mix.online import Measured, OnlineMixture, State, exact_fractions
 from headrace.mix.stage_config import AmendmentConfig
-from headrace.run.run import Run, amend_run
+from headrace.run.run import Run
 
 if TYPE_CHECKING:
     from headrace.batch.loss import SourceLosses
@@ -103,7 +103,7 @@ class MixtureLearner:
         bounds: Bounds of its decisions; None: none.
 
     Attributes:
-        run: The run as it goes on: make loaders of this one.
+        run: The run, which it changes.
         names: Sources whose shares are learned.
 
     Raises:
@@ -125,17 +125,18 @@ class MixtureLearner:
             field = "stages" if config.stages else "weights"
             cure = "Write one flat blend: weights: {web: 3, code: 1}."
             raise ConfigError("cannot be learned", field=field, cure=cure)
+        mixture = self._mixture_at(0)
+        decided = [amendment for amendment in config.amendments if amendment.measured]
+        if decided:  # sources that joined or left since are no part of what was learned
+            blend = mixture.stages[mixture.stage_at(decided[0].step)].blend
         self.names = list(blend.names)
-        mixture = mixture_of(self._planned.at_step(0)[0])
-        assert mixture is not None
         self._columns = [mixture.names.index(name) for name in self.names]
         self._passes = self._rows_of_passes(config)
         self._state: State = rule.begin(self._shares_at(0))
         self._decided = 0
         self._measured: SourceLosses | None = None
-        for amendment in config.amendments:
-            if amendment.measured:
-                self._follow(amendment)
+        for amendment in decided:
+            self._follow(amendment)
 
     @property
     def _config(self) -> LmDataConfig:
@@ -185,7 +186,9 @@ class MixtureLearner:
         if step <= self._decided:  # it goes on from an earlier checkpoint, as the lock says
             return False
         self._measured = losses if self._measured is None else self._measured + losses
-        if step % self._every or step == self._config.run_steps:
+        # the order of what joins later depends on the shares until then
+        joins = any(one.step >= step and (one.add or one.caches) for one in self._config.amendments)
+        if step % self._every or step == self._config.run_steps or joins:
             return False
         sums = np.asarray(self._measured.sums, np.float64)[self._columns]
         weights = np.asarray(self._measured.weights, np.float64)[self._columns]
@@ -199,10 +202,12 @@ class MixtureLearner:
         state, wanted = self._update(step, measured)
         shares = self._bounds.applied(wanted, self._shares_at(step), self._largest_shares(step))
         fractions = dict(zip(self.names, exact_fractions(shares).tolist(), strict=True))
+        in_mixture = self._mixture_at(step)
+        dropped = {*fractions} - {*in_mixture.stages[in_mixture.stage_at(step)].blend.names}
+        for name in dropped:  # by somebody else
+            del fractions[name]
         # at this very step, of which the loader has planned more: whoever trains makes a new one
-        amendment = AmendmentConfig(step, weights=fractions, measured=measured)
-        amended = replace(self._config, amendments=[*self._config.amendments, amendment])
-        self.run = amend_run(self.run.folder, self.run.lock, amended, done=step, fn=self.run.fn)
+        self.run.reweigh(AmendmentConfig(step, weights=fractions, measured=measured))
         self._state = state
         self._decided = step
         return True
@@ -221,10 +226,13 @@ class MixtureLearner:
         shares_before = self._shares_at(step - 1)
         return self._rule.update(self._state, shares_before, Measured(step, losses, weights))
 
-    def _shares_at(self, step: int) -> Float64[np.ndarray, " d"]:
+    def _mixture_at(self, step: int) -> MixtureDataset:
         mixture = mixture_of(self._planned.at_step(step)[0])
         assert mixture is not None
-        return mixture.weights_at(np.array([step]))[0, self._columns]
+        return mixture
+
+    def _shares_at(self, step: int) -> Float64[np.ndarray, " d"]:
+        return self._mixture_at(step).weights_at(np.array([step]))[0, self._columns]
 
     def _largest_shares(self, step: int) -> Float64[np.ndarray, " d"]:
         """Greatest share of each source with which the rest of the run stays within its passes."""

@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -33,6 +34,8 @@ from headrace.store.records import RecordKind, read_record, write_record
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
+    from headrace.mix.stage_config import AmendmentConfig
+    from headrace.mix.stages import Stage
 
 LOCK_NAME = "lock.json"
 _SHOWN_DIFFERENCES = 20
@@ -104,7 +107,7 @@ class RunLock:
             documents=documents,
         )
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hex digest; equal for runs that load the same batches from the same data."""
         canonical = json.dumps(self.plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -171,6 +174,14 @@ class RunLock:
         amended = {"fingerprint": self.fingerprint, "until_step": first_step}
         return replace(new, history=(*self.history, amended))
 
+    def reweighed(self, amendment: AmendmentConfig, stage: Stage) -> RunLock:
+        """The lock after an amendment that adds a last stage, and changes nothing else."""
+        plan = {**self.plan, "dataset": _with_last_stage(self.plan["dataset"], stage)}
+        config = self.config or {}
+        amendments = [*config.get("amendments", []), given_fields(amendment)]
+        new = replace(self, plan=plan, config={**config, "amendments": amendments})
+        return self.amended_by(new, amendment.step)
+
     def save(self, folder: str) -> None:
         """Writes the lock into a run's folder, atomically. All processes of a run may do so at the
         same time.
@@ -193,6 +204,13 @@ class RunLock:
         # Locks older than this field are of runs whose strands follow from the batch
         config = content.config and {"max_hosts": None, **content.config}
         return cls(content.plan, tuple(content.history), config, content.edited, content.documents)
+
+
+def _with_last_stage(dataset: Mapping[str, Any], stage: Stage) -> dict[str, Any]:
+    """The description of a mixture, through functions or not, with a further stage."""
+    if "map" in dataset:
+        return {**dataset, "of": _with_last_stage(dataset["of"], stage)}
+    return {**dataset, "stages": [*dataset["stages"], stage.describe()]}
 
 
 def fields_of_run(config: LmDataConfig) -> dict[str, Any]:

@@ -36,6 +36,9 @@ def first_difference(
     try:
         new_data = new_plan.pop("dataset")
         old_data = old_plan.pop("dataset")
+        while "map" in new_data and new_data["map"] == old_data.get("map"):
+            new_data = new_data["of"]
+            old_data = old_data["of"]
         removed = removals_differ(
             new_data.pop("removed", {}), old_data.pop("removed", {}), names_of(old_data)
         )

@@ -9,16 +9,17 @@ checkpoint["data"] = run.state(step).to_dict()
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.errors import ConfigError, PlanMismatchError, check_path
-from headrace.mix.stage_config import AmendmentConfig
+from headrace.mix.stage_config import AmendmentConfig, with_amendment
 from headrace.run.anchors import Anchors, last_checkpoint
-from headrace.run.changes import alters_earlier, config_of_run, order_of
+from headrace.run.changes import alters_earlier, config_of_run, order_of, order_over
 from headrace.run.lock import Described, RunLock
 from headrace.run.state import LoaderState, steps_done
 from headrace.run.steering import Request, Steering
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     from headrace.batch.packed_batch import PackedBatch
     from headrace.data.async_dataset import AsyncDataset
+    from headrace.data.mixture import MixtureDataset
+    from headrace.data.phased import RunDataset
     from headrace.feed.loader import DataLoader, LoaderOptions
 
 
@@ -40,6 +43,7 @@ class Run:
         lock: What it reads, in which order.
         config: The config with which it goes on; None: it was opened with a loader.
         fn: Function that its batches pass through on the host; None: none.
+        changing: Held while it changes.
     """
 
     folder: str
@@ -48,6 +52,7 @@ class Run:
     fn: Callable[[PackedBatch], Any] | None
     _source: Any = field(compare=False, repr=False)
     _anchors: Anchors = field(compare=False, repr=False)
+    changing: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
     _steering: Steering | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -155,6 +160,36 @@ class Run:
             return self
         amended = request.applied(config)
         return amend_run(self.folder, self.lock, amended, done=done, fn=self.fn)
+
+    def reweigh(self, amendment: AmendmentConfig) -> None:
+        """Goes on with the weights of an amendment, written into the lock, from a step on that is
+        not done yet. Loaders that iterate have planned it: make a new one.
+
+        What is open stays open if the amendment is the last and has a weight for each source.
+        """
+        with self.changing:
+            config = self._with_config("reweigh()")
+            amendments = with_amendment(config.amendments, amendment)
+            amended = replace(config, amendments=amendments)
+            mixture: MixtureDataset | None = None
+            if amendments[-1] is amendment:
+                number = len(amendments) - 1
+                mixture = cast("RunDataset", self.dataset.planned).reweighed(
+                    amendment.step,
+                    amendment.weights,
+                    f"amendment {number}",
+                    f"amendments[{number}].weights",
+                )
+            if mixture is None:
+                step = amendment.step
+                self.become(amend_run(self.folder, self.lock, amended, done=step, fn=self.fn))
+                return
+            mixture.config = amended
+            lock = self.lock.reweighed(amendment, mixture.stages[-1])
+            lock.save(self.folder)
+            source = order_over(mixture, amended, self.fn)
+            anchors = Anchors(self.folder, lock, source)
+            self.become(Run(self.folder, lock, amended, self.fn, source, anchors))
 
     def earliest_step(self) -> int:
         """The first step that :meth:`amend` can change for certain: no host has planned it, and no

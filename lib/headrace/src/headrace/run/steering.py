@@ -40,7 +40,7 @@ from headrace.config.lm_data import LmDataConfig
 from headrace.config.parsing import decode
 from headrace.config.writing import given_fields
 from headrace.errors import HeadraceError, PlanMismatchError, printable
-from headrace.mix.stage_config import AmendmentConfig
+from headrace.mix.stage_config import AmendmentConfig, with_amendment
 from headrace.run.lock import RunLock
 from headrace.store import files
 from headrace.store.lease import lease, open_slot
@@ -98,7 +98,7 @@ class Request(msgspec.Struct, frozen=True):
         return replace(
             config,
             components={**config.components, **new},
-            amendments=sorted([*config.amendments, amendment], key=lambda one: one.step),
+            amendments=with_amendment(config.amendments, amendment),
         )
 
 
@@ -309,7 +309,8 @@ class Steering:
                 self._lead()
             while self._goes_on():
                 if (proposal := self._hosts.proposal()) is not None:
-                    self._vote(proposal)
+                    with self._run.changing:
+                        self._vote(proposal)
                 else:
                     time.sleep(_EVERY_S)
         finally:
@@ -350,12 +351,17 @@ class Steering:
         return True
 
     def _decide(self, request: Request) -> Answer:
+        with self._run.changing:
+            answer = self._decided(request)
+        self._say(answer)
+        return answer
+
+    def _decided(self, request: Request) -> Answer:
         try:
             amended = self._amended(request)
             self._hold(request)
         except HeadraceError as error:
             self._hosts.refuse(request, answer := Answer.refusing(error))
-            self._say(answer)
             return answer
         answer = self._hosts.ask(request)
         try:
@@ -368,7 +374,6 @@ class Steering:
             answer = Answer(f"cannot be written: {error}", "lock", self._run.folder)
         self._hosts.tell(answer)
         self._settle(amended, answer)
-        self._say(answer)
         return answer
 
     def _say(self, answer: Answer) -> None:
