@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, SourceError
 from headrace.ingest import LeafConfig, SourceConfig
 from headrace.ingest.base_tokenizer import ByteTokenizer
-from headrace.ingest.documents import DocumentReader, open_reader
+from headrace.ingest.documents import DocumentReader, make_kind, open_reader
 from headrace.ingest.kinds.kind import DocumentKind
-from headrace.ingest.kinds.make import make_kind
 from headrace.ingest.readers.streams import (
     PACKED_BLOCK_BYTES,
     JsonlReader,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.ingest import FimConfig, SourceConfig, TokenizerConfig, build_cache
-from headrace.ingest.kinds.make import make_kind
+from headrace.ingest.documents import make_kind
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store import TokenCache
 

@@ -18,7 +18,7 @@ from headrace.errors import ConfigError, PlanMismatchError, SourceError
 from headrace.ingest import ChatConfig, LeafConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.chat_template import ChatTemplate, find_template
-from headrace.ingest.kinds.make import make_kind
+from headrace.ingest.documents import make_kind
 from headrace.ingest.kinds.marked import marked
 from headrace.ingest.records import BadRecordError, parse_leaf
 from headrace.ingest.tokenize import load_tokenizer

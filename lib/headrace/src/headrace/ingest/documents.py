@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any
 
-import numpy as np
-
-from headrace.errors import ConfigError, SourceError
+from headrace.errors import ConfigError, SourceError, did_you_mean
+from headrace.ingest.base_tokenizer import Tokenizer
+from headrace.ingest.chat_template import ChatTemplate, find_template
 from headrace.ingest.choices import Kind
+from headrace.ingest.kinds.kind import Document, DocumentKind, TextKind
+from headrace.ingest.kinds.marked import ChatKind, PreferenceKind, PromptsKind
+from headrace.ingest.kinds.token_ids import TokensKind
 from headrace.ingest.listing import stat_file
 from headrace.ingest.readers.columnar import ArrowReader, ParquetReader
 from headrace.ingest.readers.datasets import DatasetReader, FunctionReader, HubReader
@@ -31,7 +34,14 @@ from headrace.ingest.records import (
     containers_of,
     names_in,
 )
-from headrace.ingest.source import PRE_TOKENIZED, TOKEN_MASKS, SourceConfig, SourceFile
+from headrace.ingest.source import (
+    PRE_TOKENIZED,
+    TOKEN_MASKS,
+    ChatConfig,
+    SourceConfig,
+    SourceFile,
+)
+from headrace.ingest.tokenize import TokenizerConfig, tokenizer_folder
 from headrace.store import files
 
 READERS: dict[str, type[Reader]] = {
@@ -46,6 +56,14 @@ READERS: dict[str, type[Reader]] = {
     "python": FunctionReader,
 }
 """Readers by the format of the file."""
+_KINDS: dict[Kind, type[DocumentKind]] = {
+    "text": TextKind,
+    "tokens": TokensKind,
+    "chat": ChatKind,
+    "preference": PreferenceKind,
+    "prompts": PromptsKind,
+}
+"""What records become."""
 MIN_SLICE_BYTES = 1 << 20
 """Smallest useful slice: a reader reads this much at once."""
 MOST_UNUSED_NAMES = 256
@@ -54,67 +72,20 @@ OTHER_FIELDS = "(others)"
 _MOST_SHAPES = 1024
 
 
-class Document(NamedTuple):
-    """One document, before it is encoded.
-
-    Attributes:
-        text: Its text; empty if it consists of ids.
-        num_bytes: Length of the text in UTF-8, or of the ids.
-        leaves: Values of the requested leaves, in order.
-        spans: Characters ``start .. stop`` that are trained on, increasing; None if the kind has no
-            masks.
-        cut: Characters of a prompt, which is encoded separately from what follows; 0 if there is
-            none.
-        framed: Whether the special tokens of the policy are added around it (a prompt has none
-            after it).
-        ids: Its ids, if the source has them.
-        mask: Its mask, if the source has it: uint8 ``[len(ids)]``.
-        label: Label from the kind: 1 for the chosen one of a pair.
-        unused: Fields of the record that the kind reads, and that the chat template left out.
-    """
-
-    text: str
-    num_bytes: int
-    leaves: tuple[np.ndarray, ...] = ()
-    spans: tuple[tuple[int, int], ...] | None = None
-    cut: int = 0
-    framed: tuple[bool, bool] = (False, False)
-    ids: np.ndarray | None = None
-    mask: np.ndarray | None = None
-    label: int = 0
-    unused: tuple[str, ...] = ()
-
-
-class DocumentMaker(Protocol):
-    """Converts records to documents; see :mod:`headrace.ingest.kinds`."""
-
-    columns: list[str]
-    optional: set[str]
-    cures: dict[str, str]
-
-    def documents(self, record: Fields) -> Sequence[Document]:
-        """The documents of a record, all of them or none.
-
-        Raises:
-            BadRecordError: it cannot be used.
-        """
-        ...
-
-
 class DocumentReader:
     """Iterates over the documents of one file or slice, once; ``row`` is that of
     the last document.
     """
 
-    def __init__(self, file: SourceFile, config: SourceConfig, maker: DocumentMaker) -> None:
+    def __init__(self, file: SourceFile, config: SourceConfig, kind: DocumentKind) -> None:
         self.file = file
         self.config = config
-        self._maker = maker
+        self._kind = kind
         self.row = 0
         self.skipped_lines = 0
         self.first_skipped: tuple[int, str] | None = None
-        self._reader: Reader = open_reader(file, maker.columns, maker.optional)
-        self._reader.cures = maker.cures
+        self._reader: Reader = open_reader(file, kind.columns, kind.optional)
+        self._reader.cures = kind.cures
         self._reader.max_record_bytes = config.max_record_bytes
         self.ignored = self._reader.ignored
         self._ended = False
@@ -123,7 +94,7 @@ class DocumentReader:
         self._unused: Counter[str] = Counter()
         self._optional_fields: set[str] = set()
         self._rows = 0
-        self._containers = containers_of(maker.columns)
+        self._containers = containers_of(kind.columns)
 
     @property
     def stored_bytes(self) -> int:
@@ -156,7 +127,7 @@ class DocumentReader:
                 try:
                     if isinstance(record, BadRecordError):
                         raise record
-                    documents = self._maker.documents(record)
+                    documents = self._kind.documents(record)
                 except BadRecordError as bad:
                     self.skipped_lines += 1
                     self.first_skipped = self.first_skipped or (row, self.refusal(row, bad))
@@ -179,10 +150,10 @@ class DocumentReader:
             self._count_shapes()
 
     def _count_shapes(self) -> None:
-        used = self._containers.union(self._maker.columns)
+        used = self._containers.union(self._kind.columns)
         for shape, rows in self._shapes.items():
             self._count_unused([name for name in shape if name not in used], rows)
-            self._optional_fields.update(self._maker.optional.intersection(shape))
+            self._optional_fields.update(self._kind.optional.intersection(shape))
         self._shapes.clear()
 
     def _count_unused(self, names: Iterable[str], rows: int) -> None:
@@ -333,3 +304,65 @@ def stat_source(file: SourceFile) -> tuple[int | None, str]:
         except FileNotFoundError:
             return size, version  # the reader says it better
     return size, version
+
+
+def template_of(
+    source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig
+) -> dict[str, Any] | None:
+    """The chat template, if one is needed; prompts and pairs may be plain texts,
+    which need none.
+    """
+    if kind not in ("chat", "preference", "prompts"):
+        return None
+    try:
+        return find_template(source.chat, tokenizer_folder(tokenizer))
+    except ConfigError:
+        if kind == "chat" or source.chat.template is not None:
+            raise
+        return None
+
+
+def make_kind(
+    config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: dict[str, Any] | None
+) -> DocumentKind:
+    """Makes the kind of a source.
+
+    Raises:
+        ConfigError: the mask needs marks that the template does not have, or there is no template.
+    """
+    chat = (
+        None
+        if template is None
+        else ChatTemplate(template, config.chat.variables, config.max_record_bytes)
+    )
+    if chat is not None:
+        _check_variables(config.chat, chat)
+    if kind == "chat" and chat is None:
+        raise ConfigError("is needed for conversations", field="chat.template", value=None)
+    if (
+        kind == "chat"
+        and chat is not None
+        and config.chat.mask == "generation"
+        and not chat.has_marks
+    ):
+        raise ConfigError(
+            "does not mark the model's text with {% generation %}, so what to train on cannot be"
+            " told",
+            field="chat.template",
+            cure="Choose by roles: --mask roles --mask-role assistant (each turn of a role is"
+            " rendered apart), or train"
+            " on everything: --mask all.",
+        )
+    return _KINDS[kind](config, kind, tokenizer, chat)
+
+
+def _check_variables(config: ChatConfig, chat: ChatTemplate) -> None:
+    """Raises ConfigError if the template does not read a variable that it is given."""
+    for name, value in config.variables.items():
+        if name not in chat.variables_read:
+            raise ConfigError(
+                "is no variable of the chat template",
+                field=f"chat.variables.{name}",
+                value=value,
+                cure=f"{did_you_mean(name, chat.variables_read)} Or leave it out.",
+            )

@@ -47,9 +47,16 @@ from headrace.errors import (
 )
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.choices import Kind
-from headrace.ingest.documents import cure_of, described, open_reader, refused, with_mask_settled
+from headrace.ingest.documents import (
+    cure_of,
+    described,
+    make_kind,
+    open_reader,
+    refused,
+    template_of,
+    with_mask_settled,
+)
 from headrace.ingest.kinds.kind import DocumentKind
-from headrace.ingest.kinds.make import make_kind, template_of
 from headrace.ingest.readers.columnar import ColumnarReader
 from headrace.ingest.readers.streams import BlockReader
 from headrace.ingest.records import (

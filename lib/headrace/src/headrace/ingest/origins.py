@@ -23,9 +23,8 @@ import msgspec
 import numpy as np
 
 from headrace.errors import HeadraceError, redact
-from headrace.ingest.documents import Document, DocumentReader, stat_source
-from headrace.ingest.kinds.kind import DocumentKind
-from headrace.ingest.kinds.make import make_kind
+from headrace.ingest.documents import DocumentReader, make_kind, stat_source
+from headrace.ingest.kinds.kind import Document, DocumentKind
 from headrace.ingest.plan import tasks_from_records
 from headrace.ingest.records import BadRecordError
 from headrace.ingest.source import SourceConfig, SourceFile

@@ -1,4 +1,6 @@
-"""What every kind of documents does: records become documents, and documents ids with leaves."""
+"""What every kind of documents does: records become documents, and documents ids with leaves; and
+the simplest kind, texts.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,13 @@ from headrace.ingest.chat_template import (
     ChatTemplate,
 )
 from headrace.ingest.choices import Kind
-from headrace.ingest.documents import Document
 from headrace.ingest.fim import content_keys, fill_in_middle
 from headrace.ingest.records import (
     Fields,
     joined,
     lookup,
+    string_of,
+    utf8_length,
 )
 from headrace.ingest.source import (
     FIELDS,
@@ -35,6 +38,37 @@ PROMPT_LENGTH = LeafSpec("prompt_length", "int32", "fixed")
 
 
 CHOSEN = LeafSpec("chosen", "uint8", "fixed")
+
+
+class Document(NamedTuple):
+    """One document, before it is encoded.
+
+    Attributes:
+        text: Its text; empty if it consists of ids.
+        num_bytes: Length of the text in UTF-8, or of the ids.
+        leaves: Values of the requested leaves, in order.
+        spans: Characters ``start .. stop`` that are trained on, increasing; None if the kind has no
+            masks.
+        cut: Characters of a prompt, which is encoded separately from what follows; 0 if there is
+            none.
+        framed: Whether the special tokens of the policy are added around it (a prompt has none
+            after it).
+        ids: Its ids, if the source has them.
+        mask: Its mask, if the source has it: uint8 ``[len(ids)]``.
+        label: Label from the kind: 1 for the chosen one of a pair.
+        unused: Fields of the record that the kind reads, and that the chat template left out.
+    """
+
+    text: str
+    num_bytes: int
+    leaves: tuple[np.ndarray, ...] = ()
+    spans: tuple[tuple[int, int], ...] | None = None
+    cut: int = 0
+    framed: tuple[bool, bool] = (False, False)
+    ids: np.ndarray | None = None
+    mask: np.ndarray | None = None
+    label: int = 0
+    unused: tuple[str, ...] = ()
 
 
 class EncodedBatch(NamedTuple):
@@ -127,6 +161,19 @@ class DocumentKind(abc.ABC):
 
     def _field_name(self, name: str) -> str:
         return self._fields[name] or name
+
+
+class TextKind(DocumentKind):
+    """One text, one document."""
+
+    def documents(self, record: Fields) -> Sequence[Document]:
+        text = string_of(
+            self._field(record, "text"), self._field_name("text"), self._cure_of("text")
+        )
+        return (Document(text, utf8_length(text), self._leaves(record) if self._asked else ()),)
+
+    def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
+        return EncodedBatch(*self.tokenizer.encode_batch([d.text for d in documents]), {})
 
 
 def _check_special_tokens(config: SourceConfig, kind: Kind) -> None:

@@ -1,46 +1,56 @@
-"""Text of which some characters are trained on: what conversations, pairs and prompts have in
-common.
-"""
+"""Conversations, pairs and prompts: text of which some characters are trained on."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from headrace.batch.masks import trained_turns
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.chat_template import (
     ChatTemplate,
     Given,
     Spans,
+    TurnsError,
     refuse_marks,
 )
-from headrace.ingest.choices import Kind
+from headrace.ingest.choices import Kind, Mask
 from headrace.ingest.conversations import (
     Message,
     fields_of_parts,
     from_json,
+    prompt_of_dialogues,
     read_messages,
     read_tools,
     read_variables,
     training_mark,
 )
 from headrace.ingest.cut_points import MAX_PIECE_CHARS
-from headrace.ingest.documents import Document
-from headrace.ingest.kinds.kind import CHOSEN, LOSS_MASK, PROMPT_LENGTH, DocumentKind, EncodedBatch
+from headrace.ingest.kinds.kind import (
+    CHOSEN,
+    LOSS_MASK,
+    PROMPT_LENGTH,
+    Document,
+    DocumentKind,
+    EncodedBatch,
+)
 from headrace.ingest.records import (
     BadRecordError,
     Fields,
     cure_of_shape,
     joined,
     string_of,
+    type_name,
     utf8_length,
 )
 from headrace.ingest.source import (
     FIELDS,
     OF_TEMPLATES,
+    ChatConfig,
     SourceConfig,
 )
 from headrace.store.ragged import LeafValues
@@ -263,6 +273,244 @@ class MarkedKind(DocumentKind):
                 "Divide it into several records.",
             )
         return Document(text, utf8_length(text), self._leaves(record), spans, **more)
+
+
+class PromptsKind(MarkedKind):
+    """One prompt, one document: the text that a model continues."""
+
+    def _documents(self, record: Fields) -> Sequence[Document]:
+        prompt = from_json(self._field(record, "prompt"))
+        if isinstance(prompt, str) and self._keeps_texts(record):
+            return (self._document(record, prompt, framed=(True, False)),)
+        turns = turns_of(prompt, "user", self._field_name("prompt"))
+        messages = self._with_system(record, turns)
+        extras = self._template_extras(record)
+        text = self._chat().render(messages, extras, ask=True)
+        unused = self._unwritten(messages, text, extras, "prompt", ask=True)
+        return (self._document(record, text, unused=unused),)
+
+
+_LAST_ANSWERS: tuple[Mask, ...] = ("last_assistant_turn", "last_assistant_message")
+"""Masks for templates that render earlier answers otherwise than the last."""
+
+
+class ChatKind(MarkedKind):
+    """One conversation, one document."""
+
+    own_leaves = (LOSS_MASK,)
+
+    def _documents(self, record: Fields) -> Sequence[Document]:
+        messages = self._conversation(record)
+        extras = self._template_extras(record)
+        how = self.config.chat
+        chat = self._chat()
+        marks = self._training_marks(messages, "messages")
+        if how.mask in ("generation", "all"):
+            text, spans = chat.render_marked(messages, extras)
+            if how.mask == "all":
+                spans = ((0, len(text)),)
+            spans = self._without_masked(spans, messages, marks, extras)
+        else:
+            trained_turns = _wanted_turns(messages, marks, how)
+            try:
+                text, spans = chat.spans_of_turns(messages, trained_turns, extras)
+            except TurnsError as bad:
+                cure = f"{bad.cure} {self._cure_by_mask(messages, marks, extras)}".strip()
+                raise BadRecordError(bad.problem, cure) from None
+        unused = self._unwritten(messages, text, extras, "messages")
+        return (self._document(record, text, spans, unused=unused),)
+
+    def _cure_by_mask(
+        self, messages: Sequence[Message], marks: Sequence[bool | None], given: Given
+    ) -> str:
+        """The mask of fewer answers that the template renders one after the other; empty if there
+        is none.
+        """
+        if self.config.chat.roles != ["assistant"]:
+            return ""
+        for mask in _LAST_ANSWERS:
+            trained_turns = _wanted_turns(messages, marks, replace(self.config.chat, mask=mask))
+            try:
+                _, spans = self._chat().spans_of_turns(messages, trained_turns, given)
+            except BadRecordError:
+                continue
+            if spans:
+                return f"Or train on the last answer alone: --mask {mask}."
+        return ""
+
+    def _conversation(self, record: Fields) -> list[dict[str, Any]]:
+        """The messages of a record: its list of them, or its question and its answer."""
+        if self.config.field_of("chat", "messages") is not None:
+            messages = self._messages(record)
+        else:
+            if self._field(record, "label") is False:
+                raise BadRecordError(
+                    f"holds an answer that was rejected ({self._field_name('label')}: false),"
+                    " which would be trained on",
+                    "To train on rejected ones, too, leave the label unused: --field label=none.",
+                )
+            context = self._field(record, "context")
+            question_turns = turns_of(
+                self._field(record, "question"), "user", self._field_name("question")
+            )
+            if context:
+                text = string_of(context, self._field_name("context"))
+                question_turns[-1]["content"] = f"{question_turns[-1]['content']}\n\n{text}"
+            answer = turns_of(
+                self._field(record, "answer"), "assistant", self._field_name("answer")
+            )
+            messages = [*question_turns, *answer]
+        return self._with_system(record, messages)
+
+
+def _wanted_turns(
+    messages: Sequence[Message], marks: Sequence[bool | None], how: ChatConfig
+) -> list[bool]:
+    """The messages that are trained on: those that the mask chooses, but for the
+    ones marked false.
+    """
+    roles = [str(message["role"]) for message in messages]
+    if how.mask == "customized" and None in marks:
+        raise BadRecordError(
+            "holds a message that does not say whether it is trained on",
+            'With mask customized each has "trainable": true or false (or "weight": 1 or 0).',
+        )
+    chosen = (
+        [role in how.roles for role in roles]
+        if how.mask == "roles"
+        else trained_turns(roles, how.mask, marks)
+    )
+    return [is_chosen and mark is not False for is_chosen, mark in zip(chosen, marks, strict=True)]
+
+
+class PreferenceKind(MarkedKind):
+    """Two answers to one prompt: two documents."""
+
+    own_leaves = (LOSS_MASK, PROMPT_LENGTH, CHOSEN)
+
+    def _documents(self, record: Fields) -> Sequence[Document]:
+        prompt = from_json(self._field(record, "prompt"))
+        chosen = from_json(self._field(record, "chosen"))
+        rejected = from_json(self._field(record, "rejected"))
+        are_texts = isinstance(chosen, str) and isinstance(rejected, str)
+        if are_texts and not isinstance(prompt, list | dict) and self._keeps_texts(record):
+            return self._text_pair(record, prompt, chosen, rejected)
+        if not are_texts and not (
+            isinstance(chosen, list | dict) and isinstance(rejected, list | dict)
+        ):
+            raise BadRecordError(
+                f"holds a {type_name(chosen)} and a {type_name(rejected)} to choose from, not two"
+                " texts or two lists of messages"
+            )
+        answers = [
+            turns_of(answer, "assistant", self._field_name(name))
+            for name, answer in (("chosen", chosen), ("rejected", rejected))
+        ]
+        extras = self._template_extras(record)
+        turns = None if prompt is None else turns_of(prompt, "user", self._field_name("prompt"))
+        if turns is None or all(
+            a[0]["role"] != "assistant" for a in answers
+        ):  # they hold their prompt themselves
+            shared = next(
+                (i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b),
+                min(map(len, answers)),
+            )
+            self._check_prompt_is_in(answers[0][:shared], turns or [])
+            turns = answers[0][:shared]
+            answers = [a[shared:] for a in answers]
+        if not turns or not all(answers):
+            raise BadRecordError(
+                "holds answers that share no prompt, or no answer after it",
+                cure_of_shape("prompt", record)
+                or "Name the field of the prompt: --field prompt=FIELD.",
+            )
+        turns = self._with_system(record, turns)
+        question = self._chat().render(turns, extras, ask=True)
+        return tuple(
+            self._answer(record, question, [*turns, *answer], label, extras)
+            for label, answer in zip((1, 0), answers, strict=True)
+        )
+
+    def _check_prompt_is_in(self, shared: list[Any], prompt: list[Any]) -> None:
+        """Raises BadRecordError if the turns that both answers begin with lack a text of the
+        prompt.
+        """
+        texts = {str(turn["content"]).strip() for turn in shared}
+        for turn in prompt:
+            if str(turn["content"]).strip() not in texts:
+                field = self._field_name("prompt")
+                raise BadRecordError(
+                    f"has words in field {field!r} that the answers, which hold their prompt"
+                    " themselves, do not have",
+                    self._cure_of("prompt"),
+                )
+
+    def _text_pair(
+        self, record: Fields, prompt: Any, chosen: str, rejected: str
+    ) -> tuple[Document, ...]:
+        """Two texts after a prompt, which dialogues that are one text hold themselves."""
+        if prompt is None:
+            prompt = prompt_of_dialogues(chosen, rejected)
+            chosen = chosen.removeprefix(prompt)
+            rejected = rejected.removeprefix(prompt)
+        prompt = string_of(prompt, self._field_name("prompt"), self._cure_of("prompt"))
+        if (
+            prompt
+            and "prompt" in self.optional
+            and chosen.startswith(prompt)
+            and rejected.startswith(prompt)
+        ):
+            raise BadRecordError(
+                "has a prompt, and both answers begin with it: whether it comes before them cannot"
+                " be told",
+                "Say --field prompt=prompt if it does, or --field prompt=none if the answers hold"
+                " it.",
+            )
+        for name, answer in (("chosen", chosen), ("rejected", rejected)):
+            if not answer and self.tokenizer.eos_id is None:
+                raise BadRecordError(
+                    f"holds an empty answer in field {self._field_name(name)!r}",
+                    "With an end token after it, it can be compared: --eos auto.",
+                )
+        return tuple(
+            self._document(
+                record,
+                prompt + answer,
+                ((len(prompt), len(prompt) + len(answer)),),
+                cut=len(prompt),
+                framed=(True, True),
+                label=label,
+            )
+            for label, answer in ((1, chosen), (0, rejected))
+        )
+
+    def _answer(
+        self, record: Fields, question: str, messages: list[Any], label: int, given: Given
+    ) -> Document:
+        chat = self._chat()
+        text, spans = chat.render_marked(messages, given)
+        if not text.startswith(question):
+            raise BadRecordError(
+                "its prompt is rendered otherwise with an answer than alone, so they cannot be"
+                " parted"
+            )
+        cut = len(question)
+        name = "chosen" if label else "rejected"
+        if not (chat.has_marks and self.config.chat.mask == "generation"):
+            spans = ((cut, len(text)),)
+        marks = self._training_marks(messages, name)
+        spans = self._without_masked(spans, messages, marks, given)
+        answer_spans = tuple((max(a, cut), b) for a, b in spans if b > cut)
+        if not answer_spans:
+            # Its probability would be 1 whatever the model says, so the pair would compare the
+            # other answer alone.
+            raise BadRecordError(
+                f"holds an answer in field {self._field_name(name)!r} of which nothing is trained"
+                " on",
+                "Answers of pairs are compared whole: leave weight: 0 and the like out of them.",
+            )
+        unused = self._unwritten(messages, text, given, name)
+        return self._document(record, text, answer_spans, cut=cut, label=label, unused=unused)
 
 
 def turns_of(value: Any, role: str, field: str) -> list[dict[str, Any]]:
