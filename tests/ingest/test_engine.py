@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from headrace.errors import SourceError
 from headrace.ingest import SourceConfig, TokenizerConfig
 from headrace.ingest.base_tokenizer import ByteTokenizer, Encoded
-from headrace.ingest.engine import BuildJob, run_parts
+from headrace.ingest.engine import BuildJob, PartBuilder
 from headrace.ingest.plan import PartTask, plan_parts
 from headrace.ingest.progress import Progress
 from headrace.ingest.tokenize import load_tokenizer
@@ -36,6 +36,18 @@ def job_of(root: Path, corpus: Path, **settings: object) -> tuple[BuildJob, list
     )
 
 
+def build_parts(
+    job: BuildJob,
+    tasks: Sequence[PartTask],
+    *,
+    tokenizer: ByteTokenizer | None = None,
+    report: Callable[[Progress], None] = lambda _: None,
+    batch_bytes: int | None = None,
+) -> Iterator[PartRecord]:
+    build = PartBuilder(job, tokenizer or ByteTokenizer(), batch_bytes)
+    return (build(task, job.root, report) for task in tasks)
+
+
 @given(
     files=st.lists(st.lists(st.text(max_size=30), max_size=12), min_size=1, max_size=4).filter(any),
     batch_bytes=st.sampled_from([1, 7, 100, 1 << 20]),
@@ -52,7 +64,7 @@ def test_parts_hold_their_documents_whatever_the_batches(
         write_jsonl(folder / "corpus" / f"{i}.jsonl", texts)
     job, tasks = job_of(folder / "a", folder / "corpus")
     moved: list[Progress] = []
-    records = list(run_parts(job, tasks, report=moved.append, batch_bytes=batch_bytes))
+    records = list(build_parts(job, tasks, report=moved.append, batch_bytes=batch_bytes))
     wanted = [[t for f in task.files for t in files[int(Path(f.path).stem)]] for task in tasks]
     assert [r.documents for r in records] == [len(w) for w in wanted]
     assert [r.tokens for r in records] == [sum(len(t.encode()) + 1 for t in w) for w in wanted]
@@ -64,7 +76,7 @@ def test_parts_hold_their_documents_whatever_the_batches(
     # Alone, in another order and in batches of another size, every part is the same to the bit.
     again, _ = job_of(folder / "b", folder / "corpus")
     for task in tasks[::-1]:
-        assert list(run_parts(again, [task])) == [records[tasks.index(task)]]
+        assert list(build_parts(again, [task])) == [records[tasks.index(task)]]
     assert tree(folder / "a") == tree(folder / "b")
 
 
@@ -72,7 +84,8 @@ def test_jobs_travel(tmp_path: Path, write_jsonl: Callable[..., str]):
     write_jsonl(tmp_path / "corpus" / "a.jsonl", ["x"])
     job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
     job, tasks = pickle.loads(pickle.dumps((job, tasks)))
-    assert [r.documents for r in run_parts(job, tasks)] == [1]
+    build = job.part_builder()
+    assert build(tasks[0], job.root, lambda _: None).documents == 1
 
 
 def test_the_parts_before_a_bad_line_are_kept(tmp_path: Path, write_jsonl: Callable[..., str]):
@@ -83,7 +96,7 @@ def test_the_parts_before_a_bad_line_are_kept(tmp_path: Path, write_jsonl: Calla
     job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
     done: list[PartRecord] = []
     with pytest.raises(SourceError, match=r"2\.jsonl, line 51"):
-        done.extend(run_parts(job, tasks, batch_bytes=64))
+        done.extend(build_parts(job, tasks, batch_bytes=64))
     assert [r.name for r in done] == ["00000", "00001"]
     assert [read_part_record(job.root, t.name) is not None for t in tasks] == [
         True,
@@ -114,7 +127,7 @@ def test_a_part_with_a_failed_batch_is_never_complete(
     write_jsonl(tmp_path / "corpus" / "1.jsonl", ["more"])
     job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
     with pytest.raises(RuntimeError, match="out of luck"):
-        list(run_parts(job, tasks, tokenizer=Failing("text 17"), batch_bytes=1))
+        list(build_parts(job, tasks, tokenizer=Failing("text 17"), batch_bytes=1))
     assert [read_part_record(job.root, t.name) for t in tasks] == [None, None]
 
 
@@ -125,10 +138,13 @@ def test_a_build_that_is_given_up_leaves_no_threads(
         write_jsonl(tmp_path / "corpus" / f"{i}.jsonl", ["some text"] * 500)
     job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
     before = set(threading.enumerate())  # the library's, too, that serve a whole process
-    parts = run_parts(job, tasks, batch_bytes=10)
-    next(parts)
-    assert begun(before)
-    parts.close()
+
+    def give_up(_: Progress) -> None:
+        assert begun(before)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(build_parts(job, tasks, report=give_up, batch_bytes=10))
     assert not begun(before)
 
 
@@ -185,7 +201,7 @@ def test_a_document_larger_than_every_limit(tmp_path: Path, write_jsonl: Callabl
     write_jsonl(tmp_path / "corpus" / "a.jsonl", ["x", "y" * 3_000_000, "z"])
     job, tasks = job_of(tmp_path / "out", tmp_path / "corpus")
     job = replace(job, layout=CacheLayout("uint16"))
-    (record,) = run_parts(job, tasks, batch_bytes=1000)
+    (record,) = build_parts(job, tasks, batch_bytes=1000)
     assert (record.documents, record.tokens) == (3, 3_000_005)
 
 
@@ -213,7 +229,7 @@ def test_what_the_tokenizer_panics_at_is_a_bad_line(
     tokenizer = load_tokenizer(TokenizerConfig(panicking_path, eos="none"))
     job = BuildJob(str(folder / "out"), source, tokenizer.record(), LAYOUT)
     tasks = plan_parts(source.files(), 1)
-    (record,) = run_parts(job, tasks, tokenizer=tokenizer, batch_bytes=batch_bytes)
+    (record,) = build_parts(job, tasks, tokenizer=tokenizer, batch_bytes=batch_bytes)
     bad = [i for i, t in enumerate(texts) if i in broken or not t.isascii()]
     kept = [t for i, t in enumerate(texts) if i not in bad]
     assert (record.documents, record.tokens) == (len(kept), sum(len(t.split()) for t in kept))
@@ -235,7 +251,7 @@ def test_a_pair_of_which_one_answer_cannot_be_encoded_is_left_out_whole(
     tokenizer = load_tokenizer(TokenizerConfig(panicking_path, eos="none"))
     for k, batch_bytes in enumerate((1, 10, 1 << 20)):
         job = BuildJob(str(tmp_path / f"out{k}"), source, tokenizer.record(), LAYOUT, "preference")
-        (record,) = run_parts(
+        (record,) = build_parts(
             job, plan_parts(source.files(), 1), tokenizer=tokenizer, batch_bytes=batch_bytes
         )
         assert (record.documents, record.extra["skipped_lines"]) == (4, 2)

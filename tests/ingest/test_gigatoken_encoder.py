@@ -32,7 +32,6 @@ from headrace.ingest.gigatoken_encoder import (
     check_tokenizer_engine,
     plan_encoding,
     why_not,
-    with_gigatoken,
 )
 from headrace.ingest.progress import EncoderCounts
 from headrace.ingest.records import BadRecordError
@@ -96,6 +95,10 @@ def path(
 
 def tokenizer_of(path: str, **policy: str) -> FileTokenizer:
     return FileTokenizer(Path(path).read_bytes(), path, **{"bos": "auto", **policy})
+
+
+def with_gigatoken(tokenizer: FileTokenizer, code_points: Ranges) -> FileTokenizer:
+    return tokenizer.encoding_with(GigatokenEncoder(tokenizer, code_points))
 
 
 def same(tokenizer: FileTokenizer, texts: list[str], code_points: Ranges) -> EncoderCounts:
@@ -442,7 +445,7 @@ from headrace.ingest import gigatoken_encoder
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 import numpy as np, resource
 tokenizer = load_tokenizer(TokenizerConfig({bpe_path!r}, eos="</s>"))
-faster = gigatoken_encoder.with_gigatoken(tokenizer, ())
+faster = tokenizer.encoding_with(gigatoken_encoder.GigatokenEncoder(tokenizer, ()))
 random = np.random.default_rng(0)
 for megabytes in range(400):
     letters = random.integers(97, 123, 1_000_000, dtype=np.uint8)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.errors import CacheError, SourceError
 from headrace.ingest import SourceConfig
 from headrace.ingest.base_tokenizer import ByteTokenizer
-from headrace.ingest.engine import BuildJob, run_parts
+from headrace.ingest.engine import BuildJob, PartBuilder
 from headrace.ingest.plan import PartTask, plan_parts
 from headrace.ingest.progress import Progress
 from headrace.ingest.schedule import (
@@ -26,9 +26,14 @@ from headrace.ingest.schedule import (
 )
 from headrace.store import CacheLayout
 from headrace.store.lease import owning
+from headrace.store.parts import PartRecord
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 ONE = Progress(1, 2, 3, 4)
+
+
+def build_part(job: BuildJob, task: PartTask) -> PartRecord:
+    return PartBuilder(job, ByteTokenizer())(task, job.root, lambda _: None)
 
 
 class Scripted:
@@ -58,7 +63,7 @@ class Scripted:
         self.events.append(Moved(attempt, ONE))
         if fate == "done":
             job = BuildJob(root, self.job.source, self.job.tokenizer, self.job.layout)
-            (record,) = run_parts(job, [task], tokenizer=ByteTokenizer())
+            record = build_part(job, task)
             self.events.append(Done(attempt, record))
         elif fate == "bad":
             self.events.append(Failed(attempt, SourceError("is bad")))
@@ -124,7 +129,8 @@ def test_whatever_is_lost_every_part_is_built_once(
     assert workers.closed
     assert sum((m.documents for m in moved), 0) == len(tasks)  # what was lost was taken back
     alone = BuildJob(str(folder / "alone"), job.source, job.tokenizer, job.layout)
-    list(run_parts(alone, tasks, tokenizer=ByteTokenizer()))
+    for task in tasks:
+        build_part(alone, task)
     assert tree(job.root) == tree(alone.root)
 
 
@@ -175,5 +181,6 @@ def test_a_straggler_is_overtaken(
     assert workers.roots[3].startswith(f"{job.root}/{ATTEMPTS_FOLDER}/00000-")
     assert scheduler.second_attempts == (1 if second == "done" else 2)
     alone = BuildJob(str(tmp_path / "alone"), job.source, job.tokenizer, job.layout)
-    list(run_parts(alone, tasks, tokenizer=ByteTokenizer()))
+    for task in tasks:
+        build_part(alone, task)
     assert tree(job.root) == tree(alone.root)

@@ -27,7 +27,7 @@ from typing import Any
 
 from headrace.errors import CacheError, ConfigError, HeadraceError, install_command
 from headrace.ingest.pool import build_one_part
-from headrace.ingest.progress import Progress, Spent
+from headrace.ingest.progress import NOTHING, Progress
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Task, publish
 from headrace.store import files, owned
 from headrace.store.ledger import read_part_record
@@ -43,7 +43,6 @@ def build_on_zephyr(
     tasks: Sequence[Task],
     count: int | None = None,
     report: Callable[[Progress], None] | None = None,
-    spent: Callable[[Spent], None] | None = None,
 ) -> Generator[PartRecord]:
     """Builds the parts of ``tasks`` with at most ``count`` workers; None: as many as Zephyr
     provides.
@@ -52,8 +51,7 @@ def build_on_zephyr(
         job: What the parts have in common.
         tasks: The parts.
         count: Largest number of workers.
-        report: Called with the progress of each completed part.
-        spent: Called with the costs of each part, at the end.
+        report: Called with the progress of each completed part, and at the end with its costs.
 
     Yields:
         The record of each part, in the order of their completion on disk.
@@ -91,15 +89,15 @@ def build_on_zephyr(
     for outcome in results:
         if isinstance(outcome, Exception):
             raise outcome
-        if spent is not None:
-            spent(outcome)
+        if report is not None:
+            report(outcome)
     if waiting:
         cure = "Run the same command again."
         raise CacheError("were not built", field="parts", value=sorted(waiting), cure=cure)
     owned.remove_tree(attempts)
 
 
-def build_attempt(job: Job, task: Task) -> Spent | HeadraceError:
+def build_attempt(job: Job, task: Task) -> Progress | HeadraceError:
     """On a worker: builds one part in a separate folder and moves it into place; returns its costs.
 
     A recurring error is returned, because Zephyr retries what is raised; ``attempts/failed`` tells
@@ -109,10 +107,10 @@ def build_attempt(job: Job, task: Task) -> Spent | HeadraceError:
     use_policy(job.retries)
     failed = files.join(job.root, ATTEMPTS_FOLDER, _FAILED)
     if files.exists(failed):
-        return Spent()
+        return NOTHING
     attempt = files.join(job.root, ATTEMPTS_FOLDER, f"{task.name}-{uuid.uuid4().hex[:12]}")
     try:
-        _, spent = build_one_part(job.part_builder(), task, attempt, lambda _: None)
+        _, costs = build_one_part(job.part_builder(), task, attempt, lambda _: None)
     except HeadraceError as error:
         files.write_atomic(failed, task.name.encode())
         owned.remove_tree(attempt)
@@ -121,7 +119,7 @@ def build_attempt(job: Job, task: Task) -> Spent | HeadraceError:
         publish(attempt, job.root, task.name)
     else:
         owned.remove_tree(attempt)
-    return spent
+    return costs
 
 
 def _finished(

@@ -102,7 +102,7 @@ def append_cache(
     part_bytes = settings.setdefault(
         "part_bytes", ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES)
     )
-    planned = plan_build(reading, encoder, output, part_bytes, settings)[1]
+    planned = plan_build(reading, encoder, output, part_bytes, settings).ledger
     settings["first_look"] = False  # that was it
     _check_like(output, ledger, planned)
     number = _number_of(output, members, planned)

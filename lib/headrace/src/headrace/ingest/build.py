@@ -41,10 +41,10 @@ from headrace.errors import (
     format_count,
     redact,
 )
-from headrace.ingest.base_tokenizer import FILE_NAME, Tokenizer
+from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import make_kind, split_file
-from headrace.ingest.engine import BuildJob, run_parts
+from headrace.ingest.engine import BuildJob, PartBuilder
 from headrace.ingest.engines import check_engine, choose_engine, run_tasks
 from headrace.ingest.first_look import Input, refuse_faults
 from headrace.ingest.gigatoken_encoder import check_tokenizer_engine, plan_encoding
@@ -63,7 +63,7 @@ from headrace.ingest.plan import (
     with_hashes,
     with_restart,
 )
-from headrace.ingest.progress import EncoderCounts, Progress, Spent, show_progress
+from headrace.ingest.progress import NOTHING, EncoderCounts, Progress, show_progress
 from headrace.ingest.records import MAX_RECORD_BYTES
 from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.source import SourceConfig, SourceFile
@@ -239,21 +239,33 @@ def build_cache(
     if is_finished(output) and not restart:
         options["first_look"] = False  # nothing is read of the files
     try:
-        work, planned, left_out = plan_build(source, tokenizer, output, part_bytes, options)
-        work = replace(work, engine=engine, workers=workers, restart=restart)
-        built = _build(work, planned)
+        plan = plan_build(source, tokenizer, output, part_bytes, options)
+        built = _build(replace(plan, engine=engine, workers=workers, restart=restart))
     except SourceError as error:
         refuse_faults([with_restart(output, fault) for fault in error.faults or [error]])
         raise
-    requests = sum((spent.wire for spent in work.spent), wire() - wire_before)
+    requests = wire() - wire_before
     return replace(
         built,
-        requests=requests.requests,
-        failed_requests=requests.failed,
+        requests=built.requests + requests.requests,
+        failed_requests=built.failed_requests + requests.failed,
         seconds=time.monotonic() - began,
-        left_out_files=dict(sorted(left_out.items())),
-        encoded=sum((spent.encoder for spent in work.spent), EncoderCounts()),
+        left_out_files=dict(sorted(plan.inputs.left_out.items())),
     )
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What a build is to make and how, before anything is written. ``ledger``: its first one."""
+
+    inputs: Input
+    job: BuildJob
+    ledger: Ledger
+    tokenizer_engine: TokenizerEngine
+    shows_progress: bool
+    engine: Engine = "auto"
+    workers: int | None = None
+    restart: bool = False
 
 
 def plan_build(
@@ -262,8 +274,8 @@ def plan_build(
     output: str,
     part_bytes: int,
     options: BuildOptions,
-) -> tuple[_Work, Ledger, Counter[str]]:
-    """The work of a build, its initial ledger, and the extensions of skipped files.
+) -> BuildPlan:
+    """The plan of a build.
 
     Raises:
         SourceError: the first look finds files that cannot be built from.
@@ -300,51 +312,28 @@ def plan_build(
     job = BuildJob(
         output, inputs.source, inputs.tokenizer.record(), layout, inputs.kind, inputs.template
     )
-    planned = _planned(job, inputs.tokenizer, inputs.listed, part_bytes)
+    ledger = _planned(job, inputs, part_bytes)
     if options.get("hash_sources"):
-        planned = structs.replace(
-            planned, sources=with_hashes(planned.sources, content_hashes(inputs.listed))
-        )
+        sources = with_hashes(ledger.sources, content_hashes(inputs.listed))
+        ledger = structs.replace(ledger, sources=sources)
     shows = options.get("progress", True) and sys.stderr.isatty()
-    listed = {f.shown_path: f for f in inputs.listed}
-    work = _Work(job, listed, inputs.tokenizer, shows, tokenizer.engine)
-    return work, planned, inputs.left_out
+    return BuildPlan(inputs, job, ledger, tokenizer.engine, shows)
 
 
-@dataclass(frozen=True)
-class _Work:
-    """The work of a build in addition to its ledger; ``spent``: the costs of parts built so far."""
-
-    job: BuildJob
-    listed: dict[str, SourceFile]
-    tokenizer: Tokenizer
-    shows_progress: bool
-    tokenizer_engine: TokenizerEngine
-    engine: Engine = "auto"
-    workers: int | None = None
-    restart: bool = False
-    spent: list[Spent] = field(default_factory=list[Spent])
-
-
-def _planned(
-    job: BuildJob, tokenizer: Tokenizer, listed: Sequence[SourceFile], part_bytes: int
-) -> Ledger:
-    leaves = [
-        spec.to_dict() for spec in make_kind(job.source, job.kind, tokenizer, job.template).specs
-    ]
+def _planned(job: BuildJob, inputs: Input, part_bytes: int) -> Ledger:
+    """The unfinished ledger of a build."""
+    kind = make_kind(job.source, job.kind, inputs.tokenizer, job.template)
+    settings = asdict(job.source, dict_factory=_without_usual)
+    del settings["paths"]
     return Ledger(
         finished=False,
         tokenizer=job.tokenizer,
         layout=job.layout.to_dict(),
-        sources=source_records(plan_parts(listed, part_bytes, split_file)),
-        leaves=leaves,
+        sources=source_records(plan_parts(inputs.listed, part_bytes, split_file)),
+        leaves=[spec.to_dict() for spec in kind.specs],
         metadata={
             "paths": [redact(str(p)) for p in job.source.paths],
-            "source": {
-                k: v
-                for k, v in asdict(job.source, dict_factory=_without_usual).items()
-                if k != "paths"
-            },
+            "source": settings,
             "template": job.template,
             "part_bytes": part_bytes,
             "ingest_version": INGEST_VERSION,
@@ -362,100 +351,112 @@ def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pair for pair in fields if pair not in usual)
 
 
-def _build(work: _Work, wanted: Ledger) -> BuildReport:
+def _build(plan: BuildPlan) -> BuildReport:
     """Builds what is missing, as the only builder of the folder."""
-    output = work.job.root
+    output = plan.job.root
     try:
         if read_ledger(output) is None:
             check_vacant(output)
         with lease(output) as held_lease:
-            return _build_alone(work, wanted, held_lease)
+            return _build_alone(plan, held_lease)
     except OSError as error:  # sources raise SourceError, so this is the output
         raise files.not_written(output, error) from error
 
 
-def _build_alone(work: _Work, wanted: Ledger, held: Lease) -> BuildReport:
-    output = work.job.root
+def _build_alone(plan: BuildPlan, held: Lease) -> BuildReport:
+    output = plan.job.root
     old_ledger = read_ledger(output)
-    tokenizer_file = files.join(output, FILE_NAME)
-    if files.is_local(
-        output
-    ):  # left by a kill during an atomic write; object stores have no such files
+    if files.is_local(output):
+        # Left by a kill during an atomic write; object stores have no such files.
         for name in (LEDGER_NAME, TABLE_NAME, FILE_NAME):
             owned.remove_tree(files.join(output, f"{name}.tmp"))
-    if old_ledger is not None and (work.restart or began_in_vain(output, old_ledger, wanted)):
+    if old_ledger is not None and (plan.restart or began_in_vain(output, old_ledger, plan.ledger)):
         _clear(output, old_ledger)
         old_ledger = None
-    owned.remove_tree(
-        files.join(output, ATTEMPTS_FOLDER)
-    )  # a builder was killed while a part was built twice
-    ledger, tasks, finished = _begin(output, wanted, old_ledger, work.listed)
-    content = work.tokenizer.content
+    # Left by a kill while a part was built twice.
+    owned.remove_tree(files.join(output, ATTEMPTS_FOLDER))
+    listed = {file.shown_path: file for file in plan.inputs.listed}
+    ledger, tasks, finished = _begin(output, plan.ledger, old_ledger, listed)
+    tokenizer_file = files.join(output, FILE_NAME)
+    content = plan.inputs.tokenizer.content
     if content is not None and files.read_bytes(tokenizer_file) != content:
         files.write_atomic(tokenizer_file, content)
     missing = [t for t in tasks if t.name not in finished]
     encoding = plan_encoding(
-        work.tokenizer_engine, work.tokenizer, work.job.kind, [t.stored_bytes for t in missing]
+        plan.tokenizer_engine,
+        plan.inputs.tokenizer,
+        plan.job.kind,
+        [t.stored_bytes for t in missing],
     )
-    job = replace(work.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
+    job = replace(plan.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
     built: dict[str, PartRecord] = {}
-    shows = bool(missing) and work.shows_progress
+    costs = NOTHING
+
+    def note(progress: Progress) -> None:
+        nonlocal costs
+        costs += Progress(encoder=progress.encoder, wire=progress.wire)
+        if move_bar is not None:
+            move_bar(progress)
+
+    shows = bool(missing) and plan.shows_progress
     what = f"building {output.rstrip('/').rpartition('/')[2]}"
     bar = show_progress(sum(t.stored_bytes for t in missing), what) if shows else nullcontext()
-    with (
-        bar as report,
-        closing(_run(work, job, missing, report)) as finished_parts,
-    ):
+    with bar as move_bar, closing(_run(plan, job, missing, note)) as finished_parts:
         for record in finished_parts:
             built[record.name] = record
             held.check()
     records = [built.get(t.name) or finished[t.name] for t in tasks]
-    result = replace(report_of(output, records, built), **encoding.report())
-    if result.documents == 0:
-        skipped = (
-            f"; {format_count(result.skipped_lines, 'line')} skipped, the first:"
-            f" {result.first_skipped}"
-        )
-        why = skipped if result.skipped_lines else ""
-        if result.ignored_records:
-            why += "; of no text are " + ", ".join(
-                f"{n} {what}" for what, n in result.ignored_records.items()
-            )
+    report = replace(
+        report_of(output, records, built),
+        **encoding.report(),
+        requests=costs.wire.requests,
+        failed_requests=costs.wire.failed,
+        encoded=costs.encoder,
+    )
+    _refuse_empty(report, ledger)
+    if not ledger.finished:
+        write_ledger(output, ledger.complete(records))
+    return report
+
+
+def _refuse_empty(report: BuildReport, ledger: Ledger) -> None:
+    """Raises SourceError if a build has nothing to train on."""
+    paths = ", ".join(ledger.metadata["paths"])
+    if report.documents == 0:
+        why = ""
+        if report.skipped_lines:
+            lines = format_count(report.skipped_lines, "line")
+            why = f"; {lines} skipped, the first: {report.first_skipped}"
+        if report.ignored_records:
+            ignored = ", ".join(f"{n} {what}" for what, n in report.ignored_records.items())
+            why += f"; of no text are {ignored}"
         raise SourceError(
             f"is an empty source: it holds no documents{why}",
-            field=", ".join(ledger.metadata["paths"]),
+            field=paths,
             cure="Check paths, format and text field, then build again.",
         )
-    if result.trained_tokens == 0:
+    if report.trained_tokens == 0:
         raise SourceError(
-            f"trains on nothing: of {result.documents:,} documents no token is marked",
-            field=", ".join(ledger.metadata["paths"]),
+            f"trains on nothing: of {report.documents:,} documents no token is marked",
+            field=paths,
             cure="Check --mask and --mask-role against the roles of messages (or the loss_mask of"
             " records), then build with --restart.",
         )
-    if not ledger.finished:
-        write_ledger(output, ledger.complete(records))
-    return result
 
 
 def _run(
-    work: _Work, job: BuildJob, tasks: Sequence[PartTask], report: Callable[[Progress], None] | None
+    plan: BuildPlan, job: BuildJob, tasks: Sequence[PartTask], report: Callable[[Progress], None]
 ) -> Generator[PartRecord]:
     """Builds parts with an engine; yields the record of each when it is complete, in any order."""
     listed = [file for task in tasks for file in task.files]
     sizes = [None if any(f.num_bytes is None for f in t.files) else t.stored_bytes for t in tasks]
-    engine = choose_engine(work.engine, job, sizes, (f.path for f in listed), work.workers)
-    if engine != "inline" and tasks:
-        return run_tasks(engine, job, tasks, work.workers, report, work.spent.append)
-
-    def note(moved: Progress) -> None:
-        work.spent.append(Spent(encoder=moved.encoder))
-        if report is not None:
-            report(moved)
-
-    return run_parts(
-        job, tasks, tokenizer=job.encoding(work.tokenizer), report=note
-    )  # one pipeline over all parts
+    engine = choose_engine(plan.engine, job, sizes, (f.path for f in listed), plan.workers)
+    if engine != "inline":
+        yield from run_tasks(engine, job, tasks, plan.workers, report)
+    elif tasks:
+        build = PartBuilder(job, plan.inputs.tokenizer)
+        for task in tasks:
+            yield build(task, job.root, report)
 
 
 def _begin(

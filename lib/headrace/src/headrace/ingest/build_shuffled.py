@@ -105,7 +105,7 @@ def build_shuffled(
             if old_ledger is not None:
                 part_bytes = options.get("part_bytes", DEFAULT_PART_BYTES)
                 unlooked: ShuffledBuildOptions = {**options, "first_look": False}
-                planned = plan_build(source, tokenizer, output, part_bytes, unlooked)[1]
+                planned = plan_build(source, tokenizer, output, part_bytes, unlooked).ledger
                 _check_same(output, old_ledger, how, planned)
             if old_ledger is None or not old_ledger.finished:
                 report = build_cache(source, tokenizer, plain, **options)

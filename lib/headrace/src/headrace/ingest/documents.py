@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +35,6 @@ from headrace.ingest.records import (
 )
 from headrace.ingest.source import (
     PRE_TOKENIZED,
-    TOKEN_MASKS,
     ChatConfig,
     SourceConfig,
     SourceFile,
@@ -198,43 +196,6 @@ def cure_of(bad: BadRecordError, file: SourceFile) -> str:
     """The cure of a record; its commands name the file, if they can read it."""
     is_plain = file.compression == "none" and files.is_local(file.path)
     return bad.cure.replace("FILE", shlex.quote(file.path)) if is_plain else bad.cure
-
-
-def with_mask_settled(
-    source: SourceConfig, kind: Kind, listed: Sequence[SourceFile]
-) -> SourceConfig:
-    """The source, with the masks that the first record of token ids has, unless they are
-    configured.
-
-    Every part is built with the same leaves, so this is decided before the first; a record that
-    differs is an error. A file that cannot be read decides nothing:
-    :mod:`headrace.ingest.first_look` names it, with all others.
-    """
-    optional = (
-        [name for name in TOKEN_MASKS if source.is_optional(kind, name)] if kind == "tokens" else []
-    )
-    if not optional:
-        return source
-    for file in listed:
-        record = _first_record(file, source, kind)
-        if record is not None:
-            names = {name: source.field_of(kind, name) or "" for name in optional}
-            there = {name: field for name, field in names.items() if record.get(field) is not None}
-            return replace(source, fields={**source.fields, **there}) if there else source
-    return source
-
-
-def _first_record(file: SourceFile, source: SourceConfig, kind: Kind) -> Fields | None:
-    """The first good record of a file that may have masks; None if there is none, or the file
-    cannot be read.
-    """
-    if file.format in PRE_TOKENIZED:
-        return None
-    with suppress(SourceError):
-        for _, record in open_reader(file, source.columns(kind), source.optional_columns(kind)):
-            if not isinstance(record, BadRecordError):
-                return record
-    return None
 
 
 def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[str] = ()) -> Reader:

@@ -1,4 +1,4 @@
-"""Builds parts from part tasks: one pipeline, in this process.
+"""Builds a part from its task: a pipeline in this process.
 
 ::
 
@@ -6,10 +6,8 @@
     files -> documents  ->   encode_batch (all cores,   ->  PartWriter -> part.json
              in batches      without the interpreter lock)
 
-The pipeline runs across the borders of parts, so it is filled once, not once per part. It is a
-function of its tasks: a worker process or a remote task runs the same :func:`run_parts` on its
-tasks, and every part is bit-identical, whichever worker builds it, however often, and with whatever
-other parts.
+A worker process or a remote task runs the same :class:`PartBuilder`, and every part is
+bit-identical, whichever worker builds it, however often, and with whatever other parts.
 
 Memory is bounded in bytes, not in documents: a batch ends with the document that reaches its limit,
 at most ``QUEUE_BATCHES`` batches wait, and three are being encoded. A larger document exceeds this
@@ -32,10 +30,10 @@ from __future__ import annotations
 import logging
 import sys
 import zlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -45,12 +43,11 @@ from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.choices import Kind
 from headrace.ingest.code_points import Ranges
 from headrace.ingest.documents import DocumentReader, make_kind
-from headrace.ingest.gigatoken_encoder import GigatokenEncoder, with_gigatoken
+from headrace.ingest.gigatoken_encoder import GigatokenEncoder
 from headrace.ingest.kinds.kind import LOSS_MASK, Document, DocumentKind, EncodedBatch
 from headrace.ingest.plan import PartTask
 from headrace.ingest.progress import NOTHING, EncoderCounts, Progress
 from headrace.ingest.records import BadRecordError
-from headrace.ingest.schedule import BuildPart
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import (
     FileTokenizer,
@@ -102,27 +99,20 @@ class BuildJob:
         bytes_each = np.dtype(self.layout.dtype).itemsize + 2 * len(self.source.leaves) + 1
         return WORKER_BYTES + 2 * self.layout.shard_elements * bytes_each
 
-    def part_builder(self) -> BuildPart:
+    def part_builder(self) -> PartBuilder:
         """Builds parts with the cache's copy of the tokenizer, which exists when the first part is
         started.
         """
-        tokenizer = self.encoding(recorded_tokenizer(self.root, self.tokenizer))
-
-        def build(task: PartTask, root: str, report: Callable[[Progress], None]) -> PartRecord:
-            (record,) = run_parts(
-                replace(self, root=root), [task], tokenizer=tokenizer, report=report
-            )
-            return record
-
-        return build
-
-    def encoding(self, tokenizer: Tokenizer) -> Tokenizer:
-        """The tokenizer with the encoder of this job."""
-        if self.code_points is None or not isinstance(tokenizer, FileTokenizer):
-            return tokenizer
-        return with_gigatoken(tokenizer, self.code_points)
+        return PartBuilder(self, recorded_tokenizer(self.root, self.tokenizer))
 
 
+_TOTALS = (
+    "empty_documents",
+    "skipped_lines",
+    "text_bytes",
+    "trained_tokens",
+    "untrained_documents",
+)
 _NONE_SKIPPED = (sys.maxsize, 0, "")
 
 
@@ -132,76 +122,67 @@ class _Counts:
     part, the row, and the problem.
     """
 
-    empty_documents: int = 0
-    skipped_lines: int = 0
+    totals: Counter[str] = field(default_factory=Counter[str])
+    ignored: Counter[str] = field(default_factory=Counter[str])
+    unused_fields: Counter[str] = field(default_factory=Counter[str])
+    optional_fields: set[str] = field(default_factory=set[str])
     first_skipped: tuple[int, int, str] = _NONE_SKIPPED
-    text_bytes: int = 0
-    trained_tokens: int = 0
-    untrained_documents: int = 0
-    ignored: dict[str, int] = field(default_factory=dict[str, int])
-    unused_fields: dict[str, int] = field(default_factory=dict[str, int])
-    optional_fields: list[str] = field(default_factory=list[str])
 
-    def __iadd__(self, more: _Counts) -> _Counts:
-        for name in (
-            "empty_documents",
-            "skipped_lines",
-            "text_bytes",
-            "trained_tokens",
-            "untrained_documents",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(more, name))
+    def add(self, more: _Counts) -> None:
+        self.totals.update(more.totals)
+        self.ignored.update(more.ignored)
+        self.unused_fields.update(more.unused_fields)
+        self.optional_fields |= more.optional_fields
         self.first_skipped = min(self.first_skipped, more.first_skipped)
-        for what, count in more.ignored.items():
-            self.ignored[what] = self.ignored.get(what, 0) + count
-        for name, count in more.unused_fields.items():
-            self.unused_fields[name] = self.unused_fields.get(name, 0) + count
-        self.optional_fields = sorted({*self.optional_fields, *more.optional_fields})
-        return self
+
+    def add_skipped(self, lines: int, file: int, first: tuple[int, str] | None) -> None:
+        """Adds bad lines of a file of the part."""
+        self.totals["skipped_lines"] += lines
+        if first is not None:
+            self.first_skipped = min(self.first_skipped, (file, *first))
+
+    def add_encoded(self, documents: Sequence[Document], encoded: EncodedBatch) -> None:
+        self.totals["text_bytes"] += sum(d.num_bytes for d in documents)
+        self.totals["empty_documents"] += sum(not d.num_bytes for d in documents)
+        if LOSS_MASK.name in encoded.leaves:
+            mask = encoded.leaves[LOSS_MASK.name][0]
+            so_far = np.append(0, np.cumsum(mask, dtype=np.int64))
+            trained = np.diff(so_far[np.append(0, np.cumsum(encoded.lengths))])
+            self.totals["trained_tokens"] += int(trained.sum())
+            self.totals["untrained_documents"] += int(
+                ((trained == 0) & (encoded.lengths > 0)).sum()
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The counters for the part's record; without lists of fields that are empty."""
-        facts = vars(self) | {"first_skipped": self.first_skipped[2]}
-        for name in ("unused_fields", "optional_fields"):
-            if not facts[name]:
-                del facts[name]
+        facts: dict[str, Any] = {name: self.totals[name] for name in _TOTALS}
+        facts |= {"first_skipped": self.first_skipped[2], "ignored": self.ignored}
+        if self.unused_fields:
+            facts["unused_fields"] = self.unused_fields
+        if self.optional_fields:
+            facts["optional_fields"] = sorted(self.optional_fields)
         return facts
-
-    def add_encoded(self, documents: Sequence[Document], encoded: EncodedBatch) -> None:
-        self.text_bytes += sum(d.num_bytes for d in documents)
-        self.empty_documents += sum(not d.num_bytes for d in documents)
-        if LOSS_MASK.name in encoded.leaves:
-            so_far = np.concatenate(
-                [[0], np.cumsum(encoded.leaves[LOSS_MASK.name][0], dtype=np.int64)]
-            )
-            trained = np.diff(so_far[np.concatenate([[0], np.cumsum(encoded.lengths)])])
-            self.trained_tokens += int(trained.sum())
-            self.untrained_documents += int(((trained == 0) & (encoded.lengths > 0)).sum())
 
 
 @dataclass
 class _Batch:
-    """Documents of one part in the pipeline, with file number, row and reader of each; those of a
-    record stay together.
-
-    The last batch of a part closes it (and may be empty). ``counts`` cover what was read since the
-    previous batch.
+    """Documents of a part in the pipeline, with file number, row and reader of each; those of a
+    record stay together. ``counts`` cover what was read since the previous batch.
     """
 
-    task: PartTask
-    counts: _Counts = field(default_factory=_Counts)
+    part: str
+    first: int = 0
     documents: list[Document] = field(default_factory=list[Document])
     origins: list[tuple[int, int, DocumentReader]] = field(
         default_factory=list[tuple[int, int, DocumentReader]]
     )
+    counts: _Counts = field(default_factory=_Counts)
     weight: int = 0
     stored_bytes: int = 0
-    first: int = 0
-    closes: bool = False
     compared: int = 0
 
     def encoded(
-        self, kind: DocumentKind, plain: DocumentKind | None = None
+        self, kind: DocumentKind, plain: DocumentKind | None
     ) -> tuple[_Batch, EncodedBatch]:
         """The batch with its ids, without records that the tokenizer cannot encode; compares some
         with ``plain``.
@@ -213,181 +194,152 @@ class _Batch:
         try:
             encoded = kind.encode(self.documents)
         except BadRecordError:  # which one is found by encoding each alone
-            pairs = groupby(
-                zip(self.origins, self.documents, strict=True), key=lambda pair: pair[0]
-            )
-            records = [(origin, [document for _, document in group]) for origin, group in pairs]
-            accepted = [(o, d) for o, record in records for d in self._accepted(kind, record, *o)]
-            self.origins = [o for o, _ in accepted]
-            self.documents = [d for _, d in accepted]
+            pairs = zip(self.origins, self.documents, strict=True)
+            self.origins = []
+            self.documents = []
+            for origin, group in groupby(pairs, key=lambda pair: pair[0]):
+                self._keep_if_encoded(kind, origin, [document for _, document in group])
             encoded = kind.encode(self.documents)
         if plain is not None:
             self._compare(encoded, kind, plain)
         self.counts.add_encoded(self.documents, encoded)
         return self, encoded
 
-    def _compare(self, encoded: EncodedBatch, kind: DocumentKind, plain: DocumentKind) -> None:
-        indices = compared_indices(
-            self.task.name, self.first, [d.num_bytes for d in self.documents]
-        )
-        differing = first_difference(indices, self.documents, encoded, (kind, plain))
-        if differing is not None:
-            _, row, reader = self.origins[differing]
-            raise EncodersDifferError(self.task.name, reader.describe_row(row))
-        self.compared = len(indices)
-
-    def _accepted(
-        self,
-        kind: DocumentKind,
-        record: list[Document],
-        number: int,
-        row: int,
-        reader: DocumentReader,
-    ) -> list[Document]:
+    def _keep_if_encoded(
+        self, kind: DocumentKind, origin: tuple[int, int, DocumentReader], record: list[Document]
+    ) -> None:
         try:
             kind.encode(record)
         except BadRecordError as bad:
-            self.counts += _Counts(0, 1, (number, row, reader.refusal(row, bad)))
-            return []
-        return record
+            file, row, reader = origin
+            self.counts.add_skipped(1, file, (row, reader.refusal(row, bad)))
+        else:
+            self.documents += record
+            self.origins += [origin] * len(record)
+
+    def _compare(self, encoded: EncodedBatch, kind: DocumentKind, plain: DocumentKind) -> None:
+        indices = compared_indices(self.part, self.first, [d.num_bytes for d in self.documents])
+        differing = first_difference(indices, self.documents, encoded, (kind, plain))
+        if differing is not None:
+            _, row, reader = self.origins[differing]
+            raise EncodersDifferError(reader.describe_row(row))
+        self.compared = len(indices)
 
 
-def run_parts(
-    job: BuildJob,
-    tasks: Sequence[PartTask],
-    *,
-    tokenizer: Tokenizer | None = None,
-    report: Callable[[Progress], None] | None = None,
-    batch_bytes: int | None = None,
-) -> Generator[PartRecord]:
-    """Builds the parts of ``tasks`` in order, each from its start.
+class PartBuilder:
+    """Builds the parts of a job, each from its start.
 
-    A part in which a faster encoder differs from ``tokenizers`` is restarted with the latter.
-
-    Yields:
-        The record of each part, when it is complete on disk.
-
-    Raises:
-        SourceError: a file cannot be read. Earlier parts are complete.
-        CacheError: the cache cannot be written.
+    Args:
+        job: The job.
+        tokenizer: Its tokenizer.
+        batch_bytes: Bytes of text in a batch; None: as many as keep all cores busy.
     """
-    tokenizer = tokenizer or job.encoding(recorded_tokenizer(job.root, job.tokenizer))
-    kind = make_kind(job.source, job.kind, tokenizer, job.template)
-    faster = tokenizer.encoder if isinstance(tokenizer, FileTokenizer) else None
-    encoder = faster if isinstance(faster, GigatokenEncoder) else None
-    plain = (
-        None
-        if encoder is None
-        else make_kind(job.source, job.kind, encoder.tokenizer, job.template)
-    )
-    remaining = deque(tasks)
-    limit = batch_bytes or batch_chars()
-    slow_parts = set[str]()
 
-    def encode(batch: _Batch) -> tuple[_Batch, EncodedBatch]:
-        if plain is not None and batch.task.name in slow_parts:
-            return batch.encoded(plain)
-        return batch.encoded(kind, plain)
+    def __init__(self, job: BuildJob, tokenizer: Tokenizer, batch_bytes: int | None = None) -> None:
+        self._job = job
+        self._limit = batch_bytes or batch_chars()
+        self._encoder: GigatokenEncoder | None = None
+        self._plain = make_kind(job.source, job.kind, tokenizer, job.template)
+        self._kind = self._plain
+        if job.code_points is not None and isinstance(tokenizer, FileTokenizer):
+            self._encoder = GigatokenEncoder(tokenizer, job.code_points)
+            faster = tokenizer.encoding_with(self._encoder)
+            self._kind = make_kind(job.source, job.kind, faster, job.template)
 
-    while remaining:
-        moved = NOTHING  # in the part that is being built
+    def __call__(self, task: PartTask, root: str, report: Callable[[Progress], None]) -> PartRecord:
+        """Builds a part below ``root``; one in which the faster encoder differs from ``tokenizers``
+        again, with the latter.
+
+        Raises:
+            SourceError: a file cannot be read.
+            CacheError: the cache cannot be written.
+        """
+        if self._encoder is None:
+            return self._build(task, root, report, self._plain)
+        moved = NOTHING
+
+        def note(progress: Progress) -> None:
+            nonlocal moved
+            moved += progress
+            report(progress)
+
         try:
-            for batch, encoded, record in _encoded_parts(
-                job, kind, remaining.copy(), encode, limit
-            ):
-                advanced = (
-                    len(batch.documents),
-                    int(encoded.tokens.size),
-                    batch.counts.text_bytes,
-                    batch.stored_bytes,
-                )
-                counts = EncoderCounts() if encoder is None else encoder.take_counts(batch.compared)
-                moved += Progress(*advanced)
-                if report is not None:
-                    report(Progress(*advanced, counts))
-                if record is not None:
-                    remaining.popleft()
-                    moved = NOTHING
-                    yield record
+            return self._build(task, root, note, self._kind, self._plain)
         except EncodersDifferError as error:
-            slow_parts.add(error.part)
+            place = str(error)
             _log.warning(
-                f"gigatoken and tokenizers differ at {error.place}: part {error.part} takes"
-                " tokenizers"
+                f"gigatoken and tokenizers differ at {place}: part {task.name} takes tokenizers"
             )
-            if report is not None:
-                report(-moved + Progress(0, 0, 0, 0, EncoderCounts(differences=(error.place,))))
+            report(-moved + Progress(encoder=EncoderCounts(differences=(place,))))
+            return self._build(task, root, report, self._plain)
 
-
-def _encoded_parts(
-    job: BuildJob,
-    kind: DocumentKind,
-    tasks: Iterable[PartTask],
-    encode: Callable[[_Batch], tuple[_Batch, EncodedBatch]],
-    limit: int,
-) -> Generator[tuple[_Batch, EncodedBatch, PartRecord | None]]:
-    """All batches as they are written, with the record of a part when one completes it."""
-    reading = ReadAhead(
-        _batches(job.source, kind, tasks, limit),
-        weigh=lambda b: b.weight,
-        capacity=QUEUE_BATCHES * limit,
-    )
-    # A worker with one core encodes with one thread: more would only wait for the same core.
-    encoders = ENCODERS if encoding_threads() > 1 else 1
-    pool = ThreadPoolExecutor(encoders, thread_name_prefix="headrace-encode")
-    try:
-        writer: PartWriter | None = None
+    def _build(
+        self,
+        task: PartTask,
+        root: str,
+        report: Callable[[Progress], None],
+        kind: DocumentKind,
+        plain: DocumentKind | None = None,
+    ) -> PartRecord:
+        reading = ReadAhead(
+            _batches(self._job.source, kind, task, self._limit),
+            weigh=lambda b: b.weight,
+            capacity=QUEUE_BATCHES * self._limit,
+        )
+        # A worker with one core encodes with one thread: more would only wait for the same core.
+        encoders = ENCODERS if encoding_threads() > 1 else 1
+        pool = ThreadPoolExecutor(encoders, thread_name_prefix="headrace-encode")
+        writer = PartWriter(root, task.name, self._job.layout, kind.specs)
         counts = _Counts()
-        for batch, encoded in _map_ahead(pool, encode, reading, 2 * encoders):
-            if writer is None:
-                writer = PartWriter(job.root, batch.task.name, job.layout, kind.specs)
-                counts = _Counts()
-            writer.append(*encoded)
-            counts += batch.counts
-            record = None
-            if batch.closes:
-                record = writer.close(**counts.to_dict())
-                writer = None
-            yield batch, encoded, record
-    finally:
-        reading.close()
-        pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            for batch, encoded in _map_ahead(
+                pool, lambda batch: batch.encoded(kind, plain), reading, 2 * encoders
+            ):
+                writer.append(*encoded)
+                counts.add(batch.counts)
+                taken = EncoderCounts()
+                if self._encoder is not None:
+                    taken = self._encoder.take_counts(batch.compared)
+                report(
+                    Progress(
+                        len(batch.documents),
+                        int(encoded.tokens.size),
+                        batch.counts.totals["text_bytes"],
+                        batch.stored_bytes,
+                        taken,
+                    )
+                )
+        finally:
+            reading.close()
+            pool.shutdown(wait=True, cancel_futures=True)
+        return writer.close(**counts.to_dict())
 
 
 def _batches(
-    source: SourceConfig, kind: DocumentKind, tasks: Iterable[PartTask], limit: int
+    source: SourceConfig, kind: DocumentKind, task: PartTask, limit: int
 ) -> Iterator[_Batch]:
-    """All documents of all tasks, in order, in batches of about ``limit`` bytes that never span two
-    parts.
-    """
-    for task in tasks:
-        batch = _Batch(task)
-        for number, file in enumerate(task.files):
-            reader = DocumentReader(file, source, kind)
-            consumed = 0
-            for document in reader:
-                origin = number, reader.row, reader
-                full = batch.weight >= limit or len(batch.documents) >= max(1, limit // 64)
-                if full and origin != batch.origins[-1]:
-                    batch.stored_bytes += reader.stored_bytes - consumed
-                    consumed = reader.stored_bytes
-                    yield batch
-                    batch = _Batch(task, first=batch.first + len(batch.documents))
-                batch.documents.append(document)
-                batch.origins.append(origin)
-                batch.weight += document.num_bytes + sum(v.nbytes for v in document.leaves)
-            batch.stored_bytes += reader.stored_bytes - consumed
-            skipped = (number, *reader.first_skipped) if reader.first_skipped else _NONE_SKIPPED
-            batch.counts += _Counts(
-                0,
-                reader.skipped_lines,
-                skipped,
-                ignored=dict(reader.ignored),
-                unused_fields=dict(reader.unused_fields()),
-                optional_fields=sorted(reader.optional_fields()),
-            )
-        batch.closes = True
-        yield batch
+    """All documents of a part, in order, in batches of about ``limit`` bytes."""
+    batch = _Batch(task.name)
+    for number, file in enumerate(task.files):
+        reader = DocumentReader(file, source, kind)
+        consumed = 0
+        for document in reader:
+            origin = number, reader.row, reader
+            full = batch.weight >= limit or len(batch.documents) >= max(1, limit // 64)
+            if full and origin != batch.origins[-1]:
+                batch.stored_bytes += reader.stored_bytes - consumed
+                consumed = reader.stored_bytes
+                yield batch
+                batch = _Batch(task.name, batch.first + len(batch.documents))
+            batch.documents.append(document)
+            batch.origins.append(origin)
+            batch.weight += document.num_bytes + sum(v.nbytes for v in document.leaves)
+        batch.stored_bytes += reader.stored_bytes - consumed
+        batch.counts.add_skipped(reader.skipped_lines, number, reader.first_skipped)
+        batch.counts.ignored.update(reader.ignored)
+        batch.counts.unused_fields.update(reader.unused_fields())
+        batch.counts.optional_fields |= reader.optional_fields()
+    yield batch
 
 
 def _map_ahead(
@@ -410,17 +362,7 @@ def _map_ahead(
 
 
 class EncodersDifferError(Exception):
-    """Two encoders gave different ids for a document.
-
-    Attributes:
-        part: Name of the part.
-        place: The document.
-    """
-
-    def __init__(self, part: str, place: str) -> None:
-        super().__init__(part, place)
-        self.part = part
-        self.place = place
+    """Two encoders gave different ids for the document that is named."""
 
 
 def compared_indices(part: str, first: int, sizes: Sequence[int]) -> list[int]:

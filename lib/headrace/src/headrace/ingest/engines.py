@@ -12,7 +12,7 @@ from headrace import extensions
 from headrace.errors import check_at_least, check_choice, check_whole
 from headrace.ingest.choices import Engine
 from headrace.ingest.pool import PoolWorkers, workers_for
-from headrace.ingest.progress import Progress, Spent
+from headrace.ingest.progress import Progress
 from headrace.ingest.ray_workers import RayWorkers
 from headrace.ingest.schedule import Job, Scheduler, Task
 from headrace.store.parts import PartRecord
@@ -58,7 +58,6 @@ def run_tasks(
     tasks: Sequence[Task],
     workers: int | None,
     report: Callable[[Progress], None] | None,
-    spent: Callable[[Spent], None] | None = None,
 ) -> Generator[PartRecord]:
     """Builds parts with an engine that is not ``auto``; yields the record of each when it is
     complete, in any order.
@@ -79,11 +78,11 @@ def run_tasks(
         )
     if engine == "zephyr":
         build_on_zephyr = extensions.load_extension(extensions.ENGINES, engine, "engine")
-        yield from build_on_zephyr(job, tasks, workers, report, spent)
+        yield from build_on_zephyr(job, tasks, workers, report)
         return
     pool = (
         RayWorkers(job, workers)
         if engine == "ray"
         else PoolWorkers(job, workers or workers_for(job, len(tasks)))
     )
-    yield from Scheduler(job, tasks, pool, report, spent=spent).run()
+    yield from Scheduler(job, tasks, pool, report).run()

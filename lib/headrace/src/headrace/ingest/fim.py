@@ -198,7 +198,9 @@ def fill_in_middle(
         ConfigError: a token is unknown to the tokenizer, or two are equal; documents of the kind
             have parts that belong together.
     """
-    has_masks = kind == "tokens" and any(config.requires(kind, name) for name in TOKEN_MASKS)
+    has_masks = kind == "tokens" and any(
+        name in TOKEN_MASKS and not read.is_optional for name, read in config.reads(kind).items()
+    )
     if kind not in ("text", "tokens") or has_masks:
         raise ConfigError(
             f"is for whole texts; of {kind} documents some tokens belong together, or are not"

@@ -30,7 +30,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from threading import Lock
 from typing import IO, Any, cast
@@ -54,7 +54,6 @@ from headrace.ingest.documents import (
     open_reader,
     refused,
     template_of,
-    with_mask_settled,
 )
 from headrace.ingest.kinds.kind import DocumentKind
 from headrace.ingest.readers.columnar import ColumnarReader
@@ -65,6 +64,7 @@ from headrace.ingest.records import (
     Fields,
     Reader,
     containers_of,
+    good_records,
     lookup,
     names_in,
     numbers,
@@ -74,6 +74,7 @@ from headrace.ingest.source import (
     NOTHING,
     OF_TOKENIZERS,
     PRE_TOKENIZED,
+    TOKEN_MASKS,
     SourceConfig,
     SourceFile,
     split_compression,
@@ -128,12 +129,12 @@ class Input:
         left_out: Counter[str] = Counter()
         listed = [described(file) for file in source.files(left_out)]
         kind = source.kind_of(listed)
-        settled = with_mask_settled(source, kind, listed)
         if kind == "tokens":
-            _refuse_unknown_columns(settled, listed)
-        template = template_of(settled, kind, tokenizer)
+            source = _with_masks_settled(source, listed)
+            _refuse_unknown_columns(source, listed)
+        template = template_of(source, kind, tokenizer)
         own_tokenizer = loaded.reading_special(source.special_tokens_in_text)
-        return cls(settled, kind, listed, left_out, own_tokenizer, template)
+        return cls(source, kind, listed, left_out, own_tokenizer, template)
 
     def faults(self) -> list[SourceError]:
         """Looks at its files: an error for each that cannot be built from, in the order of the
@@ -398,6 +399,29 @@ class _FirstLook:
         return max(texts, key=lambda name: len(texts[name]), default=None)
 
 
+def _with_masks_settled(source: SourceConfig, listed: Sequence[SourceFile]) -> SourceConfig:
+    """The source, with the masks that its first record of token ids has, unless they are
+    configured.
+
+    Every part is built with the same leaves, so this is decided before the first; a record that
+    differs is an error. A file that cannot be read decides nothing: it is named with all others.
+    """
+    reads = source.reads("tokens")
+    fields = {
+        name: read.field for name, read in reads.items() if name in TOKEN_MASKS and read.is_optional
+    }
+    columns = source.columns("tokens")
+    optional = source.optional_columns("tokens")
+    for file in listed if fields else ():
+        if file.format in PRE_TOKENIZED:
+            continue
+        record = next(good_records(open_reader(file, columns, optional)), None)
+        if record is not None:
+            there = {name: field for name, field in fields.items() if record.get(field) is not None}
+            return replace(source, fields=source.fields | there)
+    return source
+
+
 def _refuse_unknown_columns(source: SourceConfig, listed: Sequence[SourceFile]) -> None:
     """Raises SourceError if the first records of token ids have a number for each id in a column
     that nothing is known of: it may say what is trained on, and without it all is.
@@ -458,27 +482,19 @@ def _first_records(file: SourceFile, source: SourceConfig) -> list[Fields]:
     columns = source.columns("tokens")
     optional = source.optional_columns("tokens")
     reader = open_head(file, columns, optional)
-    records = _records_of(reader)
+    records = list(islice(good_records(reader), TRIED_RECORDS))
     if reader.unread:  # of a table, which columns there are is known once it is open
         columns = [*columns, *reader.unread]
-        records = _records_of(open_head(file, columns, {*optional, *reader.unread}))
-    return records
-
-
-def _records_of(reader: Reader) -> list[Fields]:
-    records: list[Fields] = []
-    with suppress(EndOfHeadError, SourceError):
-        for _, record in islice(reader, TRIED_RECORDS):
-            if not isinstance(record, BadRecordError):
-                records.append(record)
+        reader = open_head(file, columns, {*optional, *reader.unread})
+        records = list(islice(good_records(reader), TRIED_RECORDS))
     return records
 
 
 def _has_number_for_each_id(record: Fields, name: str, source: SourceConfig) -> bool:
-    parts = ("question", "answer") if "question" in source.fields else ("tokens",)
+    reads = source.reads("tokens")
+    parts = ("tokens",) if "tokens" in reads else ("question", "answer")
     try:
-        ids = [lookup(record, source.field_of("tokens", part) or "") for part in parts]
-        size = sum(map(len, ids))
+        size = sum(len(lookup(record, reads[part].field)) for part in parts if part in reads)
         return 0 < size == numbers(lookup(record, name), "float64", name).size
     except (BadRecordError, TypeError):
         return False

@@ -18,7 +18,6 @@ threads do not.
 
 from __future__ import annotations
 
-import copy
 import importlib
 import importlib.metadata
 import importlib.util
@@ -162,15 +161,6 @@ def code_points_of(tokenizer: FileTokenizer) -> Ranges:
         digest_of(tokenizer.rules, *versions),
         lambda: differing_code_points(pair(content), pair(probe_of(content))),
     )
-
-
-def with_gigatoken(tokenizer: FileTokenizer, code_points: Ranges) -> FileTokenizer:
-    """The same tokenizer with the faster encoder; ``code_points`` are those of
-    :func:`code_points_of`.
-    """
-    faster = copy.copy(tokenizer)
-    faster.encoder = GigatokenEncoder(tokenizer, code_points)
-    return faster
 
 
 class GigatokenEncoder:

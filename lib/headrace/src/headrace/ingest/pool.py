@@ -28,12 +28,12 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from headrace.ingest.progress import NOTHING, EncoderCounts, Progress, Spent
+from headrace.ingest.progress import NOTHING, EncoderCounts, Progress
 from headrace.ingest.schedule import BuildPart, Done, Event, Failed, Job, Lost, Moved, Task
 from headrace.ingest.tokenize import THREADS_VARIABLE, cores
 from headrace.store.parts import PartRecord
@@ -160,19 +160,19 @@ class PoolWorkers:
 
 
 class Reporter:
-    """Collects progress and reports the sum, at most five times a second; ``encoder``: total
-    counters of encoders.
+    """Collects progress and reports the sum, at most five times a second, without its costs, which
+    must not be lost on the way.
     """
 
     def __init__(self, tell: Callable[[Progress], None]) -> None:
         self._tell = tell
         self._sum = NOTHING
         self._told = time.monotonic()
-        self.encoder = EncoderCounts()
+        self.costs = NOTHING
 
     def __call__(self, progress: Progress) -> None:
-        self._sum += progress
-        self.encoder += progress.encoder
+        self._sum += replace(progress, encoder=EncoderCounts())
+        self.costs += Progress(encoder=progress.encoder)
         if time.monotonic() - self._told >= _REPORT_S:
             self.flush()
 
@@ -185,13 +185,13 @@ class Reporter:
 
 def build_one_part(
     build: BuildPart, task: Task, root: str, tell: Callable[[Progress], None]
-) -> tuple[PartRecord, Spent]:
+) -> tuple[PartRecord, Progress]:
     """Builds one part below ``root``; returns its record and its costs."""
     wire_before = wire()
     reporter = Reporter(tell)
     record = build(task, root, reporter)
     reporter.flush()
-    return record, Spent(wire() - wire_before, reporter.encoder)
+    return record, reporter.costs + Progress(wire=wire() - wire_before)
 
 
 def main(fd: int, parent: int) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from headrace.numbers import in_bytes, short
 from headrace.store.retry import Wire
@@ -40,13 +39,16 @@ class EncoderCounts:
 
 @dataclass(frozen=True)
 class Progress:
-    """What the pipeline processed since the last report."""
+    """What was processed since the last report, and its costs: counters of encoders, and requests
+    over HTTP.
+    """
 
-    documents: int
-    tokens: int
-    text_bytes: int
-    stored_bytes: int
+    documents: int = 0
+    tokens: int = 0
+    text_bytes: int = 0
+    stored_bytes: int = 0
     encoder: EncoderCounts = EncoderCounts()
+    wire: Wire = field(default_factory=Wire)
 
     def __add__(self, other: Progress) -> Progress:
         return Progress(
@@ -54,18 +56,11 @@ class Progress:
         )
 
     def __neg__(self) -> Progress:
-        """The amount to add when work is lost; counters of encoders stay."""
+        """The amount to add when work is lost; costs stay."""
         return Progress(-self.documents, -self.tokens, -self.text_bytes, -self.stored_bytes)
 
 
-NOTHING = Progress(0, 0, 0, 0)
-
-
-class Spent(NamedTuple):
-    """The costs of a part besides its source: requests over HTTP, and counters of encoders."""
-
-    wire: Wire = Wire()
-    encoder: EncoderCounts = EncoderCounts()
+NOTHING = Progress()
 
 
 @contextmanager

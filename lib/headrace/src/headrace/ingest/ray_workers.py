@@ -21,7 +21,7 @@ from typing import Any
 
 from headrace.errors import ConfigError, install_command
 from headrace.ingest.pool import build_one_part
-from headrace.ingest.progress import NOTHING, Progress, Spent
+from headrace.ingest.progress import NOTHING, Progress
 from headrace.ingest.schedule import Done, Event, Failed, Job, Lost, Moved, Task
 from headrace.store.parts import PartRecord
 from headrace.store.retry import use_policy
@@ -48,7 +48,7 @@ class Board:
 
 def build_part(
     job: Job, attempt: int, task: Task, root: str, board: Any
-) -> tuple[PartRecord, Spent]:
+) -> tuple[PartRecord, Progress]:
     """A Ray task: builds one part below ``root``."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # Ray gives the task one core
     use_policy(job.retries)

@@ -17,7 +17,7 @@ import importlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, ClassVar, Literal, TypeAlias, cast
@@ -155,6 +155,14 @@ class Reader(abc.ABC):
     def describe_row(self, row: int) -> str:
         """A row for a message, e.g. ``corpus/a.jsonl, line 7``."""
         return f"{self.path}, {self.unit} {row}"
+
+
+def good_records(reader: Reader) -> Iterator[Fields]:
+    """The records that are not bad, as far as the file can be read."""
+    with suppress(EndOfHeadError, SourceError):
+        for _, record in reader:
+            if not isinstance(record, BadRecordError):
+                yield record
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from headrace.errors import CacheError, HeadraceError, SourceError
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.build import INGEST_VERSION
 from headrace.ingest.documents import described
-from headrace.ingest.engine import BuildJob, run_parts
+from headrace.ingest.engine import BuildJob, PartBuilder
 from headrace.ingest.plan import PartTask, tasks_from_records
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, publish
 from headrace.ingest.source import SourceConfig, SourceFile
@@ -244,7 +244,7 @@ def _built(job: BuildJob, task: PartTask, tokenizer: Tokenizer, path: str, ledge
     does not.
     """
     try:
-        (built_part,) = run_parts(job, [task], tokenizer=tokenizer)
+        built_part = PartBuilder(job, tokenizer)(task, job.root, lambda _: None)
     except SourceError as error:
         return str(error)
     recorded = _record(ledger, task.name)

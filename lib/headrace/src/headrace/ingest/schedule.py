@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from headrace.errors import CacheError
-from headrace.ingest.progress import NOTHING, Progress, Spent
+from headrace.ingest.progress import NOTHING, Progress
 from headrace.store import durable, files, owned
 from headrace.store.ledger import PART_RECORD_NAME, part_folder
 from headrace.store.parts import PartRecord
@@ -88,11 +88,11 @@ class Moved(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An attempt finished its part; ``spent`` has its costs."""
+    """An attempt finished its part."""
 
     attempt: int
     record: PartRecord
-    spent: Spent = Spent()
+    costs: Progress = NOTHING
 
 
 class Failed(NamedTuple):
@@ -149,7 +149,6 @@ class Scheduler:
         workers: The workers; closed at the end.
         report: Called with the progress since its last call; negative if work was lost.
         straggler_s: Seconds before a part may be built twice.
-        spent: Called with the costs of each finished part.
     """
 
     job: Job
@@ -158,7 +157,6 @@ class Scheduler:
     report: Callable[[Progress], None] | None = None
     clock: Callable[[], float] = time.monotonic
     straggler_s: float = STRAGGLER_S
-    spent: Callable[[Spent], None] | None = None
     second_attempts: int = 0
     lost_workers: int = 0
     _running: dict[int, _Attempt] = field(default_factory=dict[int, _Attempt])
@@ -255,8 +253,7 @@ class Scheduler:
     def _finish(self, event: Done) -> PartRecord:
         winner = self._running.pop(event.attempt)
         self._seconds.append(self.clock() - winner.began)
-        if self.spent is not None:
-            self.spent(event.spent)
+        self._say(event.costs)
         for number, other in list(self._running.items()):
             if other.task.name == winner.task.name:
                 self.workers.stop(number)

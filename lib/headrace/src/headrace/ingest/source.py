@@ -248,6 +248,21 @@ class FimConfig:
 
 
 @dataclass(frozen=True)
+class FieldRead:
+    """How a value of a record is read.
+
+    Attributes:
+        field: Its field.
+        is_optional: Whether records may lack it.
+        cure: What to type if records cannot be used because of what they have for it.
+    """
+
+    field: str
+    is_optional: bool
+    cure: str
+
+
+@dataclass(frozen=True)
 class SourceConfig:
     """Where the documents come from.
 
@@ -390,35 +405,27 @@ class SourceConfig:
             )
         return "tokens" if ready == {True} else "text"
 
-    def field_of(self, kind: Kind, name: str) -> str | None:
-        """The field that a kind reads a value from; None if it reads none."""
-        if (kind, name) in _MADE_OF_TWO and "question" in self.fields:
-            return None  # the question and the answer are the conversation, or the ids
-        usual = self.text_field if (kind, name) == ("text", "text") else FIELDS[kind][name]
-        field = self.fields.get(name, usual)
-        if (kind, name) not in OPTIONAL:
-            return field
-        if TOKEN_MASKS.get(name) == "weights" and any(
-            leaf.field == field for leaf in self.leaves.values()
-        ):
-            return None  # weights that are stored are no mask
-        is_taken = name not in self.fields and field in self.fields.values()
-        return None if field == NOTHING or is_taken else field
-
-    def is_optional(self, kind: Kind, name: str) -> bool:
-        """Whether a value of a kind is optional."""
-        return (kind, name) in OPTIONAL and name not in self.fields
-
-    def requires(self, kind: Kind, name: str) -> bool:
-        """Whether a kind reads a value that every record must have."""
-        return self.field_of(kind, name) is not None and not self.is_optional(kind, name)
-
-    def cure_of(self, kind: Kind, name: str) -> str:
-        """What to type if records cannot be used because of what they have for ``name``."""
-        if (kind, name) in OPTIONAL and name not in ("question", "answer"):
-            return f"Leave it unused: --field {name}=none."
-        option = "--text-field " if name == "text" else f"--field {name}="
-        return f"Choose the field: {option}FIELD."
+    def reads(self, kind: Kind) -> dict[str, FieldRead]:
+        """What a kind reads from a record, by name."""
+        usual = {"text": self.text_field} if kind == "text" else FIELDS[kind]
+        of_leaves = {leaf.field for leaf in self.leaves.values()}
+        reads: dict[str, FieldRead] = {}
+        for name, usual_field in usual.items():
+            is_named = name in self.fields
+            field = self.fields.get(name, usual_field)
+            if (kind, name) in _MADE_OF_TWO and "question" in self.fields:
+                continue  # the question and the answer are the conversation, or the ids
+            if (kind, name) not in OPTIONAL:
+                reads[name] = FieldRead(field, False, _choose(name))
+                continue
+            # Weights that are stored are no mask, and a field has one meaning.
+            is_stored = TOKEN_MASKS.get(name) == "weights" and field in of_leaves
+            if field == NOTHING or is_stored or (not is_named and field in self.fields.values()):
+                continue
+            of_two = name in ("question", "answer")
+            cure = _choose(name) if of_two else f"Leave it unused: --field {name}=none."
+            reads[name] = FieldRead(field, not is_named, cure)
+        return reads
 
     def cures(self, kind: Kind) -> dict[str, str]:
         """What to type if a field that is read does not exist, by the field."""
@@ -426,30 +433,18 @@ class SourceConfig:
             leaf.field: f"Choose the field: {leaf.option(name, 'FIELD')}."
             for name, leaf in self.leaves.items()
         }
-        for name in FIELDS[kind]:
-            if (field := self.field_of(kind, name)) is not None:
-                cures[field] = self.cure_of(kind, name)
-        return cures
+        return cures | {read.field: read.cure for read in self.reads(kind).values()}
 
     def columns(self, kind: Kind) -> list[str]:
         """All fields that are read of a record."""
-        named = [f for name in FIELDS[kind] if (f := self.field_of(kind, name)) is not None]
-        return list(dict.fromkeys([*named, *(leaf.field for leaf in self.leaves.values())]))
+        own_fields = [read.field for read in self.reads(kind).values()]
+        return list(dict.fromkeys([*own_fields, *(leaf.field for leaf in self.leaves.values())]))
 
     def optional_columns(self, kind: Kind) -> set[str]:
         """Those of them that are optional."""
-        names = {
-            f
-            for name in FIELDS[kind]
-            if self.is_optional(kind, name) and (f := self.field_of(kind, name))
-        }
-        leaves = self.leaves.values()
-        required = {
-            field
-            for name in FIELDS[kind]
-            if self.requires(kind, name) and (field := self.field_of(kind, name))
-        } | {leaf.field for leaf in leaves if leaf.dtype != ANY}
-        return (names | {leaf.field for leaf in leaves}) - required
+        required = {read.field for read in self.reads(kind).values() if not read.is_optional}
+        required |= {leaf.field for leaf in self.leaves.values() if leaf.dtype != ANY}
+        return set(self.columns(kind)) - required
 
     def files(self, left_out: Counter[str] | None = None) -> list[SourceFile]:
         """The files of the corpus, sorted by path.
@@ -589,6 +584,11 @@ class SourceConfig:
         if self.extensions:
             return tuple(self.extensions)
         return USUAL_ENDINGS if self.format == "auto" else FORMATS[self.format]
+
+
+def _choose(name: str) -> str:
+    option = "--text-field " if name == "text" else f"--field {name}="
+    return f"Choose the field: {option}FIELD."
 
 
 def split_compression(path: str) -> tuple[str, Compression]:

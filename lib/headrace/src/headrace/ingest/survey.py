@@ -8,19 +8,17 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from headrace.errors import SourceError
 from headrace.ingest.choices import OnBadLine
 from headrace.ingest.first_look import open_head
 from headrace.ingest.listing import Entry, escape_undecodable, list_path
-from headrace.ingest.records import BadRecordError, EndOfHeadError, Fields, lookup
+from headrace.ingest.records import BadRecordError, Fields, good_records, lookup
 from headrace.ingest.source import (
     FORMATS,
     USUAL_ENDINGS,
     SourceConfig,
-    SourceFile,
     endings_in_words,
     split_compression,
 )
@@ -75,7 +73,7 @@ class FoundSource:
         names = list(dict.fromkeys((*text_fields, *USUAL_TEXT_FIELDS)))
         for entry in self.with_fields:
             file = config.source_file(entry.path, entry.size, entry.version)
-            record = _first_record(file, names)
+            record = next(good_records(open_head(file, names, names)), {})
             for name in names:
                 if _has_text(record, name):
                     return replace(config, text_field=name)
@@ -205,15 +203,6 @@ def _is_text(entries: Sequence[Entry]) -> bool:
     )
     heads = [files.read_range(path, 0, _HEAD) for path in plain[:_HEADS]]
     return 2 * sum(map(_begins_with_text, heads)) > len(heads)
-
-
-def _first_record(file: SourceFile, names: Sequence[str]) -> Fields:
-    """The first good record of a file; empty if there is none, or the file cannot be read."""
-    with suppress(SourceError, EndOfHeadError):
-        for _, record in open_head(file, names, names):
-            if not isinstance(record, BadRecordError):
-                return record
-    return {}
 
 
 def _has_text(record: Fields, field: str) -> bool:

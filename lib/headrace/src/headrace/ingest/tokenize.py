@@ -25,7 +25,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import tokenizers
@@ -54,6 +54,8 @@ from headrace.store.cache import TokenCache
 from headrace.store.ledger import canonical_tokenizer, fingerprint_of, tokenizer_content
 from headrace.store.location import Location
 
+Encoder: TypeAlias = Callable[[Sequence[str]], list[np.ndarray]]
+"""The ids of each text, uint32, without added special tokens."""
 THREADS_VARIABLE = "RAYON_NUM_THREADS"
 """The variable by which the tokenizers library is told how many threads to use."""
 
@@ -222,8 +224,7 @@ class FileTokenizer(Tokenizer):
     """A tokenizer of the ``tokenizers`` library.
 
     Attributes:
-        encoder: The function that encodes texts; it may replace :meth:`encode_plain` if it gives
-            the same ids.
+        encoder: The function that encodes texts.
         rules: Its content, the same bytes for the same content.
 
     Raises:
@@ -242,7 +243,7 @@ class FileTokenizer(Tokenizer):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         self.path = path
         self.content = content
-        self.encoder: Callable[[Sequence[str]], list[np.ndarray]] = self.encode_plain
+        self.encoder: Encoder = self.encode_plain
         self.rules, self._tokenizer, model = _parse(content, path)
         self.vocab_size = (
             max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
@@ -284,6 +285,12 @@ class FileTokenizer(Tokenizer):
             other._tokenizer = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
             other._tokenizer.encode_special_tokens = special_tokens_in_text == "text"
             other.encoder = other.encode_plain
+        return other
+
+    def encoding_with(self, encoder: Encoder) -> FileTokenizer:
+        """This tokenizer, with a function that gives the same ids as :meth:`encode_plain`."""
+        other = copy.copy(self)
+        other.encoder = encoder
         return other
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:

@@ -25,7 +25,6 @@ from headrace.ingest.records import (
     utf8_length,
 )
 from headrace.ingest.source import (
-    FIELDS,
     SourceConfig,
 )
 from headrace.store.layout import LeafSpec
@@ -99,8 +98,7 @@ class DocumentKind(abc.ABC):
         self.kind: Kind = kind
         self.columns = config.columns(kind)
         self.optional = config.optional_columns(kind)
-        self._fields = {name: config.field_of(kind, name) for name in FIELDS[kind]}
-        self._cures = {name: config.cure_of(kind, name) for name in FIELDS[kind]}
+        self.reads = config.reads(kind)
         self.cures = config.cures(kind)
         self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
         for name, leaf in config.leaves.items():
@@ -151,16 +149,16 @@ class DocumentKind(abc.ABC):
         return tuple(leaf.values(name, record) for name, leaf in self.config.leaves.items())
 
     def _field(self, record: Fields, name: str) -> Any:
-        field = self._fields[name]
-        if field is None or (field in self.optional and field not in record):
+        read = self.reads.get(name)
+        if read is None or (read.field in self.optional and read.field not in record):
             return None
-        return lookup(record, field, self._cure_of(name))
+        return lookup(record, read.field, read.cure)
 
     def _cure_of(self, name: str) -> str:
-        return self._cures[name]
+        return self.reads[name].cure if name in self.reads else ""
 
     def _field_name(self, name: str) -> str:
-        return self._fields[name] or name
+        return self.reads[name].field if name in self.reads else name
 
 
 class TextKind(DocumentKind):

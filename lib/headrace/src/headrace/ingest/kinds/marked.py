@@ -48,7 +48,6 @@ from headrace.ingest.records import (
     utf8_length,
 )
 from headrace.ingest.source import (
-    FIELDS,
     OF_TEMPLATES,
     ChatConfig,
     SourceConfig,
@@ -76,8 +75,10 @@ class MarkedKind(DocumentKind):
         self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None
     ) -> None:
         super().__init__(config, kind, tokenizer, template)
-        names = [name for name in _OF_MESSAGES if name in FIELDS[kind]]
-        self._of_messages = [name for name in names if config.field_of(kind, name) is not None]
+        self._of_messages = [name for name in _OF_MESSAGES if name in self.reads]
+        self._needs_template = any(
+            name in OF_TEMPLATES and not read.is_optional for name, read in self.reads.items()
+        )
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
         pieces = [p for d in documents for p in (d.text[: d.cut], d.text[d.cut :])]
@@ -119,7 +120,7 @@ class MarkedKind(DocumentKind):
 
     def documents(self, record: Fields) -> Sequence[Document]:
         if self.config.special_tokens_in_text == "error":
-            values = [self._field(record, name) for name in FIELDS[self.kind]]
+            values = [self._field(record, name) for name in self.reads]
             texts = [
                 text for value in values for text in (*_strings(value), "".join(_spoken(value)))
             ]
@@ -181,7 +182,7 @@ class MarkedKind(DocumentKind):
         Raises:
             BadRecordError: none is named, and there is something for a template.
         """
-        if any(self.config.requires(self.kind, name) for name in OF_TEMPLATES):
+        if self._needs_template:
             return False
         extras = self._template_extras(record)
         values = {
@@ -340,7 +341,7 @@ class ChatKind(MarkedKind):
 
     def _conversation(self, record: Fields) -> list[dict[str, Any]]:
         """The messages of a record: its list of them, or its question and its answer."""
-        if self.config.field_of("chat", "messages") is not None:
+        if "messages" in self.reads:
             messages = self._messages(record)
         else:
             if self._field(record, "label") is False:

@@ -48,10 +48,14 @@ class TokensKind(DocumentKind):
         self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None
     ) -> None:
         super().__init__(config, kind, tokenizer, template)
-        self._masks = [name for name in TOKEN_MASKS if config.requires(kind, name)]
+        self._masks = [
+            name
+            for name, read in self.reads.items()
+            if name in TOKEN_MASKS and not read.is_optional
+        ]
         if self._masks:
             self.own_leaves = (LOSS_MASK,)
-        of_ids = [field for name in _OF_IDS if (field := self._fields[name])]
+        of_ids = [self.reads[name].field for name in _OF_IDS if name in self.reads]
         self._containers = containers_of(of_ids)
         self._siblings = {
             f"{container}.{name}": name
@@ -66,7 +70,7 @@ class TokensKind(DocumentKind):
     def documents(self, record: Fields) -> Sequence[Document]:
         if self._siblings:
             self._refuse_siblings(record)
-        if self._fields["tokens"] is None:
+        if "tokens" not in self.reads:
             ids = np.concatenate([self._ids(record, "question"), self._ids(record, "answer")])
         else:
             ids = self._ids(record, "tokens")
