@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from headrace.ingest.records import BadRecordError, type_name
@@ -242,9 +242,13 @@ def with_arguments_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any
     """The messages with the arguments of tool calls as JSON in a string, which some templates
     expect.
     """
-    return [
-        m | {"tool_calls": _texts(m["tool_calls"])} if "tool_calls" in m else m for m in messages
-    ]
+
+    def as_text(arguments: Any) -> Any:
+        if isinstance(arguments, dict | list):
+            return json.dumps(arguments, ensure_ascii=False)
+        return arguments
+
+    return _with_calls(messages, lambda call: _with_arguments(call, as_text))
 
 
 def with_plain_arguments(
@@ -260,18 +264,12 @@ def with_plain_arguments(
         is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
         return value if is_plain else "headrace"
 
-    def of_call(call: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(call.get("function"), dict):
-            return call | {"function": of_call(call["function"])}
-        arguments = call.get("arguments")
-        if not isinstance(arguments, dict):
-            return call
-        return call | {"arguments": {name: plain(one) for name, one in arguments.items()}}
+    def plain_arguments(arguments: Any) -> Any:
+        if isinstance(arguments, dict):
+            return {name: plain(one) for name, one in arguments.items()}
+        return arguments
 
-    return [
-        m | {"tool_calls": [of_call(call) for call in m["tool_calls"]]} if "tool_calls" in m else m
-        for m in messages
-    ]
+    return _with_calls(messages, lambda call: _with_arguments(call, plain_arguments))
 
 
 def arguments_of(messages: Iterable[Message]) -> list[Any]:
@@ -281,20 +279,32 @@ def arguments_of(messages: Iterable[Message]) -> list[Any]:
     return [one["arguments"] for one in functions if isinstance(one, dict) and "arguments" in one]
 
 
-def _wrapped_calls(calls: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        call if "function" in call else {"type": "function", "function": call} for call in calls
-    ]
-
-
 def with_wrapped_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with each call as ``{"type": "function", "function": ...}``, which some
     templates expect.
     """
+    return _with_calls(messages, _wrapped)
+
+
+def _with_calls(
+    messages: list[dict[str, Any]], change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The messages with each of their calls changed."""
     return [
-        m | {"tool_calls": _wrapped_calls(m["tool_calls"])} if "tool_calls" in m else m
+        m | {"tool_calls": [change(call) for call in m["tool_calls"]]} if "tool_calls" in m else m
         for m in messages
     ]
+
+
+def _with_arguments(call: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A call with its arguments changed, which may be within its ``function``."""
+    if isinstance(call.get("function"), dict):
+        return call | {"function": _with_arguments(call["function"], change)}
+    return call | {"arguments": change(call["arguments"])} if "arguments" in call else call
+
+
+def _wrapped(call: dict[str, Any]) -> dict[str, Any]:
+    return call if "function" in call else {"type": "function", "function": call}
 
 
 def with_text_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -387,7 +397,7 @@ def _from_sharegpt(message: dict[str, Any], place: str) -> dict[str, Any]:
                 f"holds a {role} that is no JSON object in {place}",
                 'Calls are {"name": "f", "arguments": {...}}.',
             )
-        return {"role": "assistant", "tool_calls": _wrapped_calls(calls), **message}
+        return {"role": "assistant", "tool_calls": [_wrapped(call) for call in calls], **message}
     if isinstance(role, str):
         role = _SHAREGPT_ROLES.get(role, role)
     return {"role": role, "content": content, **message}
@@ -417,29 +427,18 @@ def _tool_calls(value: Any, place: str) -> list[dict[str, Any]]:
                 f"holds a {type_name(call)} in {place}[{i}], not a call",
                 'Calls are {"type": "function", "function": {"name": "f", "arguments": {...}}}.',
             )
-    return [_with_arguments(call) for call in calls]
+    return [_with_read_arguments(call) for call in calls]
 
 
-def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+def _with_read_arguments(call: dict[str, Any]) -> dict[str, Any]:
     """A call with its arguments as an object or a list, if they are one; none if there are none."""
     if isinstance(call.get("function"), dict):
-        return {**call, "function": _with_arguments(call["function"])}
+        return call | {"function": _with_read_arguments(call["function"])}
     if "name" not in call:
         return call
     arguments = call.get("arguments", "")
     parsed = {} if arguments == "" else _json(arguments)
-    return {**call, "arguments": parsed} if isinstance(parsed, dict | list) else call
-
-
-def _texts(calls: list[Any]) -> list[Any]:
-    texts: list[Any] = []
-    for call in calls:
-        if isinstance(call, dict) and isinstance(call.get("function"), dict):
-            call = {**call, "function": _texts([call["function"]])[0]}
-        elif isinstance(call, dict) and isinstance(call.get("arguments"), dict | list):
-            call = {**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
-        texts.append(call)
-    return texts
+    return call | {"arguments": parsed} if isinstance(parsed, dict | list) else call
 
 
 def _json(text: Any) -> Any:

@@ -19,13 +19,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from headrace.errors import HeadraceError, redact
 from headrace.ingest.documents import DocumentReader, make_kind, stat_source
 from headrace.ingest.kinds.kind import Document, DocumentKind
-from headrace.ingest.plan import tasks_from_records
+from headrace.ingest.plan import source_of, tasks_from_records
 from headrace.ingest.records import BadRecordError
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import recorded_tokenizer
@@ -116,23 +115,20 @@ def _in_part(cache: TokenCache, originals: Mapping[int, OriginalDocument]) -> di
         }
     if not all(name in metadata for name in ("paths", "source")):
         raise _UnknownOriginError("the cache does not say what it was built from")
-    source = msgspec.convert({**metadata["source"], "paths": metadata["paths"]}, SourceConfig)
+    source = source_of(cache.ledger)
     if source.format in _NO_FILES:
         raise _UnknownOriginError("its source is not files")
     records = next(iter(originals.values())).files
     listed = {
         str(record["path"]): _source_file(cache, source, str(record["path"])) for record in records
     }
-    now = [
-        {**r, "size": listed[r["path"]].size, "version": listed[r["path"]].version} for r in records
-    ]
     tokenizer = recorded_tokenizer(cache.path, cache.ledger.tokenizer)
     kind = make_kind(source, source.kind_of(listed.values()), tokenizer, metadata.get("template"))
     document_at = {original.number_in_part: document for document, original in originals.items()}
     origins: dict[int, Origin] = {}
     last = max(document_at)
     for number, (document, reader) in enumerate(
-        _documents(source, kind, tasks_from_records(now, listed)[0].files)
+        _documents(source, kind, tasks_from_records(records, listed)[0].files)
     ):
         if number % _REPORTED == 0:
             report("reading the source", number, last)

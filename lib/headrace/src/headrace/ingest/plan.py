@@ -29,10 +29,11 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import groupby
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from headrace.errors import (
@@ -43,7 +44,7 @@ from headrace.errors import (
     format_count,
 )
 from headrace.ingest.records import ANY, MAX_RECORD_BYTES, TEXT, Slice, parse_leaf
-from headrace.ingest.source import FIELDS, NOTHING, SourceFile
+from headrace.ingest.source import FIELDS, NOTHING, SourceConfig, SourceFile
 from headrace.store import files
 from headrace.store.ledger import Ledger, read_ledger, read_part_record
 from headrace.store.parts import PartRecord
@@ -129,33 +130,27 @@ def source_records(tasks: Sequence[PartTask]) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for task in tasks:
         for file in task.files:
-            cut = (
-                {}
-                if file.part is None
-                else {"slice": [file.part.start, file.part.stop, file.part.num_bytes]}
-            )
-            about = {"path": file.shown_path, "size": file.size, "version": file.version}
-            records.append({**about, "part": task.name, **cut})
+            record = {"path": file.shown_path, "size": file.size, "version": file.version}
+            record["part"] = task.name
+            if file.part is not None:
+                record["slice"] = list(astuple(file.part))
+            records.append(record)
     return records
 
 
 def tasks_from_records(
     records: Sequence[dict[str, Any]], listed: Mapping[str, SourceFile]
 ) -> list[PartTask]:
-    """The plan from the records of :func:`source_records`."""
-    tasks: list[PartTask] = []
-    for name, group in groupby(records, key=lambda r: str(r["part"])):
-        files = tuple(
-            replace(
-                listed[r["path"]],
-                size=r["size"],
-                version=r["version"],
-                part=Slice(*r["slice"]) if "slice" in r else None,
-            )
-            for r in group
-        )
-        tasks.append(PartTask(name, files))
-    return tasks
+    """The plan from the records of :func:`source_records`, with the files as they are listed now."""
+    return [
+        PartTask(name, tuple(_listed_file(record, listed) for record in group))
+        for name, group in groupby(records, key=lambda r: str(r["part"]))
+    ]
+
+
+def _listed_file(record: dict[str, Any], listed: Mapping[str, SourceFile]) -> SourceFile:
+    part = Slice(*record["slice"]) if "slice" in record else None
+    return replace(listed[record["path"]], part=part)
 
 
 def check_same_build(
@@ -339,6 +334,12 @@ def _with_options(source: Mapping[str, Any], options: Sequence[str]) -> dict[str
         else:
             return None
     return {**source, "fields": fields, "leaves": leaves}
+
+
+def source_of(ledger: Ledger) -> SourceConfig:
+    """The source that a cache was built from."""
+    settings = {**ledger.metadata["source"], "paths": ledger.metadata["paths"]}
+    return msgspec.convert(settings, SourceConfig)
 
 
 def changed_sources(

@@ -74,6 +74,17 @@ class Slice:
     num_bytes: int
 
 
+def slices_of(bounds: Sequence[int], sizes: Iterable[int]) -> list[Slice]:
+    """Slices between bounds; the last goes to the end of the file, whatever its length then.
+
+    Example:
+        >>> slices_of([0, 2, 5], [7, 9])
+        [Slice(start=0, stop=2, num_bytes=7), Slice(start=2, stop=None, num_bytes=9)]
+    """
+    stops = [*bounds[1:-1], None]
+    return [Slice(*one) for one in zip(bounds[:-1], stops, sizes, strict=False)]
+
+
 MAX_RECORD_BYTES = 1 << 30
 
 

@@ -24,7 +24,7 @@ from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.build import INGEST_VERSION
 from headrace.ingest.documents import described
 from headrace.ingest.engine import BuildJob, PartBuilder
-from headrace.ingest.plan import PartTask, tasks_from_records
+from headrace.ingest.plan import PartTask, source_of, tasks_from_records
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, publish
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
@@ -207,9 +207,7 @@ def _rebuild(
     report: RepairReport,
     check: Any,
 ) -> None:
-    source = msgspec.convert(
-        {**ledger.metadata["source"], "paths": ledger.metadata["paths"]}, SourceConfig
-    )
+    source = source_of(ledger)
     listed = _listed(source)
     attempts = files.join(path, ATTEMPTS_FOLDER)
     owned.remove_tree(attempts)
@@ -224,10 +222,7 @@ def _rebuild(
                 f"{', '.join(lost)} cannot be read" if lost else "the ledger names no source of it"
             )
             continue
-        now = [(record, listed[record["path"]]) for record in records]
-        (task,) = tasks_from_records(
-            [{**r, "size": f.size, "version": f.version} for r, f in now], listed
-        )
+        (task,) = tasks_from_records(records, listed)
         why = _built(
             replace(job, root=files.join(attempts, f"repair-{name}")), task, tokenizer, path, ledger
         )

@@ -22,6 +22,7 @@ from headrace.ingest.records import (
     Slice,
     import_extra,
     reading,
+    slices_of,
     with_texts_for_bytes,
 )
 from headrace.store.files import open_source
@@ -142,15 +143,15 @@ def pack(sizes: list[int], target_bytes: int) -> list[Slice]:
         [Slice(start=0, stop=2, num_bytes=6), Slice(start=2, stop=4, num_bytes=6),
          Slice(start=4, stop=None, num_bytes=3)]
     """
-    slices: list[Slice] = []
-    start = filled = 0
+    bounds = [0]
+    filled: list[int] = []
     for i, size in enumerate(sizes):
-        filled += size
-        if filled >= target_bytes or i == len(sizes) - 1:
-            slices.append(Slice(start, i + 1 if i < len(sizes) - 1 else None, filled))
-            start = i + 1
-            filled = 0
-    return slices
+        if bounds[-1] == i:
+            filled.append(0)
+        filled[-1] += size
+        if filled[-1] >= target_bytes or i == len(sizes) - 1:
+            bounds.append(i + 1)
+    return slices_of(bounds, filled)
 
 
 def record_of(

@@ -35,6 +35,7 @@ from headrace.ingest.records import (
     Slice,
     import_extra,
     reading,
+    slices_of,
     type_name,
 )
 
@@ -159,24 +160,17 @@ class HubReader(DatasetReader):
         dataset = address.open(path)
         if address.streaming:
             shards = int(dataset.num_shards)
-            slices = [
-                Slice(i, i + 1 if i + 1 < shards else None, target_bytes) for i in range(shards)
-            ]
-            return None, f"revision:{address.revision or 'unpinned'}", slices if shards > 1 else []
+            version = f"revision:{address.revision or 'unpinned'}"
+            return None, version, slices_of(range(shards + 1), [target_bytes] * shards)
         rows = len(dataset)
         size = int(dataset.data.nbytes)
         # Two datasets with the same features, rows and files are the same; the library's
         # fingerprint says so.
-        version = (
-            "hf:"
-            + hashlib.sha256(str(getattr(dataset, "_fingerprint", "")).encode()).hexdigest()[:16]
-        )
+        version = f"hf:{_short_hash(str(getattr(dataset, '_fingerprint', '')))}"
         count = max(1, min(rows, -(-size // max(1, target_bytes))))
-        cuts = itertools.pairwise(rows * i // count for i in range(count + 1))
-        slices = [
-            Slice(a, b if b < rows else None, size * (b - a) // max(1, rows)) for a, b in cuts
-        ]
-        return size, version, slices if count > 1 else []
+        cuts = [rows * i // count for i in range(count + 1)]
+        sizes = [size * (b - a) // max(1, rows) for a, b in itertools.pairwise(cuts)]
+        return size, version, slices_of(cuts, sizes)
 
 
 def load_function(path: str) -> Callable[..., Any]:
@@ -244,8 +238,11 @@ class FunctionReader(DatasetReader):
             source = inspect.getsource(inspect.getmodule(function) or function)
         except (OSError, TypeError):
             source = ""
-        version = "code:" + hashlib.sha256(source.encode()).hexdigest()[:16]
         shards = int(getattr(function, "num_shards", 1))
         check_at_least(f"{path}.num_shards", shards)
-        slices = [Slice(i, i + 1 if i + 1 < shards else None, target_bytes) for i in range(shards)]
-        return None, version, slices if shards > 1 else []
+        slices = slices_of(range(shards + 1), [target_bytes] * shards)
+        return None, f"code:{_short_hash(source)}", slices
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -24,7 +24,7 @@ import numpy as np
 
 from headrace.errors import SourceError
 from headrace.ingest.listing import stat_file
-from headrace.ingest.records import Reader, Row, Slice, reading
+from headrace.ingest.records import Reader, Row, Slice, reading, slices_of
 from headrace.store.files import open_source
 
 _READ_BYTES = 1 << 20
@@ -72,10 +72,7 @@ class ShardReader(Reader):
         cuts = np.searchsorted(ends, np.arange(target_bytes, total, target_bytes)) + 1
         bounds = [0, *np.unique(cuts[cuts < len(spans)]).tolist(), len(spans)]
         sizes = np.diff(np.concatenate([[0], ends])[bounds]).tolist()
-        return [
-            Slice(a, b if b < len(spans) else None, size)
-            for a, b, size in zip(bounds, bounds[1:], sizes, strict=False)
-        ]
+        return slices_of(bounds, sizes)
 
     def bad_index(self, problem: str) -> SourceError:
         """The error for an invalid index."""

@@ -47,6 +47,7 @@ from headrace.ingest.records import (
     import_extra,
     not_utf8,
     reading,
+    slices_of,
     type_name,
 )
 from headrace.store.files import open_source
@@ -188,11 +189,7 @@ class JsonlReader(BlockReader):
 def _slices(size: int, unpacked: int, count: int) -> list[Slice]:
     cuts = [unpacked * i // count for i in range(count + 1)]
     stored = [size * i // count for i in range(count + 1)]
-    ends = [*cuts[1:-1], None]
-    return [
-        Slice(a, b, stored[i + 1] - stored[i])
-        for i, (a, b) in enumerate(zip(cuts, ends, strict=False))
-    ]
+    return slices_of(cuts, [b - a for a, b in itertools.pairwise(stored)])
 
 
 class TextReader(BlockReader):
