@@ -18,6 +18,7 @@ Price: 20 to 100 us per rendering; masks by roles render twice per turn.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import re
@@ -78,9 +79,6 @@ class Given:
     tools: list[Any] | None = None
     documents: list[Any] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-NOTHING = Given()
 
 
 def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str, Any]:
@@ -233,28 +231,31 @@ class ChatTemplate:
         self._fields, self.variables_read = bounded.names_in(environment.parse(record["text"]))
         self._markers = markers_of(self._fields)
         self._left_out: dict[Hashable, LeftOut | None] = {}
+        self.given = Given()
         self._takes_parts = not self._shows(_PROBE) and self._shows(with_text_parts(_PROBE))
 
-    def render(
-        self, messages: Sequence[Message], given: Given = NOTHING, *, ask: bool = False
-    ) -> str:
+    def with_given(self, given: Given) -> ChatTemplate:
+        """This template, with what a record gives to it besides messages."""
+        other = copy.copy(self)
+        other.given = given
+        return other
+
+    def render(self, messages: Sequence[Message], *, ask: bool = False) -> str:
         """The text of a conversation.
 
         Raises:
             BadRecordError: the template refuses it.
         """
-        return _MARKS.sub("", self._render(messages, given, ask))
+        return _MARKS.sub("", self._render(messages, ask))
 
-    def render_marked(
-        self, messages: Sequence[Message], given: Given = NOTHING
-    ) -> tuple[str, Spans]:
+    def render_marked(self, messages: Sequence[Message]) -> tuple[str, Spans]:
         """The text of a conversation, and the characters that the template marks as the model's
         own.
 
         Raises:
             BadRecordError: the template refuses it.
         """
-        raw = self._render(messages, given, False)
+        raw = self._render(messages, ask=False)
         text = []
         spans = []
         at = 0
@@ -270,9 +271,7 @@ class ChatTemplate:
                 at += len(piece)
         return "".join(text), tuple(spans)
 
-    def left_out(
-        self, messages: Sequence[Message], text: str, given: Given = NOTHING, *, ask: bool = False
-    ) -> LeftOut:
+    def left_out(self, messages: Sequence[Message], text: str, *, ask: bool = False) -> LeftOut:
         """The fields of messages, and the messages, that the template does not write into their
         text.
 
@@ -287,13 +286,14 @@ class ChatTemplate:
         markers = tuple(
             [(i, *[one for one in self._markers if one in messages[i]["content"]]) for i in cut]
         )
+        given = self.given
         shape = given.tools is None, repr(given.variables), ask, shape_of(messages), markers
         if shape not in self._left_out:
             if len(self._left_out) >= _MOST_SHAPES:
                 self._left_out.clear()
             probe = probe_of(messages, cut, self._markers)
             try:
-                probe_text = self.render(probe.messages, given, ask=ask)
+                probe_text = self.render(probe.messages, ask=ask)
                 self._left_out[shape] = left_out(probe, probe_text, self._fields)
             except BadRecordError:  # the template checks what texts say
                 self._left_out[shape] = None
@@ -305,35 +305,31 @@ class ChatTemplate:
         # A template may decide by the text itself: a message is lost if any other makes no
         # difference.
         others = probe_of(messages).messages
-        lost = [i for i in missing.lost if self._ignores(messages, i, others[i], given, ask)]
+        lost = [i for i in missing.lost if self._ignores(messages, i, others[i], ask)]
         return missing._replace(lost=lost)
 
-    def _ignores(
-        self, messages: Sequence[Message], i: int, other: Message, given: Given, ask: bool
-    ) -> bool:
+    def _ignores(self, messages: Sequence[Message], i: int, other: Message, ask: bool) -> bool:
         """Whether another message in place of message i gives the same text."""
         changed = [*messages[:i], other, *messages[i + 1 :]]
         try:
-            return self.render(changed, given, ask=ask) == self.render(messages, given, ask=ask)
+            return self.render(changed, ask=ask) == self.render(messages, ask=ask)
         except BadRecordError:
             return False
 
-    def spans_without(
-        self, messages: Sequence[Message], masked: Sequence[bool], given: Given = NOTHING
-    ) -> Spans:
+    def spans_without(self, messages: Sequence[Message], masked: Sequence[bool]) -> Spans:
         """What the template marks, without the text of some messages: what other words in them
         change.
 
         Raises:
             BadRecordError: the template refuses it, or marks something else with other words.
         """
-        text, spans = self.render_marked(messages, given)
+        text, spans = self.render_marked(messages)
         others = probe_of(messages).messages
         changed = [
             other if is_masked else message
             for message, other, is_masked in zip(messages, others, masked, strict=True)
         ]
-        other_text, other_spans = self.render_marked(changed, given)
+        other_text, other_spans = self.render_marked(changed)
         if len(other_spans) != len(spans):
             raise BadRecordError(
                 "has turns that are not trained on, and the template marks another number of texts"
@@ -346,7 +342,7 @@ class ChatTemplate:
         )
 
     def spans_of_turns(
-        self, messages: Sequence[Message], wanted: Sequence[bool], given: Given = NOTHING
+        self, messages: Sequence[Message], wanted: Sequence[bool]
     ) -> tuple[str, Spans]:
         """The text of a conversation, and the characters that the selected turns add to it.
 
@@ -354,15 +350,14 @@ class ChatTemplate:
             TurnsError: the template does not render turns one after the other.
             BadRecordError: it refuses the conversation.
         """
-        text = self.render(messages, given)
+        text = self.render(messages)
         spans: list[tuple[int, int]] = []
         for i, message in enumerate(messages):
             if not wanted[i]:
                 continue
-            earlier_turns = (
-                self.render(messages[:i], given, ask=message["role"] == "assistant") if i else ""
-            )
-            upto = text if i == len(messages) - 1 else self.render(messages[: i + 1], given)
+            is_answer = message["role"] == "assistant"
+            earlier_turns = self.render(messages[:i], ask=is_answer) if i else ""
+            upto = text if i == len(messages) - 1 else self.render(messages[: i + 1])
             if not (text.startswith(upto) and upto.startswith(earlier_turns)):
                 raise TurnsError(
                     f"its turn {i + 1} ({message['role']}) is rendered otherwise alone than with"
@@ -374,22 +369,22 @@ class ChatTemplate:
                 spans.append((len(earlier_turns), len(upto)))
         return text, tuple(spans)
 
-    def _render(self, messages: Sequence[Message], given: Given, ask: bool) -> str:
+    def _render(self, messages: Sequence[Message], ask: bool) -> str:
         """The text of messages, in the first of their forms that the template reads."""
         failures: list[tuple[list[dict[str, Any]], BadRecordError]] = []
         for form, of_objects in self._forms([dict(m) for m in messages]):
             try:
-                text = self._render_form(form, given, ask)
+                text = self._render_form(form, ask)
             except BadRecordError as error:
                 failures.append((form, error))
                 continue
-            if of_objects is None or self._keeps_arguments(form, of_objects, text, given, ask):
+            if of_objects is None or self._keeps_arguments(form, of_objects, text, ask):
                 return text
             failures = [failure for failure in failures if failure[0] is of_objects]
             break
         first_form, problem = failures[0]
         if isinstance(problem, self._bounded.SpelledError):
-            path = self._place_written(self._values(first_form, given), ask)
+            path = self._place_written(self._values(first_form), ask)
             raise BadRecordError(
                 f"{problem.problem}{path and f': {path}'}",
                 "Write a text there in the record, or write it with {{ value | tojson }} in the"
@@ -402,7 +397,6 @@ class ChatTemplate:
         form: list[dict[str, Any]],
         of_objects: list[dict[str, Any]],
         text: str,
-        given: Given,
         ask: bool,
     ) -> bool:
         """Whether a text has all arguments of calls, which are texts in its form, or the template
@@ -414,7 +408,7 @@ class ChatTemplate:
         for keep_objects in (True, False):
             plain_form = with_plain_arguments(of_objects, keep_objects=keep_objects)
             try:
-                self._render_form(plain_form, given, ask)
+                self._render_form(plain_form, ask)
             except BadRecordError:
                 continue
             return False
@@ -448,15 +442,16 @@ class ChatTemplate:
     def _shows(self, messages: list[dict[str, Any]]) -> bool:
         """Whether the template writes the text of a message of this form."""
         try:
-            return _PROBE[0]["content"] in self._render_form(messages, NOTHING, False)
+            return _PROBE[0]["content"] in self._render_form(messages, ask=False)
         except BadRecordError:
             return False
 
-    def _render_form(self, messages: Sequence[Message], given: Given, ask: bool) -> str:
-        return self._text_of(self._values(messages, given), ask)
+    def _render_form(self, messages: Sequence[Message], ask: bool) -> str:
+        return self._text_of(self._values(messages), ask)
 
-    def _values(self, messages: Sequence[Message], given: Given) -> dict[str, Any]:
+    def _values(self, messages: Sequence[Message]) -> dict[str, Any]:
         """What the template's variables hold."""
+        given = self.given
         values = {**self._variables, **given.variables, "messages": messages, "tools": given.tools}
         if _CLOCK in given.variables:
             values[_CLOCK] = _fixed_clock(given.variables[_CLOCK])

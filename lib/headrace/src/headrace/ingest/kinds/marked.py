@@ -139,13 +139,14 @@ class MarkedKind(DocumentKind):
     def _documents(self, record: Fields) -> Sequence[Document]:
         """The documents of a record, whatever special tokens it contains."""
 
-    def _chat(self) -> ChatTemplate:
+    def _chat(self, record: Fields) -> ChatTemplate:
+        """The template, with what the record gives to it."""
         if self.template is None:
             raise BadRecordError(
                 "holds messages, and there is no chat template",
                 "Put chat_template.jinja beside the tokenizer.json, or pass --chat-template FILE.",
             )
-        return self.template
+        return self.template.with_given(self._template_extras(record))
 
     def _messages(self, record: Fields) -> list[dict[str, Any]]:
         messages = read_messages(self._field(record, "messages"), self._field_name("messages"))
@@ -225,20 +226,25 @@ class MarkedKind(DocumentKind):
         spans: Spans,
         messages: Sequence[Message],
         marks: Sequence[bool | None],
-        extras: Given,
+        chat: ChatTemplate,
     ) -> Spans:
         """The characters that are trained on, without the messages that are marked false."""
         masked = [mark is False for mark in marks]
         if not any(masked):
             return spans
-        chat = self._chat()
         if chat.has_marks and self.config.chat.mask == "generation":
-            return chat.spans_without(messages, masked, extras)
-        _, hidden = chat.spans_of_turns(messages, masked, extras)
+            return chat.spans_without(messages, masked)
+        _, hidden = chat.spans_of_turns(messages, masked)
         return without_spans(spans, hidden)
 
     def _unwritten(
-        self, messages: Sequence[Message], text: str, given: Given, name: str, *, ask: bool = False
+        self,
+        messages: Sequence[Message],
+        text: str,
+        chat: ChatTemplate,
+        name: str,
+        *,
+        ask: bool = False,
     ) -> tuple[str, ...]:
         """The fields of a conversation, and of what is given to the template with it, that the
         template leaves out of its text.
@@ -246,8 +252,8 @@ class MarkedKind(DocumentKind):
         Raises:
             BadRecordError: it leaves out a message altogether.
         """
-        chat = self._chat()
-        left_out = chat.left_out(messages, text, given, ask=ask)
+        given = chat.given
+        left_out = chat.left_out(messages, text, ask=ask)
         field = self._field_name(name)
         if left_out.lost:
             first = left_out.lost[0]
@@ -285,9 +291,9 @@ class PromptsKind(MarkedKind):
             return (self._document(record, prompt, framed=(True, False)),)
         turns = turns_of(prompt, "user", self._field_name("prompt"))
         messages = self._with_system(record, turns)
-        extras = self._template_extras(record)
-        text = self._chat().render(messages, extras, ask=True)
-        unused = self._unwritten(messages, text, extras, "prompt", ask=True)
+        chat = self._chat(record)
+        text = chat.render(messages, ask=True)
+        unused = self._unwritten(messages, text, chat, "prompt", ask=True)
         return (self._document(record, text, unused=unused),)
 
 
@@ -302,27 +308,26 @@ class ChatKind(MarkedKind):
 
     def _documents(self, record: Fields) -> Sequence[Document]:
         messages = self._conversation(record)
-        extras = self._template_extras(record)
+        chat = self._chat(record)
         how = self.config.chat
-        chat = self._chat()
         marks = self._training_marks(messages, "messages")
         if how.mask in ("generation", "all"):
-            text, spans = chat.render_marked(messages, extras)
+            text, spans = chat.render_marked(messages)
             if how.mask == "all":
                 spans = ((0, len(text)),)
-            spans = self._without_masked(spans, messages, marks, extras)
+            spans = self._without_masked(spans, messages, marks, chat)
         else:
             trained_turns = _wanted_turns(messages, marks, how)
             try:
-                text, spans = chat.spans_of_turns(messages, trained_turns, extras)
+                text, spans = chat.spans_of_turns(messages, trained_turns)
             except TurnsError as bad:
-                cure = f"{bad.cure} {self._cure_by_mask(messages, marks, extras)}".strip()
+                cure = f"{bad.cure} {self._cure_by_mask(messages, marks, chat)}".strip()
                 raise BadRecordError(bad.problem, cure) from None
-        unused = self._unwritten(messages, text, extras, "messages")
+        unused = self._unwritten(messages, text, chat, "messages")
         return (self._document(record, text, spans, unused=unused),)
 
     def _cure_by_mask(
-        self, messages: Sequence[Message], marks: Sequence[bool | None], given: Given
+        self, messages: Sequence[Message], marks: Sequence[bool | None], chat: ChatTemplate
     ) -> str:
         """The mask of fewer answers that the template renders one after the other; empty if there
         is none.
@@ -332,7 +337,7 @@ class ChatKind(MarkedKind):
         for mask in _LAST_ANSWERS:
             trained_turns = _wanted_turns(messages, marks, replace(self.config.chat, mask=mask))
             try:
-                _, spans = self._chat().spans_of_turns(messages, trained_turns, given)
+                _, spans = chat.spans_of_turns(messages, trained_turns)
             except BadRecordError:
                 continue
             if spans:
@@ -407,7 +412,6 @@ class PreferenceKind(MarkedKind):
             turns_of(answer, "assistant", self._field_name(name))
             for name, answer in (("chosen", chosen), ("rejected", rejected))
         ]
-        extras = self._template_extras(record)
         turns = None if prompt is None else turns_of(prompt, "user", self._field_name("prompt"))
         if turns is None or all(
             a[0]["role"] != "assistant" for a in answers
@@ -426,9 +430,10 @@ class PreferenceKind(MarkedKind):
                 or "Name the field of the prompt: --field prompt=FIELD.",
             )
         turns = self._with_system(record, turns)
-        question = self._chat().render(turns, extras, ask=True)
+        chat = self._chat(record)
+        question = chat.render(turns, ask=True)
         return tuple(
-            self._answer(record, question, [*turns, *answer], label, extras)
+            self._answer(record, question, [*turns, *answer], label, chat)
             for label, answer in zip((1, 0), answers, strict=True)
         )
 
@@ -486,10 +491,9 @@ class PreferenceKind(MarkedKind):
         )
 
     def _answer(
-        self, record: Fields, question: str, messages: list[Any], label: int, given: Given
+        self, record: Fields, question: str, messages: list[Any], label: int, chat: ChatTemplate
     ) -> Document:
-        chat = self._chat()
-        text, spans = chat.render_marked(messages, given)
+        text, spans = chat.render_marked(messages)
         if not text.startswith(question):
             raise BadRecordError(
                 "its prompt is rendered otherwise with an answer than alone, so they cannot be"
@@ -500,7 +504,7 @@ class PreferenceKind(MarkedKind):
         if not (chat.has_marks and self.config.chat.mask == "generation"):
             spans = ((cut, len(text)),)
         marks = self._training_marks(messages, name)
-        spans = self._without_masked(spans, messages, marks, given)
+        spans = self._without_masked(spans, messages, marks, chat)
         answer_spans = tuple((max(a, cut), b) for a, b in spans if b > cut)
         if not answer_spans:
             # Its probability would be 1 whatever the model says, so the pair would compare the
@@ -510,7 +514,7 @@ class PreferenceKind(MarkedKind):
                 " on",
                 "Answers of pairs are compared whole: leave weight: 0 and the like out of them.",
             )
-        unused = self._unwritten(messages, text, given, name)
+        unused = self._unwritten(messages, text, chat, name)
         return self._document(record, text, answer_spans, cut=cut, label=label, unused=unused)
 
 
