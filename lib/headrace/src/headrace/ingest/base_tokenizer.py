@@ -19,6 +19,7 @@ from __future__ import annotations
 import abc
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -109,6 +110,13 @@ class Tokenizer(abc.ABC):
     def dtype(self) -> np.dtype[Any]:
         """The narrowest dtype that holds the vocabulary."""
         return token_dtype(self.vocab_size)
+
+    @property
+    def frame(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ids before and after each document, none or one each, in ``dtype``."""
+        before = [] if self.bos_id is None else [self.bos_id]
+        after = [] if self.eos_id is None else [self.eos_id]
+        return np.array(before, self.dtype), np.array(after, self.dtype)
 
     @abc.abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
@@ -263,20 +271,13 @@ class ByteTokenizer(Tokenizer):
         self.fingerprint = fingerprint_of(b"bytes", self.bos_id, self.eos_id)
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
-        raw = [t.encode() for t in texts]
-        lengths = np.fromiter(map(len, raw), np.int64, len(raw))
-        leading = int(self.bos_id is not None)
-        trailing = int(self.eos_id is not None)
-        framed = lengths + (leading + trailing)
-        stops = np.cumsum(framed)
-        ids = np.empty(int(framed.sum()), self.dtype)
-        text = np.ones(ids.size, np.bool_)
-        for special, positions in ((self.bos_id, stops - framed), (self.eos_id, stops - 1)):
-            if special is not None:
-                ids[positions] = special
-                text[positions] = False
-        ids[text] = np.frombuffer(b"".join(raw), np.uint8)
-        return ids, framed
+        before, after = self.frame
+        documents = [
+            np.concatenate([before, np.frombuffer(text.encode(), np.uint8), after])
+            for text in texts
+        ]
+        lengths = np.array([ids.size for ids in documents], np.int64)
+        return np.concatenate([before[:0], *documents]), lengths
 
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
         encodings: list[Placed] = []
@@ -290,16 +291,13 @@ class ByteTokenizer(Tokenizer):
         return self.SPECIAL.get(token)
 
     def decode(self, ids: Iterable[int]) -> str:
-        array = np.fromiter(ids, np.int64)
-        names = {v: k for k, v in self.SPECIAL.items()}
-        cuts = np.flatnonzero(array > 255).tolist()
+        names = {token_id: token for token, token_id in self.SPECIAL.items()}
         pieces: list[str] = []
-        start = 0
-        for cut in [*cuts, array.size]:
-            pieces.append(array[start:cut].astype(np.uint8).tobytes().decode(errors="replace"))
-            if cut < array.size:
-                pieces.append(names.get(int(array[cut]), "\ufffd"))
-            start = cut + 1
+        for is_text, run in groupby(ids, lambda token_id: token_id < 256):
+            if is_text:
+                pieces.append(bytes(run).decode(errors="replace"))
+            else:
+                pieces += [names.get(token_id, "\ufffd") for token_id in run]
         return "".join(pieces)
 
 

@@ -498,10 +498,14 @@ def _clear(output: str, begun: Ledger) -> None:
 
 def unused_fields_of(records: Sequence[PartRecord]) -> dict[str, int]:
     """Fields from which no part read anything, with their number of records, by name."""
-    unused: Counter[str] = Counter()
+    return _counts_by_name(records, "unused_fields")
+
+
+def _counts_by_name(records: Sequence[PartRecord], key: str) -> dict[str, int]:
+    counts: Counter[str] = Counter()
     for record in records:
-        unused.update(record.extra.get("unused_fields", {}))
-    return dict(sorted(unused.items()))
+        counts.update(record.extra.get(key, {}))
+    return dict(sorted(counts.items()))
 
 
 def report_of(
@@ -512,9 +516,6 @@ def report_of(
     def total(key: str) -> int:
         return sum(int(r.extra.get(key, 0)) for r in records)
 
-    ignored: Counter[str] = Counter()
-    for record in records:
-        ignored.update(record.extra["ignored"])
     return BuildReport(
         path=output,
         documents=sum(r.documents for r in records),
@@ -525,7 +526,7 @@ def report_of(
             (str(r.extra["first_skipped"]) for r in records if r.extra["first_skipped"]), ""
         ),
         empty_documents=total("empty_documents"),
-        ignored_records=dict(sorted(ignored.items())),
+        ignored_records=_counts_by_name(records, "ignored"),
         trained_tokens=total("trained_tokens")
         if any(LOSS_MASK.name in r.leaves for r in records)
         else None,

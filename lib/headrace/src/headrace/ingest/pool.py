@@ -97,7 +97,7 @@ class PoolWorkers:
         for pipe in wait(list(pipes), timeout_s):
             worker = pipes[pipe]  # pyright: ignore[reportArgumentType]
             try:
-                what, attempt, value = worker.pipe.recv()
+                event: Event = worker.pipe.recv()
             except (EOFError, OSError):
                 self._workers.remove(worker)
                 reason = self._end(
@@ -106,11 +106,9 @@ class PoolWorkers:
                 if worker.attempt is not None:
                     events.append(Lost(worker.attempt, reason))
                 continue
-            if what == "moved":
-                events.append(Moved(attempt, value))
-                continue
-            worker.attempt = None
-            events.append(Done(attempt, *value) if what == "done" else Failed(attempt, value))
+            if not isinstance(event, Moved):
+                worker.attempt = None
+            events.append(event)
         return events
 
     def stop(self, attempt: int) -> None:
@@ -208,12 +206,12 @@ def main(fd: int, parent: int) -> None:
             try:
                 build = build or job.part_builder()
                 built = build_one_part(
-                    build, task, root, lambda moved, a=attempt: pipe.send(("moved", a, moved))
+                    build, task, root, lambda moved, a=attempt: pipe.send(Moved(a, moved))
                 )
             except BaseException as error:  # noqa: BLE001 (it is raised at the other end)
-                pipe.send(("failed", attempt, _travelling(error)))
+                pipe.send(Failed(attempt, _travelling(error)))
             else:
-                pipe.send(("done", attempt, built))
+                pipe.send(Done(attempt, *built))
     except (EOFError, OSError):
         os._exit(0)
 

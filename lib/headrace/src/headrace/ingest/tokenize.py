@@ -296,22 +296,20 @@ class FileTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         arrays = [np.zeros(0, np.uint32)]
         lengths = [0] * len(texts)
-        leading, trailing = (
-            [] if i is None else [np.array([i], np.uint32)] for i in (self.bos_id, self.eos_id)
-        )
+        before, after = self.frame
         with _refusals():
             for group in self._groups(texts):
                 for piece, encoded in zip(
                     group, self.encoder([p.text for p in group]), strict=True
                 ):
                     self._check_special(encoded)
-                    some = [
-                        *(leading if piece.opens else ()),
+                    framed = [
+                        before if piece.opens else before[:0],
                         encoded,
-                        *(trailing if piece.closes else ()),
+                        after if piece.closes else after[:0],
                     ]
-                    arrays += some
-                    lengths[piece.document] += sum(map(len, some))
+                    arrays += framed
+                    lengths[piece.document] += sum(map(len, framed))
         return np.concatenate(arrays, dtype=self.dtype, casting="unsafe"), np.array(
             lengths, np.int64
         )

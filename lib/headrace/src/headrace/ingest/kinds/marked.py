@@ -83,19 +83,14 @@ class MarkedKind(DocumentKind):
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
         pieces = [p for d in documents for p in (d.text[: d.cut], d.text[d.cut :])]
         encoded = self.tokenizer.encode_with_places(pieces)
-        bos, eos = (
-            np.array([] if i is None else [i], np.int64)
-            for i in (self.tokenizer.bos_id, self.tokenizer.eos_id)
-        )
+        before, after = self.tokenizer.frame
         ids: list[np.ndarray] = []
         masks: list[np.ndarray] = []
         prompts: list[int] = []
-        for i, document in enumerate(documents):
-            prefix, suffix = encoded[2 * i : 2 * i + 2]
+        for document, prefix, suffix in zip(documents, encoded[::2], encoded[1::2], strict=True):
             spans = document.spans or ()
-            opens, closes = (
-                t if f else t[:0] for t, f in zip((bos, eos), document.framed, strict=True)
-            )
+            opens = before if document.framed[0] else before[:0]
+            closes = after if document.framed[1] else after[:0]
             ids.append(np.concatenate([opens, prefix.ids, suffix.ids, closes]))
             mask = [
                 np.zeros(opens.size, bool),
@@ -105,11 +100,7 @@ class MarkedKind(DocumentKind):
             masks.append(np.concatenate([*mask, np.ones(closes.size, bool)]).astype(np.uint8))
             prompts.append(opens.size + prefix.ids.size)
         lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
-        tokens = (
-            np.concatenate(ids).astype(self.tokenizer.dtype)
-            if ids
-            else np.zeros(0, self.tokenizer.dtype)
-        )
+        tokens = np.concatenate([before[:0], *ids]).astype(self.tokenizer.dtype)
         leaves: dict[str, LeafValues] = {}
         if LOSS_MASK in self.own_leaves:
             leaves[LOSS_MASK.name] = joined(LOSS_MASK, masks)
@@ -147,11 +138,6 @@ class MarkedKind(DocumentKind):
                 "Put chat_template.jinja beside the tokenizer.json, or pass --chat-template FILE.",
             )
         return self.template.with_given(self._template_extras(record))
-
-    def _messages(self, record: Fields) -> list[dict[str, Any]]:
-        messages = read_messages(self._field(record, "messages"), self._field_name("messages"))
-        refuse_marks(messages)
-        return messages
 
     def _system(self, record: Fields) -> str:
         """The text of a record's system message; empty if there is none, or nothing in it."""
@@ -347,7 +333,8 @@ class ChatKind(MarkedKind):
     def _conversation(self, record: Fields) -> list[dict[str, Any]]:
         """The messages of a record: its list of them, or its question and its answer."""
         if "messages" in self.reads:
-            messages = self._messages(record)
+            messages = read_messages(self._field(record, "messages"), self._field_name("messages"))
+            refuse_marks(messages)
         else:
             if self._field(record, "label") is False:
                 raise BadRecordError(

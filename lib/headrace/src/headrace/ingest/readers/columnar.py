@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any
 
 from headrace.errors import SourceError
@@ -55,11 +56,7 @@ class ParquetReader(ColumnarReader):
     """The rows of a Parquet file, or of some of its row groups."""
 
     def __iter__(self) -> Iterator[Row]:
-        arrow = import_extra("pyarrow", "parquet", self.path)
-        with (
-            reading(self.path, arrow.ArrowInvalid, what=self.what),
-            self.open_stream() as stream,
-        ):
+        with _reading_table(self.path, self.what), self.open_stream() as stream:
             file = _parquet(stream, self.path, self.page_bytes)
             groups = self.units(file.metadata.num_row_groups)
             row = sum(
@@ -77,8 +74,7 @@ class ParquetReader(ColumnarReader):
     @classmethod
     def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
         """Runs of row groups of about ``target_bytes``."""
-        arrow = import_extra("pyarrow", "parquet", path)
-        with reading(path, arrow.ArrowInvalid, what=cls.what), open_source(path) as stream:
+        with _reading_table(path, cls.what), open_source(path) as stream:
             file = _parquet(stream, path)
             return pack(
                 [_group_bytes(file, g) for g in range(file.metadata.num_row_groups)], target_bytes
@@ -91,11 +87,7 @@ class ArrowReader(ColumnarReader):
     what = "Arrow file"
 
     def __iter__(self) -> Iterator[Row]:
-        arrow = import_extra("pyarrow", "parquet", self.path)
-        with (
-            reading(self.path, arrow.ArrowInvalid, what=self.what),
-            self.open_stream() as stream,
-        ):
+        with _reading_table(self.path, self.what) as arrow, self.open_stream() as stream:
             row = 0
             for batch in self._batches(stream, arrow):
                 if isinstance(batch, int):
@@ -126,13 +118,20 @@ class ArrowReader(ColumnarReader):
         """Runs of record batches of about ``target_bytes``; none of a stream, which can only be
         read from its start.
         """
-        arrow = import_extra("pyarrow", "parquet", path)
-        with reading(path, arrow.ArrowInvalid, what=cls.what), open_source(path) as stream:
+        with _reading_table(path, cls.what) as arrow, open_source(path) as stream:
             if not _is_ipc_file(stream):
                 return []
             count = arrow.ipc.open_file(stream).num_record_batches
             stream.seek(0, 2)
             return pack([stream.tell() // max(1, count)] * count, target_bytes)
+
+
+@contextmanager
+def _reading_table(path: str, what: str) -> Iterator[Any]:
+    """The library that reads tables; its errors become errors about the file."""
+    arrow = import_extra("pyarrow", "parquet", path)
+    with reading(path, arrow.ArrowInvalid, what=what):
+        yield arrow
 
 
 def pack(sizes: list[int], target_bytes: int) -> list[Slice]:
@@ -178,12 +177,10 @@ def column_values(column: Any) -> list[Any]:
     arrow = importlib.import_module("pyarrow")
     kind = column.type
     is_list = arrow.types.is_list(kind) or arrow.types.is_large_list(kind)
-    if not (
-        is_list
-        and (arrow.types.is_integer(kind.value_type) or arrow.types.is_floating(kind.value_type))
-    ):
-        return column.to_pylist(maps_as_pydicts="lossy")  # of equal keys the last, as in JSON
-    if column.null_count or column.values.null_count:
+    is_numbers = is_list and (
+        arrow.types.is_integer(kind.value_type) or arrow.types.is_floating(kind.value_type)
+    )
+    if not is_numbers or column.null_count or column.values.null_count:
         return column.to_pylist(maps_as_pydicts="lossy")  # of equal keys the last, as in JSON
     offsets = column.offsets.to_numpy()
     values = column.values.to_numpy(zero_copy_only=False)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import abc
 import os
+import struct
 from collections.abc import Iterator
 from typing import IO, ClassVar
 
@@ -28,6 +29,8 @@ from headrace.ingest.records import Reader, Row, Slice, reading, slices_of
 from headrace.store.files import open_source
 
 _READ_BYTES = 1 << 20
+_MEGATRON_HEADER = struct.Struct("<9sQBQQ")
+_NMOE_HEADER = struct.Struct("<8sQQQ")
 _MEGATRON_DTYPES: dict[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _BAD = "Fetch or write both files again: the index is not that of the data."
 
@@ -96,24 +99,20 @@ class MegatronReader(ShardReader):
     several sequences.
     """
 
-    _HEADER = 9 + 8 + 1 + 8 + 8
-
     def _index(self) -> tuple[np.ndarray, np.dtype]:
         raw = self._index_bytes()
-        if len(raw) < self._HEADER or raw[:9] != b"MMIDIDX\0\0":
+        header = _MEGATRON_HEADER.size
+        if len(raw) < header or not raw.startswith(b"MMIDIDX\0\0"):
             raise self.bad_index("is none of Megatron's")
-        version = int.from_bytes(raw[9:17], "little")
-        code = raw[17]
-        sequences = int.from_bytes(raw[18:26], "little")
-        documents = int.from_bytes(raw[26:34], "little")
+        _, version, code, sequences, documents = _MEGATRON_HEADER.unpack_from(raw)
         if version != 1 or code not in _MEGATRON_DTYPES:
             raise self.bad_index(f"is of version {version}, dtype code {code}, which is not read")
-        if len(raw) < self._HEADER + 12 * sequences + 8 * documents or documents < 1:
+        if len(raw) < header + 12 * sequences + 8 * documents or documents < 1:
             raise self.bad_index("is cut off")
         dtype = np.dtype(_MEGATRON_DTYPES[code])
-        lengths = np.frombuffer(raw, "<i4", sequences, self._HEADER).astype(np.int64)
-        pointers = np.frombuffer(raw, "<i8", sequences, self._HEADER + 4 * sequences)
-        bounds = np.frombuffer(raw, "<i8", documents, self._HEADER + 12 * sequences)
+        lengths = np.frombuffer(raw, "<i4", sequences, header).astype(np.int64)
+        pointers = np.frombuffer(raw, "<i8", sequences, header + 4 * sequences)
+        bounds = np.frombuffer(raw, "<i8", documents, header + 12 * sequences)
         if (
             bounds[0] != 0
             or bounds[-1] != sequences
@@ -141,16 +140,16 @@ class NmoeReader(ShardReader):
 
     def _index(self) -> tuple[np.ndarray, np.dtype]:
         raw = self._index_bytes()
-        if len(raw) < 32 or raw[:8] != b"NMOEIDX\0":
+        header = _NMOE_HEADER.size
+        if len(raw) < header or not raw.startswith(b"NMOEIDX\0"):
             raise self.bad_index("is none of nmoe's")
-        version = int.from_bytes(raw[8:16], "little")
-        documents = int.from_bytes(raw[16:24], "little")
+        _, version, documents, _ = _NMOE_HEADER.unpack_from(raw)
         if version != 1:
             raise self.bad_index(f"is of version {version}, which is not read")
-        if len(raw) < 32 + 16 * documents:
+        if len(raw) < header + 16 * documents:
             raise self.bad_index("is cut off")
         first, dtype, size = self._npy_header()
-        tokens = np.frombuffer(raw, "<u8", 2 * documents, 32).reshape(-1, 2)
+        tokens = np.frombuffer(raw, "<u8", 2 * documents, header).reshape(-1, 2)
         if tokens.size and int(tokens.max()) > size:
             raise self.bad_index("points behind the end of the data")
         spans = first + tokens.astype(np.int64) * dtype.itemsize
