@@ -290,6 +290,17 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
+def format_some(names: Sequence[str], most: int) -> str:
+    """The first of some names, and how many more there are.
+
+    Example:
+        >>> format_some(["a", "b", "c"], 2)
+        'a, b and 1 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence with the nearest known names, for the ``cure`` of an error.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
@@ -30,7 +30,7 @@ from headrace.ingest.plan import (
 )
 from headrace.ingest.shuffle_plan import ReshuffleConfig
 from headrace.ingest.source import SourceConfig, SourceFile
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_config
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
@@ -144,7 +144,7 @@ def newer_files(listed: Sequence[SourceFile], output: str) -> Newer:
     cache = _finished(output)[0]
     members = len(history_of(output, cache.as_member.fingerprint).members)
     records = [one for number in range(members) for one in _files_of(member_path(output, number))]
-    missing = {_canonical_path(str(record["path"])): record for record in records}
+    missing = _by_path(records)
     newer = Newer()
     unknown: list[SourceFile] = []
     for file in listed:
@@ -181,11 +181,9 @@ def _files_of(folder: str) -> list[dict[str, Any]]:
     return ledger.metadata.get(SHUFFLED, {}).get("sources", ledger.sources)
 
 
-def _traces(records: Sequence[Mapping[str, Any]]) -> set[tuple[object, ...]]:
-    """The traces of files with relative paths; see :func:`_trace`."""
-    return {
-        _trace(record) for record in records if files.absolute(path := str(record["path"])) != path
-    }
+def _by_path(records: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The records of source files by the canonical paths of these."""
+    return {_canonical_path(str(record["path"])): record for record in records}
 
 
 def _finished(output: str) -> tuple[TokenCache, Ledger]:
@@ -219,10 +217,7 @@ def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> Tokeniz
         ConfigError: the given fields change it.
     """
     record = ledger.tokenizer
-    config = replace(
-        TokenizerConfig(str(record["path"]), record["bos"] or "none", record["eos"] or "none"),
-        **given,
-    )
+    config = replace(recorded_config(record), **given)
     if not _makes(config, record):
         if "path" in given:
             config = TokenizerConfig(**given)
@@ -290,18 +285,22 @@ def _number_of(output: str, members: int, wanted: Ledger) -> int:
     Raises:
         SourceError: a file is already in the cache.
     """
-    now = {_canonical_path(str(record["path"])): record for record in wanted.sources}
+    now = _by_path(wanted.sources)
     folders: dict[str, str] = {}
     for number in reversed(range(members)):
         folder = member_path(output, number)
         records = _files_of(folder)
-        earlier = {_canonical_path(str(record["path"])): record for record in records}
+        earlier = _by_path(records)
         same = now.keys() == earlier.keys() and not any(
             is_changed(earlier[path], now[path]) for path in now
         )
         if 0 < number == members - 1 and same:
             return number
-        traces = _traces(records)
+        traces = {
+            _trace(record)
+            for record in records
+            if files.absolute(str(record["path"])) != record["path"]
+        }
         folders |= {
             path: folder for path, one in now.items() if path in earlier or _trace(one) in traces
         }

@@ -36,34 +36,10 @@ MAX_RENDER = 1 << 26
 _STEP = 16
 _WIDTH = re.compile(r"\d{5}")
 _SHALLOW = {
-    "length",
-    "count",
-    "first",
-    "last",
-    "list",
-    "map",
-    "select",
-    "selectattr",
-    "reject",
-    "rejectattr",
-}.union(
-    (
-        "items",
-        "default",
-        "d",
-        "dictsort",
-        "sort",
-        "reverse",
-        "unique",
-        "groupby",
-        "batch",
-        "slice",
-        "min",
-        "max",
-        "sum",
-    ),
-    ("random", "attr", "int", "float", "abs", "round"),
-)
+    *("length", "count", "first", "last", "list", "map", "select", "selectattr", "reject"),
+    *("rejectattr", "items", "default", "d", "dictsort", "sort", "reverse", "unique", "groupby"),
+    *("batch", "slice", "min", "max", "sum", "random", "attr", "int", "float", "abs", "round"),
+}
 """Filters that look at elements, not into them."""
 _NO_TEXT = _SHALLOW | {"join", "tojson", "wordcount"}
 """Filters that make no text, or spell no value as Python does; ``join`` is :meth:`_join`."""
@@ -291,13 +267,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """A tree in which ``~`` is a sum of strings, and slices are counted."""
         for field, value in node.iter_fields():
             if isinstance(value, list):
-                setattr(
-                    node,
-                    field,
-                    [self._with_sums(v) if isinstance(v, nodes.Node) else v for v in value],
-                )
+                value = [self._with_sums(v) if isinstance(v, nodes.Node) else v for v in value]
             elif isinstance(value, nodes.Node):
-                setattr(node, field, self._with_sums(value))
+                value = self._with_sums(value)
+            setattr(node, field, value)
         if isinstance(node, nodes.Concat):
             strings = [nodes.Filter(one, "string", [], [], None, None) for one in node.nodes]
             return functools.reduce(nodes.Add, strings)
@@ -321,15 +294,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         def bounded(*args: Any, **kwargs: Any) -> Any:
             value = args[skipped] if len(args) > skipped else None
             rest = [*args[skipped + 1 :], *kwargs.values()]
-            self.spend(_STEP + _size(value) if name in _SHALLOW else 0)
-            if name not in _SHALLOW:
-                self.spend_all(value)
-                self.spend(
-                    self._foreseen(rest) * (1 + _size(value) if name in ("indent", "tojson") else 1)
-                )
-                self._foresee("%" if name == "format" else name, value, rest, None)
+            if name in _SHALLOW:
+                self.spend(_STEP + _size(value) + self._foreseen(rest))
             else:
-                self.spend(self._foreseen(rest))
+                self.spend_all(value)
+                times = 1 + _size(value) if name in ("indent", "tojson") else 1
+                self.spend(self._foreseen(rest) * times)
+                self._foresee("%" if name == "format" else name, value, rest, None)
             if name in _OF_SPELLED and _is_spelled(value):
                 return self._of_spelled(name, value, rest)
             if name not in _NO_TEXT:

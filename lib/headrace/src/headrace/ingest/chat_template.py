@@ -558,15 +558,10 @@ def _generation_extension() -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             # Inside a loop, a macro or a filter alike, the marks go where the text goes.
-            marked = [
-                nodes.Output([nodes.TemplateData(_OPEN)]),
-                *body,
-                nodes.Output([nodes.TemplateData(_CLOSE)]),
-            ]
-            return (
-                [node.set_lineno(line) for node in marked[:1]]
-                + body
-                + [marked[-1].set_lineno(line)]
+            opens, closes = (
+                nodes.Output([nodes.TemplateData(mark)]).set_lineno(line)
+                for mark in (_OPEN, _CLOSE)
             )
+            return [opens, *body, closes]
 
     return Generation

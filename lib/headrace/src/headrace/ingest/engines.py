@@ -62,10 +62,11 @@ def run_tasks(
     """Builds parts with an engine that is not ``auto``; yields the record of each when it is
     complete, in any order.
     """
-    if engine == "inline" or not tasks:
-        build = job.part_builder() if tasks else None
+    if not tasks:
+        return
+    if engine == "inline":
+        build = job.part_builder()
         for task in tasks:
-            assert build is not None
             yield build(task, job.root, report or (lambda _: None))
         return
     if workers is not None and workers > len(tasks):

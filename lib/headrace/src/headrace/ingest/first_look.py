@@ -43,6 +43,7 @@ from headrace.errors import (
     SourceError,
     did_you_mean,
     format_count,
+    format_some,
     redact,
 )
 from headrace.ingest.base_tokenizer import Tokenizer
@@ -241,9 +242,7 @@ def in_words(alike: Sequence[HeadraceError]) -> str:
 
 
 def _named(faults: Sequence[HeadraceError]) -> str:
-    names = ", ".join(str(fault.field) for fault in faults[:_MOST_NAMED])
-    more = len(faults) - _MOST_NAMED
-    return f"{names} and {more:,} more" if more > 0 else names
+    return format_some([str(fault.field) for fault in faults], _MOST_NAMED)
 
 
 @dataclass

@@ -42,6 +42,7 @@ from headrace.errors import (
     SourceError,
     check_at_least,
     format_count,
+    format_some,
 )
 from headrace.ingest.records import ANY, MAX_RECORD_BYTES, TEXT, Slice, parse_leaf
 from headrace.ingest.source import FIELDS, NOTHING, SourceConfig, SourceFile
@@ -209,10 +210,8 @@ def began_in_vain(output: str, begun: Ledger, wanted: Ledger) -> bool:
     """
     names = dict.fromkeys(str(source["part"]) for source in begun.sources)
     records = (read_part_record(output, name) for name in names)
-    if differences(begun, wanted):
-        are_empty = (record is None or not record.documents for record in records)
-    else:
-        are_empty = (record is not None and not record.documents for record in records)
+    differs = bool(differences(begun, wanted))
+    are_empty = (differs if record is None else not record.documents for record in records)
     return bool(names) and all(are_empty)
 
 
@@ -244,9 +243,8 @@ def differences(begun: Ledger, wanted: Ledger, complete: Collection[PartRecord] 
         ("missing", set(old_paths) - set(now)),
     ):
         if paths:
-            changes.append(
-                f"{len(paths)} source file{'s' if len(paths) > 1 else ''} {what} ({_some(paths)})"
-            )
+            some = format_some(sorted(paths), _MOST_LISTED)
+            changes.append(f"{format_count(len(paths), 'source file')} {what} ({some})")
     return changes
 
 
@@ -363,7 +361,7 @@ def changed_sources(
         parts = sorted({str(s["part"]) for s in stale})
         raise SourceError(
             "changed after its part was built",
-            field=_some({str(s["path"]) for s in stale}),
+            field=format_some(sorted({str(s["path"]) for s in stale}), _MOST_LISTED),
             cure="To build everything anew pass --restart; to rebuild only what changed, run the"
             f" same command again after: {_deletion(files.join(output, 'parts'), parts)}",
         )
@@ -419,13 +417,6 @@ def differing_values(
         for k, (there, now) in values.items()
         if begun.get(k) != wanted.get(k)
     ]
-
-
-def _some(names: Collection[str]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:_MOST_LISTED]) + (
-        f" and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
-    )
 
 
 def content_hashes(listed: Iterable[SourceFile]) -> dict[str, str]:

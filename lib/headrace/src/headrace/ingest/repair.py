@@ -27,7 +27,7 @@ from headrace.ingest.engine import BuildJob, PartBuilder
 from headrace.ingest.plan import PartTask, source_of, tasks_from_records
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, publish
 from headrace.ingest.source import SourceConfig, SourceFile
-from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_tokenizer
+from headrace.ingest.tokenize import load_tokenizer, recorded_config, recorded_tokenizer
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files, owned
 from headrace.store.layout import ATTRIBUTES_FOLDER, FILTERS_FOLDER, CacheLayout
@@ -183,11 +183,7 @@ def _tokenizer(
     if not any(d.file == url for d in damages):
         return recorded_tokenizer(path, record) if record.get("fingerprint") else None
     try:
-        original = load_tokenizer(
-            TokenizerConfig(
-                record["path"], bos=record["bos"] or "none", eos=record["eos"] or "none"
-            )
-        )
+        original = load_tokenizer(recorded_config(record))
     except HeadraceError as error:
         report.left[url] = f"{record['path']} {error.problem}"
         return None

@@ -158,7 +158,6 @@ class Scheduler:
     clock: Callable[[], float] = time.monotonic
     straggler_s: float = STRAGGLER_S
     second_attempts: int = 0
-    lost_workers: int = 0
     _running: dict[int, _Attempt] = field(default_factory=dict[int, _Attempt])
     _lost: dict[str, int] = field(default_factory=dict[str, int])
     _seconds: list[float] = field(default_factory=list[float])
@@ -237,7 +236,6 @@ class Scheduler:
     def _lose(self, event: Lost, waiting: deque[Task]) -> None:
         attempt = self._running.pop(event.attempt)
         self._say(-attempt.moved)
-        self.lost_workers += 1
         name = attempt.task.name
         self._lost[name] = self._lost.get(name, 0) + 1
         if self._lost[name] > MAX_LOST:

@@ -54,7 +54,7 @@ from headrace.store import files
 
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
 
-FORMATS: dict[str, tuple[str, ...]] = {
+FORMATS: dict[Format, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".ndjson", ".json"),
     "text": (".txt", ".text", ".md", ".rst"),
     "parquet": (".parquet", ".pq"),
@@ -66,7 +66,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "python": (),
 }
 """File formats and their extensions. ``hf`` and ``python`` are not files, see their readers."""
-IN_FOLDERS = ("jsonl", "text", "parquet", "arrow", "warc")
+IN_FOLDERS: tuple[Format, ...] = ("jsonl", "text", "parquet", "arrow", "warc")
 """Formats that are read from folders by default; ``.bin`` and ``.npy`` files may be anything."""
 USUAL_ENDINGS = tuple(ending for name in IN_FOLDERS for ending in FORMATS[name])
 PRE_TOKENIZED = ("megatron", "nmoe")
@@ -527,14 +527,13 @@ class SourceConfig:
         return expand_braces(kept_literal(path))
 
     def _classify(self, path: str) -> tuple[Format, Compression] | None:
-        stem, compression = split_compression(file_name(path))
-        extension = os.path.splitext(stem)[1].lower()
+        _, compression = split_compression(file_name(path))
+        extension = _ending_of_format(file_name(path))
         if self.format != "auto":
             return self.format, compression
         for name, extensions in FORMATS.items():
             if extension in extensions:
-                # the keys are the formats
-                return name, compression  # pyright: ignore[reportReturnType]
+                return name, compression
         return ("text", compression) if extension in self.extensions else None
 
     def _expand(self, path: str, left_out: Counter[str]) -> Iterator[SourceFile]:
@@ -577,8 +576,7 @@ class SourceConfig:
             yield self.source_file(entry.path, entry.size, entry.version)
 
     def _is_wanted(self, path: str) -> bool:
-        stem, _ = split_compression(path)
-        return os.path.splitext(stem)[1].lower() in self._wanted_extensions()
+        return _ending_of_format(path) in self._wanted_extensions()
 
     def _wanted_extensions(self) -> tuple[str, ...]:
         if self.extensions:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -153,6 +153,11 @@ def tokenizer_folder(config: TokenizerConfig) -> str | None:
     if Location.parse(path).query:  # of one file: nothing beside it can be asked for
         return None
     return os.path.dirname(path) or "." if path.endswith(".json") else path
+
+
+def recorded_config(record: Mapping[str, Any]) -> TokenizerConfig:
+    """The config of the tokenizer in a ledger, by its original path."""
+    return TokenizerConfig(record["path"], record["bos"] or "none", record["eos"] or "none")
 
 
 def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
