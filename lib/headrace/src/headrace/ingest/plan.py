@@ -131,8 +131,12 @@ def source_records(tasks: Sequence[PartTask]) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for task in tasks:
         for file in task.files:
-            record = {"path": file.shown_path, "size": file.size, "version": file.version}
-            record["part"] = task.name
+            record: dict[str, Any] = {
+                "path": file.shown_path,
+                "size": file.size,
+                "version": file.version,
+                "part": task.name,
+            }
             if file.part is not None:
                 record["slice"] = list(astuple(file.part))
             records.append(record)
