@@ -44,10 +44,14 @@ from headrace.errors import (
 from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import make_kind, split_file
-from headrace.ingest.engine import BuildJob, PartBuilder
+from headrace.ingest.engine import (
+    BuildJob,
+    PartBuilder,
+    check_tokenizer_engine,
+    plan_encoding,
+)
 from headrace.ingest.engines import check_engine, choose_engine, run_tasks
 from headrace.ingest.first_look import Input, refuse_faults
-from headrace.ingest.gigatoken_encoder import check_tokenizer_engine, plan_encoding
 from headrace.ingest.kinds.kind import LOSS_MASK
 from headrace.ingest.plan import (
     DEFAULT_PART_BYTES,

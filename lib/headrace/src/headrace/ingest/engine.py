@@ -35,15 +35,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from headrace.errors import ConfigError, check_choice, install_command
+from headrace.ingest import gigatoken_encoder
 from headrace.ingest.base_tokenizer import Tokenizer
-from headrace.ingest.choices import Kind
+from headrace.ingest.choices import TOKENIZER_ENGINES, Kind, TokenizerEngine
 from headrace.ingest.code_points import Ranges
 from headrace.ingest.documents import DocumentReader, make_kind
-from headrace.ingest.gigatoken_encoder import GigatokenEncoder
 from headrace.ingest.kinds.kind import LOSS_MASK, Document, DocumentKind, EncodedBatch
 from headrace.ingest.plan import PartTask
 from headrace.ingest.progress import NOTHING, EncoderCounts, Progress
@@ -66,6 +67,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
+FROM_BYTES = 64 << 20
+"""With less to read, comparing code points for ``gigatoken`` costs more time than it saves."""
 WORKER_BYTES = 512 << 20
 ENCODERS = 3
 QUEUE_BATCHES = 4
@@ -73,6 +76,69 @@ FIRST_DOCUMENTS = 8
 FIRST_BYTES = 32 << 10
 ONE_IN = 1024
 MOST_CHARS = 1 << 16
+
+
+def check_tokenizer_engine(engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind) -> None:
+    """Refuses an engine that cannot encode.
+
+    Raises:
+        ConfigError: there is no such engine; or it is ``gigatoken``, which is not installed or does
+            not cover these documents.
+    """
+    check_choice("tokenizer.engine", engine, TOKENIZER_ENGINES, "is no engine")
+    if (
+        engine != gigatoken_encoder.PACKAGE
+        or (reason := gigatoken_encoder.why_not(tokenizer, kind)) is None
+    ):
+        return
+    cure = "Say tokenizers, or auto, which takes whichever fits."
+    cure = cure if gigatoken_encoder.is_installed() else install_command("headrace[gigatoken]")
+    raise ConfigError(
+        f"cannot be used: {reason}", field="tokenizer.engine", value=engine, cure=cure
+    )
+
+
+class Encoding(NamedTuple):
+    """The encoder of a build.
+
+    Attributes:
+        engine: ``gigatoken`` or ``tokenizers``; empty if there is nothing to encode.
+        reason: Why not ``gigatoken``; empty if that does not apply.
+        code_points: Those that ``tokenizers`` encodes instead of ``gigatoken``; None: it encodes
+            all.
+    """
+
+    engine: str
+    reason: str = ""
+    code_points: Ranges | None = None
+
+    def report(self) -> dict[str, Any]:
+        """Its fields of a build's report."""
+        differing = sum(stop - start for start, stop in self.code_points or ())
+        return {
+            "tokenizer_engine": self.engine,
+            "engine_reason": self.reason,
+            "differing_code_points": differing,
+        }
+
+
+def plan_encoding(
+    engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind, sizes: Sequence[int]
+) -> Encoding:
+    """Chooses the encoder for parts with this many bytes to read, after
+    :func:`check_tokenizer_engine`.
+    """
+    if not sizes or kind == "tokens":
+        return Encoding("")
+    little = engine == "auto" and sum(sizes) < FROM_BYTES
+    if engine == "tokenizers" or little or not isinstance(tokenizer, FileTokenizer):
+        return Encoding("tokenizers")
+    if engine == "auto" and (reason := gigatoken_encoder.why_not(tokenizer, kind)) is not None:
+        _log.info(f"encoding with tokenizers: {reason}")
+        return Encoding("tokenizers", reason)
+    return Encoding(
+        gigatoken_encoder.PACKAGE, code_points=gigatoken_encoder.code_points_of(tokenizer)
+    )
 
 
 @dataclass(frozen=True)
@@ -238,11 +304,11 @@ class PartBuilder:
     def __init__(self, job: BuildJob, tokenizer: Tokenizer, batch_bytes: int | None = None) -> None:
         self._job = job
         self._limit = batch_bytes or batch_chars()
-        self._encoder: GigatokenEncoder | None = None
+        self._encoder: gigatoken_encoder.GigatokenEncoder | None = None
         self._plain = make_kind(job.source, job.kind, tokenizer, job.template)
         self._kind = self._plain
         if job.code_points is not None and isinstance(tokenizer, FileTokenizer):
-            self._encoder = GigatokenEncoder(tokenizer, job.code_points)
+            self._encoder = gigatoken_encoder.GigatokenEncoder(tokenizer, job.code_points)
             faster = tokenizer.encoding_with(self._encoder)
             self._kind = make_kind(job.source, job.kind, faster, job.template)
 

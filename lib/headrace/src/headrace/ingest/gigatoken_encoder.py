@@ -26,14 +26,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tokenizers
 
-from headrace.errors import ConfigError, check_choice, install_command
 from headrace.ingest.base_tokenizer import Tokenizer
-from headrace.ingest.choices import TOKENIZER_ENGINES, Kind, TokenizerEngine
+from headrace.ingest.choices import Kind
 from headrace.ingest.code_points import (
     Encode,
     Ranges,
@@ -52,69 +51,9 @@ from headrace.store.ledger import canonical_tokenizer
 _log = logging.getLogger(__name__)
 
 PACKAGE = "gigatoken"
-FROM_BYTES = 64 << 20
-"""With less to read, comparing code points costs more time than it saves."""
 MOST_CACHE_BYTES = 256 << 20
 _CACHE_BYTES_A_CHAR = 8
 _PAGE = 4096
-
-
-def check_tokenizer_engine(engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind) -> None:
-    """Refuses an engine that cannot encode.
-
-    Raises:
-        ConfigError: there is no such engine; or it is ``gigatoken``, which is not installed or does
-            not cover these documents.
-    """
-    check_choice("tokenizer.engine", engine, TOKENIZER_ENGINES, "is no engine")
-    if engine != PACKAGE or (reason := why_not(tokenizer, kind)) is None:
-        return
-    cure = "Say tokenizers, or auto, which takes whichever fits."
-    cure = cure if _is_installed() else install_command("headrace[gigatoken]")
-    raise ConfigError(
-        f"cannot be used: {reason}", field="tokenizer.engine", value=engine, cure=cure
-    )
-
-
-class Encoding(NamedTuple):
-    """The encoder of a build.
-
-    Attributes:
-        engine: ``gigatoken`` or ``tokenizers``; empty if there is nothing to encode.
-        reason: Why not ``gigatoken``; empty if that does not apply.
-        code_points: Those that ``tokenizers`` encodes instead of ``gigatoken``; None: it encodes
-            all.
-    """
-
-    engine: str
-    reason: str = ""
-    code_points: Ranges | None = None
-
-    def report(self) -> dict[str, Any]:
-        """Its fields of a build's report."""
-        differing = sum(stop - start for start, stop in self.code_points or ())
-        return {
-            "tokenizer_engine": self.engine,
-            "engine_reason": self.reason,
-            "differing_code_points": differing,
-        }
-
-
-def plan_encoding(
-    engine: TokenizerEngine, tokenizer: Tokenizer, kind: Kind, sizes: Sequence[int]
-) -> Encoding:
-    """Chooses the encoder for parts with this many bytes to read, after
-    :func:`check_tokenizer_engine`.
-    """
-    if not sizes or kind == "tokens":
-        return Encoding("")
-    little = engine == "auto" and sum(sizes) < FROM_BYTES
-    if engine == "tokenizers" or little or not isinstance(tokenizer, FileTokenizer):
-        return Encoding("tokenizers")
-    if engine == "auto" and (reason := why_not(tokenizer, kind)) is not None:
-        _log.info(f"encoding with tokenizers: {reason}")
-        return Encoding("tokenizers", reason)
-    return Encoding(PACKAGE, code_points=code_points_of(tokenizer))
 
 
 def why_not(tokenizer: Tokenizer, kind: Kind) -> str | None:
@@ -125,7 +64,7 @@ def why_not(tokenizer: Tokenizer, kind: Kind) -> str | None:
         return f"the tokenizer {tokenizer.path!r} is no tokenizer.json"
     if kind != "text":
         return f"documents of kind {kind!r} need more than ids"
-    if not _is_installed():
+    if not is_installed():
         return f"the package {PACKAGE} is not installed"
     if tokenizer.special_tokens_in_text == "text":
         return "special tokens that a text spells out are to be text"
@@ -270,7 +209,8 @@ def resident_bytes() -> int | None:
         return None
 
 
-def _is_installed() -> bool:
+def is_installed() -> bool:
+    """Whether the package is there."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 

@@ -520,16 +520,15 @@ class LeafConfig:
             "Keep values of any type, and none where it is absent:"
             f" --leaf {name}={self.field}:{ANY}."
         )
-        if self.dtype == ANY:
-            text = self._any_text(record)
-            utf8_length(text)
-            return np.frombuffer(text.encode(), np.uint8)
-        choose = f"Choose the field: {self.option(name, 'FIELD')}."
-        value = lookup(record, self.field, keep_any if self.is_text else choose)
         if self.is_text:
-            text = string_of(value, self.field, keep_any)
+            text = (
+                self._any_text(record)
+                if self.dtype == ANY
+                else string_of(lookup(record, self.field, keep_any), self.field, keep_any)
+            )
             utf8_length(text)
             return np.frombuffer(text.encode(), np.uint8)
+        value = lookup(record, self.field, f"Choose the field: {self.option(name, 'FIELD')}.")
         if self.kind == "ragged" or self.width is not None:
             return numbers(_flat(value, self.width or 1, self.field), self.dtype, self.field)
         if isinstance(value, np.ndarray | list | tuple):

@@ -154,6 +154,10 @@ class DocumentKind(abc.ABC):
             return None
         return lookup(record, read.field, read.cure)
 
+    def is_required(self, name: str) -> bool:
+        """Whether every record has a value."""
+        return name in self.reads and not self.reads[name].is_optional
+
     def _cure_of(self, name: str) -> str:
         return self.reads[name].cure if name in self.reads else ""
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from headrace.batch.masks import trained_turns
-from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.chat_template import (
     ChatTemplate,
     Given,
@@ -18,7 +17,7 @@ from headrace.ingest.chat_template import (
     TurnsError,
     refuse_marks,
 )
-from headrace.ingest.choices import Kind, Mask
+from headrace.ingest.choices import Mask
 from headrace.ingest.conversations import (
     Message,
     fields_of_parts,
@@ -50,7 +49,6 @@ from headrace.ingest.records import (
 from headrace.ingest.source import (
     OF_TEMPLATES,
     ChatConfig,
-    SourceConfig,
 )
 from headrace.store.ragged import LeafValues
 
@@ -70,15 +68,6 @@ class MarkedKind(DocumentKind):
     """What chat, preference and prompts have in common: text of which some characters are trained
     on.
     """
-
-    def __init__(
-        self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None
-    ) -> None:
-        super().__init__(config, kind, tokenizer, template)
-        self._of_messages = [name for name in _OF_MESSAGES if name in self.reads]
-        self._needs_template = any(
-            name in OF_TEMPLATES and not read.is_optional for name, read in self.reads.items()
-        )
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
         pieces = [p for d in documents for p in (d.text[: d.cut], d.text[d.cut :])]
@@ -119,7 +108,8 @@ class MarkedKind(DocumentKind):
         documents = self._documents(record)
         unread = [
             f"{self._field_name(name)}[].content[].{field}"
-            for name in self._of_messages
+            for name in _OF_MESSAGES
+            if name in self.reads
             for field in fields_of_parts(self._field(record, name))
         ]
         if unread:
@@ -169,7 +159,7 @@ class MarkedKind(DocumentKind):
         Raises:
             BadRecordError: none is named, and there is something for a template.
         """
-        if self._needs_template:
+        if any(self.is_required(name) for name in OF_TEMPLATES):
             return False
         extras = self._template_extras(record)
         values = {

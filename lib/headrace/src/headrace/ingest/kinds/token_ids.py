@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from headrace.ingest.base_tokenizer import Tokenizer
-from headrace.ingest.chat_template import (
-    ChatTemplate,
-)
-from headrace.ingest.choices import Kind
 from headrace.ingest.kinds.kind import LOSS_MASK, Document, DocumentKind, EncodedBatch
 from headrace.ingest.records import (
     BadRecordError,
@@ -33,8 +29,8 @@ from headrace.ingest.source import (
     BOUNDS,
     FIELDS,
     TOKEN_MASKS,
-    SourceConfig,
 )
+from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
 
 _OF_IDS = ("tokens", "question", "answer")
@@ -44,28 +40,30 @@ _OF_IDS = ("tokens", "question", "answer")
 class TokensKind(DocumentKind):
     """Token ids from other tools: stored unchanged, without special tokens."""
 
-    def __init__(
-        self, config: SourceConfig, kind: Kind, tokenizer: Tokenizer, template: ChatTemplate | None
-    ) -> None:
-        super().__init__(config, kind, tokenizer, template)
-        self._masks = [
-            name
-            for name, read in self.reads.items()
-            if name in TOKEN_MASKS and not read.is_optional
-        ]
-        if self._masks:
-            self.own_leaves = (LOSS_MASK,)
-        of_ids = [self.reads[name].field for name in _OF_IDS if name in self.reads]
-        self._containers = containers_of(of_ids)
-        self._siblings = {
-            f"{container}.{name}": name
-            for container in {field.rpartition(".")[0] for field in of_ids} - {""}
-            for name, usual in FIELDS[kind].items()
-            if name == usual and name not in config.fields
-        }
+    @property
+    def specs(self) -> list[LeafSpec]:
+        return [LOSS_MASK, *super().specs] if self._masks else super().specs
+
+    @cached_property
+    def _masks(self) -> list[str]:
+        return [name for name in TOKEN_MASKS if self.is_required(name)]
+
+    @cached_property
+    def _of_ids(self) -> list[str]:
+        """The fields that hold ids."""
+        return [self.reads[name].field for name in _OF_IDS if name in self.reads]
+
+    @cached_property
+    def _siblings(self) -> dict[str, str]:
         """What the table of columns knows, within a field that holds ids, and is not read."""
-        for column in self.columns:
-            self._siblings.pop(column, None)
+        return {
+            field: name
+            for container in {field.rpartition(".")[0] for field in self._of_ids} - {""}
+            for name, usual in FIELDS["tokens"].items()
+            if name == usual
+            and name not in self.config.fields
+            and (field := f"{container}.{name}") not in self.columns
+        }
 
     def documents(self, record: Fields) -> Sequence[Document]:
         if self._siblings:
@@ -111,7 +109,7 @@ class TokensKind(DocumentKind):
         """
         there = [
             field
-            for field in names_in(record, self._containers)
+            for field in names_in(record, containers_of(self._of_ids))
             if field in self._siblings and lookup(record, field) is not None
         ]
         if there:
@@ -222,7 +220,7 @@ class TokensKind(DocumentKind):
         ids = [d.ids for d in documents if d.ids is not None]
         lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
         leaves: dict[str, LeafValues] = {}
-        if self.own_leaves:
+        if self._masks:
             leaves[LOSS_MASK.name] = joined(
                 LOSS_MASK, [d.mask for d in documents if d.mask is not None]
             )
