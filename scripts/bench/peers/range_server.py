@@ -1,9 +1,9 @@
 """A file server whose every answer takes a while: HTTP/1.1 with byte ranges, a thread for each
 connection.
 
-    python -m peers.range_server FOLDER MILLISECONDS
+    python -m peers.range_server FOLDER MILLISECONDS [MB_PER_S]
 
-Prints its port, serves until its standard input closes, then prints the number of requests.
+A connection carries at most ``MB_PER_S``, 1e6 bytes a second each. Prints its port, serves until its standard input closes, then prints the number of requests.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from urllib.parse import unquote
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD of files below ``folder`` after ``latency_s``."""
+    """Answers GET and HEAD of files below ``folder`` after ``latency_s``, and after ``byte_s`` for
+    each byte of the body.
+    """
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # else small answers wait for an acknowledgement
     wbufsize = -1
 
-    def __init__(self, folder: Path, latency_s: float, *args: object) -> None:
+    def __init__(self, folder: Path, latency_s: float, byte_s: float, *args: object) -> None:
         self.folder = folder
         self.latency_s = latency_s
+        self.byte_s = byte_s
         super().__init__(*args)  # pyright: ignore[reportArgumentType]
 
     def do_GET(self) -> None:
@@ -53,6 +56,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
         self.end_headers()
         if self.command == "GET":
+            time.sleep(self.byte_s * (last + 1 - first))
             with path.open("rb") as file:
                 file.seek(first)
                 self.wfile.write(file.read(last + 1 - first))
@@ -69,8 +73,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 512
 
-    def __init__(self, folder: Path, latency_s: float) -> None:
-        super().__init__(("127.0.0.1", 0), functools.partial(Handler, folder, latency_s))
+    def __init__(self, folder: Path, latency_s: float, byte_s: float) -> None:
+        super().__init__(("127.0.0.1", 0), functools.partial(Handler, folder, latency_s, byte_s))
         self.requests = 0
         self._lock = threading.Lock()
 
@@ -87,7 +91,8 @@ def _range(first: str, last: str, size: int) -> tuple[int, int]:
 
 
 def main() -> None:
-    server = Server(Path(sys.argv[1]), float(sys.argv[2]) / 1000)
+    byte_s = 1e-6 / float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+    server = Server(Path(sys.argv[1]), float(sys.argv[2]) / 1000, byte_s)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
     sys.stdin.read()
