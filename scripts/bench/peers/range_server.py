@@ -3,7 +3,8 @@ connection.
 
     python -m peers.range_server FOLDER MILLISECONDS [MB_PER_S]
 
-A connection carries at most ``MB_PER_S``, 1e6 bytes a second each. Prints its port, serves until its standard input closes, then prints the number of requests.
+A connection carries at most ``MB_PER_S``, 1e6 bytes a second each. Prints its port, serves until
+its standard input closes, then prints the number of requests.
 """
 
 from __future__ import annotations
