@@ -528,7 +528,8 @@ def _listening(connect: Callable[..., Any]) -> Callable[..., Any]:
 def _listen(client: Any) -> None:
     if hasattr(client, "trace_configs"):
         tracing: Any = importlib.import_module("aiohttp").TraceConfig()
-        tracing.on_request_start.append(_aiohttp_sent)
+        tracing.on_request_start.append(_aiohttp_started)
+        tracing.on_request_headers_sent.append(_aiohttp_sent)
         tracing.on_request_end.append(_aiohttp_answered)
         tracing.on_request_exception.append(_aiohttp_failed)
         tracing.freeze()
@@ -538,8 +539,17 @@ def _listen(client: Any) -> None:
         client.meta.events.register("response-received", _botocore_answered)
 
 
-async def _aiohttp_sent(*_: Any) -> None:
+async def _aiohttp_started(session: Any, context: Any, told: Any) -> None:
     _Process.wire += Wire(1)
+    context.sent = 0
+
+
+async def _aiohttp_sent(session: Any, context: Any, told: Any) -> None:
+    """Sent once more: the connection was kept from an earlier request, and is closed; or a server
+    redirects.
+    """
+    _Process.wire += Wire(min(context.sent, 1))
+    context.sent += 1
 
 
 async def _aiohttp_answered(session: Any, context: Any, told: Any) -> None:
