@@ -271,6 +271,24 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("name", [name for name in LEAVES if name not in WITHOUT_JSON])
+def test_with_json_a_refusal_ends_with_a_line_of_errors_and_has_no_output(
+    headrace, tmp_path, monkeypatch, name
+):
+    """What the examples read is not there."""
+    monkeypatch.chdir(tmp_path)
+    refused = 0
+    for example in examples(LEAVES[name]):
+        done = headrace(*shlex.split(example.partition(" > ")[0])[1:], "--json")
+        if done.code in (0, 1):
+            assert done.err == ""
+            continue
+        refused += 1
+        assert (done.code, done.out) == (2, ""), done
+        assert done.err.splitlines()[-1].startswith("error "), done
+    assert refused
+
+
 def test_nothing_but_the_result_is_printed_without_a_terminal(tmp_path):
     (tmp_path / "a.txt").write_text("water to the wheel\n" * 400)
     cache = str(tmp_path / "cache")

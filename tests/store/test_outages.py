@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import jax  # noqa: F401  # threads must not be the first to import it
 import numpy as np
 import pytest
 

@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def policy() -> Iterator[None]:
     before = retry.use_policy(
-        retry.RetryPolicy(first_delay_s=0.02, max_delay_s=0.2, timeout_s=10.0)
+        retry.RetryPolicy(first_delay_s=0.02, max_delay_s=0.2, timeout_s=300.0)
     )
     yield
     retry.use_policy(before)

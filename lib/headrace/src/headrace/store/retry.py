@@ -315,6 +315,7 @@ class Patience:
             self._deadline_s = min(limit_s, self._deadline_s)
         self._failures = 0
         self._first_failure = 0.0
+        self._is_last = False
 
     def wait_s(self, why: str, least_s: float = 0.0) -> float | None:
         """Seconds to wait after a failure; None: the time is over.
@@ -327,11 +328,13 @@ class Patience:
         if not self._failures:
             self._first_failure = now
         self._failures += 1
-        left_s = self._first_failure + self._deadline_s - now
-        if left_s <= 0:
+        if self._is_last:
             return None
-        # Never past the deadline: the last request is sent just then.
+        # The last request is sent at the deadline, or as soon after it as one that was sent before
+        # has failed: the store may have come back meanwhile.
+        left_s = max(self._first_failure + self._deadline_s - now, 0.0)
         wait_s = min(least_s + self._policy.delay_s(self._failures), left_s)
+        self._is_last = wait_s == left_s
         if now + wait_s - self._first_failure >= _SAID_AFTER_S:
             _outages.say(self._url, why, self._first_failure, now + left_s)
         return wait_s
