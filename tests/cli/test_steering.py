@@ -154,6 +154,8 @@ def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_
         planned = headrace(*amend, "--step", "5", "--live").err
         step = planned.split("Give step ")[1].split()[0]  # the cure works as it is typed
         assert "the job goes on with it" in headrace(*amend, "--step", step, "--live").out
+        tree = headrace("run", "tree", run.folder).out
+        assert f"from step {int(step):,} (amendment 0): c 3, a 1" in " ".join(tree.split())
         # it would change the order of c, which depends on its share when it comes in
         early = headrace(*amend, "components.a.weight=7", "--step", step, "--live").err
         assert f"Give --step {int(step) + 1} or a later one" in early
@@ -203,6 +205,8 @@ def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_
         (["--step", "9", "--weights", "a=1,a=2"], "Write each name once"),
         (["--step", "9"], "Give it add, weights, drop or skip"),
         (["--step", "9", "--weights", "a=2", "--wait", "0"], "/run CONFIG"),
+        (["--step", "9", "--weights", "a=2", "--wait", "nan"], "--wait 60"),
+        (["--skip", "40:50", "--skip", "45:60"], "--skip[1] = [45, 60]"),
     ],
 )
 def test_what_is_typed_wrong_is_refused(

@@ -111,7 +111,7 @@ def test_a_skipped_document_is_not_seen(plain):
     [
         ([[40, 30]], "amendments[0].skip[0]", "Write"),
         ([[2, 10]], "amendments[0].skip[0]", "set the amendment's step to 2"),
-        ([[60, 70]], "amendments[0].skip[0][0]", "Prolong the run"),
+        ([[60, 70]], "amendments[0].skip[0][0]", "prolong the run"),
         ([[20, 30], [25, 40]], "amendments[0].skip[1]", "join"),
     ],
 )

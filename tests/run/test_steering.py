@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace import ComponentConfig, LmDataConfig, open_run
-from headrace.errors import HeadraceError, PlanMismatchError
+from headrace.errors import ConfigError, HeadraceError, PlanMismatchError
 from headrace.mix import AmendmentConfig
 from headrace.run.steering import REQUEST_NAME, Request, _Mail, _Mailbox, ask
 from headrace.testing import tiny_cache
@@ -168,6 +168,33 @@ def test_another_process_asks_and_gets_an_answer(root: Path):
     with pytest.raises(PlanMismatchError, match="gave no answer"):
         ask(folder, asked, 0)
     assert not (root / "run" / REQUEST_NAME).exists()
+
+
+def test_a_reader_writes_nothing_and_answers_nobody(root: Path):
+    config = config_of(root, 4000)
+    folder = root / "run"
+    reader = open_run(folder, config, 0, trains=False)
+    asked = Request.of(AmendmentConfig(3000, weights={"a": 5}), {})
+    with (
+        ThreadPoolExecutor(1) as others,
+        reader.loader() as evaluation,
+        evaluation.iter_from_step() as read,
+    ):
+        next(read)
+        reader.state(10)
+        assert not folder.exists()
+        run = open_run(folder, config)
+        assert run.fingerprint == reader.fingerprint
+        with run.loader() as loader, loader.iter_from_step() as batches:
+            next(batches)
+            others.submit(ask, str(folder), asked, 600).result()
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        later = open_run(folder, config, 3100, trains=False)
+        assert later.fingerprint == run.fingerprint != reader.fingerprint
+        with pytest.raises(ConfigError, match="only the job that trains") as refused:
+            later.amend(3500, weights={"a": 2})
+        assert (refused.value.field, refused.value.value) == ("trains", str(folder))
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_several_processes_ask_at_once_and_each_gets_its_own_answer(root: Path):

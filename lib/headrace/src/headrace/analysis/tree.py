@@ -53,7 +53,10 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
         "unit": config.unit,
         "phases": [list(phase) for phase in config.phases],
         "batch_sizes": dict(run.dataset.batch_schedule.points),
-        "stages": [{key: stage[key] for key in ("step", "name", "weights")} for stage in stages],
+        "stages": [
+            {"step": step, "name": stage["name"], "weights": stage["weights"]}
+            for step, stage in zip(run.first.stage_steps, stages, strict=True)
+        ],
         "learned": [
             {"step": amendment.step, "weights": amendment.weights}
             for amendment in config.amendments

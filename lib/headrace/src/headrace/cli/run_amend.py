@@ -5,6 +5,8 @@ change itself.
 from __future__ import annotations
 
 import json
+import re
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
@@ -20,10 +22,10 @@ from headrace.cli.options import (
     range_of_steps,
 )
 from headrace.cli.shown import say, say_json, terminal, working
-from headrace.errors import ConfigError, check_at_least
+from headrace.errors import ConfigError, PlanMismatchError, check_at_least
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from headrace.config.lm_data import LmDataConfig
     from headrace.mix.stage_config import AmendmentConfig
@@ -167,8 +169,9 @@ def amend(
 
     lock = lock_in(run, "RUN")
     if config is None:
-        amendment = _typed_amendment(step, weights or "", skip or [], drop or [], caches or "")
-        _ask(run, Request.of(amendment, {}), wait, as_json)
+        with _named_as_typed():
+            amendment = _typed_amendment(step, weights or "", skip or [], drop or [], caches or "")
+            _ask(run, Request.of(amendment, {}), wait, as_json)
         return
     instead = {"--weights": weights, "--skip": skip, "--drop": drop, "--caches": caches}
     for option, value in instead.items():
@@ -178,11 +181,12 @@ def amend(
     if live and step is None:
         raise ConfigError("is missing", field="--step", cure=_STEP_CURE)
     changes, steps_done, edited = _changes(lock, run, config, settings, step, newest_caches)
-    if as_json and not live:
-        say_json(_facts(changes, run, config, steps_done))
-    elif not live or changes.amended is None:
-        _show_changes(changes, run, False)
+    facts = _facts(changes, run, config, steps_done) | {"written": changes.amended is not None}
     if changes.amended is None:
+        if as_json:
+            say_json(facts)
+        else:
+            _show_changes(changes, run, False)
         end_lease_of_gone(run)  # of an amendment that was killed when all was written
         if changes.same:
             return
@@ -191,12 +195,29 @@ def amend(
         typed = [run, config, *(settings or []), "--step", str(step)]
         _ask(run, _live_request(lock, changes, edited, typed), wait, as_json)
         return
+    if not as_json:
+        _show_changes(changes, run, False)
     again = ["headrace run amend", run, config, *(settings or []), "--step N --live"]
     meanwhile = f"To change it as it runs: {' '.join(again)}"
     with lease(run, field="run", meanwhile=meanwhile), working("writing the amendment"):
         amend_run(run, lock, changes.amended, edited, done=steps_done if going_back else None)
-    if not as_json:
+    if as_json:
+        say_json(facts)
+    else:
         say(f"Written into {run}/lock.json. Go on with the run as before.")
+
+
+@contextmanager
+def _named_as_typed() -> Iterator[None]:
+    """Errors name the options, not the amendment that these make: --skip[1]."""
+    try:
+        yield
+    except (ConfigError, PlanMismatchError) as error:
+        option = re.sub(r"^amendments\[\d+\]\.", "--", error.field or "")
+        if option == error.field:
+            raise
+        about: dict[str, Any] = {} if error.value is None else {"value": error.value}
+        raise type(error)(error.problem, field=option, cure=error.cure, **about) from error
 
 
 def _live_request(
@@ -206,13 +227,15 @@ def _live_request(
     from headrace.config.lm_data import LmDataConfig
     from headrace.config.parsing import decode
     from headrace.mix.stage_config import AmendmentConfig, with_amendment
-    from headrace.run.changes import amendment_between
+    from headrace.run.changes import alters_earlier, amendment_between
     from headrace.run.steering import Request
 
     amended = changes.amended
     assert amended is not None
     locked = decode(LmDataConfig, lock.config or {})
-    step = int(typed[-1]) if changes.amendment is None else changes.amendment.step
+    step = int(typed[-1])
+    if changes.amendment is not None and changes.amendment.step != step:
+        raise alters_earlier("--step", step, changes.amendment.step - 1)
     # what the lock has at this step already is changed further
     amendment = amendment_between(locked, amended, step)
     if changes.amendment is not None and changes.amendment.caches:
@@ -248,6 +271,9 @@ def _ask(run: str, request: Request, wait: float, as_json: bool) -> None:
     from headrace.mix.stage_config import AmendmentConfig
     from headrace.run.steering import ask
 
+    if not 0 <= wait < float("inf"):
+        cure = "Give a number of seconds: --wait 60."
+        raise ConfigError("is no time to wait", field="--wait", value=wait, cure=cure)
     with working("waiting for the run"):
         ask(run, request, wait)
     amendment = decode(AmendmentConfig, request.amendment)
@@ -404,10 +430,12 @@ def _written(amendment: AmendmentConfig) -> str:
     # have none.
     plain = json.loads(json.dumps(_fields_of(amendment)))
     del plain["step"]
+    skip = plain.pop("skip", None)
     for name in ("add", "weights"):
         if name in plain:
             plain[name] = _with_steps(plain[name])
-    return yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=1000).rstrip()
+    written = yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=1000).rstrip()
+    return "\n".join([*([written] if plain else []), *([f"skip: {skip}"] if skip else [])])
 
 
 def _with_steps(value: Any) -> Any:

@@ -531,7 +531,7 @@ def run_steps(config: MixtureConfig) -> int | None:
     end = num_steps + skips.total if end is None and num_steps is not None else end
     if end is None:
         return None
-    last = skips.step_of(end)
+    last = skips.step_of(end) if num_steps is None else num_steps
     begins = {f"stages[{k}].step": step for k, step in enumerate(first_steps)}
     begins |= {
         f"amendments[{k}].step": amendment.step for k, amendment in enumerate(config.amendments)
@@ -544,7 +544,8 @@ def run_steps(config: MixtureConfig) -> int | None:
     for path, step in begins.items():
         if step >= last:
             problem = f"is not before step {last}, where the run ends"
-            raise ConfigError(problem, field=path, value=step, cure="Prolong the run.")
+            cure = f"Give a step below {last}, or prolong the run."
+            raise ConfigError(problem, field=path, value=step, cure=cure)
     for path, points in (("seq_len", config.phases), ("batch_size", config.batch.points)):
         for step, value in points:
             if step >= end:

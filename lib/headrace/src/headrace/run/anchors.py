@@ -64,16 +64,17 @@ class Anchors:
             return {}
 
     def use(self, step: int | None) -> None:
-        """Passes the last anchor up to ``step`` to the loader (all if it is None), and saves one at
-        ``step``.
-        """
+        """Passes the last anchor up to ``step`` to the loader (all if it is None)."""
         anchors = self.load()
         steps = list(anchors) if step is None else sorted(at for at in anchors if at <= step)[-1:]
         for at in steps:
             if (draws := _draws_at(self._loader, at)) is not None:
                 with contextlib.suppress(ConfigError):  # then the state is counted up to the step
                     draws.use_anchor(anchors[at])
-        if step is not None and step not in anchors:
+
+    def save_new(self, step: int) -> None:
+        """Saves an anchor at ``step`` unless there is one."""
+        if step not in self.load():
             self.save(step)
 
     def save(self, step: int) -> None:

@@ -23,7 +23,12 @@ from headrace.config.writing import given_fields, whole_if_it_is
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.mix.amendments import number_of_each, weights_by_place
-from headrace.mix.stage_config import AmendmentConfig, StageConfig, added_later
+from headrace.mix.stage_config import (
+    AmendmentConfig,
+    StageConfig,
+    added_later,
+    with_amendment,
+)
 from headrace.run.differences import config_differences, differences
 from headrace.run.lock import RunLock, at_snapshots, fields_of_run
 from headrace.store.snapshots import history_of
@@ -144,8 +149,8 @@ def run_changes(
         return RunChanges(same, fields, plan, first, None, None if same else declared)
     base = declared if same or first is not None else _with_declared(lock, declared, step)
     asked_step = step
-    # after what is declared: amendments stand in the order of their steps
-    step = max(step, 1, *(amendment.step + 1 for amendment in base.amendments))
+    # after what is declared: changes of the mixture stand in the order of their steps
+    step = max(step, 1, *(one.step + 1 for one in base.amendments if one.changes_mixture))
     amendment = None if base is declared else amendment_between(base, declared, step)
     if caches:
         amendment = replace(amendment or AmendmentConfig(step), caches=caches)
@@ -274,7 +279,7 @@ def _amended(
         edited, replace(base, components={**base.components, **new}) if new else base
     )
     if amendment is not None:
-        return replace(amended, amendments=[*base.amendments, amendment])
+        return replace(amended, amendments=with_amendment(base.amendments, amendment))
     if not edited.stages:
         return amended
     without_weights = {name: replace(one, weight=None) for name, one in amended.components.items()}

@@ -44,6 +44,7 @@ class Run:
         config: The config with which it goes on; None: it was opened with a loader.
         fn: Function that its batches pass through on the host; None: none.
         changing: Held while it changes.
+        trains: Whether this job trains it, and so writes its folder and can change it.
     """
 
     folder: str
@@ -53,6 +54,7 @@ class Run:
     _source: Any = field(compare=False, repr=False)
     _anchors: Anchors = field(compare=False, repr=False)
     changing: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+    trains: bool = True
     _steering: Steering | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -89,9 +91,10 @@ class Run:
         loader = config.loader_of(
             self.dataset, mesh, batch_axis=batch_axis, sharding=sharding, **options
         )
-        if self._steering is None:
-            self._steering = Steering(self, self._run_after)
-        self._steering.add(loader)
+        if self.trains:
+            if self._steering is None:
+                self._steering = Steering(self, self._run_after)
+            self._steering.add(loader)
         return loader
 
     @property
@@ -101,9 +104,12 @@ class Run:
         return self._source.dataset
 
     def state(self, step: int) -> LoaderState:
-        """The state to save after ``step`` steps. This also saves an anchor in the run's folder."""
+        """The state to save after ``step`` steps. This also saves an anchor in the run's folder,
+        if this job trains it.
+        """
         step = steps_done(step)
-        self._anchors.save(step)
+        if self.trains:
+            self._anchors.save(step)
         return self.lock.state(step)
 
     def check(self, state: LoaderState) -> None:
@@ -145,7 +151,7 @@ class Run:
             PlanMismatchError: the step is done, or planned already; another host refuses.
             ConfigError: the run has no config; the change cannot be made; its field is named.
         """
-        config = self._with_config("amend()")
+        config = self._to_change()
         amendment = AmendmentConfig(
             steps_done(step),
             dict(add or {}),
@@ -168,7 +174,7 @@ class Run:
         What is open stays open if the amendment is the last and has a weight for each source.
         """
         with self.changing:
-            config = self._with_config("reweigh()")
+            config = self._to_change()
             amendments = with_amendment(config.amendments, amendment)
             amended = replace(config, amendments=amendments)
             mixture: MixtureDataset | None = None
@@ -234,6 +240,17 @@ class Run:
         lock = self.lock.amended_by(new, first)
         return Run(self.folder, lock, amended, self.fn, source, Anchors(self.folder, lock, source))
 
+    def _to_change(self) -> LmDataConfig:
+        if not self.trains:
+            cure = "Open it as the job that trains it: open_run(folder, config)."
+            raise ConfigError(
+                "is False, and only the job that trains a run changes it",
+                field="trains",
+                value=self.folder,
+                cure=cure,
+            )
+        return self._with_config("amend()")
+
     def _with_config(self, doing: str) -> LmDataConfig:
         if self.config is None:
             raise ConfigError(
@@ -251,6 +268,7 @@ def open_run(
     step: int | LoaderState | None = None,
     *,
     fn: Callable[[PackedBatch], Any] | None = None,
+    trains: bool = True,
 ) -> Run:
     """Starts a run in ``folder``, or goes on with the run there.
 
@@ -266,6 +284,9 @@ def open_run(
             None: those of the last checkpoint that the folder knows of (:meth:`Run.state`). If it
             is given, the loader is prepared for it, with an anchor of the folder or by counting.
         fn: Function that batches pass through on the host, with a config; its name is part of the
+            run.
+        trains: Whether this job trains the run. False for others that read what it loads, such as
+            an evaluation: they write nothing into the folder, and answer no request to change the
             run.
 
     Returns:
@@ -306,10 +327,12 @@ def open_run(
         (stored or lock).check(step)
         step = step.step
     step = None if step is None else steps_done(step)
-    lock = _agreed(folder, stored, lock, step, declared=True)
+    lock = _agreed(folder, stored, lock, step, declared=True, writes=trains)
     anchors = Anchors(folder, lock, source)
     anchors.use(step)
-    return Run(folder, lock, config, fn, source, anchors)
+    if trains and step is not None:
+        anchors.save_new(step)
+    return Run(folder, lock, config, fn, source, anchors, trains=trains)
 
 
 def amend_run(
@@ -343,11 +366,18 @@ def amend_run(
 
 
 def _agreed(
-    folder: str, stored: RunLock | None, own: RunLock, step: int | None, *, declared: bool = False
+    folder: str,
+    stored: RunLock | None,
+    own: RunLock,
+    step: int | None,
+    *,
+    declared: bool = False,
+    writes: bool = True,
 ) -> RunLock:
     """The lock of a run that goes on, written if it is new or amended."""
     if stored is None:
-        own.save(folder)
+        if writes:
+            own.save(folder)
         return own
     if own.fingerprint == stored.fingerprint:
         return stored
@@ -356,7 +386,8 @@ def _agreed(
         raise AssertionError("plans with two fingerprints differ")
     _check_future(first, step, folder, stored)
     amended = stored.amended_by(own, first)
-    amended.save(folder)
+    if writes:
+        amended.save(folder)
     return amended
 
 
