@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from headrace.demo import checks
-from headrace.demo.checks import draw_picture, rolling_mean
 from headrace.demo.screen import Screen, StepLog, StepRecord
 
 STEPS = 40
@@ -97,19 +96,3 @@ def test_waiting_is_told_with_a_known_delay_and_does_not_decide(tmp_path):
     check = checks.never_waits(log, 1000)
     assert not check.passed
     assert not check.decides
-
-
-@pytest.mark.parametrize("steps", [1, 2, 300])
-def test_the_picture_is_a_picture_for_any_number_of_steps(tmp_path, steps):
-    rows = np.tile([10, 4, 2], (steps, 1))
-    path = tmp_path / "picture.png"
-    draw_picture(
-        path, np.ones(steps), rows, rows / 16, ["x", "y", "z"], stop=steps // 2, stop_label="stop"
-    )
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_rolling_mean_is_a_mean_of_neighbours():
-    values = np.random.default_rng(0).normal(size=50)
-    expected = [values[max(0, i - 3) : i + 4].mean() for i in range(50)]
-    np.testing.assert_allclose(rolling_mean(values, 7), expected)

@@ -46,7 +46,7 @@ def test_it_leaves_what_it_says(finished):
     cwd, _ = finished
     left = {path.name for path in (cwd / "headrace-demo").iterdir()}
     assert left >= {
-        "loss.png",
+        "report.html",
         "metrics.jsonl",
         "config.yaml",
         "summary.json",
@@ -54,7 +54,9 @@ def test_it_leaves_what_it_says(finished):
         "checkpoints",
         "tokenizer.json",
     }
-    assert (cwd / "headrace-demo" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    page = (cwd / "headrace-demo" / "report.html").read_text()
+    assert "train/loss" in page
+    assert "step 40 of 40" in page
     assert [path.name for path in cwd.iterdir()] == ["headrace-demo"]
 
 
@@ -118,7 +120,7 @@ def test_the_summary_says_that_all_was_shown(finished):
     summary = json.loads((finished[0] / "headrace-demo" / "summary.json").read_text())
     assert summary["passed"]
     assert {c["name"] for c in summary["checks"]} >= {"loss falls", "same batches", "exact mixture"}
-    assert {"text", "tokenizer", "caches", "train", "check", "picture"} <= set(summary["seconds"])
+    assert {"text", "tokenizer", "caches", "train", "check", "report"} <= set(summary["seconds"])
 
 
 def test_the_caches_can_be_opened(finished):

@@ -13,7 +13,7 @@ def filled(root, recipe):
     for path in (folder.text, folder.caches, folder.checkpoints):
         path.mkdir()
         (path / "file").write_text("x")
-    for path in (folder.tokenizer, folder.config, folder.metrics, folder.summary, folder.picture):
+    for path in (folder.tokenizer, folder.config, folder.metrics, folder.summary, folder.report):
         path.write_text("x")
     return folder
 

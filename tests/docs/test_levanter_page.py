@@ -45,7 +45,7 @@ def test_the_page_runs_as_printed(folder):
     blocks = [
         text for language, _, text in _FENCE.findall(PAGE.read_text()) if language == "python"
     ]
-    assert len(blocks) == 4
+    assert len(blocks) == 2
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
     assert int(names["info"].step) == 0

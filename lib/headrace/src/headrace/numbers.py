@@ -25,15 +25,16 @@ def short(value: float | None) -> str:
     """A number in three digits and a letter, from ten thousand on.
 
     Example:
-        >>> short(999), short(9_876), short(65_536_000), short(1.5e12), short(0.1234)
-        ('999', '9,876', '65.5 M', '1.50 T', '0.123')
+        >>> short(999), short(9_876), short(999_999), short(1.5e12), short(0.1234)
+        ('999', '9,876', '1.00 M', '1.50 T', '0.123')
     """
     if value is None or not math.isfinite(value):
         return NOTHING
-    for unit, letter in _SHORT:
-        if abs(value) >= max(unit, 1e4):
-            return f"{digits(value / unit)} {letter}"
-    return count(value) if float(value).is_integer() else digits(value)
+    if abs(value) < 1e4:
+        return count(value) if float(value).is_integer() else digits(value)
+    rounded = float(f"{value:.3g}")
+    unit, letter = next(one for one in _SHORT if abs(rounded) >= one[0])
+    return f"{digits(rounded / unit)} {letter}"
 
 
 def digits(value: float | None) -> str:

@@ -11,7 +11,7 @@ import typer
 from headrace.cli.options import check_local_folder
 from headrace.errors import ConfigError, install_command
 
-_EXTRA = ("optax", "matplotlib")  # what the demo needs beyond headrace itself
+_EXTRA = "optax"  # what the demo needs beyond headrace itself
 
 
 def command(
@@ -47,10 +47,9 @@ def command(
     from rich.console import Console
 
     check_local_folder(output)
-    missing = [package for package in _EXTRA if importlib.util.find_spec(package) is None]
-    if missing:
+    if importlib.util.find_spec(_EXTRA) is None:
         raise ConfigError(
-            f"needs {' and '.join(missing)}, which are not installed",
+            f"needs {_EXTRA}, which is not installed",
             field="demo",
             cure=install_command("headrace[demo]"),
         )

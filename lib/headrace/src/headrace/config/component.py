@@ -68,12 +68,15 @@ class ComponentConfig:
         cache: Path or URL of its token cache, or a list of several that form one source, one after
             the other.
         weight: A number, ``{step: {step: w}}``, ``{linear: {step: w}}`` or ``{cosine: {step: w}}``:
-            a function of the global step. None: 1, or as set by ``weights``, ``stages`` or an
-            amendment.
-        source: Text to build the cache from, if it does not exist (``LmDataConfig.build_caches``).
+            a function of the global step, each with ``scale``; or ``{repeat: 2}``, the number of
+            passes in the time of one of ``{repeat: 1}``. None: 1, or as set by ``weights``,
+            ``stages`` or an amendment.
+        source: Text to build the cache from, if it does not exist (``LmDataConfig.build_caches``):
+            ``paths``, ``format``, ``kind``, ``text_field``, ``fields``, ``leaves``, ``chat``, ...
         shuffle: How this component is shuffled; None: the config's setting.
-        packing: How its documents are packed into rows, ``{}`` for the defaults; None: rows are cut
-            from the stream of its tokens, regardless of documents.
+        packing: How its documents are packed into rows, ``{}`` for the defaults, or ``algorithm``,
+            ``long``, ``min_fill``, ``plans``; None: rows are cut from the stream of its tokens,
+            regardless of documents.
         validation: What to hold out of it: ``none``; a fraction up to 0.5; a number of rows from 2
             on; or all settings of a split. A number takes the seed from the config's setting, and a
             fraction its ``by``. None: the config's setting.
@@ -107,8 +110,8 @@ class ComponentConfig:
         buckets: Splits its documents by a score, by length or by how often each is to be seen. The
             component then becomes a group of components over one cache, to which the config's
             ``components`` and ``weights`` are expanded; see :mod:`headrace.data.buckets`.
-        format: How the files of another system are read in place, such as ``megatron``; see
-            :class:`~headrace.store.layouts.FormatConfig`. None: found out.
+        format: How the files of another system are read in place, such as ``megatron``, or ``{name,
+            dtype, eos_id, vocab_size, index}``. None: found out.
         attributes: Numbers of its documents from tables of other programs, by name: files, or a
             mapping; see :class:`~headrace.data.attributes.AttributeConfig`.
         where: A condition on documents; the others are left out: ``quality >= 3 and not dup``. It

@@ -104,8 +104,10 @@ class LmDataConfig:
         components: Sources by name.
         seq_len: Tokens in a row, or ``{step: tokens}``; see :mod:`headrace.mix.phases`.
         batch_size: Rows of the global batch, or ``{step: rows}``.
-        seed: Integer seed of all shuffles.
-        shuffle: How components are shuffled; see ``ShuffleConfig``.
+        seed: Seed of all shuffles, an integer of 64 bits, which may be negative.
+        shuffle: How components are shuffled: ``{strands: N}`` or ``{budget_bytes: N}``, braided (the
+            default); ``{kind: block, window_blocks: N}``; ``{by: NAME, steps: N}``, by score;
+            ``true``, full; a number, in eras of so many rows; ``false``.
         weights: Instead of the components' own: a nested blend, ``{web: {weight: 3, blend: {cc: 1,
             wiki: 2}}, code: 1}``; or from the sizes of the sources: ``{temperature: 2}``,
             ``{unimax: 4}`` (mix/blend.py).
@@ -113,9 +115,12 @@ class LmDataConfig:
             positions (the same batches, as rows of a step have one length); ``content_tokens`` or
             ``trained_tokens``, i.e. tokens in packed rows, or those trained on. See
             :mod:`headrace.mix.measure`.
-        stages: Instead of weights: a sequence of mixtures. With ``policy: swrr`` they change at an
-            example, as in nmoe.
-        amendments: Changes to the mixture that a resumed run declares.
+        stages: Instead of weights: consecutive mixtures, each with ``weights`` and ``step`` or
+            ``tokens``. With ``policy: swrr`` they change at an example, as in nmoe.
+        amendments: What a resumed run changes from a ``step`` on: ``add``, ``drop``, ``weights``;
+            ``caches: {web: 3}``, later snapshots, with documents that were appended or removed;
+            ``skip: [[1200, 1400]]``, steps whose batches are left out; ``measured``, the losses by
+            which a rule decided.
         num_steps: Steps of the run, after which the loader ends; None: unlimited, or until the
             tokens of the last stage are used up. Not part of the run's fingerprint: a run may be
             extended.
@@ -124,17 +129,21 @@ class LmDataConfig:
         last_batch: What becomes of a last batch that the data do not fill: ``pad`` it with empty
             rows, ``drop`` its rows, or ``fill`` it with the first rows again; see
             :mod:`headrace.mix.data_end`.
-        policy: ``quota``, or the sequence of another system; see
-            :mod:`headrace.mix.policies.registry`.
-        validation: What to hold out of every component that has no setting of its own; None:
-            nothing.
+        policy: ``quota``; ``whole_batches``, each batch from one component; or the sequence of
+            another system: ``swrr``, ``greedy``, ``exhaustive``, ``least_consumed``.
+        validation: What to hold out of every component that has no setting of its own:
+            ``{one_in: 100}``, ``{fraction: 0.01}`` or ``{rows: 1000}``, ``by: blocks`` or
+            ``documents``, ``seed``; None: nothing.
         subset: The part of every component to train on, the same in each epoch, as if sources were
-            no larger (simulated epoching); None: all. Taken after the hold-out.
-        tokenizer: Tokenizer of the caches; None: the one they were built with. Levanter's caches do
+            no larger (simulated epoching): ``{fraction: 0.1}`` or ``{rows: 5000}``, ``by: blocks``
+            or ``start``, ``seed``; None: all. Taken after the hold-out.
+        tokenizer: Tokenizer of the caches, with ``path``, ``bos``, ``eos`` and ``engine``; None:
+            the one they were built with. Levanter's caches do
             not record theirs, so it is trusted there as far as ids and ends of documents allow.
-        split_documents: Whether attention and labels stay within documents.
-        columns: Per-token values in batches besides the tokens, by name: a leaf of the caches, or a
-            leaf and a default for components without it; None: nothing. See
+        split_documents: Whether attention and labels stay within documents, as the cache stores
+            them.
+        columns: Per-token values in batches besides the tokens: ``{NAME: LEAF}``, or ``{NAME:
+            {leaf: LEAF, default: 0}}`` for components without the leaf; None: nothing. See
             :mod:`headrace.data.columns`.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
         prefetch_bytes: Memory for prefetching, on each host.
@@ -145,10 +154,12 @@ class LmDataConfig:
         max_hosts: The most hosts that the run will have. Strands of components in shuffled stores
             follow from it, so it is part of their order, and not the hosts that run; None: from the
             batch, as those of others. See :mod:`headrace.order.braid.strands`.
-        micro_batches: How batches become micro-batches (:mod:`headrace.batch.micro_plan`); not in
-            the fingerprint.
-        compat: Another system whose rows and order the run follows; see
-            :mod:`headrace.config.compat`.
+        micro_batches: How batches become micro-batches: ``{max_tokens: 8192}``, with ``balance``
+            (``none``, ``tokens`` or ``flops``, which needs a ``model``) and ``rows``; not in the
+            fingerprint.
+        compat: Another system whose rows and order the run follows: ``nmoe``, or ``{system:
+            megatron, split: "969,30,1", extra_token: true}``, which sets ``policy``, ``shuffle``
+            and ``row_order``.
 
     Raises:
         ConfigError: a value is invalid; the error names the field.

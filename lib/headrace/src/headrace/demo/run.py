@@ -34,7 +34,6 @@ from headrace.demo import corpus
 from headrace.demo.checks import (
     data_alone,
     digest,
-    draw_picture,
     exact_mixture,
     loss_falls,
     never_waits,
@@ -45,9 +44,12 @@ from headrace.demo.screen import Check, Screen, StepLog, StepRecord
 from headrace.demo.settings import DemoFolder, DemoSettings
 from headrace.demo.train import Transformer, make_optimizer, train_step
 from headrace.errors import ConfigError
+from headrace.feed.run_log import RunLog
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.numbers import short
+from headrace.report.facts import Options, gather
+from headrace.report.page import write_report
 from headrace.run.lock import RunLock
 from headrace.run.state import LoaderState
 
@@ -75,7 +77,7 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
     weights = {name: component.weight for name, component in config.components.items()}
     with screen.training(settings.steps) as line:
         log = StepLog(folder.metrics, weights, settings.steps, line)
-        run = TrainingRun(config, settings, folder.checkpoints, log)
+        run = TrainingRun(config, settings, folder, log)
         stopped = run.train(Mesh(devices[: settings.devices], ("data",)), until=stop)
         line.say(
             f"[bold]stopped[/] after {stop} steps, loader closed; model and data state are in"
@@ -100,17 +102,9 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
             never_waits(log, data_tokens_per_s),
             refuses_another_order(config, one_device, load_data_state(stopped)),
         ]
-    with screen.phase("picture"):
-        stop_label = f"stopped on {settings.devices} devices,\nresumed on {settings.devices_after}"
-        draw_picture(
-            folder.picture,
-            log.losses,
-            log.rows,
-            log.wanted,
-            log.names,
-            stop=stop,
-            stop_label=stop_label,
-        )
+    with screen.phase("report"):
+        facts = gather(str(folder.root), options=Options(steps=settings.steps))
+        write_report(facts, str(folder.report))
 
     passed = all(check.passed for check in checks if check.decides)
     summary = {
@@ -159,7 +153,7 @@ def show_end(screen: Screen, folder: DemoFolder, checks: Sequence[Check]) -> Non
     screen.say(f"\n[bold]What is left[/] in {escape(str(folder.root))}/")
     screen.show_pairs(
         [
-            (folder.picture.name, "loss and mixture over the steps"),
+            (folder.report.name, "loss, mixture, reads and waiting over the steps, for a browser"),
             (folder.config.name, "the data of this run: copy it for yours"),
             (folder.metrics.name, "loss, rows, waiting and batch digest of each step"),
             (folder.summary.name, "this table, with the times of all phases"),
@@ -235,7 +229,7 @@ class TrainingRun:
 
     config: LmDataConfig
     settings: DemoSettings
-    checkpoints: Path
+    folder: DemoFolder
     log: StepLog
 
     def train(self, mesh: Mesh, *, until: int, resume: Path | None = None) -> Path:
@@ -262,7 +256,8 @@ class TrainingRun:
             everywhere = NamedSharding(mesh, PartitionSpec())
             model, opt_state = eqx.filter_shard((model, opt_state), everywhere)
 
-            with loader.iter_from_step(start) as batches:
+            run_log = RunLog(loader, self.folder.root, config=self.config)
+            with run_log, loader.iter_from_step(start) as batches:
                 for step in range(start, until):
                     asked_at = time.perf_counter()
                     batch = next(batches)
@@ -282,6 +277,7 @@ class TrainingRun:
                         digest=digest(batch),
                     )
                     self.log.add(record)
+                    run_log(step, train={"loss": loss})
         return self._save(model, opt_state, lock, until)
 
     def _initial(
@@ -297,7 +293,7 @@ class TrainingRun:
     def _save(
         self, model: Transformer, opt_state: optax.OptState, lock: RunLock, step: int
     ) -> Path:
-        folder = self.checkpoints / f"step-{step}"
+        folder = self.folder.checkpoints / f"step-{step}"
         folder.mkdir(parents=True)
         eqx.tree_serialise_leaves(folder / "model.eqx", (model, opt_state))
         lock.save(str(folder))

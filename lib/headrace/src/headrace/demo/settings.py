@@ -17,6 +17,7 @@ from typing import Any
 
 from headrace.demo.corpus import python_version
 from headrace.errors import ConfigError
+from headrace.metrics import STATS_FOLDER
 
 MARKER = "headrace-demo.json"
 RECIPE_VERSION = 1
@@ -138,7 +139,8 @@ class DemoFolder:
         )  # a folder each: model, optimizer, and the state of the data
         self.metrics = self.root / "metrics.jsonl"  # a line for each step
         self.summary = self.root / "summary.json"
-        self.picture = self.root / "loss.png"
+        self.stats = self.root / STATS_FOLDER  # counters and losses, for the report
+        self.report = self.root / "report.html"
 
     @classmethod
     def claim(cls, root: Path, recipe: dict[str, Any]) -> DemoFolder:
@@ -174,9 +176,8 @@ class DemoFolder:
                 )  # until the old text is deleted, no recipe describes this folder
                 _remove(folder.text, folder.tokenizer, folder.caches)
                 marker.write_text(json.dumps(recipe, indent=1) + "\n")
-            _remove(
-                folder.config, folder.checkpoints, folder.metrics, folder.summary, folder.picture
-            )
+            _remove(folder.config, folder.checkpoints, folder.metrics, folder.summary)
+            _remove(folder.stats, folder.report)
         except OSError as error:
             raise ConfigError(
                 f"cannot be written ({error.strerror or error})",

@@ -632,7 +632,8 @@ def _fault_of_one_value(trial: _Trial) -> SourceError | None:
     return SourceError(
         "is a JSON file, and not one object on each line",
         field=file.shown_path,
-        cure=f"Convert it, and build from what that writes in its place: {command} > {output}",
+        cure="Convert it, and build from what that writes, while the file has another name:"
+        f" {command} > {output} && mv {name} {shlex.quote(f'{file.shown_path}.before')}",
     )
 
 

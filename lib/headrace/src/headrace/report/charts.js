@@ -27,7 +27,7 @@ const Charts = (() => {
   function digits(value, most = 4) {
     if (value === 0) return "0";
     const size = Math.abs(value);
-    const unit = UNITS.find(([unit]) => size >= Math.max(unit, 1e4));
+    const unit = size >= 1e4 && UNITS.find(([unit]) => Number(size.toPrecision(3)) >= unit);
     if (unit) return `${digits(value / unit[0], Math.min(most, 3))} ${unit[1]}`;
     if (size < 1e-4) return value.toExponential(Math.min(most - 1, 2)).replace(/\.?0+e/, "e").replace("e+", "e");
     return Number(value.toPrecision(most)).toLocaleString("en", { maximumFractionDigits: 8 });
