@@ -262,6 +262,14 @@ def test_a_place_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("store", ["gcs", "s3"])
+def test_a_bucket_that_does_not_exist(request, store):
+    request.getfixturevalue(f"{store}_bucket")
+    scheme = {"gcs": "gs"}.get(store, store)
+    with pytest.raises(CacheError, match="cannot be written"):
+        lease(f"{scheme}://there-is-none/cache").__enter__()
+
+
+@pytest.mark.parametrize("store", ["gcs", "s3"])
 def test_on_object_stores(request, store, tmp_path, monkeypatch):
     root = files.join(request.getfixturevalue(f"{store}_bucket"), tmp_path.name)
     put(root, record(renewed=0.0))

@@ -65,7 +65,7 @@ def command(
     say(f"{cache}: {format_count(fresh, 'document')} removed{already}; in snapshot {newest},")
     count = format_count(facts["removed_documents"], "document")
     tokens = format_count(facts["removed_tokens"], "token")
-    say(f"{count} with {tokens} are removed.")
+    say(f"Removed in all: {count} with {tokens}.")
     if newest > 1:
         say(to_use_it(newest))
 

@@ -71,6 +71,7 @@ NEVER_S = 600.0
 _BEATS = 4
 _LONGEST_S = 24 * 3600.0
 _AHEAD_S = 5.0
+_SWAPS = 5
 _ANSWER_S = 20.0  # longest wait for a store's answer, including its client's retries
 
 # Threads that end a lease of this process which was handed over, by its output
@@ -344,7 +345,7 @@ class LeaseWatch:
 def _take(
     root: str, slot: Slot, mine: LeaseRecord, field: str = "output", meanwhile: str = ""
 ) -> None:
-    while True:
+    for _ in range(_SWAPS):
         # 1. Read. What is no lease can be held by nobody, and is replaced like none.
         raw = slot.read()
         if raw is not None and (holder := LeaseRecord.from_bytes(raw)) is not None:
@@ -370,6 +371,13 @@ def _take(
             if not slot.settle_s or slot.read() == mine.to_bytes():
                 return
         # Somebody was faster: look again at who.
+    # Nobody is ever there: TensorStore answers as if somebody were where there is no bucket.
+    raise CacheError(
+        "cannot be written (the store keeps no file there)",
+        field=field,
+        value=root,
+        cure="Check the address: does the bucket exist?",
+    )
 
 
 def _why_held(slot: Slot, raw: bytes, holder: LeaseRecord) -> str:
