@@ -154,8 +154,10 @@ def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_
         planned = headrace(*amend, "--step", "5", "--live").err
         step = planned.split("Give step ")[1].split()[0]  # the cure works as it is typed
         assert "the job goes on with it" in headrace(*amend, "--step", step, "--live").out
-        tree = headrace("run", "tree", run.folder).out
-        assert f"from step {int(step):,} (amendment 0): c 3, a 1" in " ".join(tree.split())
+        skipped = ("--skip", "1400:1450", "--json")
+        assert json.loads(headrace("run", "amend", run.folder, *skipped).out)["first_step"] == 1400
+        tree = " ".join(headrace("run", "tree", run.folder).out.split())
+        assert f"from step {int(step):,} (amendment 0): a 1, c 3" in tree
         # it would change the order of c, which depends on its share when it comes in
         early = headrace(*amend, "components.a.weight=7", "--step", step, "--live").err
         assert f"Give --step {int(step) + 1} or a later one" in early
@@ -172,7 +174,8 @@ def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_
         assert "A run cannot make these changes" in seed.out
         given = [*batches]
     assert run.config is not None
-    changed, moved, weighed = run.config.amendments
+    changed, moved, weighed, skipping = run.config.amendments
+    assert skipping.skip == [[1400, 1450]]
     assert (changed.add, changed.drop, moved.caches) == ({"c": 3}, ["b"], {"a": 2})
     assert (weighed.step, weighed.weights) == (1100, {"a": 5})
     again = open_run(run.folder, load_config(str(path), ["components.a.weight=5"]), 1050)
@@ -186,7 +189,7 @@ def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_
     assert headrace(*stopped).code == 0
     last = open_run(run.folder, load_config(str(path), ["components.a.weight=7"])).config
     assert last is not None
-    assert last.amendments[-1].weights == {"a": 7}
+    assert [one.weights for one in last.amendments[-2:]] == [{"a": 7}, {}]
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,11 @@ def with_amendment(
     return sorted(kept, key=lambda one: (one.step, not one.changes_mixture))
 
 
+def last_change(amendments: Sequence[AmendmentConfig]) -> int:
+    """The last step at which the mixture changes; 0: it never does."""
+    return max((one.step for one in amendments if one.changes_mixture), default=0)
+
+
 def _joined(first: AmendmentConfig, then: AmendmentConfig) -> AmendmentConfig:
     """Two changes of the mixture at one step as one; without what ``then`` skips."""
     back = {name: weight for name, weight in then.add.items() if name in first.drop}

@@ -27,6 +27,7 @@ from headrace.mix.stage_config import (
     AmendmentConfig,
     StageConfig,
     added_later,
+    last_change,
     with_amendment,
 )
 from headrace.run.differences import config_differences, differences
@@ -150,7 +151,7 @@ def run_changes(
     base = declared if same or first is not None else _with_declared(lock, declared, step)
     asked_step = step
     # after what is declared: changes of the mixture stand in the order of their steps
-    step = max(step, 1, *(one.step + 1 for one in base.amendments if one.changes_mixture))
+    step = max(step, last_change(base.amendments) + 1)
     amendment = None if base is declared else amendment_between(base, declared, step)
     if caches:
         amendment = replace(amendment or AmendmentConfig(step), caches=caches)
@@ -159,7 +160,7 @@ def run_changes(
     first = new.first_difference(lock)
     if first is None and new.fingerprint != lock.fingerprint:
         locked = decode(LmDataConfig, lock.config)
-        last = max((one.step for one in locked.amendments), default=0)
+        last = last_change(locked.amendments)
         if asked_step <= last and run_changes(lock, edited, last + 1).amended is not None:
             raise alters_earlier("--step", asked_step, last)
         undone = _with_mixture(declared, base)
@@ -208,10 +209,12 @@ def _without_later(locked: LmDataConfig, edited: LmDataConfig, step: int) -> LmD
     that the edited one does not declare: what it wants from that step on takes their place.
     """
     kept = list(locked.amendments)
-    while kept and kept[-1].step >= step and not (kept[-1].caches or kept[-1].skip):
-        if kept[-1] in edited.amendments:
+    for last in reversed(locked.amendments):
+        if last.skip and not last.changes_mixture:
+            continue
+        if last.step < step or last.caches or last.skip or last in edited.amendments:
             break
-        kept.pop()
+        kept.remove(last)
     gone = added_later(locked.amendments) - added_later(kept)
     components = {name: one for name, one in locked.components.items() if name not in gone}
     return replace(locked, components=components, amendments=kept)

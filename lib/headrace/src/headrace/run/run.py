@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.errors import ConfigError, PlanMismatchError, check_path
-from headrace.mix.stage_config import AmendmentConfig, with_amendment
+from headrace.mix.stage_config import AmendmentConfig, last_change, with_amendment
 from headrace.run.anchors import Anchors, last_checkpoint
 from headrace.run.changes import alters_earlier, config_of_run, order_of, order_over
 from headrace.run.lock import Described, RunLock
@@ -225,7 +225,7 @@ class Run:
         new = replace(RunLock.of(source), edited=edited)
         first = new.first_difference(self.lock)
         if first is None:
-            last = amended.amendments[-1].step
+            last = last_change(amended.amendments)
             if last > request.step:
                 raise alters_earlier("step", request.step, last)
             self.lock.check_same(new, self.folder)
