@@ -162,6 +162,7 @@ def command(
     from headrace.cli.remove import removal_line
     from headrace.data.documents import stored_documents
     from headrace.ingest.tokenize import cache_tokenizer
+    from headrace.order.intervals import Intervals
     from headrace.store.joined import open_cache
     from headrace.store.layouts import WHOLE_FILES
 
@@ -173,7 +174,8 @@ def command(
     decoder = cache_tokenizer(opened, tokenizer)
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     every = chosen is None
-    there = stored_documents(opened, opened.removed()).complement(opened.num_documents)
+    gone = stored_documents(opened, opened.removed())
+    there = Intervals.union([gone, opened.moved_away]).complement(opened.num_documents)
     if opened.ledger.metadata.get(WHOLE_FILES):  # a sample would be all of a file
         samples = 0
     numbers = drawn(there, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
@@ -359,14 +361,17 @@ def unfinished(cache: str) -> dict[str, Any] | None:
 def build_command(cache: str, ledger: Ledger) -> str:
     """The command that builds a cache, from its ledger."""
     from headrace.store.ledger import SHUFFLED
+    from headrace.store.snapshots import cache_of_member
 
     shuffled = ledger.metadata.get(SHUFFLED, {})
     if shuffled.get("cache"):
-        words = ["headrace", "cache", "reshuffle", shuffled["cache"], cache]
+        store = cache_of_member(cache) if shuffled.get("moved") else cache
+        words = ["headrace", "cache", "reshuffle", shuffled["cache"], store]
         for flag in ("seed", "unit", "part_bytes", "pack", "split"):
             if flag in shuffled and not (flag == "split" and "pack" in shuffled):
                 words += [f"--{flag.replace('_', '-')}", str(shuffled[flag])]
-        return shlex.join([*words, *shuffled.get("by", [])])
+        words += shuffled.get("by", [])
+        return shlex.join([*words, "--update"] if shuffled.get("moved") else words)
     source = ledger.metadata["source"]
     layout = ledger.layout
     tokenizer = ledger.tokenizer

@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, format_count
 from headrace.ingest.choices import Engine
 
 if TYPE_CHECKING:
-    from headrace.ingest.reshuffle import ReshuffleReport
+    from headrace.ingest.reshuffle import MoveReport, ReshuffleReport
     from headrace.ingest.shuffle_plan import Grouping
     from headrace.store.cache import TokenCache
 
@@ -100,6 +100,14 @@ def command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the cost, and do nothing.")
     ] = False,
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update",
+            help="With --by: write only the documents that are in another group than in OUTPUT, as"
+            " its next snapshot.",
+        ),
+    ] = False,
     repair: RepairOption = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete the contents of OUTPUT and start over.")
@@ -115,7 +123,8 @@ def command(
     same, bit for bit, for any memory, engine and workers.
 
     With `--by`, documents of a group lie together, shuffled among each other, as the buckets of a
-    run need it: each bucket then reads chunks of its own.
+    run need it: each bucket then reads chunks of its own. When their numbers have changed, `--update`
+    moves those that are in another group now, and writes nothing else.
 
     For example:
 
@@ -132,8 +141,10 @@ def command(
         headrace cache reshuffle cache grouped --by quality --edges 0.3,0.7
 
         headrace cache reshuffle cache grouped --by topic --attributes 'topic=topics/*.parquet'
+
+        headrace cache reshuffle cache grouped --by topic --attributes topic=new.parquet --update
     """
-    from headrace.ingest.reshuffle import reshuffle
+    from headrace.ingest.reshuffle import move_documents, reshuffle
     from headrace.ingest.shuffle_plan import ReshuffleConfig, cost_of
     from headrace.store import files
     from headrace.store.joined import open_cache
@@ -142,6 +153,16 @@ def command(
     source = open_cache(cache, settings=parse_format(format))
     groups = grouping(source, by, edges, quantiles, attributes or [])
     how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split, groups, pack)
+    if update:
+        if groups is None:
+            cure = "Say by what: --by NAME, or leave it out."
+            raise ConfigError("has no effect without --by", field="--update", value=True, cure=cure)
+        with kept_when_interrupted():
+            moved = move_documents(
+                source, output, how, engine=engine, workers=workers, restart=restart
+            )
+        say_json(moved.to_dict()) if as_json else say(_moved(moved))
+        return
     cost = cost_of(source, how)
     if dry_run:
         say_json(cost.to_dict()) if as_json else say(cost_in_words(cost))
@@ -219,6 +240,17 @@ def _numbers(flag: str, text: str | None) -> list[float] | None:
         raise ConfigError(
             "is not a list of numbers", field=flag, value=text, cure="E.g. 0.3,0.7."
         ) from None
+
+
+def _moved(report: MoveReport) -> str:
+    of = f"of {format_count(report.documents, 'document')}"
+    if not report.moved:
+        return f"{report.path}: none {of} is in another group; snapshot {report.snapshot} stays."
+    return (
+        f"{report.path}: {report.moved:,} {of} moved, {report.tokens:,} tokens, in"
+        f" {report.seconds:.1f} s.\nNew runs use snapshot {report.snapshot}; those that have begun"
+        " stay with theirs."
+    )
 
 
 def _summary(report: ReshuffleReport, cache: str) -> str:

@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 
 from headrace.data.document_numbers import DocumentNumbers
-from headrace.data.documents import DocumentFilter, remove_others
+from headrace.data.documents import DocumentFilter, remove, remove_others
 from headrace.data.filter_files import RANGE_BITS
 from headrace.data.pairs import refuse_parted_buckets
 from headrace.data.saved_filters import RemovedDocuments
@@ -233,7 +233,8 @@ def buckets_of(
     bounds = np.asarray(config.bounds)
     if config.quantiles is not None:
         every = np.concatenate([np.zeros(0), *chunks])
-        bounds = np.quantile(every, bounds, method="inverted_cdf") if every.size else bounds
+        there = every[~cache.moved_away.mask(0, every.size)]
+        bounds = np.quantile(there, bounds, method="inverted_cdf") if every.size else bounds
         chunks = iter([every])
     buckets = np.empty(cache.num_documents, np.uint8)
     at = 0
@@ -301,7 +302,9 @@ def without_others(
         same = (d for n, r, d in divided if n.same_as(numbers[name]) and r == rule)
         documents = next(same, None)
         if documents is None:
-            documents = _Divided.of(buckets_of(numbers[name], rule, path), config.count)
+            bucket = buckets_of(numbers[name], rule, path)
+            _fill(bucket, cache.moved_away)
+            documents = _Divided.of(bucket, config.count)
             divided.append((numbers[name], rule, documents))
         if name in of_pairs:
             refuse_parted_buckets(cache, documents.bucket, path, config.by)
@@ -311,10 +314,32 @@ def without_others(
             problem = f"leaves no document: the buckets of {cache.path} by {config.by} hold {sizes}"
             cure = "Leave out the edge, quantile or level that no document reaches."
             raise ConfigError(problem, field=f"{path}.keep", value=config.keep, cure=cure)
-        filtered = left_out[name] or DocumentFilter(Intervals.empty()).of(cache)
+        filtered = left_out[name]
+        others = documents.others(is_kept)
+        if filtered is None and others is not None:
+            left_out[name] = remove(cache, _with_moved(others, cache))
+            continue
+        filtered = filtered or DocumentFilter(Intervals.empty()).of(cache)
         is_other = partial(_is_other, is_kept, documents.bucket)
-        left_out[name] = remove_others(cache, filtered, is_other, documents.others(is_kept))
+        left_out[name] = remove_others(cache, filtered, is_other, others)
     return left_out
+
+
+def _fill(bucket: UInt8[np.ndarray, " n"], places: Intervals) -> None:
+    """Gives places without a document the bucket of the place before: no border lies there."""
+    of_range = bucket[np.maximum(places.start, 1) - 1]
+    numbers = places.numbers(np.arange(places.total))
+    bucket[numbers] = np.repeat(of_range, places.stop - places.start)
+
+
+def _with_moved(others: Intervals, cache: TokenCache) -> Intervals:
+    """What a bucket leaves out: few ranges, and between them the places whose documents moved."""
+    own = others.complement(cache.num_documents)
+    moved = [others]
+    for first, stop in zip(own.start.tolist(), own.stop.tolist(), strict=True):
+        inside = cache.moved_away.within(first, stop)
+        moved.append(Intervals(inside.start + first, inside.stop + first))
+    return Intervals.union(moved)
 
 
 @dataclass(frozen=True, eq=False)

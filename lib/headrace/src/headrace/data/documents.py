@@ -14,6 +14,7 @@ file: 1.5 GB/s.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections import deque
@@ -231,6 +232,7 @@ class DocumentFilter:
             stored = stored_documents(
                 cache, stored if isinstance(stored, Intervals) else stored.intervals()
             )
+            stored = Intervals.union([stored, cache.moved_away])
         return remove(cache, stored, listed, listed - documents.total, not_found)
 
     def of_numbers_in(self, cache: TokenCache) -> Intervals:
@@ -367,6 +369,40 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
     while flying:
         take()
     return Intervals(tokens[0::2], tokens[1::2])
+
+
+def digest_of_documents(cache: TokenCache, removed: RemovedDocuments) -> str:
+    """Digest of what is left of a cache: 32 hex digits. It depends on the parts in which documents
+    are left, and on which of theirs are; not on other parts, so a bucket of a store in groups keeps
+    its digest when documents move between others.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=20, parts=2)
+        >>> first = headrace.testing.tiny_cache(documents=20, parts=2).part_documents[0]
+        >>> removed = DocumentFilter(range(first)).of(cache)
+        >>> digest_of_documents(cache, removed) == digest_of_documents(cache, removed)
+        True
+    """
+    border = starts(cache.part_documents)
+    first, stop = border[:-1], border[1:]
+    is_whole = np.zeros(first.size, bool)
+    for some in removed.which.ranges():
+        at = np.searchsorted(some.start, first, side="right") - 1
+        ends = np.append(some.stop, 0)  # the last for parts before the first range
+        is_whole |= (first < stop) & (ends[at] >= stop)
+    digest = removed.documents_digest
+    if is_whole.any():
+        gone = Intervals(first[is_whole], stop[is_whole])
+        others = Intervals.union(removed.which.ranges()).without(gone)
+        before = starts(gone.stop - gone.start)
+        start, end = (
+            ends - before[np.searchsorted(gone.start, ends, side="left")]
+            for ends in (others.start, others.stop)
+        )
+        digest = Intervals(start, end).digest()
+    content = f"{cache.fingerprint_of(~is_whole)} {digest}"
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _chunk_runs(at: Int64[np.ndarray, " n"], chunk: int) -> Iterator[slice]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
@@ -30,7 +29,7 @@ from jaxtyping import Int64
 from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig, describe_columns, open_columns
 from headrace.data.dataset import PlannedDataset
-from headrace.data.documents import DocumentFilter, remove, remove_others
+from headrace.data.documents import DocumentFilter, digest_of_documents, remove, remove_others
 from headrace.data.further_rows import FurtherRows
 from headrace.data.pairs import refuse_pairs_in_a_stream
 from headrace.data.rows import Rows, RowSource
@@ -113,8 +112,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     @property
     def documents_digest(self) -> str:
-        left_out = f"{self.cache.fingerprint} {self.removal.documents_digest}"
-        return hashlib.sha256(left_out.encode()).hexdigest()[:32]
+        return digest_of_documents(self.cache, self.removal)
 
     @property
     def sources(self) -> Sequence[RowSource]:

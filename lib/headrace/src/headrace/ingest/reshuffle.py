@@ -38,11 +38,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 from msgspec import structs
 
 from headrace.errors import CacheError, ConfigError, PlanMismatchError, redact
@@ -61,6 +63,8 @@ from headrace.ingest.shuffle_parts import (
     run_name,
 )
 from headrace.ingest.shuffle_plan import (
+    STAYS,
+    Grouping,
     ReshuffleConfig,
     ShuffleSizes,
     cut_runs_and_slices,
@@ -84,13 +88,14 @@ from headrace.store.ledger import (
 )
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
-from headrace.store.snapshots import copy_removed, remove_snapshots
+from headrace.store.snapshots import add_appended, copy_removed, member_path, remove_snapshots
 
 PLAIN_FOLDER = "unshuffled"
 """Folder in the output where ``headrace build --shuffle`` keeps the plain cache
 until it is done.
 """
 _RUNS = "runs"
+_DOCUMENTS = 1 << 20  # that are looked up together
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,140 @@ def reshuffle(
             " plain caches."
         )
         raise ConfigError(problem, field="cache", value=cache.path, cure=cure)
+    report = _written(cache, output, how, engine, workers, restart, progress)
+    copy = TokenCache.open(output)
+    copy_removed(cache.removed(), copy.path, copy.as_member)
+    return report
+
+
+@dataclass(frozen=True)
+class MoveReport:
+    """The result of :func:`move_documents`: the ``snapshot`` of the store with them, how many
+    ``moved``, and their tokens.
+    """
+
+    path: str
+    snapshot: int
+    documents: int
+    moved: int
+    tokens: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def move_documents(
+    cache: TokenCache,
+    output: str,
+    how: ReshuffleConfig,
+    *,
+    engine: Engine = "auto",
+    workers: int | None = None,
+    restart: bool = False,
+    progress: bool = True,
+) -> MoveReport:
+    """Moves the documents of a store in groups that are in other groups now: its next snapshot has
+    them in parts of their own, and nothing else is written. Documents keep their numbers, and
+    earlier snapshots stay as they are.
+
+    Args:
+        cache: The cache of which the store is a copy.
+        output: Folder or URL of the store.
+        how: The groups as they are now, and limits. Seed, unit and size of parts are those of the
+            store.
+        engine: As for :func:`reshuffle`.
+        workers: As for :func:`reshuffle`.
+        restart: Start over what was interrupted.
+        progress: Show bars if stderr is a terminal.
+
+    Raises:
+        ConfigError: there is no store in groups, or one of another cache, or its documents are cut.
+        PlanMismatchError: what was interrupted had other groups.
+        CacheError: as for :func:`reshuffle`.
+
+    Example:
+        >>> import tempfile
+        >>> import headrace.testing
+        >>> from headrace.ingest.shuffle_plan import Grouping
+        >>> cache = headrace.testing.tiny_cache(documents=20)
+        >>> group = np.arange(20, dtype=np.uint8) % 2
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     how = ReshuffleConfig(7, groups=Grouping(group))
+        ...     _ = reshuffle(cache, folder, how, progress=False)
+        ...     group[:3] = 0
+        ...     how = ReshuffleConfig(7, groups=Grouping(group))
+        ...     moved = move_documents(cache, folder, how, progress=False)
+        ...     moved.snapshot, moved.moved, open_cache(folder).stored_at([1]).tolist()
+        (2, 1, [20])
+    """
+    began = time.monotonic()
+    store = _store_of(cache, output, how)
+    record = store.members[0].recorded_shuffle
+    assert record is not None
+    assert how.groups is not None
+    of_place = np.concatenate([_groups_of_places(member) for member in store.members])
+    group = np.full(cache.num_documents, STAYS, np.uint8)
+    moved = 0
+    for first in range(0, group.size, _DOCUMENTS):
+        numbers = np.arange(first, min(first + _DOCUMENTS, group.size))
+        places = store.stored_at(cache.originals(numbers))
+        new_group = how.groups.of_document[numbers]
+        moves = of_place[places] != new_group
+        group[numbers[moves]] = new_group[moves]
+        moved += int(np.count_nonzero(moves))
+    snapshot = store.snapshots[0].number
+    if not moved:
+        return MoveReport(output, snapshot, group.size, 0, 0, time.monotonic() - began)
+    groups = Grouping(group, how.groups.by, moved=True)
+    how = replace(
+        how, seed=record.seed, unit=record.unit, part_bytes=record.part_bytes, groups=groups
+    )
+    number = len(store.members)
+    folder = member_path(output, number)
+    _written(cache, folder, how, engine, workers, restart, progress)
+    member = TokenCache.open(folder).as_member
+    history = add_appended(output, store.members[0].as_member, number, member)
+    seconds = time.monotonic() - began
+    return MoveReport(output, history.newest, group.size, moved, member.tokens, seconds)
+
+
+def _store_of(cache: TokenCache, output: str, how: ReshuffleConfig) -> TokenCache:
+    """The newest snapshot of a store in groups that was made of a cache, with uncut documents."""
+    refused = partial(ConfigError, field="output", value=output)
+    if read_ledger(output) is None:
+        raise refused("holds no store yet", cure="Write it first: leave --update out.")
+    store = open_cache(output)
+    record = store.members[0].recorded_shuffle
+    if record is None or not record.groups or record.split or how.cut:
+        cure = "Write another copy: leave --update out, and --split."
+        raise refused("is no store in groups of whole documents", cure=cure)
+    earlier = cache.recorded_shuffle
+    if record.fingerprint != (cache.fingerprint if earlier is None else earlier.fingerprint):
+        raise refused(
+            f"is not a copy of {cache.path}", cure=f"Name the cache it was made of: {record.cache}."
+        )
+    return store
+
+
+def _groups_of_places(member: TokenCache) -> UInt8[np.ndarray, " documents"]:
+    """The group in which each document of a member lies."""
+    record = member.recorded_shuffle
+    if record is None or not record.groups:  # appended, and of no group
+        return np.full(member.num_documents, STAYS, np.uint8)
+    return np.repeat(np.arange(len(record.groups), dtype=np.uint8), record.groups)
+
+
+def _written(
+    cache: TokenCache,
+    output: str,
+    how: ReshuffleConfig,
+    engine: Engine,
+    workers: int | None,
+    restart: bool,
+    progress: bool,
+) -> ReshuffleReport:
+    """Writes a copy, or finishes it."""
     sizes_of(cache, how)
     _check_apart(cache.path, output)
     try:
@@ -183,12 +322,9 @@ def reshuffle(
             if old_ledger is not None and restart:
                 clear(output, old_ledger)
             work = Reshuffling(cache, output, how, engine, workers, progress, redact(cache.path))
-            report = work.run(held_lease)
+            return work.run(held_lease)
     except OSError as error:
         raise files.not_written(output, error) from error
-    copy = TokenCache.open(output)
-    copy_removed(cache.removed(), copy.path, copy.as_member)
-    return report
 
 
 def _check_apart(cache: str, output: str) -> None:
@@ -298,7 +434,8 @@ class Reshuffling:
         """Writes where documents lie, if it cannot be computed; what the ledger says of it."""
         if sizes.tables is None:
             return {}
-        return {"tables": write_tables(self.output, sizes.tables, sizes.stored_documents)}
+        documents = max(sizes.shuffle.documents, sizes.stored_documents)
+        return {"tables": write_tables(self.output, sizes.tables, documents, sizes.stored_documents)}
 
     def _build(
         self,
@@ -376,11 +513,17 @@ class Reshuffling:
             runs=np.asarray(recorded["runs"], np.int64),
             slices=np.asarray(recorded["slices"], np.int64),
             memory=sizes.memory,
-            counters=summed(part.extra for part in self.cache.whole_ledger.parts),
+            counters=self._counters(),
             snapshot=self.cache.snapshots[0].number,
             settings=self.cache.settings,
             pack=self.how.pack,
         )
+
+    def _counters(self) -> dict[str, Any]:
+        """What was counted when the cache was built; documents that moved were counted there."""
+        parts = self.cache.whole_ledger.parts
+        groups = self.how.groups
+        return summed(part.extra for part in parts) if groups is None or not groups.moved else {}
 
 
 def _recorded_runs(begun: Ledger | None) -> dict[str, Any]:
@@ -399,8 +542,9 @@ def _settings(sizes: ShuffleSizes) -> dict[str, Any]:
         "part_bytes": sizes.how.part_bytes,
     }
     if (groups := sizes.how.groups) is not None:
-        documents = np.bincount(groups.of_document).tolist()
+        documents = np.bincount(groups.of_document)[:STAYS].tolist()
         settings |= {"groups": documents, "groups_digest": groups.digest, "by": [*groups.by]}
+        settings |= {"moved": True} if groups.moved else {}
     if sizes.how.cut is not None:
         pieces = sizes.pieces
         settings |= {"split": sizes.split, "documents": pieces.documents, "pieces": pieces.record()}

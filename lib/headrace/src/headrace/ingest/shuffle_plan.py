@@ -47,6 +47,8 @@ _DOCUMENT_BYTES = 48  # of memory, beside 16 a ragged leaf: places and orders
 _BINS = 1 << 16
 _LENGTHS = 1 << 20  # documents
 _PAIRS = "chosen"
+STAYS = 255
+"""In place of a group: documents that are not written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +56,15 @@ class Grouping:
     """Groups of documents that are to lie together.
 
     Attributes:
-        of_document: The group of each document, in the order of the cache.
+        of_document: The group of each document, in the order of the cache; :data:`STAYS` if it is
+            not written.
         by: The options with which it was made, for the command that finishes the store.
+        moved: Whether only documents are written that moved from one group to another.
     """
 
     of_document: UInt8[np.ndarray, " documents"]
     by: tuple[str, ...] = ()
+    moved: bool = False
 
     @cached_property
     def digest(self) -> str:
@@ -171,7 +176,7 @@ class ShuffleSizes:
 
     @property
     def stored_documents(self) -> int:
-        """Pieces, and paddings of rows."""
+        """Pieces, unless only those are written that moved, and paddings of rows."""
         return int(self.edges[-1])
 
     @property
@@ -211,12 +216,14 @@ def cost_of(cache: TokenCache, how: ReshuffleConfig) -> ReshuffleCost:
     """
     sizes = sizes_of(cache, how)
     between = sizes.value_bytes
+    most = max(sizes.pieces.count, sizes.stored_documents)
+    whole = between * most // sizes.stored_documents
     return ReshuffleCost(
         cache.num_originals,
         sizes.pieces.count,
         cache.num_tokens,
         sizes.edges.size - 1,
-        2 * between,
+        whole + between,
         2 * between,
         between,
         sizes.memory,
@@ -279,7 +286,9 @@ def sizes_of(
     value_bytes = sum(elements[c.name] * c.dtype.itemsize for c in columns)
     value_bytes += 8 * ragged * stored
     if packs is None:
-        edges = _edges(_group_sizes(cache, how, pieces, unit), unit, value_bytes, how.part_bytes)
+        group_sizes = _group_sizes(cache, how, pieces, unit)
+        value_bytes = value_bytes * int(group_sizes.sum()) // stored
+        edges = _edges(group_sizes, unit, value_bytes, how.part_bytes)
     else:  # parts begin with chunks
         chunk_ends = np.append(packs.row_ends[rows_per_chunk - 1 : -1 : rows_per_chunk], stored)
         parts = min(-(-value_bytes // how.part_bytes), MAX_PARTS, chunk_ends.size)
@@ -341,6 +350,7 @@ def _group_sizes(
         )
     sizes = np.bincount(group)
     sizes += np.bincount(group[pieces.cut], np.diff(pieces.more), sizes.size).astype(np.int64)
+    sizes = sizes[:STAYS]
     return sizes[sizes > 0]
 
 
@@ -438,9 +448,8 @@ def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
         begin = int(sizes.pieces.first(np.array([first]))[0])
         numbers = np.arange(begin, begin + weight.size)
         stored = sizes.order.stored_at(numbers if earlier is None else earlier.originals(numbers))
-        weights += np.bincount(
-            np.searchsorted(bins, stored, side="right") - 1, weight, weights.size
-        )
+        bin_of_piece = np.searchsorted(bins, stored, side="right") - 1  # the last: stays
+        weights += np.bincount(bin_of_piece, weight, bins.size)[:-1]
         runs.add(np.bincount(pieces.document, weight, last - first).astype(np.int64))
     slices: list[int] = []
     edges = set(sizes.edges.tolist())

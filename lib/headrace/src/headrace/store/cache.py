@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from headrace.errors import (
     CacheCorruptError,
@@ -53,7 +54,7 @@ from headrace.store.ledger import (
 from headrace.store.ledger_table import ColumnTable
 from headrace.store.location import Location
 from headrace.store.missing import what_is_there
-from headrace.store.parts import Name, PartRecord, PartTable
+from headrace.store.parts import Name, PartRecord, PartTable, fingerprint_of_lines
 from headrace.store.snapshots import Member, Snapshot
 
 
@@ -229,9 +230,12 @@ class TokenCache:
     @property
     def num_originals(self) -> int:
         """Documents that numbers refer to: fewer than :attr:`num_documents`, which are stored, if
-        long ones were cut (``headrace cache reshuffle --split``).
+        long ones were cut (``headrace cache reshuffle --split``); none if its documents
+        :attr:`are_moved`.
         """
         record = self.recorded_shuffle
+        if record is not None and record.moved:
+            return 0
         return record.documents if record is not None and record.split else self.num_documents
 
     @property
@@ -270,6 +274,20 @@ class TokenCache:
         and documents.
         """
         return self._table.fingerprint
+
+    def fingerprint_of(self, parts: Bool[np.ndarray, " parts"]) -> str:
+        """The fingerprint of a cache of some of its parts.
+
+        Example:
+            >>> import headrace.testing
+            >>> cache = headrace.testing.tiny_cache(parts=2)
+            >>> cache.fingerprint_of(np.array([True, True])) == cache.fingerprint
+            True
+        """
+        if parts.all():
+            return self.fingerprint
+        lines = self._table.digest_lines().split(b"\n")
+        return fingerprint_of_lines(b"\n".join(compress(lines, parts.tolist())))
 
     @property
     def as_member(self) -> Member:
@@ -359,6 +377,19 @@ class TokenCache:
     def is_shuffled(self) -> bool:
         """Whether stored positions of documents differ from their numbers."""
         return self.recorded_shuffle is not None
+
+    @property
+    def are_moved(self) -> bool:
+        """Whether its documents are those of an earlier member of a snapshot, in other groups, with
+        the numbers that they have there (``headrace cache reshuffle --update``).
+        """
+        record = self.recorded_shuffle
+        return record is not None and record.moved
+
+    @property
+    def moved_away(self) -> Intervals:
+        """Stored positions that are no longer those of a document: a later member has it."""
+        return Intervals.empty()
 
     @property
     def is_mixed(self) -> bool:

@@ -26,14 +26,19 @@ def table_url(root: str, name: str) -> str:
     return files.join(root, f"{name}.bin")
 
 
-def write_tables(root: str, groups: DocumentGroups, documents: int) -> dict[str, dict[str, Any]]:
-    """Writes the tables of a store; returns their records for its ledger."""
+def write_tables(
+    root: str, groups: DocumentGroups, documents: int, stored: int
+) -> dict[str, dict[str, Any]]:
+    """Writes the tables of a store, which may have some of the documents only, those with the first
+    places; returns their records for its ledger.
+    """
     records: dict[str, dict[str, Any]] = {}
-    for name, table in zip(TABLES, (groups.place_of, groups.number_at), strict=True):
+    tables = (groups.place_of, groups.number_at)
+    for name, table, size in zip(TABLES, tables, (documents, stored), strict=True):
         writer = VectorWriter(table_url(root, name), table[0:1].dtype.str, _WHAT)
         try:
-            for first in range(0, documents, _BLOCK):
-                writer.append(table[first : min(first + _BLOCK, documents)])
+            for first in range(0, size, _BLOCK):
+                writer.append(table[first : min(first + _BLOCK, size)])
             records[name] = writer.finish()
         except BaseException:
             writer.abort()

@@ -20,6 +20,7 @@ from jaxtyping import Int64
 from msgspec.structs import replace
 
 from headrace.errors import CacheError, CacheMissingError, ConfigError
+from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store import files
 from headrace.store.arrays import ArrayList
@@ -113,13 +114,62 @@ class JoinedCache(TokenCache):
     def _first_stored(self) -> Int64[np.ndarray, " m1"]:
         return starts([cache.num_documents for cache in self._members])
 
+    @cached_property
+    def _moved_from(self) -> dict[int, list[int]]:
+        """The members with documents that moved, by the member in which these were first."""
+        moved: dict[int, list[int]] = {}
+        first = 0
+        for snapshot in self.snapshots:
+            later = range(first + 1, min(first + len(snapshot.members), len(self._members)))
+            moved[first] = [number for number in later if self._members[number].are_moved]
+            first = later.stop
+        return moved
+
+    @cached_property
+    def moved_away(self) -> Intervals:
+        away = [
+            Intervals(cache.moved_away.start + first, cache.moved_away.stop + first)
+            for cache, first in zip(self._members, self._first_stored.tolist(), strict=False)
+        ]
+        for first, moved in self._moved_from.items():
+            for earlier, member in enumerate(moved):
+                cache = self._members[member]
+                originals = cache.originals(np.arange(cache.num_documents))
+                places = self._stored_at(first, originals, moved[:earlier])
+                away.append(Intervals.of_numbers(places))
+        return Intervals.union(away)
+
     def stored_at(self, originals: np.ndarray | Sequence[int]) -> np.ndarray:
-        borders = self._first_originals, self._first_stored
-        return self._by_member(originals, *borders, lambda cache, some: cache.stored_at(some))
+        def stored_in(number: int, some: np.ndarray) -> np.ndarray:
+            return self._stored_at(number, some, self._moved_from.get(number, []))
+
+        return self._by_member(originals, self._first_originals, stored_in)
+
+    def _stored_at(
+        self, number: int, originals: Int64[np.ndarray, " n"], moved: Sequence[int]
+    ) -> Int64[np.ndarray, " m"]:
+        """Stored positions of documents of a member, of which some are in later members."""
+        first_stored = self._first_stored
+        places = self._members[number].stored_at(originals) + first_stored[number]
+        for later in moved:
+            cache = self._members[later]
+            of_later = cache.stored_at(originals)
+            is_there = of_later < cache.num_documents
+            places[is_there] = of_later[is_there] + first_stored[later]
+        return places
 
     def originals(self, stored: np.ndarray | Sequence[int]) -> np.ndarray:
-        borders = self._first_stored, self._first_originals
-        return self._by_member(stored, *borders, lambda cache, some: cache.originals(some))
+        def originals_in(number: int, some: np.ndarray) -> np.ndarray:
+            return self._members[number].originals(some) + self._first_number(number)
+
+        return self._by_member(stored, self._first_stored, originals_in)
+
+    def _first_number(self, member: int) -> int:
+        """The number of the first document of a member; of one with documents that moved, that of
+        the member in which they were first.
+        """
+        first = (first for first, moved in self._moved_from.items() if member in moved)
+        return int(self._first_originals[next(first, member)])
 
     def original(self, place: int) -> OriginalDocument:
         first = self._first_stored
@@ -128,8 +178,8 @@ class JoinedCache(TokenCache):
         one = cache.original(place - int(first[number]))
         part = _part_name(cache, one.part)
         records = [{**file, "part": part} for file in one.files]
-        documents_before = int(self._first_originals[number])
-        return replace_fields(one, number=documents_before + one.number, part=part, files=records)
+        whole_number = self._first_number(number) + one.number
+        return replace_fields(one, number=whole_number, part=part, files=records)
 
     def check_unit(self, unit: int) -> None:
         for cache in self._members:
@@ -139,10 +189,9 @@ class JoinedCache(TokenCache):
         self,
         numbers: np.ndarray | Sequence[int],
         first: Int64[np.ndarray, " m1"],
-        first_moved: Int64[np.ndarray, " m1"],
-        move: Callable[[TokenCache, np.ndarray], np.ndarray],
+        move: Callable[[int, np.ndarray], np.ndarray],
     ) -> np.ndarray:
-        """Maps numbers within the cache that they belong to, neighbours in one cache together."""
+        """Maps numbers within the member that they belong to, neighbours in one member together."""
         numbers = np.asarray(numbers, np.int64)
         member = np.searchsorted(first[1:-1], numbers, side="right")
         borders = np.flatnonzero(np.diff(member)) + 1
@@ -152,8 +201,7 @@ class JoinedCache(TokenCache):
             np.split(numbers, borders),
             strict=False,
         ):
-            cache = self._members[number]
-            moved.append(move(cache, some - first[number]) + first_moved[number])
+            moved.append(move(number, some - first[number]))
         return np.concatenate(moved)
 
     def opening_requests(self, hosts: int) -> int:

@@ -73,11 +73,12 @@ belong to (that cache or, if it was shuffled itself, its original) the ``fingerp
 ``split``, the number of the original's ``documents``, and their ``pieces``
 (:meth:`~headrace.order.document_pieces.DocumentPieces.record`). If they were grouped: the number of
 stored documents of each of the ``groups``, the options ``by`` which they were made, the digest of
-the group of each document, and the records of its ``tables`` (:mod:`headrace.store.grouped`). If
-they were packed: the tokens of a row (``pack``, and ``split``), the tokens of its ``padding``, the
-most documents in a row, and the ``tables``.
+the group of each document, and the records of its ``tables`` (:mod:`headrace.store.grouped`);
+``moved``, if it has only documents that are in other groups than in the cache to which it was
+appended. If they were packed: the tokens of a row (``pack``, and ``split``), the tokens of its
+``padding``, the most documents in a row, and the ``tables``.
 """
-GROUPED = ("groups", "by", "groups_digest", "tables")
+GROUPED = ("groups", "by", "groups_digest", "tables", "moved")
 """The last of these."""
 
 
@@ -101,6 +102,7 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
     by: list[str] = []
     groups_digest: str = ""
     tables: dict[str, dict[str, Any]] = {}
+    moved: bool = False
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

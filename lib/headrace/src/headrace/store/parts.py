@@ -134,4 +134,9 @@ class PartTable(Sequence[PartRecord]):
         """Identifies the content: tokens, documents, other leaves, and the borders of parts, which
         rows of tokens never cross. Chunks, codecs and counters are not part of it.
         """
-        return "sha256:" + hashlib.sha256(self.digest_lines()).hexdigest()
+        return fingerprint_of_lines(self.digest_lines())
+
+
+def fingerprint_of_lines(lines: bytes) -> str:
+    """The fingerprint of parts, from their :meth:`PartTable.digest_lines`."""
+    return "sha256:" + hashlib.sha256(lines).hexdigest()

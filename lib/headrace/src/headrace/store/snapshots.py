@@ -161,6 +161,14 @@ class Snapshot:
         return [member_path(self.path, number) for number in self.members]
 
     @property
+    def moves_documents(self) -> bool:
+        """Whether a member has documents that moved from one group to another: tokens without a
+        number of their own.
+        """
+        members = self.history.members[self.members.start : self.members.stop]
+        return any(member.tokens and not member.documents for member in members)
+
+    @property
     def changes(self) -> Sequence[Change]:
         """What made it, from the built cache on."""
         return self.history.changes[: self.number - 1]
@@ -253,6 +261,13 @@ def choose_snapshot(
             field=field,
             value=number,
             cure=f"Name others: headrace cache inspect {path} shows what was appended.",
+        )
+    if after and snapshot.moves_documents:
+        raise ConfigError(
+            f"has documents of {path} in other groups, and not further ones",
+            field=field,
+            value=number,
+            cure="Name it without another before it: as a component of a new run.",
         )
     return snapshot
 

@@ -475,8 +475,9 @@ def _scattered_buckets(plan: RunPlan) -> Iterator[_Advice]:
 
 
 def grouping_commands(components: Mapping[str, ComponentConfig]) -> dict[str, str]:
-    """The command that groups the documents of each source with buckets, by the source's name;
-    nothing for sources whose cache is in such groups, or that no command can group.
+    """The command that groups the documents of each source with buckets, by the source's name; for
+    a cache in such groups, the command that moves documents to the groups in which they are now.
+    Nothing for sources that no command can group.
     """
     commands: dict[str, str] = {}
     for name, component in components.items():
@@ -490,10 +491,13 @@ def grouping_commands(components: Mapping[str, ComponentConfig]) -> dict[str, st
         if attribute is not None:
             by += ["--attributes", f"{buckets.by}={attribute.as_option()}"]
         ledger = read_ledger(cache)
-        if ledger is not None and ledger.metadata.get(SHUFFLED, {}).get("by") == by:
-            continue
-        output = f"{cache.rstrip('/')}-by-{PurePath(buckets.by).stem}"
-        command = ["headrace", "cache", "reshuffle", cache, output, *by]
+        shuffled = {} if ledger is None else ledger.metadata.get(SHUFFLED, {})
+        if shuffled.get("by", [])[:2] == by[:2] and shuffled["cache"] is not None:
+            caches = [shuffled["cache"], cache]
+            by.append("--update")
+        else:
+            caches = [cache, f"{cache.rstrip('/')}-by-{PurePath(buckets.by).stem}"]
+        command = ["headrace", "cache", "reshuffle", *caches, *by]
         commands.setdefault(name.rpartition("/")[0] or name, shlex.join(command))
     return commands
 

@@ -1,0 +1,271 @@
+"""``headrace cache reshuffle --update``: documents whose group changed move, and nothing else does."""
+
+import json
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import LmDataConfig, load_config, open_run
+from headrace.errors import ConfigError
+from headrace.ingest import ReshuffleConfig, reshuffle
+from headrace.ingest.reshuffle import MoveReport, move_documents
+from headrace.ingest.shuffle_plan import Grouping
+from headrace.order.intervals import Intervals
+from headrace.store import CacheLayout, TokenCache, open_cache, verify
+from headrace.store.snapshots import remove_documents
+from headrace.testing import tiny_cache, write_cache
+
+DOCUMENTS = 6000
+
+
+def numbered_cache(folder: Path, lengths: list[int], chunk: int = 64) -> TokenCache:
+    """Document k has the tokens k."""
+    halves = np.array_split(np.arange(len(lengths)), 2)
+    documents = [[np.full(lengths[k], k) for k in some.tolist()] for some in halves]
+    return write_cache(folder, documents, vocab_size=60_000, layout=CacheLayout("uint16", chunk, 4))
+
+
+def groups_of(group: np.ndarray) -> ReshuffleConfig:
+    return ReshuffleConfig(0, groups=Grouping(group.astype(np.uint8), ("--by", "score")))
+
+
+def moved(cache: TokenCache, store: Path, group: np.ndarray) -> MoveReport:
+    return move_documents(cache, str(store), groups_of(group), engine="inline", progress=False)
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_documents_move_to_their_groups_and_keep_their_numbers(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("moved")
+    documents = data.draw(st.integers(2, 40))
+    groups = st.lists(st.integers(0, 4), min_size=documents, max_size=documents)
+    marks = st.lists(st.booleans(), min_size=documents, max_size=documents)
+    cache = numbered_cache(folder / "cache", [k % 7 + 1 for k in range(documents)])
+    store = folder / "store"
+    group = np.array(data.draw(groups))
+    reshuffle(cache, str(store), groups_of(group), engine="inline", progress=False)
+    snapshot = 1
+    for _ in range(data.draw(st.integers(1, 3))):
+        before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+        new_group = np.where(data.draw(marks), np.array(data.draw(groups)), group)
+        report = moved(cache, store, new_group)
+        assert report.moved == np.count_nonzero(group != new_group)
+        snapshot += report.moved > 0
+        assert report.snapshot == snapshot
+        group = new_group
+        changed = {path.name for path, raw in before.items() if path.read_bytes() != raw}
+        assert changed <= {"snapshots.json"}
+    copy = open_cache(store)
+    numbers = np.arange(documents)
+    places = copy.stored_at(numbers)
+    assert copy.num_originals == documents
+    assert (copy.originals(places) == numbers).all()
+    assert [copy.document(place)[0] for place in places.tolist()] == numbers.tolist()
+    # Every other place is one that a document left
+    away = copy.moved_away
+    assert away.total + documents == copy.num_documents
+    assert not away.has(places).any()
+    # Each part has documents of one group, but for those
+    for first, stop in pairwise(np.cumsum([0, *copy.part_documents]).tolist()):
+        there = places[(places >= first) & (places < stop)]
+        assert np.unique(group[copy.originals(there)]).size <= 1
+    assert all(verify(path, deep=True).damages == [] for path in copy.snapshots[0].paths)
+
+
+BUCKETS = "by: score, edges: [1, 2, 3], names: [a, b, c, d], weights: [4, 3, 2, 1]"
+
+
+class Scored:
+    """A store in four groups by the numbers in a file, the config of a run in buckets by them, and
+    the same with another file, in which a tenth of the documents have another number.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        rng = np.random.default_rng(0)
+        self.folder = folder
+        self.lengths = rng.integers(1, 60, DOCUMENTS)
+        self.cache = numbered_cache(folder / "cache", self.lengths.tolist(), chunk=512)
+        self.score = np.arange(DOCUMENTS) % 4
+        self.moves = (rng.random(DOCUMENTS) < 0.13) & (self.score < 3)  # none to or from the last
+        self.later = np.where(self.moves, (self.score + 1) % 3, self.score)
+        np.save(folder / "score.npy", self.score)
+        np.save(folder / "later.npy", self.later)
+        self.store = f"{folder}/store"
+
+    def command(self, scores: str) -> list[str]:
+        options = ["--by", "score", "--attributes", f"score={self.folder}/{scores}.npy"]
+        return ["cache", "reshuffle", self.cache.path, self.store, *options]
+
+    def overrides(self, scores: str) -> list[str]:
+        web = f"cache: {self.store}, attributes: {{score: {self.folder}/{scores}.npy}}"
+        split = "validation: {one_in: 50, by: documents}, shuffle: {strands: 2}"
+        web = f"components.web={{{web}, {split}, buckets: {{{BUCKETS}}}}}"
+        return ["seq_len=64", "batch_size=16", "num_steps=120", "prefetch_bytes=28000", web]
+
+    def config(self, scores: str) -> LmDataConfig:
+        return load_config(overrides=self.overrides(scores))
+
+
+@pytest.fixture
+def scored(tmp_path, headrace) -> Scored:
+    scored = Scored(tmp_path)
+    assert headrace(*scored.command("score")).code == 0
+    return scored
+
+
+def documents_of(config: LmDataConfig) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The documents of each bucket, and those that are held out."""
+    train = {
+        name: np.unique(rows.read(np.arange(len(rows))).tokens)
+        for name, rows in config.datasets().items()
+    }
+    held_out = [
+        np.unique(rows.read(np.arange(len(rows))).tokens)
+        for rows in config.validation_datasets().values()
+    ]
+    return train, np.unique(np.concatenate(held_out))
+
+
+def reads_and_documents(config: LmDataConfig) -> tuple[int, np.ndarray]:
+    """Chunks that a run reads, and the documents that it trains on."""
+    with config.loader() as loader, loader.iter_from_step(0) as batches:
+        trained = [np.unique(np.asarray(batch.tokens)) for batch in batches]
+        return loader.stats().reads.block_fetches, np.unique(np.concatenate(trained))
+
+
+def test_buckets_read_chunks_of_their_own_again_and_hold_outs_stay(scored, headrace):
+    _, held_out = documents_of(scored.config("score"))
+    reads, _ = reads_and_documents(scored.config("score"))
+    reads_of_scattered, _ = reads_and_documents(scored.config("later"))
+    said = headrace(*scored.command("later"), "--update", "--json")
+    assert said.code == 0, said
+    report = json.loads(said.out)
+    assert report["moved"] == scored.moves.sum()
+    assert report["tokens"] == scored.lengths[scored.moves].sum()
+    assert open_cache(scored.store).members[1].num_tokens == report["tokens"]
+    train, held_out_later = documents_of(scored.config("later"))
+    for bucket, documents in enumerate(train.values()):
+        assert (scored.later[documents] == bucket).all()
+        expected = np.flatnonzero(scored.later == bucket)
+        assert np.intersect1d(documents, expected).size > 0.98 * expected.size  # some fill no row
+    assert np.isin(held_out_later, held_out).mean() > 0.95  # some fill no row
+    # A tenth of each chunk is gone, and the last chunk of each part is not full
+    reads_of_moved, trained = reads_and_documents(scored.config("later"))
+    assert not np.isin(trained, held_out).any()
+    assert reads_of_moved <= 1.25 * reads
+    assert reads_of_scattered > 1.2 * reads_of_moved
+
+
+def test_a_bucket_between_which_nothing_moved_keeps_its_digest(scored, headrace):
+    open_run(f"{scored.folder}/run", scored.config("score"))
+    assert headrace(*scored.command("later"), "--update").code == 0
+    source = scored.overrides("later")
+    (scored.folder / "run.yaml").write_text("seq_len: 64\n")
+    tree = headrace(
+        "run",
+        "tree",
+        f"{scored.folder}/run.yaml",
+        *source,
+        "--like",
+        f"{scored.folder}/run",
+        "--json",
+    )
+    facts = json.loads(tree.out)
+    like = {name: one["like"] for name, one in facts["sources"].items()}
+    assert like == {"web/a": [], "web/b": [], "web/c": [], "web/d": ["web/d"]}
+
+
+def test_the_same_command_again_moves_nothing_and_one_that_was_killed_goes_on(scored, headrace):
+    command = [*scored.command("later"), "--update"]
+    assert headrace(*command).code == 0
+    files = {path: path.read_bytes() for path in Path(scored.store).rglob("*") if path.is_file()}
+    again = headrace(*command)
+    assert "none of 6,000 documents is in another group" in again.out
+    # Killed before it was listed
+    (Path(scored.store) / "snapshots.json").unlink()
+    (Path(scored.store) / "appended/1/parts/00001/part.json").unlink()
+    assert headrace(*command).code == 0
+    now = {path: path.read_bytes() for path in Path(scored.store).rglob("*") if path.is_file()}
+    assert now == files
+
+
+def test_check_names_the_command_that_moves_documents(scored, headrace):
+    (scored.folder / "run.yaml").write_text("seq_len: 64\n")
+
+    def check(*overrides: str) -> list[dict[str, str]]:
+        run = f"{scored.folder}/run.yaml"
+        done = headrace("config", "check", run, *overrides, "--json")
+        findings = json.loads(done.out)["findings"]
+        return [one for one in findings if one["rule"] == "scattered_buckets"]
+
+    assert check(*scored.overrides("score")) == []
+    (finding,) = check(*scored.overrides("later"))
+    words = shlex.split(finding["cure"].partition("headrace ")[2])
+    assert words[-1] == "--update"
+    said = headrace(*words)
+    assert said.code == 0, said
+    assert check(*scored.overrides("later")) == []
+
+
+def test_a_run_that_has_begun_keeps_its_snapshot(scored, headrace):
+    run = f"{scored.folder}/run"
+    open_run(run, scored.config("score"))
+    assert headrace(*scored.command("later"), "--update").code == 0
+    with open_run(run, scored.config("score")).loader() as loader:
+        assert {cache.num_documents for cache in loader.dataset.caches()} == {DOCUMENTS}
+    overrides = [*scored.overrides("score"), "amendments=[{step: 50, caches: {web: 2}}]"]
+    with pytest.raises(ConfigError, match="moves documents of"):
+        load_config(overrides=overrides).dataset()
+    overrides = ["seq_len=64", "batch_size=8"]
+    overrides.append(f"components.a={{cache: {scored.store}, snapshot: 2, after: 1}}")
+    with pytest.raises(ConfigError, match="in other groups, and not further ones"):
+        load_config(overrides=overrides).dataset()
+
+
+def test_documents_that_are_removed_stay_removed(scored, headrace):
+    gone = np.flatnonzero(scored.moves)[1:4]
+    store = open_cache(scored.store)
+    remove_documents(scored.store, store.members[0].as_member, Intervals.of_numbers(gone[:2]))
+    assert headrace(*scored.command("later"), "--update").code == 0
+    store = open_cache(scored.store)
+    remove_documents(scored.store, store.members[0].as_member, Intervals.of_numbers(gone))
+    assert open_cache(scored.store).removed().total == 3
+    with scored.config("later").loader() as loader, loader.iter_from_step(0) as batches:
+        for batch in batches:
+            assert not np.isin(np.asarray(batch.tokens), gone).any()
+    shown = headrace("cache", "inspect", scored.store, "--json")
+    assert json.loads(shown.out)["documents"] == DOCUMENTS
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (["--update"], "--update = True: has no effect without --by"),
+        (["--update", "--by", "length", "--edges", "9"], "output = .*: holds no store yet"),
+    ],
+)
+def test_what_cannot_be_updated_is_named(tmp_path, headrace, change, problem):
+    cache = tiny_cache(tmp_path / "cache", documents=20)
+    done = headrace("cache", "reshuffle", cache.path, f"{tmp_path}/store", *change)
+    assert done.code == 2
+    assert re.search(problem, " ".join(done.err.split())), done.err
+    assert not (tmp_path / "store").exists()
+
+
+def test_stores_of_another_kind_or_cache_are_refused(tmp_path, headrace):
+    cache = tiny_cache(tmp_path / "cache", documents=20)
+    other = tiny_cache(tmp_path / "other", documents=20, seed=1)
+    by = ["--by", "length", "--edges", "9"]
+    store = f"{tmp_path}/store"
+    assert headrace("cache", "reshuffle", cache.path, store).code == 0
+    done = headrace("cache", "reshuffle", cache.path, store, *by, "--update")
+    assert "is no store in groups" in " ".join(done.err.split())
+    assert headrace("cache", "reshuffle", cache.path, f"{store}2", *by).code == 0
+    done = headrace("cache", "reshuffle", other.path, f"{store}2", *by, "--update")
+    assert "is not a copy of" in " ".join(done.err.split())
