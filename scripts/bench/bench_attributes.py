@@ -1,9 +1,12 @@
-"""What attributes cost: joining one, seconds of CPU and memory for as many ids as documents; and two
-hundred buckets by one, reads of each stored chunk and what a run knows before its first row.
+"""What attributes cost: joining one, seconds of CPU and memory for as many ids as documents; two
+hundred buckets by one, reads of each stored chunk and what a run knows before its first row; and
+what is written when a tenth of the documents moves to another bucket.
 
     python scripts/bench/bench_attributes.py --only join --check --json docs/bench/attributes.json
     python scripts/bench/bench_attributes.py --only buckets --check --json
         docs/bench/attributes_buckets.json
+    python scripts/bench/bench_attributes.py --only moves --check --json
+        docs/bench/attributes_moves.json
 
 A cache of 1e8 documents (``--quick``: 1e6), of which only ids can be read (texts of 16 bytes, made
 as they are asked for), and Parquet files with as many rows, in another order, of an id and a
@@ -15,6 +18,11 @@ Buckets: forged lengths of 1 to 2,000 tokens, equal weights, in a store as it is
 (``--quick``: 3e5) in rows of 2,048 tokens, batches of 256, two strands a bucket, memory for 1,024 of
 the 15,000 chunks (``--quick``: of 4,600), as ``headrace config simulate`` forecasts them. Seconds
 and bytes are those of 1e8 documents (``--quick``: 1e6) in groups, without the leaf with the scores.
+
+Moves: a store of 1e5 documents (``--quick``: 1e4) of 1 to 2,000 tokens in 20 groups, of which a tenth
+moves, as ``headrace cache reshuffle --by --update`` does it. Bytes are those of the files that are
+new, over those of the tokens that moved. Reads are those of a pass in 20 buckets, in chunks of
+8,192 tokens, with memory for 256 of them.
 """
 
 from __future__ import annotations
@@ -39,6 +47,8 @@ from _common import Report, run_bench
 from headrace import LmDataConfig, load_config
 from headrace.analysis.simulate.forecast import RunSteps, simulate
 from headrace.data.attributes import AttributeConfig, open_attribute
+from headrace.ingest.reshuffle import move_documents, reshuffle
+from headrace.ingest.shuffle_plan import Grouping, ReshuffleConfig
 from headrace.order.permutation import Feistel
 from headrace.store import files
 from headrace.store.cache import TokenCache
@@ -47,12 +57,15 @@ from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
 from headrace.store.parts import LeafRecord, PartRecord
 from headrace.store.plain import ComputedArray, array_in_memory
+from headrace.testing import write_cache
 
 WIDTH = 16
 BUCKETS = 200
 SEQ_LEN = 2048
 BATCH = 256
 CHUNK = 65_536
+MOVE_GROUPS = 20
+MOVE_CHUNK = 8_192
 MEMORY = 1024 * CHUNK * 2
 TOKENIZER = {
     "path": "forged",
@@ -213,14 +226,75 @@ def measure_buckets(report: Report, documents: int, read_documents: int) -> None
     report.bar("MiB to start", most / 2**20, at_most=max(500.0 * share, 50.0))
 
 
+def move_reads(
+    store: str, group: np.ndarray, folder: str, tokens: int, block_chunks: int = 1
+) -> float:
+    """Reads of each chunk in a pass over a store in buckets by group."""
+    numbers = f"{folder}/group.npy"
+    np.save(numbers, group)
+    edges = [*range(1, MOVE_GROUPS)]
+    rows = block_chunks * MOVE_CHUNK // SEQ_LEN
+    shuffle = f"{{strands: 2, io_block_size: {rows}}}"
+    source = f"cache: {store}, shuffle: {shuffle}, buckets: {{by: {numbers}, edges: {edges}}}"
+    config = load_config(
+        overrides=[f"seq_len={SEQ_LEN}", "batch_size=64", f"components.a={{{source}}}"]
+    )
+    dataset: Any = config.dataset()
+    steps = RunSteps(num_steps=tokens // (SEQ_LEN * 64), max_rows=1 << 30)
+    memory = 256 * MOVE_CHUNK * 2
+    forecast = simulate(dataset, dataset.batch_schedule, hosts=[1], cache_bytes=memory, steps=steps)
+    return forecast.by_hosts[0].block_fetches * MOVE_CHUNK / tokens
+
+
+def measure_moves(report: Report, documents: int) -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 2001, documents)
+    group = rng.integers(0, MOVE_GROUPS, documents).astype(np.uint8)
+    moves = rng.random(documents) < 0.1
+    later = np.where(moves, (group + rng.integers(1, MOVE_GROUPS, documents)) % MOVE_GROUPS, group)
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [
+            [rng.integers(0, 50_000, size).astype(np.uint16) for size in some]
+            for some in np.array_split(lengths, 4)
+        ]
+        layout = CacheLayout("uint16", MOVE_CHUNK)
+        cache = write_cache(f"{folder}/cache", parts, vocab_size=50_000, layout=layout)
+        store = f"{folder}/store"
+        tokens = cache.num_tokens
+        how = ReshuffleConfig(0, groups=Grouping(group))
+        reshuffle(cache, store, how, progress=False)
+        reads = [move_reads(store, one, folder, tokens) for one in (group, later)]
+        bytes_before = files.tree_bytes(store)
+        how = ReshuffleConfig(0, groups=Grouping(later.astype(np.uint8)))
+        begin = time.perf_counter()
+        moved = move_documents(cache, store, how, progress=False)
+        seconds = time.perf_counter() - begin
+        written = (files.tree_bytes(store) - bytes_before) / (2 * moved.tokens)
+        reads += [move_reads(store, later, folder, tokens, chunks) for chunks in (1, 4)]
+    report.table(
+        f"A tenth of {documents:,} documents moves",
+        ["moved", "seconds", "bytes written over theirs"],
+        [[f"{moved.moved:,}", seconds, written]],
+    )
+    report.table(
+        "Reads of each stored chunk in a pass",
+        ["before", "in the store as it was", "moved", "moved, blocks of 4 chunks"],
+        [reads],
+    )
+    report.bar("bytes written over those of what moved", written, at_most=1.3)
+    report.bar("reads of a chunk after the move, blocks of 4 chunks", reads[3], at_most=1.3)
+
+
 def largest_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
-    if args.only != "buckets":
+    if args.only in (None, "join"):
         measure_join(args, report)  # first: a process's largest size never shrinks
-    if args.only != "join":
+    if args.only in (None, "moves"):
+        measure_moves(report, 10_000 if args.quick else 100_000)
+    if args.only in (None, "buckets"):
         many = 1_000_000 if args.quick else 100_000_000
         measure_buckets(report, many, 300_000 if args.quick else 1_000_000)
 
@@ -257,7 +331,7 @@ def measure_join(args: argparse.Namespace, report: Report) -> None:
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", choices=["join", "buckets"], help="leave the other out")
+    parser.add_argument("--only", choices=["join", "buckets", "moves"], help="one only")
     parser.add_argument("--documents", type=int, default=100_000_000, help="documents and ids")
 
 

@@ -101,9 +101,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> TokenCache:
 BUCKETS = "buckets: {by: score, edges: [0.25, 0.5, 0.75], weights: [4, 3, 2, 1]}"
 
 
-def overrides_of(cache: str, steps: int) -> list[str]:
+def overrides_of(cache: str, steps: int, memory: int = 60_000) -> list[str]:
     web = f"components.web={{cache: {cache}, shuffle: {{strands: 2}}, {BUCKETS}}}"
-    settings = ["seq_len=64", "batch_size=16", f"num_steps={steps}", "prefetch_bytes=60000"]
+    settings = ["seq_len=64", "batch_size=16", f"num_steps={steps}", f"prefetch_bytes={memory}"]
     return [*settings, web]
 
 
@@ -256,31 +256,65 @@ def test_groups_of_another_number_of_documents_are_refused(tmp_path):
         grouped(cache, tmp_path / "copy", np.zeros(3))
 
 
-@pytest.mark.parametrize("way", ["leaf", "quantiles", "attribute"])
-def test_check_says_what_buckets_cost_and_its_cure_works(cache, tmp_path, headrace, way):
-    np.save(tmp_path / "scores.npy", np.arange(3000) % 4)
-    buckets = {
-        "leaf": BUCKETS,
-        "quantiles": "buckets: {by: score, quantiles: [0.3, 0.6]}",
-        "attribute": f"attributes: {{kind: {tmp_path}/scores.npy}}, "
-        "buckets: {by: kind, edges: [1, 3]}",
-    }[way]
+@pytest.mark.parametrize(
+    ("way", "buckets"),
+    [
+        ("leaf", BUCKETS),
+        ("quantiles", "buckets: {by: score, quantiles: [0.3, 0.6]}"),
+        ("attribute", "attributes: {kind: scores.npy}, buckets: {by: kind, edges: [1, 3]}"),
+        ("levels", "buckets: {by: scores.npy, levels: [1, 2, 3]}"),
+        ("caches", "buckets: {by: score, edges: [0.25, 0.5], weights: [4, 2, 1]}"),
+        ("format", "buckets: {by: scores.npy, edges: [1, 2], weights: [4, 2, 1]}"),
+    ],
+)
+def test_check_says_what_buckets_cost_and_its_cure_works(
+    cache, tmp_path, headrace, monkeypatch, way, buckets
+):
+    monkeypatch.chdir(tmp_path)
+    np.save("scores.npy", np.arange(3000) % 4)
+    shutil.copytree(cache.path, "plain")
+    paths = "plain"
+    extra = ""
+    if way == "caches":
+        shutil.copytree(cache.path, "more")
+        paths = "[plain, more]"
+    if way == "format":
+        assert headrace("cache", "convert", "plain", "exported").code == 0
+        paths = "exported"
+        extra = "format: {name: levanter, eos_id: 0}, "
+    Path("run.yaml").write_text("seq_len: 64\n")
 
-    def check(path: str) -> list[dict[str, str]]:
-        config = overrides_of(path, 80)
-        config[-1] = config[-1].replace(BUCKETS, buckets)
-        (tmp_path / "run.yaml").write_text("\n".join(one.replace("=", ": ", 1) for one in config))
-        yaml = (tmp_path / "run.yaml").read_text().replace("components.web: ", "components: {web: ")
-        (tmp_path / "run.yaml").write_text(f"{yaml}}}")
-        done = headrace("config", "check", f"{tmp_path}/run.yaml", "--json")
+    def check(caches: str, extra: str = "") -> list[dict[str, str]]:
+        config = overrides_of(caches, 80, {"levels": 30_000, "format": 120_000}.get(way, 60_000))
+        config[-1] = config[-1].replace(BUCKETS, f"{extra}{buckets}")
+        if way == "levels":
+            config[-1] = config[-1].replace("shuffle", "weight: {repeat: 1}, shuffle")
+        done = headrace("config", "check", "run.yaml", *config, "--json")
         findings = json.loads(done.out)["findings"]
         return [one for one in findings if one["rule"] == "scattered_buckets"]
 
-    plain = str(shutil.copytree(cache.path, tmp_path / "plain"))
-    (finding,) = check(plain)
+    (finding,) = check(paths, extra)
     assert finding["field"] == "components.web.buckets"
-    assert re.search("read each chunk [1-9].[0-9] times on 1 host", finding["problem"])
-    words = shlex.split(finding["cure"].partition("headrace ")[2])
-    said = headrace(*words)
-    assert said.code == 0, said
-    assert check(words[3]) == []
+    problem = "read each chunk [1-9].[0-9] times on 1 host|need more open chunks than memory holds"
+    assert re.search(problem, finding["problem"])
+    commands = finding["cure"].partition("cache: ")[2].split(" && ")
+    outputs: list[str] = []
+    for command in commands:
+        words = shlex.split(command)
+        said = headrace(*words[1:])
+        assert said.code == 0, said
+        outputs.append(words[4])
+    assert check(f"[{', '.join(outputs)}]") == []
+
+
+def test_check_says_why_no_command_groups_several_caches(cache, tmp_path, headrace, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("plain", "more"):
+        shutil.copytree(cache.path, name)
+    Path("run.yaml").write_text("seq_len: 64\n")
+    config = overrides_of("[plain, more]", 80, 30_000)
+    config[-1] = config[-1].replace(BUCKETS, "buckets: {by: score, quantiles: [0.3, 0.6]}")
+    done = headrace("config", "check", "run.yaml", *config, "--json")
+    findings = json.loads(done.out)["findings"]
+    (finding,) = (one for one in findings if one["rule"] == "scattered_buckets")
+    assert "Group each of its caches by itself" in finding["cure"]

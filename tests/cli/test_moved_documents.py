@@ -243,6 +243,15 @@ def test_documents_that_are_removed_stay_removed(scored, headrace):
     assert json.loads(shown.out)["documents"] == DOCUMENTS
 
 
+@pytest.mark.parametrize("copying", ["consolidate", "convert", "reshuffle"])
+def test_a_copy_that_would_have_documents_twice_is_refused(scored, headrace, copying):
+    assert headrace(*scored.command("later"), "--update").code == 0
+    done = headrace("cache", copying, scored.store, f"{scored.folder}/again")
+    assert done.code == 2
+    said = " ".join(done.err.split())
+    assert f"a copy would have them twice. Copy what it was made of: {scored.cache.path}." in said
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

@@ -32,7 +32,7 @@ from headrace.ingest.reshuffle import ReshuffleConfig
 from headrace.pack import PackingConfig
 from headrace.store import TokenCache, files
 from headrace.store.layout import LeafSpec
-from headrace.testing import write_cache
+from headrace.testing import tiny_cache, write_cache
 
 DOCUMENTS = 40
 
@@ -331,6 +331,14 @@ def test_conditions_that_cannot_be_met_are_refused(plain, fields, field):
     with pytest.raises(ConfigError) as refused:
         config_of(plain, **fields).datasets()
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_single_line_is_read_with_and_without_a_line_feed(tmp_path, end):
+    cache = tiny_cache(tmp_path / "cache", documents=1)
+    (tmp_path / "a.jsonl").write_text('{"document": 0, "quality": 3}' + end)
+    config = AttributeConfig(f"{tmp_path}/a.jsonl", key="document")
+    assert open_attribute(cache, "quality", config).values.tolist() == [3]
 
 
 def test_packed_json_lines_are_read(plain, tmp_path):

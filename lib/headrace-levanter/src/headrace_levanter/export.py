@@ -64,6 +64,7 @@ def write_levanter(
             dtype.
     """
     files.check_writable(output)
+    cache.check_unmoved()
     ledger = _ledger(cache, form, np.dtype(dtype).name)
     is_done = _check_vacant(output, ledger)
     with lease(output) as held_lease:

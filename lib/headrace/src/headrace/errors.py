@@ -28,7 +28,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -226,6 +226,24 @@ class HeadraceError(Exception):
 
 class ConfigError(HeadraceError):
     """A value in a config, a flag or an argument is not usable."""
+
+
+@contextlib.contextmanager
+def errors_at(place: str) -> Iterator[None]:
+    """Within it, the fields of config errors begin with a place, as a user writes it.
+
+    Example:
+        >>> with errors_at("components.web."):
+        ...     raise ConfigError("is no share", field="missing", value=2)
+        Traceback (most recent call last):
+        ...
+        headrace.errors.ConfigError: components.web.missing = 2: is no share.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        field = f"{place}{error.field}"
+        raise ConfigError(error.problem, field=field, value=error.value, cure=error.cure) from error
 
 
 class PlanMismatchError(ConfigError):

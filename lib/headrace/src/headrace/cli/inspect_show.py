@@ -33,7 +33,7 @@ from headrace.cli.shown import (
     printable,
     working,
 )
-from headrace.errors import ConfigError, format_count
+from headrace.errors import errors_at, format_count
 from headrace.ingest.tokenize import decode
 from headrace.numbers import in_bytes
 
@@ -361,14 +361,8 @@ def _attribute_statistics(
 ) -> AttributeStatistics:
     from headrace.data.attributes import joined_attribute
 
-    with working(f"joining {name}"):
-        try:
-            joined = joined_attribute(cache, name, config)
-        except ConfigError as error:
-            field = f"--attributes {name}: {error.field}"
-            raise ConfigError(
-                error.problem, field=field, value=error.value, cure=error.cure
-            ) from error
+    with working(f"joining {name}"), errors_at(f"--attributes {name}: "):
+        joined = joined_attribute(cache, name, config)
         values = np.delete(joined.values, joined.without_value)
     names = ("min", "p5", "p25", "median", "p75", "p95", "max")
     shares = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)

@@ -131,7 +131,7 @@ def parse_format(text: str | None) -> FormatConfig | None:
             cure = f"Write e.g. --format {name},{key}={0 if is_number else 'uint16'}."
             raise ConfigError("has no such value", field="--format", value=setting, cure=cure)
         values[key] = int(value) if is_number else value
-    return FormatConfig(name, **values)  # pyright: ignore[reportArgumentType]
+    return FormatConfig(name or None, **values)  # pyright: ignore[reportArgumentType]
 
 
 def parse_attributes(items: Sequence[str] | None) -> dict[str, AttributeConfig]:

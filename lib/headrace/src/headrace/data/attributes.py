@@ -26,8 +26,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -37,7 +37,13 @@ from jaxtyping import Bool, Int64, Integer, Num, UInt64
 
 from headrace.data.filter_files import read_npy
 from headrace.data.id_index import IdIndex, hashes_of_numbers, hashes_of_texts
-from headrace.errors import CacheCorruptError, ConfigError, HeadraceError, did_you_mean
+from headrace.errors import (
+    CacheCorruptError,
+    ConfigError,
+    HeadraceError,
+    did_you_mean,
+    errors_at,
+)
 from headrace.ingest.listing import Entry, list_path
 from headrace.ingest.records import import_extra
 from headrace.store import files
@@ -112,18 +118,6 @@ class AttributeConfig:
                 cure="Say what they have, e.g. default: 0.",
             )
 
-    def as_option(self) -> str:
-        """As the command line has it.
-
-        Example:
-            >>> AttributeConfig("scores/*.parquet", key="doc", missing=0.5, default=0).as_option()
-            'scores/*.parquet,key=doc,missing=0.5,default=0'
-        """
-        usual = AttributeConfig(self.files)
-        settings = ((one.name, getattr(self, one.name)) for one in fields(self)[1:])
-        changed = [f"{key}={value}" for key, value in settings if value != getattr(usual, key)]
-        return ",".join([self.files, *changed])
-
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):
     made_from: dict[str, Any]
@@ -185,7 +179,7 @@ def open_attribute(
         >>> open_attribute(cache, "score", config).values.tolist()
         [0, 1, 4]
     """
-    with _errors_at(f"{path}.{name}"):
+    with errors_at(f"{path}.{name}."):
         return _completed(cache, joined_attribute(cache, name, config), config)
 
 
@@ -264,18 +258,6 @@ def _completed(cache: TokenCache, joined: Attribute, config: AttributeConfig) ->
     values = joined.values.astype(dtype)
     values[joined.without_value] = config.default
     return replace(joined, values=values)
-
-
-@contextmanager
-def _errors_at(path: str) -> Iterator[None]:
-    """Within it, errors name the place of an attribute in the config."""
-    try:
-        yield
-    except ConfigError as error:
-        field_path = f"{path}.{error.field}"
-        raise ConfigError(
-            error.problem, field=field_path, value=error.value, cure=error.cure
-        ) from error
 
 
 def _listed(pattern: str) -> list[Entry]:
@@ -379,7 +361,12 @@ def _rows_of_file(
     arrow = import_extra("pyarrow", "parquet", url)
     dataset = import_extra("pyarrow.dataset", "parquet", url)
     filesystem, file_path = files.filesystem(url)
-    opened = partial(dataset.dataset, file_path, filesystem=filesystem, format=format_name)
+    file_format: Any = format_name
+    if format_name == "json":  # else a single line without a line feed would be read as nothing
+        json_reader = import_extra("pyarrow.json", "parquet", url)
+        parsing = json_reader.ParseOptions(newlines_in_values=True)
+        file_format = dataset.JsonFileFormat(parse_options=parsing)
+    opened = partial(dataset.dataset, file_path, filesystem=filesystem, format=file_format)
     table = opened()
     _check_columns(url, table.schema.names, key, value)
     if key_is_text:

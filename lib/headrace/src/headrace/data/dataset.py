@@ -126,6 +126,11 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         return None
 
     @property
+    def parts_left(self) -> Bool[np.ndarray, " parts"]:
+        """The parts of its cache in which it has documents; none if it has no single cache."""
+        return np.zeros(0, bool)
+
+    @property
     def has_further_rows(self) -> bool:
         """Whether its rows are the further rows of another dataset."""
         return False
@@ -353,6 +358,10 @@ class WrappingDataset(PlannedDataset):
     @property
     def documents_digest(self) -> str | None:
         return self.base.documents_digest
+
+    @property
+    def parts_left(self) -> Bool[np.ndarray, " parts"]:
+        return self.base.parts_left
 
 
 class ReorderedDataset(WrappingDataset):

@@ -378,22 +378,17 @@ def digest_of_documents(cache: TokenCache, removed: RemovedDocuments) -> str:
 
     Example:
         >>> import headrace.testing
-        >>> cache = headrace.testing.tiny_cache(documents=20, parts=2)
-        >>> first = headrace.testing.tiny_cache(documents=20, parts=2).part_documents[0]
-        >>> removed = DocumentFilter(range(first)).of(cache)
-        >>> digest_of_documents(cache, removed) == digest_of_documents(cache, removed)
-        True
+        >>> cache = headrace.testing.tiny_cache(documents=20)
+        >>> removed = [DocumentFilter(numbers).of(cache) for numbers in ([3], [3, 3], [4])]
+        >>> one, same, other = (digest_of_documents(cache, some) for some in removed)
+        >>> one == same, one == other
+        (True, False)
     """
-    border = starts(cache.part_documents)
-    first, stop = border[:-1], border[1:]
-    is_whole = np.zeros(first.size, bool)
-    for some in removed.which.ranges():
-        at = np.searchsorted(some.start, first, side="right") - 1
-        ends = np.append(some.stop, 0)  # the last for parts before the first range
-        is_whole |= (first < stop) & (ends[at] >= stop)
+    left = parts_left(cache, removed)
     digest = removed.documents_digest
-    if is_whole.any():
-        gone = Intervals(first[is_whole], stop[is_whole])
+    if not left.all():
+        border = starts(cache.part_documents)
+        gone = Intervals(border[:-1][~left], border[1:][~left])
         others = Intervals.union(removed.which.ranges()).without(gone)
         before = starts(gone.stop - gone.start)
         start, end = (
@@ -401,8 +396,29 @@ def digest_of_documents(cache: TokenCache, removed: RemovedDocuments) -> str:
             for ends in (others.start, others.stop)
         )
         digest = Intervals(start, end).digest()
-    content = f"{cache.fingerprint_of(~is_whole)} {digest}"
+    content = f"{cache.fingerprint_of(left)} {digest}"
     return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def parts_left(cache: TokenCache, removed: RemovedDocuments) -> Bool[np.ndarray, " parts"]:
+    """The parts of a cache of which not all documents are left out.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=20, parts=2)
+        >>> first = range(cache.part_documents[0])
+        >>> parts_left(cache, DocumentFilter(first).of(cache)).tolist()
+        [False, True]
+    """
+    border = starts(cache.part_documents)
+    first = border[:-1]
+    stop = border[1:]
+    left = np.ones(first.size, bool)
+    for some in removed.which.ranges():
+        at = np.searchsorted(some.start, first, side="right") - 1
+        ends = np.append(some.stop, 0)  # the last for parts before the first range
+        left &= (first == stop) | (ends[at] < stop)
+    return left
 
 
 def _chunk_runs(at: Int64[np.ndarray, " n"], chunk: int) -> Iterator[slice]:

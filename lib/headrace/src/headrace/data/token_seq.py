@@ -24,12 +24,18 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig, describe_columns, open_columns
 from headrace.data.dataset import PlannedDataset
-from headrace.data.documents import DocumentFilter, digest_of_documents, remove, remove_others
+from headrace.data.documents import (
+    DocumentFilter,
+    digest_of_documents,
+    parts_left,
+    remove,
+    remove_others,
+)
 from headrace.data.further_rows import FurtherRows
 from headrace.data.pairs import refuse_pairs_in_a_stream
 from headrace.data.rows import Rows, RowSource
@@ -113,6 +119,10 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     @property
     def documents_digest(self) -> str:
         return digest_of_documents(self.cache, self.removal)
+
+    @property
+    def parts_left(self) -> Bool[np.ndarray, " parts"]:
+        return parts_left(self.cache, self.removal)
 
     @property
     def sources(self) -> Sequence[RowSource]:

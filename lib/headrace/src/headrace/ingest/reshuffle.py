@@ -167,6 +167,7 @@ def reshuffle(
     output = str(output)
     files.check_writable(output)
     check_engine(engine, workers)
+    cache.check_unmoved()
     if cache.members[1:] and cache.is_shuffled:
         problem = (
             "was appended to, and was shuffled already in part: its documents have numbers of two"

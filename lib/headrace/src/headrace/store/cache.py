@@ -391,6 +391,14 @@ class TokenCache:
         """Stored positions that are no longer those of a document: a later member has it."""
         return Intervals.empty()
 
+    def check_unmoved(self) -> None:
+        """Raises ConfigError if documents moved to other groups: a copy would have them twice."""
+        if self.moved_away.total:
+            record = self.members[0].recorded_shuffle
+            problem = "has documents that moved to other groups, and a copy would have them twice"
+            cure = f"Copy what it was made of: {record.cache if record else 'its original'}."
+            raise ConfigError(problem, field="cache", value=self.path, cure=cure)
+
     @property
     def is_mixed(self) -> bool:
         """Whether all its documents are shuffled among each other: not in groups."""

@@ -84,6 +84,7 @@ def consolidate(
         ...     (len(copy.parts), copy.num_documents)
         (1, 20)
     """
+    cache.check_unmoved()
     copy = _consolidated(cache, output, layout, tokenizer, advance)
     copy_removed(cache.removed(), copy.path, copy.as_member)
     return copy

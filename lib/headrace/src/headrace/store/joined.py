@@ -7,9 +7,8 @@ caches, just as they never cross two parts. Price: that of opening each cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace as replace_fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 from msgspec.structs import replace
 
-from headrace.errors import CacheError, CacheMissingError, ConfigError
+from headrace.errors import CacheError, CacheMissingError, ConfigError, errors_at
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store import files
@@ -409,7 +408,7 @@ def open_components(
         )
 
     def open_all(name: str, snapshot: Snapshot) -> list[TokenCache]:
-        with _errors_of(name):
+        with errors_at(f"components.{name}."):
             of_path = (replicas or {}).get(snapshot.path, ())
             return _opened(snapshot, of_path, partial(open_one, name))
 
@@ -421,19 +420,9 @@ def open_components(
         groups = {name: [one.result() for one in several] for name, several in opening.items()}
     caches: dict[str, TokenCache] = {}
     for name, several in snapshots.items():
-        with _errors_of(name):
+        with errors_at(f"components.{name}."):
             caches[name] = _joined(groups[name], several)
     return caches
-
-
-@contextmanager
-def _errors_of(component: str) -> Iterator[None]:
-    """Errors in a config name the component."""
-    try:
-        yield
-    except ConfigError as error:
-        field = f"components.{component}.{error.field}"
-        raise ConfigError(error.problem, field=field, value=error.value, cure=error.cure) from error
 
 
 def history_problem(root: str, settings: FormatConfig | None = None) -> tuple[int, str]:

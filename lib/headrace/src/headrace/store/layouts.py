@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -170,3 +170,16 @@ def open_layout(path: str, settings: FormatConfig | None) -> Layout | None:
         problem = f"holds no files of the format {settings.name}"
         raise CacheMissingError(problem, field="cache", value=path, cure=cure)
     return layout.open(path, settings)
+
+
+def as_option(settings: Any) -> str:
+    """Settings as the command line has them: the first field, and others that are not as usual.
+
+    Example:
+        >>> as_option(FormatConfig("levanter", eos_id=0))
+        'levanter,eos_id=0'
+    """
+    first, *others = fields(settings)
+    values = [(one.name, getattr(settings, one.name), one.default) for one in others]
+    changed = [f"{name}={value}" for name, value, usual in values if value != usual]
+    return ",".join([getattr(settings, first.name) or "", *changed])

@@ -8,21 +8,27 @@ makes it slow, costly or worse than necessary, and may be intended.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Literal, TypeAlias
+
+import numpy as np
 
 from headrace.analysis.check.judgments import EPOCHS, EXCESS, SHARED_READS, sharing_cure
 from headrace.analysis.check.plan import ComponentPlan, RunPlan
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.component import ComponentConfig, counts_of_padding
+from headrace.data.attributes import DOCUMENT
+from headrace.data.buckets import BucketsConfig
+from headrace.data.dataset import PlannedDataset
 from headrace.data.strands import too_many_hosts
 from headrace.errors import HeadraceError, format_count
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.repeats import without_repeats
 from headrace.mix.schedule import weight_from_config
 from headrace.pack.spec import CUTTING
+from headrace.store.layouts import as_option
 from headrace.store.ledger import SHUFFLED, read_ledger
 
 _SIZE_OFF = 0.02
@@ -465,41 +471,69 @@ def _scattered_buckets(plan: RunPlan) -> Iterator[_Advice]:
             f" {format_count(worst.hosts, 'host')}, as it holds"
             " documents of several buckets"
         )
-    for source, command in grouping_commands(plan.sources).items():
-        yield (
-            f"components.{source}.buckets",
-            problem,
-            "Write a store in which each bucket has chunks of its own, and name it as cache:"
-            f" {command}",
-        )
-
-
-def grouping_commands(components: Mapping[str, ComponentConfig]) -> dict[str, str]:
-    """The command that groups the documents of each source with buckets, by the source's name; for
-    a cache in such groups, the command that moves documents to the groups in which they are now.
-    Nothing for sources that no command can group.
-    """
-    commands: dict[str, str] = {}
-    for name, component in components.items():
-        buckets = component.buckets
-        if buckets is None or buckets.levels is not None or component.caches[1:]:
+    datasets = dict(zip(plan.run.first.names, plan.run.first.components, strict=True))
+    done: set[str] = set()
+    for name, component in plan.sources.items():
+        source = name.rpartition("/")[0] or name
+        if component.buckets is None or source in done:
             continue
-        (cache,) = component.caches
-        bounds = ("--edges", buckets.edges) if buckets.edges else ("--quantiles", buckets.quantiles)
-        by = ["--by", buckets.by, bounds[0], ",".join(f"{bound:g}" for bound in bounds[1] or ())]
-        attribute = (component.attributes or {}).get(buckets.by)
-        if attribute is not None:
-            by += ["--attributes", f"{buckets.by}={attribute.as_option()}"]
+        done.add(source)
+        of_source = [
+            datasets[one] for one in datasets if one == name or one.startswith(f"{source}/")
+        ]
+        if cure := _grouping_cure(source, component, component.buckets, _share_parts(of_source)):
+            yield f"components.{source}.buckets", problem, cure
+
+
+def _grouping_cure(
+    source: str, component: ComponentConfig, buckets: BucketsConfig, share_parts: bool
+) -> str:
+    """What ends it that buckets share chunks: the commands that group the documents of a source, or
+    move those of a store in groups that are in others by now. Empty if its buckets are layers of
+    one store in groups, or have parts of their own.
+    """
+    attribute = (component.attributes or {}).get(buckets.by)
+    files = buckets.by if attribute is None else attribute.files
+    is_numbered = files.endswith(".npy") or (attribute is not None and attribute.key == DOCUMENT)
+    if component.caches[1:] and (is_numbered or buckets.quantiles):
+        return (
+            "Group each of its caches by itself, and name the copies as cache: that needs edges, and"
+            " numbers that a leaf, an id or the length says."
+        )
+    bounds = ",".join(f"{bound:g}" for bound in buckets.bounds)
+    options = ["--by", buckets.by, "--quantiles" if buckets.quantiles else "--edges", bounds]
+    if attribute is not None:
+        options += ["--attributes", f"{buckets.by}={as_option(attribute)}"]
+    if component.format is not None:
+        options += ["--format", as_option(component.format)]
+    is_layered = buckets.levels is not None or buckets.repeats is not None
+    commands: list[str] = []
+    for number, cache in enumerate(component.caches):
         ledger = read_ledger(cache)
         shuffled = {} if ledger is None else ledger.metadata.get(SHUFFLED, {})
-        if shuffled.get("by", [])[:2] == by[:2] and shuffled["cache"] is not None:
-            caches = [shuffled["cache"], cache]
-            by.append("--update")
-        else:
-            caches = [cache, f"{cache.rstrip('/')}-by-{PurePath(buckets.by).stem}"]
-        command = ["headrace", "cache", "reshuffle", *caches, *by]
-        commands.setdefault(name.rpartition("/")[0] or name, shlex.join(command))
-    return commands
+        root = cache.rstrip("/")
+        if ledger is None:  # another system's, beside which nothing is written
+            root = f"{source}-{number}" if number else source
+        output = f"{root}-by-{PurePath(buckets.by).stem}"
+        words = ["headrace", "cache", "reshuffle", cache, output, *options]
+        if shuffled.get("by", [])[:2] == options[:2]:
+            if is_layered or not share_parts:
+                continue
+            words = [*words[:3], shuffled["cache"], cache, *options, "--update"]
+        commands.append(shlex.join(words))
+    if commands and commands[-1].endswith(" --update"):
+        return f"Move the documents that changed: {' && '.join(commands)}"
+    if not commands:
+        return ""
+    return (
+        "Write a store in which each bucket has chunks of its own, and name it as cache:"
+        f" {' && '.join(commands)}"
+    )
+
+
+def _share_parts(datasets: Sequence[PlannedDataset]) -> bool:
+    """Whether a part of a cache has documents of several buckets."""
+    return bool((np.sum([dataset.parts_left for dataset in datasets], axis=0) > 1).any())
 
 
 @_RULES.append
