@@ -174,8 +174,8 @@ def command(
     decoder = cache_tokenizer(opened, tokenizer)
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     every = chosen is None
-    gone = stored_documents(opened, opened.removed())
-    there = Intervals.union([gone, opened.moved_away]).complement(opened.num_documents)
+    removed_positions = stored_documents(opened, opened.removed())
+    there = Intervals.union([removed_positions, opened.moved_away]).complement(opened.num_documents)
     if opened.ledger.metadata.get(WHOLE_FILES):  # a sample would be all of a file
         samples = 0
     numbers = drawn(there, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]

@@ -325,18 +325,18 @@ def without_others(
     return left_out
 
 
-def _fill(bucket: UInt8[np.ndarray, " n"], places: Intervals) -> None:
-    """Gives places without a document the bucket of the place before: no border lies there."""
-    of_range = bucket[np.maximum(places.start, 1) - 1]
-    numbers = places.numbers(np.arange(places.total))
-    bucket[numbers] = np.repeat(of_range, places.stop - places.start)
+def _fill(bucket: UInt8[np.ndarray, " n"], positions: Intervals) -> None:
+    """Gives positions without a document the bucket of the one before: no border lies there."""
+    of_range = bucket[np.maximum(positions.start, 1) - 1]
+    numbers = positions.numbers(np.arange(positions.total))
+    bucket[numbers] = np.repeat(of_range, positions.stop - positions.start)
 
 
 def _with_moved(others: Intervals, cache: TokenCache) -> Intervals:
     """What a bucket leaves out: few ranges, and between them the places whose documents moved."""
-    own = others.complement(cache.num_documents)
+    own_ranges = others.complement(cache.num_documents)
     moved = [others]
-    for first, stop in zip(own.start.tolist(), own.stop.tolist(), strict=True):
+    for first, stop in zip(own_ranges.start.tolist(), own_ranges.stop.tolist(), strict=True):
         inside = cache.moved_away.within(first, stop)
         moved.append(Intervals(inside.start + first, inside.stop + first))
     return Intervals.union(moved)

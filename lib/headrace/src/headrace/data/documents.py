@@ -384,19 +384,19 @@ def digest_of_documents(cache: TokenCache, removed: RemovedDocuments) -> str:
         >>> one == same, one == other
         (True, False)
     """
-    left = parts_left(cache, removed)
+    is_left = parts_left(cache, removed)
     digest = removed.documents_digest
-    if not left.all():
+    if not is_left.all():
         border = starts(cache.part_documents)
-        gone = Intervals(border[:-1][~left], border[1:][~left])
-        others = Intervals.union(removed.which.ranges()).without(gone)
-        before = starts(gone.stop - gone.start)
+        empty_parts = Intervals(border[:-1][~is_left], border[1:][~is_left])
+        others = Intervals.union(removed.which.ranges()).without(empty_parts)
+        moved_back = starts(empty_parts.stop - empty_parts.start)
         start, end = (
-            ends - before[np.searchsorted(gone.start, ends, side="left")]
+            ends - moved_back[np.searchsorted(empty_parts.start, ends, side="left")]
             for ends in (others.start, others.stop)
         )
         digest = Intervals(start, end).digest()
-    content = f"{cache.fingerprint_of(left)} {digest}"
+    content = f"{cache.fingerprint_of(is_left)} {digest}"
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
@@ -413,12 +413,12 @@ def parts_left(cache: TokenCache, removed: RemovedDocuments) -> Bool[np.ndarray,
     border = starts(cache.part_documents)
     first = border[:-1]
     stop = border[1:]
-    left = np.ones(first.size, bool)
+    is_left = np.ones(first.size, bool)
     for some in removed.which.ranges():
         at = np.searchsorted(some.start, first, side="right") - 1
         ends = np.append(some.stop, 0)  # the last for parts before the first range
-        left &= (first == stop) | (ends[at] < stop)
-    return left
+        is_left &= (first == stop) | (ends[at] < stop)
+    return is_left
 
 
 def _chunk_runs(at: Int64[np.ndarray, " n"], chunk: int) -> Iterator[slice]:

@@ -255,9 +255,9 @@ def move_documents(
     moved = 0
     for first in range(0, group.size, _DOCUMENTS):
         numbers = np.arange(first, min(first + _DOCUMENTS, group.size))
-        places = store.stored_at(cache.originals(numbers))
+        positions = store.stored_at(cache.originals(numbers))
         new_group = how.groups.of_document[numbers]
-        moves = of_place[places] != new_group
+        moves = of_place[positions] != new_group
         group[numbers[moves]] = new_group[moves]
         moved += int(np.count_nonzero(moves))
     snapshot = store.snapshots[0].number

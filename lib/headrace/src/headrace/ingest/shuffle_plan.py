@@ -217,13 +217,13 @@ def cost_of(cache: TokenCache, how: ReshuffleConfig) -> ReshuffleCost:
     sizes = sizes_of(cache, how)
     between = sizes.value_bytes
     most = max(sizes.pieces.count, sizes.stored_documents)
-    whole = between * most // sizes.stored_documents
+    whole_bytes = between * most // sizes.stored_documents
     return ReshuffleCost(
         cache.num_originals,
         sizes.pieces.count,
         cache.num_tokens,
         sizes.edges.size - 1,
-        whole + between,
+        whole_bytes + between,
         2 * between,
         between,
         sizes.memory,

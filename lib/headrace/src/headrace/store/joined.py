@@ -134,8 +134,8 @@ class JoinedCache(TokenCache):
             for earlier, member in enumerate(moved):
                 cache = self._members[member]
                 originals = cache.originals(np.arange(cache.num_documents))
-                places = self._stored_at(first, originals, moved[:earlier])
-                away.append(Intervals.of_numbers(places))
+                positions = self._stored_at(first, originals, moved[:earlier])
+                away.append(Intervals.of_numbers(positions))
         return Intervals.union(away)
 
     def stored_at(self, originals: np.ndarray | Sequence[int]) -> np.ndarray:
@@ -149,13 +149,13 @@ class JoinedCache(TokenCache):
     ) -> Int64[np.ndarray, " m"]:
         """Stored positions of documents of a member, of which some are in later members."""
         first_stored = self._first_stored
-        places = self._members[number].stored_at(originals) + first_stored[number]
+        positions = self._members[number].stored_at(originals) + first_stored[number]
         for later in moved:
             cache = self._members[later]
             of_later = cache.stored_at(originals)
             is_there = of_later < cache.num_documents
-            places[is_there] = of_later[is_there] + first_stored[later]
-        return places
+            positions[is_there] = of_later[is_there] + first_stored[later]
+        return positions
 
     def originals(self, stored: np.ndarray | Sequence[int]) -> np.ndarray:
         def originals_in(number: int, some: np.ndarray) -> np.ndarray:

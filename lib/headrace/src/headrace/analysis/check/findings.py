@@ -472,12 +472,12 @@ def _scattered_buckets(plan: RunPlan) -> Iterator[_Advice]:
             " documents of several buckets"
         )
     datasets = dict(zip(plan.run.first.names, plan.run.first.components, strict=True))
-    done: set[str] = set()
+    sources: set[str] = set()
     for name, component in plan.sources.items():
         source = name.rpartition("/")[0] or name
-        if component.buckets is None or source in done:
+        if component.buckets is None or source in sources:
             continue
-        done.add(source)
+        sources.add(source)
         of_source = [
             datasets[one] for one in datasets if one == name or one.startswith(f"{source}/")
         ]
