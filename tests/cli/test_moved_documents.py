@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import LmDataConfig, load_config, open_run
+from headrace.data.attributes import AttributeConfig, open_attribute
 from headrace.errors import ConfigError
 from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.ingest.reshuffle import MoveReport, move_documents
 from headrace.ingest.shuffle_plan import Grouping
 from headrace.order.intervals import Intervals
 from headrace.store import CacheLayout, TokenCache, open_cache, verify
+from headrace.store.layout import LeafSpec
 from headrace.store.snapshots import remove_documents
 from headrace.testing import tiny_cache, write_cache
 
@@ -39,7 +41,7 @@ def moved(cache: TokenCache, store: Path, group: np.ndarray) -> MoveReport:
     return move_documents(cache, str(store), groups_of(group), engine="inline", progress=False)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_documents_move_to_their_groups_and_keep_their_numbers(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("moved")
@@ -67,6 +69,7 @@ def test_documents_move_to_their_groups_and_keep_their_numbers(tmp_path_factory,
     assert copy.num_originals == documents
     assert (copy.originals(places) == numbers).all()
     assert [copy.document(place)[0] for place in places.tolist()] == numbers.tolist()
+    assert [copy.original(place).number for place in places.tolist()] == numbers.tolist()
     # Every other place is one that a document left
     away = copy.moved_away
     assert away.total + documents == copy.num_documents
@@ -226,6 +229,25 @@ def test_a_run_that_has_begun_keeps_its_snapshot(scored, headrace):
     overrides.append(f"components.a={{cache: {scored.store}, snapshot: 2, after: 1}}")
     with pytest.raises(ConfigError, match="in other groups, and not further ones"):
         load_config(overrides=overrides).dataset()
+
+
+def test_scores_by_id_are_those_of_the_documents_wherever_they_lie(tmp_path, headrace):
+    leaf = LeafSpec("id", "int64", "fixed")
+    values = {leaf: lambda tokens: np.array([tokens[0] + 100], np.int64)}
+    documents = [[np.full(3, k) for k in range(60)]]
+    cache = write_cache(tmp_path / "cache", documents, vocab_size=60, leaves=values)
+    command = ["cache", "reshuffle", cache.path, f"{tmp_path}/store", "--by", "score"]
+    command += ["--attributes", f"score={tmp_path}/scores.jsonl"]
+    scores = np.arange(60) % 3
+    for update in ([], ["--update"]):
+        rows = [f'{{"id": {k + 100}, "score": {scores[k]}}}' for k in range(60)]
+        (tmp_path / "scores.jsonl").write_text("\n".join(rows))
+        assert headrace(*command, *update).code == 0
+        store = open_cache(tmp_path / "store")
+        joined = open_attribute(store, "score", AttributeConfig(f"{tmp_path}/scores.jsonl"))
+        assert (joined.values[store.stored_at(np.arange(60))] == scores).all()
+        scores[::7] = 2 - scores[::7]
+    assert store.moved_away.total == np.count_nonzero(np.arange(60)[::7] % 3 != 1)
 
 
 def test_documents_that_are_removed_stay_removed(scored, headrace):
