@@ -436,7 +436,9 @@ class Reshuffling:
         if sizes.tables is None:
             return {}
         documents = max(sizes.shuffle.documents, sizes.stored_documents)
-        return {"tables": write_tables(self.output, sizes.tables, documents, sizes.stored_documents)}
+        return {
+            "tables": write_tables(self.output, sizes.tables, documents, sizes.stored_documents)
+        }
 
     def _build(
         self,
