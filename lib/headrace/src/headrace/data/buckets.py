@@ -41,6 +41,7 @@ from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError
 from headrace.order.intervals import Intervals
 from headrace.order.seeds import derive, derive_keys
+from headrace.store.cache import TokenCache
 
 MOST_BUCKETS = 255
 _CHUNK = 1 << 20  # documents per pass over the numbers

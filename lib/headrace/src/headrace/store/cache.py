@@ -386,7 +386,7 @@ class TokenCache:
         record = self.recorded_shuffle
         return record is not None and record.moved
 
-    @property
+    @cached_property
     def moved_away(self) -> Intervals:
         """Stored positions that are no longer those of a document: a later member has it."""
         return Intervals.empty()
