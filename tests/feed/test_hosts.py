@@ -50,6 +50,22 @@ with own.iter_from_step(options.get("step", 0)) as batches:
 """
 )
 
+AGAIN = (
+    HOST
+    + """
+each = loader(row_exchange="on")
+errors = []
+for step in (0, 5, 3 + number, 2):
+    try:
+        with each.iter_from_step(step) as batches:
+            next(batches)
+            errors.append(None)
+    except ConfigError as error:
+        errors.append(str(error))
+report(errors=errors)
+"""
+)
+
 TOGETHER = (
     HOST
     + """
@@ -122,6 +138,14 @@ def test_hosts_that_load_something_else_are_named_on_all_hosts(root):
 
 def test_hosts_that_load_the_same_go_on(root):
     assert run(DISAGREE, root) == [{"error": None}, {"error": None}]
+
+
+def test_hosts_that_exchange_rows_begin_each_iteration_at_one_step(root):
+    # rows of another step would be taken for those of this one
+    one, other = run(AGAIN, root)
+    assert one == other
+    named = "hosts: do not load the same batches: step: host 0 has 3, host 1 has 4. "
+    assert [error and error[: len(named)] for error in one["errors"]] == [None, None, named, None]
 
 
 def test_counters_of_both_hosts_and_halves_of_rows(root):

@@ -110,6 +110,49 @@ def test_two_hosts_load_together_what_one_loads_alone(root):
                 assert np.array_equal(part, whole[k * quarter : (k + 1) * quarter])
 
 
+EXCHANGE = (
+    COMMON
+    + """
+import random
+root, address, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+jax.distributed.initialize(address, 2, number)
+a, b = (TokenSeqDataset(f"{root}/{n}", 8) for n in "ab")
+sources = {"a": a.braid_shuffle(seed=1, strands=4), "b": b.shuffle(2)}
+dataset = MixtureDataset(sources, {"a": 3, "b": 1}, 8, num_steps=700)
+loader = DataLoader(dataset, row_exchange="on")
+total = jax.jit(lambda batch: batch.tokens.astype("int32").sum())
+chosen = random.Random(number)
+sums, held = [], 0
+for step, batch in enumerate(loader):
+    sums.append(int(total(batch)))
+    if number == 1 and step % 3 == 0:
+        held += loader.hold_plans(step + chosen.randrange(400))
+        loader.go_on()  # the other host has refused
+stats = loader.stats().reads
+assert stats.exchanged_examples > 0
+assert not number or held > 20, held
+print(sum(sums), flush=True)
+"""
+)
+
+
+def test_a_change_that_one_of_two_hosts_refuses_is_forgotten_by_both(root):
+    # they exchange rows, so both must plan the same windows to the end
+    address = f"127.0.0.1:{free_port()}"
+    hosts = [start(EXCHANGE, root, address, number, devices=2) for number in (0, 1)]
+    try:
+        said = [host.communicate() for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [host.returncode for host in hosts] == [0, 0], said
+    a, b = (TokenSeqDataset(root / n, 8) for n in "ab")
+    sources = {"a": a.braid_shuffle(seed=1, strands=4), "b": b.shuffle(2)}
+    whole = DataLoader(MixtureDataset(sources, {"a": 3, "b": 1}, 8, num_steps=700))
+    tokens = sum(int(batch.tokens.astype("int32").sum()) for batch in whole)
+    assert [int(out.split()[-1]) for out, _ in said] == [tokens, tokens]
+
+
 HANGS = (
     COMMON
     + """

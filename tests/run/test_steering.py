@@ -70,7 +70,7 @@ def test_the_earliest_step_is_accepted_at_once(root: Path, prefetch_bytes: int):
         for _ in range(400):
             next(batches)
             step = run.earliest_step()
-            assert loader.end_plans(step), step
+            assert loader.hold_plans(step), step
             loader.go_on()
         run.amend(run.earliest_step(), weights={"a": 9})
 

@@ -1,9 +1,12 @@
 """How far an iteration has planned, and where it stops because its run changes.
 
 A loader plans some steps ahead: at most :data:`MOST_AHEAD` steps beyond the one that it begins. A
-step that is planned has its batch. Whoever changes the run first ends the plan at the step from
-which the change holds. If that step is planned already, the change is refused; otherwise the
-iteration comes to the step, waits for the decision, and goes on with the run as it is then.
+step that is planned has its batch. Whoever changes the run first asks that the plan hold at the
+step from which the change is to be. If that step is planned already, the change is refused.
+Otherwise nothing across the step is planned before the decision. If the run changes, the plan ends
+at the step, and the iteration goes on with the run as it is then. If it does not, the plan goes on
+as if nobody had asked: hosts that exchange rows must plan the same windows, also after a change
+that one of them refused.
 """
 
 from __future__ import annotations
@@ -24,61 +27,67 @@ class Horizon:
     Args:
         first: The first step.
         stop: One past the last step; None: there is none.
-        hold: A step at which the plan ends until :meth:`decide`.
+        hold: A step at which the plan holds until :meth:`decide`.
 
     Example:
-        >>> horizon = Horizon(0, 100)
-        >>> horizon.plan(0, 64), horizon.end_at(40), horizon.end_at(80), horizon.plan(64, 64)
-        (64, False, True, 16)
+        >>> horizon = Horizon(0, 200)
+        >>> horizon.plan(0, 64), horizon.hold_at(40), horizon.hold_at(80)
+        (64, False, True)
+        >>> horizon.decide(change=False)
+        >>> horizon.plan(64, 64), horizon.hold_at(150), horizon.decide(change=True)
+        (64, True, None)
+        >>> horizon.plan(128, 64), horizon.is_changed
+        (22, True)
     """
 
     def __init__(self, first: int, stop: int | None = None, hold: int | None = None) -> None:
         # Re-entrant: a loader that is garbage calls `close` from within any call of this thread.
-        self._lock = threading.RLock()
-        self._decided = threading.Event()
+        self._changed = threading.Condition(threading.RLock())
+        self._hold = hold
         self._last = stop
         self.stop = stop
         self.planned_until = first
         self.is_closed = False
-        if hold is not None:
-            self.end_at(hold)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the plan ends because the run changes."""
+        return self.stop != self._last
 
     def plan(self, first: int, steps: int) -> int:
         """The number of steps, of ``steps`` from ``first`` on, that may be planned. They count as
-        planned.
+        planned. Waits for the decision if the plan holds at one of them.
         """
-        with self._lock:
+        with self._changed:
+            while self._hold is not None and self._hold < first + steps and not self.is_closed:
+                self._changed.wait()
+            if self._hold is not None and self.is_closed:
+                self.stop = min(self._hold, first)
             if self.stop is not None:
-                steps = min(steps, self.stop - first)
+                steps = max(min(steps, self.stop - first), 0)
             self.planned_until = first + steps
             return steps
 
-    def end_at(self, step: int) -> bool:
-        """Ends the plan at a step until :meth:`decide`; False if the step is planned already."""
-        with self._lock:
+    def hold_at(self, step: int) -> bool:
+        """Holds the plan at a step until :meth:`decide`; False if the step is planned already."""
+        with self._changed:
             if step < self.planned_until:
                 return False
             # an end that comes first is kept: what is decided until then holds behind it
             if self.stop is None or step < self.stop:
-                self._decided.clear()
-                self.stop = step
+                self._hold = step
             return True
 
-    def decide(self) -> None:
-        """Lets an iteration that has come to its end go on."""
-        self._decided.set()
-
-    def wait(self) -> bool:
-        """Waits, where the plan has ended, for the decision; False if the iteration is over."""
-        with self._lock:
-            is_over = self.stop == self._last
-        if not is_over:
-            self._decided.wait()
-        return not is_over
+    def decide(self, *, change: bool) -> None:
+        """Lets a plan that holds go on, or end there because the run changes."""
+        with self._changed:
+            if change and self._hold is not None:
+                self.stop = self._hold
+            self._hold = None
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Ends the iteration: nobody waits any more."""
-        with self._lock:
-            self._last = self.stop
+        with self._changed:
             self.is_closed = True
-        self._decided.set()
+            self._changed.notify_all()

@@ -74,15 +74,15 @@ class LoaderOptions(TypedDict, total=False):
             (the default).
         stall_rule: Which waits ``stats().stalls`` explains; None (the default): those of
             ``StallRule()``.
-        check_hosts: Whether the first iteration checks that all processes of the mesh load the same
-            batches from the same step (the default). All of them must then start it; the check
-            takes one small collective.
+        check_hosts: Whether the first iteration, and each that exchanges rows, checks that all
+            processes of the mesh load the same batches from the same step (the default). All of
+            them must then start it; the check takes one small collective.
         host_barrier: How the processes of the mesh wait for each other before each batch of an
             iteration (docs/multi_host.md), by default as ``HostBarrier()`` does; None: they do not
             wait. A single process never waits, nor does :meth:`DataLoader.batch_at`.
         row_exchange: Whether iterations pass rows between processes on the devices, so that only
             one process reads each stored block (docs/multi_host.md). ``"auto"`` (the default): if
-            blocks would otherwise be read more than 1.2 times per epoch; ``"on"``; ``"off"``. The
+            that saves more than a twentieth of the reads; ``"on"``; ``"off"``. The
             batches are the same. With an exchange, ``next`` runs a collective: all processes must
             request the same batches, in the same program order. :meth:`DataLoader.batch_at` and
             :meth:`DataLoader.headspace` never exchange rows.
@@ -173,6 +173,7 @@ class DataLoader(BatchOrder):
         self._mapping = options.get("memory_map", True)
         self._stall_rule = options.get("stall_rule") or StallRule()
         self._check_hosts = options.get("check_hosts", True)
+        self._compared = False
         self._host_barrier = options.get("host_barrier", HostBarrier())
         self._lock = threading.Lock()
         self._finished = IterationStats(self._stall_rule)
@@ -317,19 +318,19 @@ class DataLoader(BatchOrder):
             reached = max(steps, default=0)
         return reached + apart + _MOST_PLANNED
 
-    def end_plans(self, step: int) -> bool:
-        """Ends the plans of all open iterations at a step, where they wait for :meth:`go_on`;
-        False, and no plan ends, if one has planned it already.
+    def hold_plans(self, step: int) -> bool:
+        """Holds the plans of all open iterations at a step until :meth:`go_on`; False, and no plan
+        holds, if one has planned it already.
         """
         with self._lock:
             self._hold = step
-            ended = [horizon.end_at(step) for horizon in self._open_horizons()]
-        if not all(ended):
+            holds = [horizon.hold_at(step) for horizon in self._open_horizons()]
+        if not all(holds):
             self.go_on()
-        return all(ended)
+        return all(holds)
 
     def go_on(self, dataset: AsyncDataset[Any] | None = None) -> None:
-        """Lets iterations go on after :meth:`end_plans`.
+        """Lets iterations go on after :meth:`hold_plans`.
 
         Args:
             dataset: From that step on, what they load; it must be the same before it. None: they
@@ -340,7 +341,7 @@ class DataLoader(BatchOrder):
         with self._lock:
             self._hold = None
             for horizon in self._horizons:
-                horizon.decide()
+                horizon.decide(change=dataset is not None)
 
     def _open_reader(
         self, step: int, stats: IterationStats, grouping: Grouping, replayed: int
@@ -368,7 +369,8 @@ class DataLoader(BatchOrder):
         try:
             if gate is not None:
                 gate.begin()  # before the processes meet in a collective
-            self._compare_hosts(step)
+            exchanges = not replayed and self._exchange() is not None
+            self._compare_hosts(step, exchanges=exchanges)
         except HeadraceError as error:
             if gate is not None:
                 gate.leave(error)
@@ -401,19 +403,20 @@ class DataLoader(BatchOrder):
             self.on_iterate()
         return batches
 
-    def _compare_hosts(self, step: int) -> None:
-        if self._check_hosts and jax.process_count() > 1:
-            first = {
-                "step": step,
-                "seq_len": self._seq_lens[0] if len(self._seq_lens) == 1 else self._seq_lens,
-                "row_exchange": self.row_exchange,
-            }
-            check_same(
-                self.placement.sharding.device_set,
-                {**first, **self.describe()},
-                lambda: self._named(step),
-            )
-            self._check_hosts = False
+    def _compare_hosts(self, step: int, *, exchanges: bool) -> None:
+        """Checks that all hosts load the same: in the first iteration the plan, and where they
+        exchange rows the step each time, as rows of another would pass for those of this one.
+        """
+        wanted = exchanges or not self._compared
+        if not (self._check_hosts and wanted) or jax.process_count() == 1:
+            return
+        described: dict[str, Any] = {"step": step}
+        if not self._compared:
+            lengths = self._seq_lens[0] if len(self._seq_lens) == 1 else self._seq_lens
+            described |= {"seq_len": lengths, "row_exchange": self.row_exchange}
+            described |= self.describe()
+        check_same(self.placement.sharding.device_set, described, lambda: self._named(step))
+        self._compared = True
 
     def _named(self, step: int) -> dict[str, Any]:
         """What a user knows the run by: the fields of its config on which batches depend, and what
@@ -599,7 +602,7 @@ class _Course:
                 for group in _delivered(self._reader, self._step, horizon.stop, self._to_devices):
                     self._step += len(group)  # whoever takes the group empties it
                     yield group
-                if self._closed or not horizon.wait() or self._closed:
+                if self._closed or not horizon.is_changed:
                     return
                 self._horizon, self._reader = self._open_reader(self._step)
                 horizon.close()  # last: the loader iterates all the time

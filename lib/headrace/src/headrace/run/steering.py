@@ -4,12 +4,13 @@ A change is asked for by :meth:`headrace.run.run.Run.amend`, or by ``headrace ru
 process, which leaves a request in the run's folder. It holds from a step on that no host has
 planned yet (:mod:`headrace.feed.horizon`). A thread on each host sees to it:
 
-1. The first host takes the request, makes the run as it would be, and ends its own plan at the
+1. The first host takes the request, makes the run as it would be, and holds its own plan at the
    step. If that cannot be, it refuses.
 2. It proposes the change to the others, in the key-value store of JAX's coordination service. Each
-   makes the same run, ends its plan there, and votes; one that has planned the step refuses.
-3. If all agree, the first host writes the run's lock. Only then it tells the others, and every
-   iteration goes on with the changed run when it comes to the step. Else all go on as before.
+   makes the same run, holds its plan there, and votes; one that has planned the step refuses.
+3. If all agree, the first host writes the run's lock. Only then it tells the others, plans end at
+   the step, and every iteration goes on with the changed run from there. Else all plan on as if
+   nobody had asked.
 
 A host that is killed on the way changes nothing: the lock has the change, or it has not, and all
 hosts of the next start read it.
@@ -410,10 +411,10 @@ class Steering:
         self._answers[_key(request)] = answer
 
     def _hold(self, request: Request) -> None:
-        """Ends this host's plans at the step of a request."""
+        """Holds this host's plans at the step of a request."""
         held_loaders: list[DataLoader] = []
         for loader in list(self._loaders):
-            if loader.end_plans(request.step):
+            if loader.hold_plans(request.step):
                 held_loaders.append(loader)
                 continue
             for one in held_loaders:
