@@ -11,7 +11,7 @@ opened:
 3. The documents that were removed are erased from the rows, from the step of the amendment on
    (:func:`without_removed`).
 
-Past this module, nobody knows of snapshots but the code that opens caches.
+Past this module, snapshots are numbers in the record of a run, which readers need not know.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Documents that were removed from a cache while runs train on it: rows keep their positions
 without these tokens.
 
-A row has no piece where a removed document is. Nothing of the document is read. The row has zeros
+A row has no piece where a removed document is: none of its tokens reaches a batch. The row has zeros
 there, or end-of-text tokens if these end segments, and the batch's ``token_mask`` is 0, so nothing
 there is trained on. Nothing attends to it either: in packed rows, and in rows that are divided into
 documents, the document remains its own segment; if end-of-text tokens end segments, each of its

@@ -217,7 +217,7 @@ def build_cache(
             files are bad from the start, it names them all, and nothing was built.
         ConfigError: a setting is invalid, or differs from the one with which the folder was
             started.
-        CacheError: the output cannot be written, contains something else, or is being built by
+        CacheError: the output cannot be written, contains something else, or is being written by
             another process.
 
     Example:

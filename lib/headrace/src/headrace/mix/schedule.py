@@ -31,8 +31,9 @@ from headrace.errors import ConfigError, check_choice, did_you_mean
 
 Steps: TypeAlias = Int64[np.ndarray, " n"]
 RowOrder: TypeAlias = Literal["locality", "stream"]
-ExchangeSetting: TypeAlias = Literal["auto", "on", "off"]
 """Order of the rows within a batch."""
+ExchangeSetting: TypeAlias = Literal["auto", "on", "off"]
+"""Whether hosts exchange rows; see :mod:`headrace.feed.exchange`."""
 LastBatch: TypeAlias = Literal["pad", "drop", "fill"]
 """What becomes of a last batch that the data do not fill; see :mod:`headrace.mix.data_end`."""
 WeightUnit: TypeAlias = Literal["examples", "tokens", "content_tokens", "trained_tokens"]

@@ -37,7 +37,10 @@ class OpenWindow(NamedTuple):
 class Order(abc.ABC):
     """Maps positions ``[0, length)`` to rows ``[0, rows)``.
 
-    Subclasses implement :meth:`at`. Call the order itself for epoch 0 with bounds checked.
+    Subclasses implement :meth:`at`. A shuffle also says its ``kind``, that it ``reorders``, what is
+    ``described``, and in :meth:`open_window` what it keeps open, which forecasts and budgets count;
+    for runs whose rows change their length, also :meth:`touched_blocks` and
+    :meth:`block_permutation`. Call the order itself for epoch 0 with bounds checked.
 
     Args:
         length: Number of positions, 0 to 2**62.
