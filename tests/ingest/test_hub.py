@@ -16,7 +16,7 @@ import tokenizers
 
 from headrace.errors import ConfigError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, hub
-from headrace.ingest.tokenize import load_tokenizer, recorded_tokenizer, tokenizer_folder
+from headrace.ingest.tokenize import load_tokenizer, recorded_tokenizer
 from headrace.store import TokenCache
 from headrace.testing.servers import serve
 
@@ -127,8 +127,9 @@ def test_of_a_commit_that_is_here_nobody_is_asked(asked):
 
 def test_what_the_model_declares_counts_and_a_cache_needs_no_hub(asked, tmp_path, monkeypatch):
     config = TokenizerConfig("hf://owner/tiny")
-    assert load_tokenizer(config).eos == "b"
-    assert Path(tokenizer_folder(config) or "", "tokenizer_config.json").exists()
+    tokenizer = load_tokenizer(config)
+    assert tokenizer.eos == "b"
+    assert Path(tokenizer.folder or "", "tokenizer_config.json").exists()
     (tmp_path / "a.txt").write_text("a a")
     build_cache(
         SourceConfig([str(tmp_path / "a.txt")]),

@@ -83,6 +83,7 @@ class Tokenizer(abc.ABC):
 
     Attributes:
         path: Where it came from.
+        folder: Where files may lie beside its own; None if none may.
         vocab_size: One more than the largest id.
         bos: Token before each document, or None. ``bos_id`` is its id.
         eos: Token after each document, or None. ``eos_id`` is its id.
@@ -96,6 +97,7 @@ class Tokenizer(abc.ABC):
     """
 
     path: str
+    folder: str | None = None
     vocab_size: int
     bos: str | None
     eos: str | None
@@ -188,7 +190,7 @@ class Tokenizer(abc.ABC):
 
 def declared_tokens(folder: str) -> dict[str, str]:
     """``bos`` and ``eos`` in a ``tokenizer_config.json`` next to the tokenizer, if there is one."""
-    content = files.read_bytes(files.join(folder or ".", "tokenizer_config.json"))
+    content = files.read_bytes(files.join(folder, "tokenizer_config.json"))
     if content is None:
         return {}
     try:

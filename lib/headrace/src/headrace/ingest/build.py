@@ -309,7 +309,7 @@ def plan_build(
         options.get("compression", "none"),
     )
     layout.check_vocabulary(loaded.vocab_size)
-    inputs = Input.of(source, tokenizer, loaded)
+    inputs = Input.of(source, loaded)
     check_tokenizer_engine(tokenizer.engine, inputs.tokenizer, inputs.kind)
     if options.get("first_look", True):
         refuse_faults(inputs.faults())

@@ -39,7 +39,6 @@ from headrace.ingest.source import (
     SourceConfig,
     SourceFile,
 )
-from headrace.ingest.tokenize import TokenizerConfig, tokenizer_folder
 from headrace.store import files
 
 READERS: dict[str, type[Reader]] = {
@@ -267,16 +266,14 @@ def stat_source(file: SourceFile) -> tuple[int | None, str]:
     return size, version
 
 
-def template_of(
-    source: SourceConfig, kind: Kind, tokenizer: TokenizerConfig
-) -> dict[str, Any] | None:
+def template_of(source: SourceConfig, kind: Kind, tokenizer: Tokenizer) -> dict[str, Any] | None:
     """The chat template, if one is needed; prompts and pairs may be plain texts,
     which need none.
     """
     if kind not in ("chat", "preference", "prompts"):
         return None
     try:
-        return find_template(source.chat, tokenizer_folder(tokenizer))
+        return find_template(source.chat, tokenizer.folder)
     except ConfigError:
         if kind == "chat" or source.chat.template is not None:
             raise

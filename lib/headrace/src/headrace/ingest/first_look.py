@@ -119,7 +119,7 @@ class Input:
     template: dict[str, Any] | None
 
     @classmethod
-    def of(cls, source: SourceConfig, tokenizer: TokenizerConfig, loaded: Tokenizer) -> Input:
+    def of(cls, source: SourceConfig, tokenizer: Tokenizer) -> Input:
         """Lists the files of a source.
 
         Raises:
@@ -134,7 +134,7 @@ class Input:
             source = _with_masks_settled(source, listed)
             _refuse_unknown_columns(source, listed)
         template = template_of(source, kind, tokenizer)
-        own_tokenizer = loaded.reading_special(source.special_tokens_in_text)
+        own_tokenizer = tokenizer.reading_special(source.special_tokens_in_text)
         return cls(source, kind, listed, left_out, own_tokenizer, template)
 
     def faults(self) -> list[SourceError]:
@@ -144,9 +144,7 @@ class Input:
         Raises:
             ConfigError: the template or a setting does not fit the kind, or a package is missing.
         """
-        look = _FirstLook(
-            self.source, make_kind(self.source, self.kind, self.tokenizer, self.template)
-        )
+        look = _FirstLook(make_kind(self.source, self.kind, self.tokenizer, self.template))
         are_local = all(files.is_local(file.path) for file in self.listed)
         some = _spread(self.listed, MOST_LOCAL_FILES if are_local else MOST_FILES)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="headrace-look") as pool:
@@ -156,9 +154,12 @@ class Input:
             return [
                 _with_note(one, f"Only {counts} were looked at.") for one in look.faults(trials)
             ]
-        if all(trial.is_barren for trial in trials):
-            return look.faults_of_barren(trials)
-        return look.faults(trials)
+        if any(not trial.is_barren for trial in trials):
+            return look.faults(trials)
+        paths = ", ".join(redact(str(path)) for path in self.source.paths)
+        cure = "Check paths, format and text field, then build again."
+        empty = SourceError("is an empty source: it holds no documents", field=paths, cure=cure)
+        return look.faults(trials, none_is_good=True) or [empty]
 
 
 def faults_of_sources(
@@ -185,7 +186,7 @@ def faults_of_sources(
         if tokenizer not in loaded:
             loaded[tokenizer] = load_tokenizer(tokenizer)
         try:
-            faults.append(Input.of(source, tokenizer, loaded[tokenizer]).faults())
+            faults.append(Input.of(source, loaded[tokenizer]).faults())
         except (SourceError, CacheError) as error:  # no file to look at
             faults.append([error])
     return faults
@@ -270,8 +271,8 @@ class _Trial:
 class _FirstLook:
     """Looks at the files of one source, from several threads."""
 
-    def __init__(self, source: SourceConfig, kind: DocumentKind) -> None:
-        self._source = source
+    def __init__(self, kind: DocumentKind) -> None:
+        self._source = kind.config
         self._kind = kind
         self._kind_lock = Lock()  # a template renders one conversation at a time
 
@@ -294,42 +295,28 @@ class _FirstLook:
             trial.damage = error
         return trial
 
-    def faults(self, trials: Iterable[_Trial]) -> list[SourceError]:
-        """An error for each file whose head says that it cannot be built from."""
-        return [fault for trial in trials if (fault := self._fault_of(trial)) is not None]
+    def faults(self, trials: Iterable[_Trial], *, none_is_good: bool = False) -> list[SourceError]:
+        """An error for each file whose head says that it cannot be built from; ``none_is_good``: no
+        record of the source, so that skipping would leave nothing.
+        """
+        faults = (self._fault_of(trial, none_is_good) for trial in trials)
+        return [fault for fault in faults if fault is not None]
 
-    def faults_of_barren(self, trials: Sequence[_Trial]) -> list[SourceError]:
-        """The errors of a source without a single good record: skipping would leave nothing."""
-        faults: list[SourceError] = []
-        for trial in trials:
-            fault = _fault_of_one_value(trial) or self._fault_of_all(trial)
-            if fault is None and trial.first_bad is not None:
-                record_place, problem = trial.first_bad
-                cure = f"{cure_of(problem, trial.file)} Mend it: the source has no good record."
-                fault = SourceError(problem.problem, field=record_place, cure=cure.strip())
-            if fault is not None:
-                faults.append(fault)
-        if not faults:
-            paths = ", ".join(redact(str(path)) for path in self._source.paths)
-            cure = "Check paths, format and text field, then build again."
-            faults = [
-                SourceError("is an empty source: it holds no documents", field=paths, cure=cure)
-            ]
-        return faults
-
-    def _fault_of(self, trial: _Trial) -> SourceError | None:
-        if (fault := _fault_of_one_value(trial)) is not None:
-            return fault
+    def _fault_of(self, trial: _Trial, none_is_good: bool) -> SourceError | None:
         skips = self._source.on_bad_line == "skip"
         leave_out = (
             f"Or leave out the file, or its first {len(trial.bad)} records: single ones are skipped"
             " where others beside them are good."
         )
-        fault = self._fault_of_all(trial, leave_out if skips else "")
-        if fault is None and trial.first_bad is not None and not skips:
-            record_place, problem = trial.first_bad
-            fault = refused(problem, record_place, trial.file)
-        return fault or trial.damage
+        or_else = leave_out if skips and not none_is_good else ""
+        fault = _fault_of_one_value(trial) or self._fault_of_all(trial, or_else)
+        if fault is not None or trial.first_bad is None:
+            return fault or trial.damage
+        record_place, problem = trial.first_bad
+        if none_is_good:
+            cure = f"{cure_of(problem, trial.file)} Mend it: the source has no good record."
+            return SourceError(problem.problem, field=record_place, cure=cure.strip())
+        return trial.damage if skips else refused(problem, record_place, trial.file)
 
     def _try_records(self, reader: Reader, trial: _Trial) -> None:
         """Notes in ``trial`` what comes of the records, until one cannot be read."""

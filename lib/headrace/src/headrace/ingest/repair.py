@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 
@@ -31,7 +30,7 @@ from headrace.ingest.tokenize import load_tokenizer, recorded_config, recorded_t
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files, owned
 from headrace.store.layout import ATTRIBUTES_FOLDER, FILTERS_FOLDER, CacheLayout
-from headrace.store.lease import end_lease_of_gone, lease
+from headrace.store.lease import Lease, end_lease_of_gone, lease
 from headrace.store.ledger import (
     PART_RECORD_NAME,
     SHUFFLED,
@@ -87,10 +86,9 @@ def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
         ...     done.rebuilt, verify(cache, deep=True).damages
         (['00000'], [])
     """
-    report = RepairReport()
     if not damages:
         _end_killed(path)
-        return report
+        return RepairReport()
     with lease(path) as held_lease:
         ledger = read_ledger(path)
         if ledger is None or not ledger.finished:
@@ -99,35 +97,16 @@ def repair(path: str, damages: Sequence[Damage]) -> RepairReport:
                 "is not a finished cache of headrace", field="cache", value=path, cure=cure
             )
         table = files.join(path, TABLE_NAME)
+        repair = _Repair(path, ledger, [d for d in damages if d.file != table], held_lease)
         # a table alone is written from the ledger, and needs neither sources nor their tokenizer
-        if others := [d for d in damages if d.file != table]:
-            _mend(path, ledger, others, report, held_lease.check)
+        if repair.damages:
+            repair.run()
+        report = repair.report
         problem = table_problem(path, mend=not report.left)
         if any(d.file == table for d in damages):
             report.left.update({table: problem} if report.left else {})
             report.restored.extend([] if report.left else [table])
     return report
-
-
-def _mend(
-    path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairReport, check: Any
-) -> None:
-    """Repairs everything but ``ledger.bin``, which describes the result."""
-    damaged = dict.fromkeys(d.part for d in damages if d.part)
-    for name in [n for n in damaged if all(_is_record(d) for d in damages if d.part == n)]:
-        write_part_record(path, _record(ledger, name))
-        report.restored.append(files.join(part_folder(path, name), PART_RECORD_NAME))
-        del damaged[name]
-    _drop_plans(path, damages, report)
-    tokenizer = _tokenizer(path, ledger, damages, report)
-    mended = (*report.restored, *report.dropped, *report.left)
-    others = {d.file: d.problem for d in damages if not d.part and not d.file.startswith(mended)}
-    report.left.update(others)
-    why = _cannot(ledger) or ("" if tokenizer else "its tokenizer is gone")
-    if why or tokenizer is None:
-        report.left.update(dict.fromkeys(damaged, why))
-        return
-    _rebuild(path, ledger, tokenizer, list(damaged), report, check)
 
 
 def _end_killed(path: str) -> None:
@@ -139,114 +118,124 @@ def _end_killed(path: str) -> None:
     end_lease_of_gone(path)
 
 
-def _is_record(damage: Damage) -> bool:
-    return damage.file.endswith(f"/{PART_RECORD_NAME}")
+@dataclass(frozen=True)
+class _Repair:
+    """The repair of everything but ``ledger.bin``, which describes the result."""
 
+    path: str
+    ledger: Ledger
+    damages: Sequence[Damage]
+    lease: Lease
+    report: RepairReport = field(default_factory=RepairReport)
 
-def _record(ledger: Ledger, name: str) -> PartRecord:
-    return next(record for record in ledger.parts if record.name == name)
-
-
-def _cannot(ledger: Ledger) -> str:
-    """Why no single part of a cache can be rebuilt; empty if it can."""
-    if SHUFFLED in ledger.metadata:
-        return "its documents were shuffled, and are dealt again as a whole"
-    if ledger.metadata.get("source", {}).get("format") == "python":
-        return (
-            "its source is a function: only its own build runs what a config names, not what a"
-            " ledger does"
-        )
-    if "paths" not in ledger.metadata or "source" not in ledger.metadata:
-        return "its ledger does not say what it was built from"
-    if ledger.metadata.get("ingest_version") != INGEST_VERSION:
-        return "a release that tokenized otherwise built it"
-    return ""
-
-
-def _drop_plans(path: str, damages: Sequence[Damage], report: RepairReport) -> None:
-    """Deletes damaged pack plans, filters and attributes: made again when they are needed."""
-    for folder in (PLANS_FOLDER, FILTERS_FOLDER, ATTRIBUTES_FOLDER):
-        root = files.join(path, folder) + "/"
-        for name in sorted(
-            {d.file[len(root) :].split("/")[0] for d in damages if d.file.startswith(root)}
-        ):
-            owned.remove_tree(root + name)
-            report.dropped.append(root + name)
-
-
-def _tokenizer(
-    path: str, ledger: Ledger, damages: Sequence[Damage], report: RepairReport
-) -> Tokenizer | None:
-    """The tokenizer of the cache; restores a damaged copy if the original is the same."""
-    record = ledger.tokenizer
-    url = files.join(path, str(record.get("file")))
-    if not any(d.file == url for d in damages):
-        return recorded_tokenizer(path, record) if record.get("fingerprint") else None
-    try:
-        original = load_tokenizer(recorded_config(record))
-    except HeadraceError as error:
-        report.left[url] = f"{record['path']} {error.problem}"
-        return None
-    if original.content is None or original.fingerprint != record["fingerprint"]:
-        report.left[url] = f"{record['path']} is another tokenizer now"
-        return None
-    files.write_atomic(url, original.content)
-    report.restored.append(url)
-    return original
-
-
-def _rebuild(
-    path: str,
-    ledger: Ledger,
-    tokenizer: Tokenizer,
-    names: Sequence[str],
-    report: RepairReport,
-    check: Any,
-) -> None:
-    source = source_of(ledger)
-    listed = _listed(source)
-    attempts = files.join(path, ATTEMPTS_FOLDER)
-    owned.remove_tree(attempts)
-    kind = source.kind_of(listed.values())
-    layout = msgspec.convert(ledger.layout, CacheLayout)
-    job = BuildJob(path, source, ledger.tokenizer, layout, kind, ledger.metadata.get("template"))
-    for name in names:
-        records = [record for record in ledger.sources if str(record.get("part")) == name]
-        lost = [str(record["path"]) for record in records if record["path"] not in listed]
-        if lost or not records:
-            report.left[name] = (
-                f"{', '.join(lost)} cannot be read" if lost else "the ledger names no source of it"
-            )
-            continue
-        (task,) = tasks_from_records(records, listed)
-        why = _built(
-            replace(job, root=files.join(attempts, f"repair-{name}")), task, tokenizer, path, ledger
-        )
-        check()
-        if why:
-            report.left[name] = why
+    def run(self) -> None:
+        damaged = dict.fromkeys(d.part for d in self.damages if d.part)
+        for name in list(damaged):
+            record = files.join(part_folder(self.path, name), PART_RECORD_NAME)
+            if all(d.file == record for d in self.damages if d.part == name):
+                write_part_record(self.path, self._record(name))
+                self.report.restored.append(record)
+                del damaged[name]
+        self._drop_plans()
+        tokenizer = self._tokenizer()
+        mended = (*self.report.restored, *self.report.dropped, *self.report.left)
+        for damage in self.damages:
+            if not damage.part and not damage.file.startswith(mended):
+                self.report.left[damage.file] = damage.problem
+        why = self._why_not() or ("" if tokenizer else "its tokenizer is gone")
+        if why or tokenizer is None:
+            self.report.left.update(dict.fromkeys(damaged, why))
         else:
-            report.rebuilt.append(name)
-    owned.remove_tree(attempts)
+            self._rebuild(tokenizer, list(damaged))
 
+    def _record(self, name: str) -> PartRecord:
+        return next(record for record in self.ledger.parts if record.name == name)
 
-def _built(job: BuildJob, task: PartTask, tokenizer: Tokenizer, path: str, ledger: Ledger) -> str:
-    """Rebuilds a part and moves it into place; returns why it does not match the original, if it
-    does not.
-    """
-    try:
-        built_part = PartBuilder(job, tokenizer)(task, job.root, lambda _: None)
-    except SourceError as error:
-        return str(error)
-    recorded = _record(ledger, task.name)
-    if msgspec.structs.replace(built_part, extra=recorded.extra) != recorded:
-        return (
-            f"{', '.join(dict.fromkeys(f.shown_path for f in task.files))} changed after the cache"
-            " was built"
-        )
-    write_part_record(job.root, recorded)
-    publish(job.root, path, task.name)
-    return ""
+    def _why_not(self) -> str:
+        """Why no single part can be rebuilt; empty if it can."""
+        metadata = self.ledger.metadata
+        if SHUFFLED in metadata:
+            return "its documents were shuffled, and are dealt again as a whole"
+        if metadata.get("source", {}).get("format") == "python":
+            return (
+                "its source is a function: only its own build runs what a config names, not what a"
+                " ledger does"
+            )
+        if "paths" not in metadata or "source" not in metadata:
+            return "its ledger does not say what it was built from"
+        if metadata.get("ingest_version") != INGEST_VERSION:
+            return "a release that tokenized otherwise built it"
+        return ""
+
+    def _drop_plans(self) -> None:
+        """Deletes damaged pack plans, filters and attributes: made again when they are needed."""
+        for folder in (PLANS_FOLDER, FILTERS_FOLDER, ATTRIBUTES_FOLDER):
+            root = files.join(self.path, folder) + "/"
+            inner = [d.file[len(root) :] for d in self.damages if d.file.startswith(root)]
+            for name in sorted({path.split("/")[0] for path in inner}):
+                owned.remove_tree(root + name)
+                self.report.dropped.append(root + name)
+
+    def _tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the cache; restores a damaged copy if the original is the same."""
+        record = self.ledger.tokenizer
+        url = files.join(self.path, str(record.get("file")))
+        if not any(d.file == url for d in self.damages):
+            return recorded_tokenizer(self.path, record) if record.get("fingerprint") else None
+        try:
+            original = load_tokenizer(recorded_config(record))
+        except HeadraceError as error:
+            self.report.left[url] = f"{record['path']} {error.problem}"
+            return None
+        if original.content is None or original.fingerprint != record["fingerprint"]:
+            self.report.left[url] = f"{record['path']} is another tokenizer now"
+            return None
+        files.write_atomic(url, original.content)
+        self.report.restored.append(url)
+        return original
+
+    def _rebuild(self, tokenizer: Tokenizer, names: Sequence[str]) -> None:
+        ledger = self.ledger
+        source = source_of(ledger)
+        listed = _listed(source)
+        attempts = files.join(self.path, ATTEMPTS_FOLDER)
+        owned.remove_tree(attempts)
+        layout = msgspec.convert(ledger.layout, CacheLayout)
+        kind = source.kind_of(listed.values())
+        template = ledger.metadata.get("template")
+        job = BuildJob(self.path, source, ledger.tokenizer, layout, kind, template)
+        build = PartBuilder(job, tokenizer)
+        for name in names:
+            records = [record for record in ledger.sources if str(record.get("part")) == name]
+            lost = [str(record["path"]) for record in records if record["path"] not in listed]
+            if lost or not records:
+                why = "the ledger names no source of it"
+                self.report.left[name] = f"{', '.join(lost)} cannot be read" if lost else why
+                continue
+            (task,) = tasks_from_records(records, listed)
+            why = self._build(build, task, files.join(attempts, f"repair-{name}"))
+            self.lease.check()
+            if why:
+                self.report.left[name] = why
+            else:
+                self.report.rebuilt.append(name)
+        owned.remove_tree(attempts)
+
+    def _build(self, build: PartBuilder, task: PartTask, root: str) -> str:
+        """Rebuilds a part and moves it into place; returns why it does not match the original, if
+        it does not.
+        """
+        try:
+            built_part = build(task, root, lambda _: None)
+        except SourceError as error:
+            return str(error)
+        recorded = self._record(task.name)
+        if msgspec.structs.replace(built_part, extra=recorded.extra) != recorded:
+            paths = ", ".join(dict.fromkeys(f.shown_path for f in task.files))
+            return f"{paths} changed after the cache was built"
+        write_part_record(root, recorded)
+        publish(root, self.path, task.name)
+        return ""
 
 
 def _listed(source: SourceConfig) -> Mapping[str, SourceFile]:

@@ -140,19 +140,7 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
     if config.path.startswith(IDS):
         return IdsTokenizer(config.path, config.eos)
     content, folder, path = _read_tokenizer(config.path)
-    declared = {} if folder is None else declared_tokens(folder)
-    return FileTokenizer(content, path, bos=config.bos, eos=config.eos, declared=declared)
-
-
-def tokenizer_folder(config: TokenizerConfig) -> str | None:
-    """Folder of a tokenizer's files; None if it has none."""
-    if config.path == "bytes" or config.path.startswith(IDS):
-        return None
-    hub = find_hub_tokenizer(config.path)
-    path = hub.folder if hub else config.path
-    if Location.parse(path).query:  # of one file: nothing beside it can be asked for
-        return None
-    return os.path.dirname(path) or "." if path.endswith(".json") else path
+    return FileTokenizer(content, path, config.bos, config.eos, folder)
 
 
 def recorded_config(record: Mapping[str, Any]) -> TokenizerConfig:
@@ -242,11 +230,12 @@ class FileTokenizer(Tokenizer):
         path: str,
         bos: str | None = None,
         eos: str | None = "auto",
-        declared: dict[str, str] | None = None,
+        folder: str | None = None,
     ) -> None:
         # It is on by default; setting it stops the library from warning at each later fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         self.path = path
+        self.folder = folder
         self.content = content
         self.encoder: Encoder = self.encode_plain
         self.rules, self._tokenizer, model = _parse(content, path)
@@ -255,7 +244,7 @@ class FileTokenizer(Tokenizer):
         )
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = [str(token.content) for _, token in sorted(added.items()) if token.special]
-        declared = declared or {}
+        declared = {} if folder is None else declared_tokens(folder)
         self.bos, self.bos_id = resolve_special(
             "bos", bos, self.special, BOS_NAMES, self.id_of, declared.get("bos")
         )
@@ -442,7 +431,7 @@ def _read_tokenizer(path: str) -> tuple[bytes, str | None, str]:
     location = Location.parse(path)
     candidates = [(path, None)]
     if not location.query:
-        candidates = [(files.join(path, FILE_NAME), path), (path, os.path.dirname(path))]
+        candidates = [(files.join(path, FILE_NAME), path), (path, os.path.dirname(path) or ".")]
     try:
         for url, folder in candidates:
             is_none = path.startswith(HUB) or (

@@ -474,13 +474,13 @@ def _kind(record: Any) -> str:
         return "text"
     if record.rec_type != "response" or record.http_headers is None:
         return str(record.rec_type)
-    kind = (
-        str(record.http_headers.get_header("Content-Type") or "no type")
-        .split(";")[0]
-        .strip()
-        .lower()
-    )
+    kind = (_content_type(record) or "no type").split(";")[0].strip()
     return "text" if kind == "text/plain" else kind
+
+
+def _content_type(record: Any) -> str:
+    headers = record.http_headers
+    return "" if headers is None else str(headers.get_header("Content-Type") or "").lower()
 
 
 def _fields(record: Any, raw: bytes) -> Any:
@@ -498,10 +498,7 @@ def _fields(record: Any, raw: bytes) -> Any:
 
 
 def _charset(record: Any) -> str:
-    kind = (
-        record.http_headers.get_header("Content-Type") if record.http_headers is not None else None
-    )
-    _, _, charset = str(kind or "").lower().partition("charset=")
+    _, _, charset = _content_type(record).partition("charset=")
     name = charset.split(";")[0].strip(" \"'")
     try:
         # Codecs that turn bytes into text; Python has others ("hex", "zlib") that are none of a web
