@@ -20,14 +20,14 @@ from __future__ import annotations
 import importlib
 import os
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
 from headrace.errors import CacheError, ConfigError, HeadraceError, install_command
 from headrace.ingest.pool import build_one_part
-from headrace.ingest.progress import NOTHING, Progress
+from headrace.ingest.progress import NOTHING, Progress, Report
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Task, publish
 from headrace.store import files, owned
 from headrace.store.ledger import read_part_record
@@ -42,7 +42,7 @@ def build_on_zephyr(
     job: Job,
     tasks: Sequence[Task],
     count: int | None = None,
-    report: Callable[[Progress], None] | None = None,
+    report: Report | None = None,
 ) -> Generator[PartRecord]:
     """Builds the parts of ``tasks`` with at most ``count`` workers; None: as many as Zephyr
     provides.
@@ -122,9 +122,7 @@ def build_attempt(job: Job, task: Task) -> Progress | HeadraceError:
     return costs
 
 
-def _finished(
-    root: str, waiting: dict[str, Task], report: Callable[[Progress], None] | None
-) -> Iterator[PartRecord]:
+def _finished(root: str, waiting: dict[str, Task], report: Report | None) -> Iterator[PartRecord]:
     """The records of parts that became complete since the last call; they are no longer
     ``waiting``.
     """

@@ -24,6 +24,7 @@ from headrace.ingest.build import BuildReport, build_cache, plan_build
 from headrace.ingest.build_shuffled import ShuffledBuildOptions, build_shuffled
 from headrace.ingest.plan import (
     DEFAULT_PART_BYTES,
+    SourceRecord,
     differing_tokenizers,
     differing_values,
     is_changed,
@@ -173,7 +174,7 @@ def encoder_of(output: str) -> TokenizerConfig:
     return _tokenizer(output, _finished(output)[1], {})
 
 
-def _files_of(folder: str) -> list[dict[str, Any]]:
+def _files_of(folder: str) -> list[SourceRecord]:
     """The records of the source files of a cache, or of what was appended to one."""
     ledger = read_ledger(folder)
     if ledger is None:
@@ -181,7 +182,7 @@ def _files_of(folder: str) -> list[dict[str, Any]]:
     return ledger.metadata.get(SHUFFLED, {}).get("sources", ledger.sources)
 
 
-def _by_path(records: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _by_path(records: Iterable[SourceRecord]) -> dict[str, SourceRecord]:
     """The records of source files by the canonical paths of these."""
     return {_canonical_path(str(record["path"])): record for record in records}
 
@@ -272,7 +273,7 @@ def _canonical_path(path: str) -> str:
     return str(files.local_path(url).resolve()) if files.is_local(url) else url
 
 
-def _trace(record: Mapping[str, Any]) -> tuple[object, ...]:
+def _trace(record: SourceRecord) -> tuple[object, ...]:
     """Identifies a source file whose recorded path is relative, perhaps to another
     working folder.
     """

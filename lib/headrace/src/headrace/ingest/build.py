@@ -25,7 +25,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict, Unpack
@@ -67,7 +67,7 @@ from headrace.ingest.plan import (
     with_hashes,
     with_restart,
 )
-from headrace.ingest.progress import NOTHING, EncoderCounts, Progress, show_progress
+from headrace.ingest.progress import NOTHING, EncoderCounts, Progress, Report, show_progress
 from headrace.ingest.records import MAX_RECORD_BYTES
 from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.source import SourceConfig, SourceFile
@@ -449,7 +449,7 @@ def _refuse_empty(report: BuildReport, ledger: Ledger) -> None:
 
 
 def _run(
-    plan: BuildPlan, job: BuildJob, tasks: Sequence[PartTask], report: Callable[[Progress], None]
+    plan: BuildPlan, job: BuildJob, tasks: Sequence[PartTask], report: Report
 ) -> Generator[PartRecord]:
     """Builds parts with an engine; yields the record of each when it is complete, in any order."""
     listed = [file for task in tasks for file in task.files]

@@ -31,6 +31,7 @@ from typing import Any
 from headrace.errors import ConfigError, install_command
 from headrace.ingest.conversations import (
     Message,
+    Messages,
     arguments_of,
     with_arguments_as_text,
     with_plain_arguments,
@@ -62,7 +63,7 @@ _CLOCK = "strftime_now"
 _MOST_SHAPES = 1024
 _OTHER_TEMPLATE = "Mend the record, or give another template: --chat-template FILE."
 
-_PROBE: list[dict[str, Any]] = [{"role": "user", "content": "headrace"}]
+_PROBE: Messages = [{"role": "user", "content": "headrace"}]
 Spans = tuple[tuple[int, int], ...]
 
 
@@ -371,7 +372,7 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], ask: bool) -> str:
         """The text of messages, in the first of their forms that the template reads."""
-        failures: list[tuple[list[dict[str, Any]], BadRecordError]] = []
+        failures: list[tuple[Messages, BadRecordError]] = []
         for form, of_objects in self._forms([dict(m) for m in messages]):
             try:
                 text = self._render_form(form, ask)
@@ -394,8 +395,8 @@ class ChatTemplate:
 
     def _keeps_arguments(
         self,
-        form: list[dict[str, Any]],
-        of_objects: list[dict[str, Any]],
+        form: Messages,
+        of_objects: Messages,
         text: str,
         ask: bool,
     ) -> bool:
@@ -414,9 +415,7 @@ class ChatTemplate:
             return False
         return True
 
-    def _forms(
-        self, messages: list[dict[str, Any]]
-    ) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
+    def _forms(self, messages: Messages) -> Iterator[tuple[Messages, Messages | None]]:
         """The messages as most templates take them, then with other spellings of what templates
         disagree on; with arguments as texts, also the form that has them as objects.
 
@@ -439,7 +438,7 @@ class ChatTemplate:
             if has_calls:
                 yield with_arguments_as_text(without_nulls), without_nulls
 
-    def _shows(self, messages: list[dict[str, Any]]) -> bool:
+    def _shows(self, messages: Messages) -> bool:
         """Whether the template writes the text of a message of this form."""
         try:
             return _PROBE[0]["content"] in self._render_form(messages, ask=False)

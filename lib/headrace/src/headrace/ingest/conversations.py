@@ -23,6 +23,10 @@ from typing import Any, TypeAlias
 from headrace.ingest.records import BadRecordError, type_name
 
 Message: TypeAlias = Mapping[str, Any]
+Messages: TypeAlias = list[dict[str, Any]]
+"""A conversation in the form of most templates."""
+Call: TypeAlias = dict[str, Any]
+"""A call of a tool."""
 
 _SHAREGPT_ROLES = {
     "human": "user",
@@ -61,7 +65,7 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-def read_messages(value: Any, field: str) -> list[dict[str, Any]]:
+def read_messages(value: Any, field: str) -> Messages:
     """A conversation, or JSON of one, in the form of most templates; its texts are strings, or None
     beside tool calls.
 
@@ -211,7 +215,7 @@ def training_mark(message: Message, place: str) -> bool | None:
     return all(marks.values()) if marks else None
 
 
-def with_texts_for_nulls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_texts_for_nulls(messages: Messages) -> Messages:
     """The messages with an empty text in place of none."""
     return [m | {"content": ""} if m.get("content", "") is None else m for m in messages]
 
@@ -238,7 +242,7 @@ def prompt_of_dialogues(chosen: str, rejected: str) -> str:
     return prompts.pop()
 
 
-def with_arguments_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_arguments_as_text(messages: Messages) -> Messages:
     """The messages with the arguments of tool calls as JSON in a string, which some templates
     expect.
     """
@@ -251,9 +255,7 @@ def with_arguments_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any
     return _with_calls(messages, lambda call: _with_arguments(call, as_text))
 
 
-def with_plain_arguments(
-    messages: list[dict[str, Any]], *, keep_objects: bool
-) -> list[dict[str, Any]]:
+def with_plain_arguments(messages: Messages, *, keep_objects: bool) -> Messages:
     """The messages with a word in place of what is no text or number in arguments of tool calls,
     but for objects if they are kept.
     """
@@ -279,16 +281,14 @@ def arguments_of(messages: Iterable[Message]) -> list[Any]:
     return [one["arguments"] for one in functions if isinstance(one, dict) and "arguments" in one]
 
 
-def with_wrapped_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_wrapped_calls(messages: Messages) -> Messages:
     """The messages with each call as ``{"type": "function", "function": ...}``, which some
     templates expect.
     """
     return _with_calls(messages, _wrapped)
 
 
-def _with_calls(
-    messages: list[dict[str, Any]], change: Callable[[dict[str, Any]], dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _with_calls(messages: Messages, change: Callable[[Call], Call]) -> Messages:
     """The messages with each of their calls changed."""
     return [
         m | {"tool_calls": [change(call) for call in m["tool_calls"]]} if "tool_calls" in m else m
@@ -296,18 +296,18 @@ def _with_calls(
     ]
 
 
-def _with_arguments(call: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+def _with_arguments(call: Call, change: Callable[[Any], Any]) -> Call:
     """A call with its arguments changed, which may be within its ``function``."""
     if isinstance(call.get("function"), dict):
         return call | {"function": _with_arguments(call["function"], change)}
     return call | {"arguments": change(call["arguments"])} if "arguments" in call else call
 
 
-def _wrapped(call: dict[str, Any]) -> dict[str, Any]:
+def _wrapped(call: Call) -> Call:
     return call if "function" in call else {"type": "function", "function": call}
 
 
-def with_text_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_text_parts(messages: Messages) -> Messages:
     """The messages with each text as a list of one part, for templates that read nothing else."""
     return [
         m | {"content": [{"type": "text", "text": m["content"]}]}
@@ -417,7 +417,7 @@ def _text_of(part: Any, place: str) -> str:
     return text
 
 
-def _tool_calls(value: Any, place: str) -> list[dict[str, Any]]:
+def _tool_calls(value: Any, place: str) -> list[Call]:
     calls = without_nulls(_parsed(value, place))
     if not isinstance(calls, list):
         raise BadRecordError(f"holds a {type_name(calls)} in {place}, not a list of calls")
@@ -430,7 +430,7 @@ def _tool_calls(value: Any, place: str) -> list[dict[str, Any]]:
     return [_with_read_arguments(call) for call in calls]
 
 
-def _with_read_arguments(call: dict[str, Any]) -> dict[str, Any]:
+def _with_read_arguments(call: Call) -> Call:
     """A call with its arguments as an object or a list, if they are one; none if there are none."""
     if isinstance(call.get("function"), dict):
         return call | {"function": _with_read_arguments(call["function"])}

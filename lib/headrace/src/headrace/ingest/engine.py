@@ -47,7 +47,7 @@ from headrace.ingest.code_points import Ranges
 from headrace.ingest.documents import DocumentReader, make_kind
 from headrace.ingest.kinds.kind import LOSS_MASK, Document, DocumentKind, EncodedBatch
 from headrace.ingest.plan import PartTask
-from headrace.ingest.progress import NOTHING, EncoderCounts, Progress
+from headrace.ingest.progress import NOTHING, EncoderCounts, Progress, Report
 from headrace.ingest.records import BadRecordError
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import (
@@ -312,7 +312,7 @@ class PartBuilder:
             faster = tokenizer.encoding_with(self._encoder)
             self._kind = make_kind(job.source, job.kind, faster, job.template)
 
-    def __call__(self, task: PartTask, root: str, report: Callable[[Progress], None]) -> PartRecord:
+    def __call__(self, task: PartTask, root: str, report: Report) -> PartRecord:
         """Builds a part below ``root``; one in which the faster encoder differs from ``tokenizers``
         again, with the latter.
 
@@ -343,7 +343,7 @@ class PartBuilder:
         self,
         task: PartTask,
         root: str,
-        report: Callable[[Progress], None],
+        report: Report,
         kind: DocumentKind,
         plain: DocumentKind | None = None,
     ) -> PartRecord:

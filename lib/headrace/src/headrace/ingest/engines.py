@@ -5,14 +5,14 @@ Zephyr pipeline.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import get_args
 
 from headrace import extensions
 from headrace.errors import check_at_least, check_choice, check_whole
 from headrace.ingest.choices import Engine
 from headrace.ingest.pool import PoolWorkers, workers_for
-from headrace.ingest.progress import Progress
+from headrace.ingest.progress import Report
 from headrace.ingest.ray_workers import RayWorkers
 from headrace.ingest.schedule import Job, Scheduler, Task
 from headrace.store.parts import PartRecord
@@ -57,7 +57,7 @@ def run_tasks(
     job: Job,
     tasks: Sequence[Task],
     workers: int | None,
-    report: Callable[[Progress], None] | None,
+    report: Report | None,
 ) -> Generator[PartRecord]:
     """Builds parts with an engine that is not ``auto``; yields the record of each when it is
     complete, in any order.

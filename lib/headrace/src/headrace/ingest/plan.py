@@ -31,7 +31,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -51,6 +51,8 @@ from headrace.store.ledger import Ledger, read_ledger, read_part_record
 from headrace.store.parts import PartRecord
 from headrace.store.snapshots import cache_of_member
 
+SourceRecord: TypeAlias = dict[str, Any]
+"""A file or slice in the ledger: its path, size, version and part, its slice and its hash."""
 DEFAULT_PART_BYTES = 64 << 20
 MAX_PARTS = 4096
 # a corpus has as many, if it has as many of _LEAST_BYTES: work for all cores, little to do again
@@ -124,14 +126,14 @@ def plan_parts(
     return tasks
 
 
-def source_records(tasks: Sequence[PartTask]) -> list[dict[str, Any]]:
+def source_records(tasks: Sequence[PartTask]) -> list[SourceRecord]:
     """The plan as JSON for the ledger: one record per file or slice, with its part. Paths have no
     credentials.
     """
-    records: list[dict[str, Any]] = []
+    records: list[SourceRecord] = []
     for task in tasks:
         for file in task.files:
-            record: dict[str, Any] = {
+            record: SourceRecord = {
                 "path": file.shown_path,
                 "size": file.size,
                 "version": file.version,
@@ -144,7 +146,7 @@ def source_records(tasks: Sequence[PartTask]) -> list[dict[str, Any]]:
 
 
 def tasks_from_records(
-    records: Sequence[dict[str, Any]], listed: Mapping[str, SourceFile]
+    records: Sequence[SourceRecord], listed: Mapping[str, SourceFile]
 ) -> list[PartTask]:
     """The plan from the records of :func:`source_records`, with the files as they are listed now."""
     return [
@@ -153,7 +155,7 @@ def tasks_from_records(
     ]
 
 
-def _listed_file(record: dict[str, Any], listed: Mapping[str, SourceFile]) -> SourceFile:
+def _listed_file(record: SourceRecord, listed: Mapping[str, SourceFile]) -> SourceFile:
     part = Slice(*record["slice"]) if "slice" in record else None
     return replace(listed[record["path"]], part=part)
 
@@ -346,10 +348,10 @@ def source_of(ledger: Ledger) -> SourceConfig:
 
 def changed_sources(
     output: str,
-    begun: Sequence[dict[str, Any]],
-    now: Sequence[dict[str, Any]],
+    begun: Sequence[SourceRecord],
+    now: Sequence[SourceRecord],
     done: Collection[str],
-) -> list[dict[str, Any]]:
+) -> list[SourceRecord]:
     """The plan of an interrupted build with the current source files.
 
     Returns:
@@ -435,7 +437,7 @@ def content_hashes(listed: Iterable[SourceFile]) -> dict[str, str]:
         return dict(zip((f.shown_path for f in some), pool.map(_hash, some), strict=True))
 
 
-def with_hashes(records: Iterable[dict[str, Any]], hashes: dict[str, str]) -> list[dict[str, Any]]:
+def with_hashes(records: Iterable[SourceRecord], hashes: dict[str, str]) -> list[SourceRecord]:
     """Source records of a ledger, with the hash of those files that have one.
 
     Example:
@@ -445,7 +447,7 @@ def with_hashes(records: Iterable[dict[str, Any]], hashes: dict[str, str]) -> li
     return [{**r, "sha256": hashes[r["path"]]} if r["path"] in hashes else r for r in records]
 
 
-def is_changed(old: dict[str, Any], new: dict[str, Any]) -> bool:
+def is_changed(old: SourceRecord, new: SourceRecord) -> bool:
     """Whether a source file differs from its record: by hash if both have one, else by size and
     version.
 
@@ -461,7 +463,7 @@ def is_changed(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return bool((old["size"], old["version"]) != (new["size"], new["version"]))
 
 
-def as_now(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def as_now(old: SourceRecord, new: SourceRecord) -> SourceRecord:
     """The record of a file in its part, with current size, version and hash.
 
     Example:

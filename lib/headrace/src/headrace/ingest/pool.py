@@ -26,14 +26,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from headrace.ingest.progress import NOTHING, EncoderCounts, Progress
+from headrace.ingest.progress import NOTHING, EncoderCounts, Progress, Report
 from headrace.ingest.schedule import BuildPart, Done, Event, Failed, Job, Lost, Moved, Task
 from headrace.ingest.tokenize import THREADS_VARIABLE, cores
 from headrace.store.parts import PartRecord
@@ -162,7 +161,7 @@ class Reporter:
     must not be lost on the way.
     """
 
-    def __init__(self, tell: Callable[[Progress], None]) -> None:
+    def __init__(self, tell: Report) -> None:
         self._tell = tell
         self._sum = NOTHING
         self._told = time.monotonic()
@@ -182,7 +181,7 @@ class Reporter:
 
 
 def build_one_part(
-    build: BuildPart, task: Task, root: str, tell: Callable[[Progress], None]
+    build: BuildPart, task: Task, root: str, tell: Report
 ) -> tuple[PartRecord, Progress]:
     """Builds one part below ``root``; returns its record and its costs."""
     wire_before = wire()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from headrace.numbers import in_bytes, short
 from headrace.store.retry import Wire
@@ -61,10 +62,11 @@ class Progress:
 
 
 NOTHING = Progress()
+Report: TypeAlias = Callable[[Progress], None]
 
 
 @contextmanager
-def show_progress(total: int, what: str = "building") -> Iterator[Callable[[Progress], None]]:
+def show_progress(total: int, what: str = "building") -> Iterator[Report]:
     """A bar over ``total`` stored bytes on stderr, and the function that moves it."""
     from headrace import progress
 

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from headrace.errors import CacheError
-from headrace.ingest.progress import NOTHING, Progress
+from headrace.ingest.progress import NOTHING, Progress, Report
 from headrace.store import durable, files, owned
 from headrace.store.ledger import PART_RECORD_NAME, part_folder
 from headrace.store.parts import PartRecord
@@ -51,7 +51,7 @@ class Task(Protocol):
         ...
 
 
-BuildPart: TypeAlias = Callable[[Any, str, Callable[[Progress], None]], PartRecord]
+BuildPart: TypeAlias = Callable[[Any, str, Report], PartRecord]
 """Builds the part of a task below a root, reports progress, and returns the part's record once it
 is complete.
 """
@@ -154,7 +154,7 @@ class Scheduler:
     job: Job
     tasks: Sequence[Task]
     workers: Workers
-    report: Callable[[Progress], None] | None = None
+    report: Report | None = None
     clock: Callable[[], float] = time.monotonic
     straggler_s: float = STRAGGLER_S
     second_attempts: int = 0

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from headrace.ingest.conversations import TRAINING_MARKS, Message
+from headrace.ingest.conversations import TRAINING_MARKS, Message, Messages
 
 _LABELS = ("role", "name", "id", "tool_call_id")
 """Fields that say whose or which a message is: a message of which only these arrive is lost."""
@@ -37,7 +37,7 @@ class Probe(NamedTuple):
         are_own: Whether the words are those of the conversation itself.
     """
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     words: list[dict[str, list[str]]]
     are_own: bool = False
 

@@ -20,6 +20,7 @@ from headrace.ingest.chat_template import (
 from headrace.ingest.choices import Mask
 from headrace.ingest.conversations import (
     Message,
+    Messages,
     fields_of_parts,
     from_json,
     prompt_of_dialogues,
@@ -137,7 +138,7 @@ class MarkedKind(DocumentKind):
         text = string_of(system, self._field_name("system"), self._cure_of("system"))
         return text if text.strip() else ""
 
-    def _with_system(self, record: Fields, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_system(self, record: Fields, messages: Messages) -> Messages:
         """The messages after the system message of the record, if it has one besides them."""
         text = self._system(record)
         system = {"role": "system", "content": text}
@@ -320,7 +321,7 @@ class ChatKind(MarkedKind):
                 return f"Or train on the last answer alone: --mask {mask}."
         return ""
 
-    def _conversation(self, record: Fields) -> list[dict[str, Any]]:
+    def _conversation(self, record: Fields) -> Messages:
         """The messages of a record: its list of them, or its question and its answer."""
         if "messages" in self.reads:
             messages = read_messages(self._field(record, "messages"), self._field_name("messages"))
@@ -495,7 +496,7 @@ class PreferenceKind(MarkedKind):
         return self._document(record, text, answer_spans, cut=cut, label=label, unused=unused)
 
 
-def turns_of(value: Any, role: str, field: str) -> list[dict[str, Any]]:
+def turns_of(value: Any, role: str, field: str) -> Messages:
     """A text as one message of a role, or messages as they are."""
     value = from_json(value)
     turns = (
