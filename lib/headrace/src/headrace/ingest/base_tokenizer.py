@@ -27,6 +27,7 @@ from msgspec import structs
 
 from headrace.errors import ConfigError, did_you_mean
 from headrace.ingest.choices import SpecialTokensInText
+from headrace.ingest.records import sizes_of
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import block_tokens_of
@@ -278,8 +279,7 @@ class ByteTokenizer(Tokenizer):
             np.concatenate([before, np.frombuffer(text.encode(), np.uint8), after])
             for text in texts
         ]
-        lengths = np.array([ids.size for ids in documents], np.int64)
-        return np.concatenate([before[:0], *documents]), lengths
+        return np.concatenate([before[:0], *documents]), sizes_of(documents)
 
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
         encodings: list[Placed] = []

@@ -147,12 +147,12 @@ class BuildReport:
     requests: int = 0
     failed_requests: int = 0
     seconds: float = 0.0
-    left_out_files: dict[str, int] = field(default_factory=dict[str, int])
+    left_out_files: dict[str, int] = field(default_factory=dict)
     tokenizer_engine: str = ""
     engine_reason: str = ""
     differing_code_points: int = 0
     encoded: EncoderCounts = field(default_factory=EncoderCounts)
-    unused_fields: dict[str, int] = field(default_factory=dict[str, int])
+    unused_fields: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

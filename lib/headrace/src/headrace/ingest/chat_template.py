@@ -30,7 +30,6 @@ from typing import Any
 
 from headrace.errors import ConfigError, install_command
 from headrace.ingest.conversations import (
-    Message,
     Messages,
     arguments_of,
     with_arguments_as_text,
@@ -79,7 +78,7 @@ class Given:
 
     tools: list[Any] | None = None
     documents: list[Any] | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str, Any]:
@@ -241,7 +240,7 @@ class ChatTemplate:
         other.given = given
         return other
 
-    def render(self, messages: Sequence[Message], *, ask: bool = False) -> str:
+    def render(self, messages: Messages, *, ask: bool = False) -> str:
         """The text of a conversation.
 
         Raises:
@@ -249,7 +248,7 @@ class ChatTemplate:
         """
         return _MARKS.sub("", self._render(messages, ask))
 
-    def render_marked(self, messages: Sequence[Message]) -> tuple[str, Spans]:
+    def render_marked(self, messages: Messages) -> tuple[str, Spans]:
         """The text of a conversation, and the characters that the template marks as the model's
         own.
 
@@ -272,7 +271,7 @@ class ChatTemplate:
                 at += len(piece)
         return "".join(text), tuple(spans)
 
-    def left_out(self, messages: Sequence[Message], text: str, *, ask: bool = False) -> LeftOut:
+    def left_out(self, messages: Messages, text: str, *, ask: bool = False) -> LeftOut:
         """The fields of messages, and the messages, that the template does not write into their
         text.
 
@@ -309,7 +308,7 @@ class ChatTemplate:
         lost = [i for i in missing.lost if self._ignores(messages, i, others[i], ask)]
         return missing._replace(lost=lost)
 
-    def _ignores(self, messages: Sequence[Message], i: int, other: Message, ask: bool) -> bool:
+    def _ignores(self, messages: Messages, i: int, other: dict[str, Any], ask: bool) -> bool:
         """Whether another message in place of message i gives the same text."""
         changed = [*messages[:i], other, *messages[i + 1 :]]
         try:
@@ -317,7 +316,7 @@ class ChatTemplate:
         except BadRecordError:
             return False
 
-    def spans_without(self, messages: Sequence[Message], masked: Sequence[bool]) -> Spans:
+    def spans_without(self, messages: Messages, masked: Sequence[bool]) -> Spans:
         """What the template marks, without the text of some messages: what other words in them
         change.
 
@@ -342,9 +341,7 @@ class ChatTemplate:
             if text[a:b] == other_text[c:d]
         )
 
-    def spans_of_turns(
-        self, messages: Sequence[Message], wanted: Sequence[bool]
-    ) -> tuple[str, Spans]:
+    def spans_of_turns(self, messages: Messages, wanted: Sequence[bool]) -> tuple[str, Spans]:
         """The text of a conversation, and the characters that the selected turns add to it.
 
         Raises:
@@ -370,7 +367,7 @@ class ChatTemplate:
                 spans.append((len(earlier_turns), len(upto)))
         return text, tuple(spans)
 
-    def _render(self, messages: Sequence[Message], ask: bool) -> str:
+    def _render(self, messages: Messages, ask: bool) -> str:
         """The text of messages, in the first of their forms that the template reads."""
         failures: list[tuple[Messages, BadRecordError]] = []
         for form, of_objects in self._forms([dict(m) for m in messages]):
@@ -445,10 +442,10 @@ class ChatTemplate:
         except BadRecordError:
             return False
 
-    def _render_form(self, messages: Sequence[Message], ask: bool) -> str:
+    def _render_form(self, messages: Messages, ask: bool) -> str:
         return self._text_of(self._values(messages), ask)
 
-    def _values(self, messages: Sequence[Message]) -> dict[str, Any]:
+    def _values(self, messages: Messages) -> dict[str, Any]:
         """What the template's variables hold."""
         given = self.given
         values = {**self._variables, **given.variables, "messages": messages, "tools": given.tools}
@@ -507,7 +504,7 @@ def _place_of(wanted: Any, value: Any, path: str = "") -> str:
     return next(filter(None, paths), "")
 
 
-def refuse_marks(messages: Sequence[Message]) -> None:
+def refuse_marks(messages: Messages) -> None:
     """Raises BadRecordError if a text contains the characters with which a template's marks are
     found.
     """

@@ -203,12 +203,10 @@ def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[s
     Raises:
         ConfigError: the file is compressed, which its format does not support.
     """
-    kind = READERS[file.format]
-    if issubclass(kind, BlockReader):
-        reader: Reader = kind(file.path, file.part, columns, file.compression)
-    elif file.compression == "none":
-        reader = kind(file.path, file.part, columns)
-    else:
+    reader = READERS[file.format](file.path, file.part, columns)
+    if isinstance(reader, BlockReader):
+        reader.compression = file.compression
+    elif file.compression != "none":
         raise ConfigError(
             f"is a {file.format} file packed with {file.compression}",
             field=file.path,

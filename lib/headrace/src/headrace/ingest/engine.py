@@ -188,10 +188,10 @@ class _Counts:
     part, the row, and the problem.
     """
 
-    totals: Counter[str] = field(default_factory=Counter[str])
-    ignored: Counter[str] = field(default_factory=Counter[str])
-    unused_fields: Counter[str] = field(default_factory=Counter[str])
-    optional_fields: set[str] = field(default_factory=set[str])
+    totals: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+    unused_fields: Counter[str] = field(default_factory=Counter)
+    optional_fields: set[str] = field(default_factory=set)
     first_skipped: tuple[int, int, str] = _NONE_SKIPPED
 
     def add(self, more: _Counts) -> None:
@@ -238,10 +238,8 @@ class _Batch:
 
     part: str
     first: int = 0
-    documents: list[Document] = field(default_factory=list[Document])
-    origins: list[tuple[int, int, DocumentReader]] = field(
-        default_factory=list[tuple[int, int, DocumentReader]]
-    )
+    documents: list[Document] = field(default_factory=list)
+    origins: list[tuple[int, int, DocumentReader]] = field(default_factory=list)
     counts: _Counts = field(default_factory=_Counts)
     weight: int = 0
     stored_bytes: int = 0

@@ -251,9 +251,9 @@ class _Trial:
     """What came of the records in the head of a file, as far as it could be read."""
 
     file: SourceFile
-    first_record: Fields = field(default_factory=dict[str, Any])
+    first_record: Fields = field(default_factory=dict)
     has_good: bool = False
-    bad: list[BadRecordError] = field(default_factory=list[BadRecordError])
+    bad: list[BadRecordError] = field(default_factory=list)
     """Those of the tried records that are bad: :data:`TRIED_RECORDS`, or more until one is good."""
     first_bad: tuple[str, BadRecordError] | None = None
     """Place and problem of the first bad record in all of the head."""

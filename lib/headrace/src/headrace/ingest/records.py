@@ -531,7 +531,7 @@ class LeafConfig:
         value = lookup(record, self.field, f"Choose the field: {self.option(name, 'FIELD')}.")
         if self.kind == "ragged" or self.width is not None:
             return numbers(_flat(value, self.width or 1, self.field), self.dtype, self.field)
-        if isinstance(value, np.ndarray | list | tuple):
+        if is_list(value):
             raise BadRecordError(
                 f"holds a {type_name(value)} in field {self.field!r}, not one number", _LEAF_CURE
             )
@@ -590,14 +590,19 @@ def parse_leaf(text: str) -> tuple[str, LeafConfig]:
 
 def _flat(value: Any, width: int, field: str) -> Any:
     """Flattens a list with ``width`` numbers per token; with one number it is already flat."""
-    if width == 1 or not isinstance(value, np.ndarray | list | tuple) or not len(value):
+    if width == 1 or not is_list(value) or not len(value):
         return value
     rows = list(cast("Sequence[Any]", value))
-    if any(not isinstance(row, np.ndarray | list | tuple) or len(row) != width for row in rows):
+    if any(not is_list(row) or len(row) != width for row in rows):
         raise BadRecordError(
             f"has not {width} numbers for each token in field {field!r}", _LEAF_CURE
         )
     return np.concatenate([np.asarray(row) for row in rows])
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value of a record is a list, or the array of one."""
+    return isinstance(value, np.ndarray | list | tuple)
 
 
 def numbers(
@@ -609,7 +614,7 @@ def numbers(
     Raises:
         BadRecordError: it is not a list of such numbers; with this ``cure``.
     """
-    if not isinstance(value, np.ndarray | list | tuple):
+    if not is_list(value):
         raise BadRecordError(
             f"holds a {type_name(value)} in field {field!r}, not a list of numbers", cure
         )
@@ -657,4 +662,9 @@ def joined(spec: LeafSpec, values: Sequence[np.ndarray]) -> LeafValues:
     data = np.concatenate(values) if values else np.zeros(0, spec.dtype)
     if spec.kind == "fixed":
         return data, None
-    return data, np.fromiter((v.size for v in values), np.int64, len(values))
+    return data, sizes_of(values)
+
+
+def sizes_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The size of each array, int64."""
+    return np.array([array.size for array in arrays], np.int64)

@@ -57,10 +57,10 @@ class RepairReport:
         left: Remaining damage, by part (or file), with the reason.
     """
 
-    rebuilt: list[str] = field(default_factory=list[str])
-    restored: list[str] = field(default_factory=list[str])
-    dropped: list[str] = field(default_factory=list[str])
-    left: dict[str, str] = field(default_factory=dict[str, str])
+    rebuilt: list[str] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
 
 
 def repair(path: str, damages: Sequence[Damage]) -> RepairReport:

@@ -158,9 +158,9 @@ class Scheduler:
     clock: Callable[[], float] = time.monotonic
     straggler_s: float = STRAGGLER_S
     second_attempts: int = 0
-    _running: dict[int, _Attempt] = field(default_factory=dict[int, _Attempt])
-    _lost: dict[str, int] = field(default_factory=dict[str, int])
-    _seconds: list[float] = field(default_factory=list[float])
+    _running: dict[int, _Attempt] = field(default_factory=dict)
+    _lost: dict[str, int] = field(default_factory=dict)
+    _seconds: list[float] = field(default_factory=list)
     _next: int = 0
 
     def run(self) -> Generator[PartRecord]:

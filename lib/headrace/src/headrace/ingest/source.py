@@ -206,7 +206,7 @@ class ChatConfig:
     template: str | None = None
     mask: Mask = "generation"
     roles: list[str] = field(default_factory=lambda: ["assistant"])
-    variables: dict[str, str] = field(default_factory=dict[str, str])
+    variables: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_choice("chat.mask", self.mask, get_args(Mask), "is not a known choice")
@@ -309,10 +309,10 @@ class SourceConfig:
     format: FormatOrAuto = "auto"
     text_field: str = "text"
     on_bad_line: OnBadLine = "error"
-    extensions: list[str] = field(default_factory=list[str])
+    extensions: list[str] = field(default_factory=list)
     kind: KindOrAuto = "auto"
-    fields: dict[str, str] = field(default_factory=dict[str, str])
-    leaves: dict[str, LeafConfig] = field(default_factory=dict[str, LeafConfig])
+    fields: dict[str, str] = field(default_factory=dict)
+    leaves: dict[str, LeafConfig] = field(default_factory=dict)
     chat: ChatConfig = field(default_factory=ChatConfig)
     fim: FimConfig | None = None
     max_record_bytes: int = MAX_RECORD_BYTES

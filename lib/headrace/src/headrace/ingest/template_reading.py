@@ -74,7 +74,7 @@ def shape_of(value: Any) -> Hashable:
     return type(value)
 
 
-def contents_cut(messages: Sequence[Message], text: str) -> list[int]:
+def contents_cut(messages: Messages, text: str) -> list[int]:
     """The messages whose content is not in a text as it is."""
     cut: list[int] = []
     start = 0
@@ -98,9 +98,7 @@ def markers_of(names: Collection[str]) -> list[str]:
     return sorted(markers, key=lambda marker: (-len(marker), marker))
 
 
-def probe_of(
-    messages: Sequence[Message], cut: Collection[int] = (), markers: Sequence[str] = ()
-) -> Probe:
+def probe_of(messages: Messages, cut: Collection[int] = (), markers: Sequence[str] = ()) -> Probe:
     """The conversation with another word in place of each text, or of each word between the markers
     of a content that is cut.
 
@@ -118,7 +116,7 @@ def probe_of(
     return Probe(probes, prober.words)
 
 
-def own_texts_of(messages: Sequence[Message]) -> Probe:
+def own_texts_of(messages: Messages) -> Probe:
     """The conversation as a probe with its own texts, but for contents: for a template that refuses
     others.
     """

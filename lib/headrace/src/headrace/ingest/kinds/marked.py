@@ -19,7 +19,6 @@ from headrace.ingest.chat_template import (
 )
 from headrace.ingest.choices import Mask
 from headrace.ingest.conversations import (
-    Message,
     Messages,
     fields_of_parts,
     from_json,
@@ -43,6 +42,7 @@ from headrace.ingest.records import (
     Fields,
     cure_of_shape,
     joined,
+    sizes_of,
     string_of,
     type_name,
     utf8_length,
@@ -89,7 +89,7 @@ class MarkedKind(DocumentKind):
             ]
             masks.append(np.concatenate([*mask, np.ones(closes.size, bool)]).astype(np.uint8))
             prompts.append(opens.size + prefix.ids.size)
-        lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
+        lengths = sizes_of(ids)
         tokens = np.concatenate([before[:0], *ids]).astype(self.tokenizer.dtype)
         leaves: dict[str, LeafValues] = {}
         if LOSS_MASK in self.own_leaves:
@@ -193,7 +193,7 @@ class MarkedKind(DocumentKind):
             read_variables(self._field(record, "variables"), self._field_name("variables")),
         )
 
-    def _training_marks(self, messages: Sequence[Message], name: str) -> list[bool | None]:
+    def _training_marks(self, messages: Messages, name: str) -> list[bool | None]:
         """For each message of a field whether it says that it is trained on, or not."""
         field = self._field_name(name)
         return [training_mark(one, f"{field}[{i}]") for i, one in enumerate(messages)]
@@ -201,7 +201,7 @@ class MarkedKind(DocumentKind):
     def _without_masked(
         self,
         spans: Spans,
-        messages: Sequence[Message],
+        messages: Messages,
         marks: Sequence[bool | None],
         chat: ChatTemplate,
     ) -> Spans:
@@ -216,7 +216,7 @@ class MarkedKind(DocumentKind):
 
     def _unwritten(
         self,
-        messages: Sequence[Message],
+        messages: Messages,
         text: str,
         chat: ChatTemplate,
         name: str,
@@ -304,7 +304,7 @@ class ChatKind(MarkedKind):
         return (self._document(record, text, spans, unused=unused),)
 
     def _cure_by_mask(
-        self, messages: Sequence[Message], marks: Sequence[bool | None], chat: ChatTemplate
+        self, messages: Messages, marks: Sequence[bool | None], chat: ChatTemplate
     ) -> str:
         """The mask of fewer answers that the template renders one after the other; empty if there
         is none.
@@ -347,9 +347,7 @@ class ChatKind(MarkedKind):
         return self._with_system(record, messages)
 
 
-def _wanted_turns(
-    messages: Sequence[Message], marks: Sequence[bool | None], how: ChatConfig
-) -> list[bool]:
+def _wanted_turns(messages: Messages, marks: Sequence[bool | None], how: ChatConfig) -> list[bool]:
     """The messages that are trained on: those that the mask chooses, but for the
     ones marked false.
     """

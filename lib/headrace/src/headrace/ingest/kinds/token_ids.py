@@ -19,10 +19,12 @@ from headrace.ingest.records import (
     BadRecordError,
     Fields,
     containers_of,
+    is_list,
     joined,
     lookup,
     names_in,
     numbers,
+    sizes_of,
     type_name,
 )
 from headrace.ingest.source import (
@@ -218,7 +220,7 @@ class TokensKind(DocumentKind):
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
         ids = [d.ids for d in documents if d.ids is not None]
-        lengths = np.fromiter((i.size for i in ids), np.int64, len(ids))
+        lengths = sizes_of(ids)
         leaves: dict[str, LeafValues] = {}
         if self._masks:
             leaves[LOSS_MASK.name] = joined(
@@ -340,7 +342,7 @@ class Column(NamedTuple):
 
 def _marked(column: Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
     name, field, value = column
-    if not isinstance(value, np.ndarray | list | tuple):
+    if not is_list(value):
         raise BadRecordError(
             f"holds a {type_name(value)} in field {field!r}, not a 0 or 1 for each id"
         )
@@ -390,8 +392,7 @@ def _after_prompts(column: Column, ids: np.ndarray, stretches: Stretches) -> np.
     """0 at the first ids of each document, as many as a number says, or a list with one for each
     document.
     """
-    is_list = isinstance(column.value, np.ndarray | list | tuple)
-    value = column.value if is_list else [column.value]
+    value = column.value if is_list(column.value) else [column.value]
     lengths = numbers(value, "int64", column.field, bools=False).tolist()
     if len(lengths) != len(stretches):
         raise BadRecordError(

@@ -23,7 +23,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qs
 
 from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, did_you_mean
@@ -120,8 +120,6 @@ class HubReader(DatasetReader):
     within its shards).
     """
 
-    unit: ClassVar[str] = "row"
-
     def __iter__(self) -> Iterator[Row]:
         address = HubAddress.parse(self.path)
         with reading(self.path):
@@ -211,7 +209,7 @@ class FunctionReader(DatasetReader):
     within it).
     """
 
-    unit: ClassVar[str] = "record"
+    unit = "record"
 
     def __iter__(self) -> Iterator[Row]:
         function = load_function(self.path)

@@ -19,7 +19,7 @@ import abc
 import os
 import struct
 from collections.abc import Iterator
-from typing import IO, ClassVar
+from typing import IO
 
 import numpy as np
 
@@ -38,7 +38,7 @@ _BAD = "Fetch or write both files again: the index is not that of the data."
 class ShardReader(Reader):
     """Documents of ids, end to end in one file, with an index beside it."""
 
-    unit: ClassVar[str] = "document"
+    unit = "document"
 
     @abc.abstractmethod
     def _index(self) -> tuple[np.ndarray, np.dtype]:

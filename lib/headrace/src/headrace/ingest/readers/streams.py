@@ -29,10 +29,10 @@ import itertools
 import json
 import shlex
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import IO, Any, ClassVar, Protocol
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -70,11 +70,7 @@ _FETCH_AGAIN = "Fetch or write the file again, then run the same command: finish
 class BlockReader(Reader):
     """A reader of a stream of bytes, which may be compressed."""
 
-    def __init__(
-        self, path: str, part: Slice | None, columns: Sequence[str], compression: str = "none"
-    ) -> None:
-        super().__init__(path, part, columns)
-        self.compression = compression
+    compression = "none"
 
     def blocks(self) -> Iterator[bytes]:
         """The bytes of the file or the slice, decompressed.
@@ -133,7 +129,7 @@ class BlockReader(Reader):
 class JsonlReader(BlockReader):
     """One JSON object per line; its row is its line, counted from 1 within the file."""
 
-    unit: ClassVar[str] = "line"
+    unit = "line"
 
     def __iter__(self) -> Iterator[Row]:
         for number, line in enumerate(
@@ -197,7 +193,7 @@ class TextReader(BlockReader):
     that is not text.
     """
 
-    unit: ClassVar[str] = "line"
+    unit = "line"
 
     def __iter__(self) -> Iterator[Row]:
         blocks: list[bytes] = []
@@ -417,7 +413,7 @@ _BUFFER = 1 << 16
 class WarcReader(BlockReader):
     """The texts of a WARC file; rows are its records, all of which are counted from 1."""
 
-    unit: ClassVar[str] = "record"
+    unit = "record"
 
     def __iter__(self) -> Iterator[Row]:
         warcio: Any = import_extra("warcio.archiveiterator", "warc", self.path)
