@@ -345,6 +345,7 @@ class PartBuilder:
         kind: DocumentKind,
         plain: DocumentKind | None = None,
     ) -> PartRecord:
+        writer = PartWriter(root, task.name, self._job.layout, kind.specs)
         reading = ReadAhead(
             _batches(self._job.source, kind, task, self._limit),
             weigh=lambda b: b.weight,
@@ -353,7 +354,6 @@ class PartBuilder:
         # A worker with one core encodes with one thread: more would only wait for the same core.
         encoders = ENCODERS if encoding_threads() > 1 else 1
         pool = ThreadPoolExecutor(encoders, thread_name_prefix="headrace-encode")
-        writer = PartWriter(root, task.name, self._job.layout, kind.specs)
         counts = _Counts()
         try:
             for batch, encoded in _map_ahead(

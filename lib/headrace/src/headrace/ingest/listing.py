@@ -48,6 +48,8 @@ class Entry:
     version: str
 
 
+Info: TypeAlias = dict[str, Any]
+"""What a file system says of a file."""
 Listing: TypeAlias = "tuple[Literal['files', 'folder'], Iterable[Entry]]"
 
 
@@ -283,7 +285,7 @@ def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
     return "files", [_remote_entry(url, fs.info(path))]
 
 
-def _matching(fs: Any, pattern: str, url: str) -> Iterator[dict[str, Any]]:
+def _matching(fs: Any, pattern: str, url: str) -> Iterator[Info]:
     """What a pattern matches, among the listings of the folders that it may match in."""
     steps: list[str] = []
     for step in pattern.split("/")[:-1]:
@@ -303,9 +305,7 @@ def _matching(fs: Any, pattern: str, url: str) -> Iterator[dict[str, Any]]:
     return (info for info in infos if matches(info["name"]))
 
 
-def _pages(
-    fs: Any, root: str, depth: int | None = None, *, on_web: bool = True
-) -> Iterator[dict[str, Any]]:
+def _pages(fs: Any, root: str, depth: int | None = None, *, on_web: bool = True) -> Iterator[Info]:
     """Files in the listings of a server below a folder, to a limited depth. A page of a web server
     may name anything, so entries outside the folder are left out, and the number of requests is
     limited.
@@ -327,12 +327,10 @@ def _pages(
                 yield info
 
 
-def _within_folder(
-    folder: str, infos: Iterable[dict[str, Any]], *, on_web: bool = True
-) -> list[dict[str, Any]]:
+def _within_folder(folder: str, infos: Iterable[Info], *, on_web: bool = True) -> list[Info]:
     """Entries of a listing that are below its folder; others are left out, and logged."""
     root = folder.rstrip("/") + "/" if folder else ""
-    entries: list[dict[str, Any]] = []
+    entries: list[Info] = []
     others: list[str] = []
     for info in infos:
         name = str(info["name"])
@@ -352,7 +350,7 @@ def _within_folder(
     return entries
 
 
-def _remote_entries(fs: Any, infos: Iterable[dict[str, Any]], url: str) -> Iterator[Entry]:
+def _remote_entries(fs: Any, infos: Iterable[Info], url: str) -> Iterator[Entry]:
     location = Location.parse(url)
     for info in infos:
         name = str(info["name"])
@@ -367,7 +365,7 @@ def _remote_entries(fs: Any, infos: Iterable[dict[str, Any]], url: str) -> Itera
         yield _remote_entry(entry_url, info)
 
 
-def _remote_entry(url: str, info: dict[str, Any]) -> Entry:
+def _remote_entry(url: str, info: Info) -> Entry:
     size = info.get("size")
     version = next(
         (f"{key.lower()}:{_plain(info[key])}" for key in _VERSION_KEYS if info.get(key)), ""
