@@ -234,7 +234,7 @@ def test_no_filter_hides_that_python_spelled_a_value(template: str):
         # The same value elsewhere, before and after: the one that is written is named.
         message = {"role": "user", "content": "", "before": value, "extra": value, "after": value}
         with pytest.raises(BadRecordError, match="as Python spells it") as error:
-            chat.with_given(Given(tools=None, variables={"other": value})).render([message])
+            chat.with_extras(Given(tools=None, variables={"other": value})).render([message])
         assert str(error.value).endswith(": messages[0].extra"), (value, str(error.value))
 
 

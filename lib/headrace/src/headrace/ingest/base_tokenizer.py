@@ -117,9 +117,9 @@ class Tokenizer(abc.ABC):
     @property
     def frame(self) -> tuple[np.ndarray, np.ndarray]:
         """The ids before and after each document, none or one each, in ``dtype``."""
-        before = [] if self.bos_id is None else [self.bos_id]
-        after = [] if self.eos_id is None else [self.eos_id]
-        return np.array(before, self.dtype), np.array(after, self.dtype)
+        opening = [] if self.bos_id is None else [self.bos_id]
+        closing = [] if self.eos_id is None else [self.eos_id]
+        return np.array(opening, self.dtype), np.array(closing, self.dtype)
 
     @abc.abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
@@ -274,12 +274,12 @@ class ByteTokenizer(Tokenizer):
         self.fingerprint = fingerprint_of(b"bytes", self.bos_id, self.eos_id)
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
-        before, after = self.frame
+        opening, closing = self.frame
         documents = [
-            np.concatenate([before, np.frombuffer(text.encode(), np.uint8), after])
+            np.concatenate([opening, np.frombuffer(text.encode(), np.uint8), closing])
             for text in texts
         ]
-        return np.concatenate([before[:0], *documents]), sizes_of(documents)
+        return np.concatenate([opening[:0], *documents]), sizes_of(documents)
 
     def encode_with_places(self, texts: Sequence[str]) -> list[Placed]:
         encodings: list[Placed] = []

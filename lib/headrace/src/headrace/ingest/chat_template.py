@@ -231,13 +231,13 @@ class ChatTemplate:
         self._fields, self.variables_read = bounded.names_in(environment.parse(record["text"]))
         self._markers = markers_of(self._fields)
         self._left_out: dict[Hashable, LeftOut | None] = {}
-        self.given = Given()
+        self.extras = Given()
         self._takes_parts = not self._shows(_PROBE) and self._shows(with_text_parts(_PROBE))
 
-    def with_given(self, given: Given) -> ChatTemplate:
+    def with_extras(self, extras: Given) -> ChatTemplate:
         """This template, with what a record gives to it besides messages."""
         other = copy.copy(self)
-        other.given = given
+        other.extras = extras
         return other
 
     def render(self, messages: Messages, *, ask: bool = False) -> str:
@@ -286,8 +286,8 @@ class ChatTemplate:
         markers = tuple(
             [(i, *[one for one in self._markers if one in messages[i]["content"]]) for i in cut]
         )
-        given = self.given
-        shape = given.tools is None, repr(given.variables), ask, shape_of(messages), markers
+        extras = self.extras
+        shape = extras.tools is None, repr(extras.variables), ask, shape_of(messages), markers
         if shape not in self._left_out:
             if len(self._left_out) >= _MOST_SHAPES:
                 self._left_out.clear()
@@ -447,12 +447,13 @@ class ChatTemplate:
 
     def _values(self, messages: Messages) -> dict[str, Any]:
         """What the template's variables hold."""
-        given = self.given
-        values = {**self._variables, **given.variables, "messages": messages, "tools": given.tools}
-        if _CLOCK in given.variables:
-            values[_CLOCK] = _fixed_clock(given.variables[_CLOCK])
-        if given.documents is not None:
-            values["documents"] = given.documents
+        extras = self.extras
+        values = {**self._variables, **extras.variables, "messages": messages}
+        values["tools"] = extras.tools
+        if _CLOCK in extras.variables:
+            values[_CLOCK] = _fixed_clock(extras.variables[_CLOCK])
+        if extras.documents is not None:
+            values["documents"] = extras.documents
         return values
 
     def _text_of(self, values: dict[str, Any], ask: bool) -> str:

@@ -13,13 +13,13 @@ Memory is bounded in bytes, not in documents: a batch ends with the document tha
 at most ``QUEUE_BATCHES`` batches wait, and three are being encoded. A larger document exceeds this
 limit.
 
-Where a faster encoder encodes, ``tokenizers`` encodes some documents, too, and the ids are compared:
-the first of each part, where a new kind of text would show, and then one in 1,024, selected by the
-part's name, so that a resumed or repeated build compares the same ones. Of a document of more than
-64 Ki characters, its beginning is encoded separately and compared. A difference stops the part,
-which is built again with ``tokenizers``. ``tokenizers`` takes about a thousand times as long for a
-document as everything else, so one in 1,024 costs 5% to 10% of a build, and the first documents (at
-most 32 KiB if documents are shorter) 30 ms per part.
+Where a faster encoder encodes, ``tokenizers`` encodes some documents, too, and the ids are
+compared: the first of each part, where a new kind of text would show, and then one in 1,024,
+selected by the part's name, so that a resumed or repeated build compares the same ones. Of a
+document of more than 64 Ki characters, its beginning is encoded separately and compared. A
+difference stops the part, which is built again with ``tokenizers``. ``tokenizers`` takes about a
+thousand times as long for a document as everything else, so one in 1,024 costs 5% to 10% of a
+build, and the first documents (at most 32 KiB if documents are shorter) 30 ms per part.
 
 Price: a thread switch and a few queue operations per batch (0.5 MiB of text on two cores): under
 0.1%.
@@ -330,11 +330,11 @@ class PartBuilder:
         try:
             return self._build(task, root, note, self._kind, self._plain)
         except EncodersDifferError as error:
-            place = str(error)
+            document = str(error)
             _log.warning(
-                f"gigatoken and tokenizers differ at {place}: part {task.name} takes tokenizers"
+                f"gigatoken and tokenizers differ at {document}: part {task.name} takes tokenizers"
             )
-            report(-moved + Progress(encoder=EncoderCounts(differences=(place,))))
+            report(-moved + Progress(encoder=EncoderCounts(differences=(document,))))
             return self._build(task, root, report, self._plain)
 
     def _build(
@@ -361,16 +361,16 @@ class PartBuilder:
             ):
                 writer.append(*encoded)
                 counts.add(batch.counts)
-                taken = EncoderCounts()
+                encoder_counts = EncoderCounts()
                 if self._encoder is not None:
-                    taken = self._encoder.take_counts(batch.compared)
+                    encoder_counts = self._encoder.take_counts(batch.compared)
                 report(
                     Progress(
                         len(batch.documents),
                         int(encoded.tokens.size),
                         batch.counts.totals["text_bytes"],
                         batch.stored_bytes,
-                        taken,
+                        encoder_counts,
                     )
                 )
         finally:

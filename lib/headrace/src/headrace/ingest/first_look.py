@@ -429,12 +429,12 @@ def _refuse_unknown_columns(source: SourceConfig, listed: Sequence[SourceFile]) 
                 cure=did_you_mean(name, records[0]),
             )
     explained = {*used, *left_unused}
-    known = {*FIELDS["tokens"], *OF_TOKENIZERS}
+    known_columns = {*FIELDS["tokens"], *OF_TOKENIZERS}
     unknown = [
         name
         for name in names_in(records[0], containers)
         if name not in explained
-        and name.split(".")[-1] not in known
+        and name.split(".")[-1] not in known_columns
         and all(_has_number_for_each_id(r, name, source) for r in records)
     ]
     if not unknown:

@@ -148,7 +148,7 @@ def source_records(tasks: Sequence[PartTask]) -> list[SourceRecord]:
 def tasks_from_records(
     records: Sequence[SourceRecord], listed: Mapping[str, SourceFile]
 ) -> list[PartTask]:
-    """The plan from the records of :func:`source_records`, with the files as they are listed now."""
+    """The plan from the records of :func:`source_records`, with the files as listed now."""
     return [
         PartTask(name, tuple(_listed_file(record, listed) for record in group))
         for name, group in groupby(records, key=lambda r: str(r["part"]))

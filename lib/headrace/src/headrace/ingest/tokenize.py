@@ -290,7 +290,7 @@ class FileTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         arrays = [np.zeros(0, np.uint32)]
         lengths = [0] * len(texts)
-        before, after = self.frame
+        opening, closing = self.frame
         with _refusals():
             for group in self._groups(texts):
                 for piece, encoded in zip(
@@ -298,9 +298,9 @@ class FileTokenizer(Tokenizer):
                 ):
                     self._check_special(encoded)
                     framed = [
-                        before if piece.opens else before[:0],
+                        opening if piece.opens else opening[:0],
                         encoded,
-                        after if piece.closes else after[:0],
+                        closing if piece.closes else closing[:0],
                     ]
                     arrays += framed
                     lengths[piece.document] += sum(map(len, framed))

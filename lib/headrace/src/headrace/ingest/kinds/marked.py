@@ -73,14 +73,14 @@ class MarkedKind(DocumentKind):
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:
         pieces = [p for d in documents for p in (d.text[: d.cut], d.text[d.cut :])]
         encoded = self.tokenizer.encode_with_places(pieces)
-        before, after = self.tokenizer.frame
+        opening, closing = self.tokenizer.frame
         ids: list[np.ndarray] = []
         masks: list[np.ndarray] = []
         prompts: list[int] = []
         for document, prefix, suffix in zip(documents, encoded[::2], encoded[1::2], strict=True):
             spans = document.spans or ()
-            opens = before if document.framed[0] else before[:0]
-            closes = after if document.framed[1] else after[:0]
+            opens = opening if document.framed[0] else opening[:0]
+            closes = closing if document.framed[1] else closing[:0]
             ids.append(np.concatenate([opens, prefix.ids, suffix.ids, closes]))
             mask = [
                 np.zeros(opens.size, bool),
@@ -90,7 +90,7 @@ class MarkedKind(DocumentKind):
             masks.append(np.concatenate([*mask, np.ones(closes.size, bool)]).astype(np.uint8))
             prompts.append(opens.size + prefix.ids.size)
         lengths = sizes_of(ids)
-        tokens = np.concatenate([before[:0], *ids]).astype(self.tokenizer.dtype)
+        tokens = np.concatenate([opening[:0], *ids]).astype(self.tokenizer.dtype)
         leaves: dict[str, LeafValues] = {}
         if LOSS_MASK in self.own_leaves:
             leaves[LOSS_MASK.name] = joined(LOSS_MASK, masks)
@@ -128,7 +128,7 @@ class MarkedKind(DocumentKind):
                 "holds messages, and there is no chat template",
                 "Put chat_template.jinja beside the tokenizer.json, or pass --chat-template FILE.",
             )
-        return self.template.with_given(self._template_extras(record))
+        return self.template.with_extras(self._template_extras(record))
 
     def _system(self, record: Fields) -> str:
         """The text of a record's system message; empty if there is none, or nothing in it."""
@@ -229,7 +229,7 @@ class MarkedKind(DocumentKind):
         Raises:
             BadRecordError: it leaves out a message altogether.
         """
-        given = chat.given
+        extras = chat.extras
         left_out = chat.left_out(messages, text, ask=ask)
         field = self._field_name(name)
         if left_out.lost:
@@ -240,10 +240,10 @@ class MarkedKind(DocumentKind):
                 "Give a template that writes such turns: --chat-template FILE.",
             )
         names = {f"{field}[].{one}" for silent in left_out.fields for one in silent}
-        for optional, value in (("tools", given.tools), ("documents", given.documents)):
+        for optional, value in (("tools", extras.tools), ("documents", extras.documents)):
             if value is not None and optional not in chat.variables_read:
                 names.add(self._field_name(optional))
-        for variable in given.variables.keys() - chat.variables_read:
+        for variable in extras.variables.keys() - chat.variables_read:
             names.add(f"{self._field_name('variables')}.{variable}")
         return tuple(names)
 
