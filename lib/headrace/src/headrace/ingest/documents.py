@@ -26,6 +26,7 @@ from headrace.ingest.readers.datasets import DatasetReader, FunctionReader, HubR
 from headrace.ingest.readers.shards import MegatronReader, NmoeReader, index_path
 from headrace.ingest.readers.streams import BlockReader, JsonlReader, TextReader, WarcReader
 from headrace.ingest.records import (
+    NAMED_FILE,
     BadRecordError,
     Fields,
     Reader,
@@ -194,7 +195,7 @@ def refused(bad: BadRecordError, place: str, file: SourceFile) -> SourceError:
 def cure_of(bad: BadRecordError, file: SourceFile) -> str:
     """The cure of a record; its commands name the file, if they can read it."""
     is_plain = file.compression == "none" and files.is_local(file.path)
-    return bad.cure.replace("FILE", shlex.quote(file.path)) if is_plain else bad.cure
+    return bad.cure.replace(NAMED_FILE, shlex.quote(file.path) if is_plain else "FILE")
 
 
 def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[str] = ()) -> Reader:

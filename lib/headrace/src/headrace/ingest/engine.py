@@ -34,7 +34,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -345,7 +345,6 @@ class PartBuilder:
         kind: DocumentKind,
         plain: DocumentKind | None = None,
     ) -> PartRecord:
-        writer = PartWriter(root, task.name, self._job.layout, kind.specs)
         reading = ReadAhead(
             _batches(self._job.source, kind, task, self._limit),
             weigh=lambda b: b.weight,
@@ -354,11 +353,12 @@ class PartBuilder:
         # A worker with one core encodes with one thread: more would only wait for the same core.
         encoders = ENCODERS if encoding_threads() > 1 else 1
         pool = ThreadPoolExecutor(encoders, thread_name_prefix="headrace-encode")
+        batches = _map_ahead(pool, lambda batch: batch.encoded(kind, plain), reading, 2 * encoders)
         counts = _Counts()
         try:
-            for batch, encoded in _map_ahead(
-                pool, lambda batch: batch.encoded(kind, plain), reading, 2 * encoders
-            ):
+            first_batch = next(batches)  # a file that cannot be read leaves no folder
+            writer = PartWriter(root, task.name, self._job.layout, kind.specs)
+            for batch, encoded in chain([first_batch], batches):
                 writer.append(*encoded)
                 counts.add(batch.counts)
                 encoder_counts = EncoderCounts()

@@ -34,13 +34,15 @@ Fields: TypeAlias = Mapping[str, Any]
 TEXT = "text"
 ANY = "any"
 _LEAF_CURE = "Check the field of this leaf, or leave such records out."
+NAMED_FILE = "<FILE>"
+"""Stands for the record's file in the commands of a cure."""
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 """What files in UTF-16 begin with."""
 
 
 class BadRecordError(Exception):
     """One record that cannot be used; the policy (``on_bad_line``) decides what happens. Commands
-    in its cure say ``FILE`` for the file.
+    in its cure say :data:`NAMED_FILE` for the file.
     """
 
     def __init__(self, problem: str, cure: str = "") -> None:
@@ -418,7 +420,9 @@ def not_utf8(error: UnicodeDecodeError, what: str) -> BadRecordError:
         f"is not UTF-8 (byte 0x{error.object[error.start]:02x} at byte {error.start} of the {what})"
     )
     encoding = "utf-16" if error.object.startswith(_UTF16_MARKS) else "latin1"
-    command = f"iconv -f {encoding} -t utf-8 FILE > FILE.new && mv FILE.new FILE"
+    converted = f"{NAMED_FILE}.new"
+    command = f"iconv -f {encoding} -t utf-8 {NAMED_FILE} > {converted}"
+    command += f" && mv {converted} {NAMED_FILE}"
     cure = f"Convert the file to UTF-8 (e.g. {command})."
     return BadRecordError(problem, cure)
 

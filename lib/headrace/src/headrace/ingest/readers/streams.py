@@ -39,6 +39,7 @@ import msgspec
 from headrace.errors import SourceError
 from headrace.ingest.records import (
     MAX_RECORD_BYTES,
+    NAMED_FILE,
     BadRecordError,
     Fields,
     Reader,
@@ -244,8 +245,8 @@ def _object_by_json(line: bytes) -> Any:
 def _spread_out(line: bytes) -> str:
     if line.strip() in (b"[", b"{") or line.lstrip().startswith(b"["):
         return (
-            "JSONL has one object on each line; to convert a JSON file: jq -c '.[]' FILE (or jq -c"
-            " . FILE)."
+            f"JSONL has one object on each line; to convert a JSON file: jq -c '.[]' {NAMED_FILE}"
+            f" (or jq -c . {NAMED_FILE})."
         )
     return ""
 
