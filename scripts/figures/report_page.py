@@ -51,7 +51,6 @@ STEPS = 300
 SOURCES = (1, 20, 200)
 WIDTH = 760
 HEIGHT = 1180
-COLOURS = 256
 
 
 def many(sources: int) -> dict[str, object]:
@@ -120,8 +119,7 @@ def draw(browser: Browser, address: str, file: Path, part: str | None = None) ->
     both = Image.new("RGB", (light.width + dark.width, light.height))
     both.paste(light, (0, 0))
     both.paste(dark, (light.width, 0))
-    few = both.quantize(COLOURS, dither=Image.Dither.NONE)
-    few.convert("RGB").save(file, lossless=True, quality=100, method=6)
+    both.save(file, lossless=True, quality=100, method=6)
 
 
 def main(site: Path, target: Path) -> None:
