@@ -186,6 +186,8 @@ def test_a_login_in_an_address_is_refused_in_python(tmp_path, monkeypatch, addre
         ("HF_ENDPOINT", "hf://owner/name"),
         ("HTTP_PROXY", "http://127.0.0.1:9/x"),
         ("NETRC", "http://127.0.0.1:9/x"),
+        ("AZURE_STORAGE_ACCOUNT_KEY", "az://bucket/x"),
+        ("AZURE_STORAGE_SAS_TOKEN", "az://bucket/x"),
     ],
 )
 def test_what_the_environment_has_is_not_shown(
@@ -195,6 +197,10 @@ def test_what_the_environment_has_is_not_shown(
     if variable == "NETRC":
         Path("typed-netrc").write_text(f"machine 127.0.0.1 login me password {CANARY}\n{CANARY}\n")
         value = "typed-netrc"
+    if variable.startswith("AZURE"):
+        monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+        monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:9")
+        value = f"sv=1&sig={CANARY}" if "SAS" in variable else LOGIN
     monkeypatch.setenv(variable, value)
     for line in (
         f"cache inspect {address}",
@@ -247,6 +253,29 @@ def test_a_signature_can_be_used_and_is_not_shown(headrace, stored, leaks, query
     ):
         done = headrace(*line.split())
         assert done.code == 2, (line, done)
+        assert leaks(done) == []
+
+
+def test_commands_on_a_cache_of_a_signed_source_do_not_show_it(headrace, stored, leaks):
+    source = f"{stored}/a.jsonl?{QUERIES[0]}"
+    components = {name: {"cache": "out", "source": {"paths": [source]}} for name in "ab"}
+    config = {"components": components, "seq_len": 16, "batch_size": 2, "num_steps": 160}
+    Path("typed-run.yaml").write_text(json.dumps(config))
+    for line in (
+        f"build {source} --tokenizer bytes --output out",
+        "config simulate typed-run.yaml --steps 4 --json",
+        "config sweep typed-run.yaml --arms 12 --steps 8 --output sweep",
+        "run tree typed-run.yaml",
+        "run where typed-run.yaml --step 1",
+        "cache pack out --seq-len 16",
+        "cache consolidate out one",
+        "cache reshuffle out shuffled",
+        "cache convert out levanter",
+        "cache remove out 3",
+        "cache verify out --repair",
+    ):
+        done = headrace(*line.split())
+        assert done.code == 0, (line, done)
         assert leaks(done) == []
 
 
