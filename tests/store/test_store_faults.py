@@ -107,7 +107,7 @@ def test_closed_connections_are_asked_again(remote, cache, policy):
     remote.proxy.next("close", times=3)
     assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))
     assert len(faulty(remote.proxy)) == 3
-    untold = sum(request.kept for request in faulty(remote.proxy))
+    untold = sum(request.reused for request in faulty(remote.proxy))
     spent = retry.request_counts() - before
     assert spent.retries == 3 - untold
     assert spent.requests == len(remote.proxy.log) - untold
@@ -121,7 +121,7 @@ def test_requests_for_small_files_are_counted_if_their_connection_is_closed(tmp_
         for _ in range(4):
             assert files.read_bytes(f"{proxy.url}/file") == b"abc"
             proxy.next("close", path_contains="file")
-        assert [request.kept for request in proxy.log] == [False, *[True, False] * 3]
+        assert [request.reused for request in proxy.log] == [False, *[True, False] * 3]
         assert retry.wire() - before == retry.Wire(len(proxy.log))
 
 
@@ -384,7 +384,7 @@ class _Seen:
         chunks = [r for r in log if r.range != "bytes=0-0"]  # which asks for Retry-After
         self.fates += Counter("refusal" if r.status in (401, 403) else r.fate for r in chunks)
         self.requests += len(log)
-        self.untold += sum(r.kept and r.fate == "close" for r in log)
+        self.untold += sum(r.reused and r.fate == "close" for r in log)
         self.spikes += sum(r.late_s > 0.1 for r in chunks)
         assert {r.path for r in log if "/c/" not in r.path.replace("%2F", "/")} == set()
 

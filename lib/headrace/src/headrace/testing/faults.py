@@ -127,7 +127,7 @@ class LoggedRequest:
         range: The ``Range`` header, ``""`` if none.
         fate: What the proxy did to it.
         late_s: Seconds by which the proxy delayed it.
-        kept: Whether its connection had had a request before.
+        reused: Whether its connection had had a request before.
         status: Status sent to the client; 0 until it is sent.
         bytes: Bytes of body sent to the client.
     """
@@ -137,7 +137,7 @@ class LoggedRequest:
     range: str
     fate: Fate
     late_s: float
-    kept: bool = False
+    reused: bool = False
     status: int = 0
     bytes: int = 0
 
@@ -391,7 +391,7 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._server: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._is_kept = False
+        self._is_reused = False
 
     async def serve(self) -> None:
         try:
@@ -414,8 +414,8 @@ class _Connection:
             await self._writer.drain()
         body = await read_body(self._reader, head, to_end=False)
         entry, status = self._proxy.decide(head)
-        entry.kept = self._is_kept
-        self._is_kept = True
+        entry.reused = self._is_reused
+        self._is_reused = True
         if entry.late_s:
             await asyncio.sleep(entry.late_s)
         if entry.fate == "reset":
