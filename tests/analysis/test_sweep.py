@@ -128,9 +128,9 @@ def test_the_cure_of_an_arm_that_is_too_short_works():
     ("settings", "options", "field"),
     [
         ({}, {"least": {"nobody": 0.1}}, "--least"),
-        ({}, {"least": {"s0": 0.7, "s1": 0.7}}, "least"),
-        ({}, {"most": {"s0": 0.1, "s1": 0.1, "s2": 0.1}}, "most"),
-        ({}, {"least": {"s0": 0.5}, "most": {"s0": 0.2}}, "least"),
+        ({}, {"least": {"s0": 0.7, "s1": 0.7}}, "--least"),
+        ({}, {"most": {"s0": 0.1, "s1": 0.1, "s2": 0.1}}, "--most"),
+        ({}, {"least": {"s0": 0.5}, "most": {"s0": 0.2}}, "--least"),
         ({}, {"steps": STEPS}, "--steps"),
         ({"seq_len": {0: 512, 100: 1024}}, {}, "subset"),
     ],
@@ -259,6 +259,9 @@ def test_the_block_that_is_printed_is_a_config_and_an_amendment(
         ("arm,share:a,loss\n" + "x,1,2\n" * 3, "RESULTS"),
         ("arm,share:a,loss\n" + "x,1,2\n" * 9 + "y,1,nan\n", "loss"),
         ("arm,share:a,loss\n" + "x,1,2\n" * 9 + "y,what,2\n", "share:a"),
+        ("arm,share:a,share:b,loss\n" + "x,.4,.6,2\n" * 9 + "y,-1,2,3\n", "share:a, share:b"),
+        ("arm,share:a,share:b,loss\n" + "x,.4,.6,2\n" * 9 + "y,.4,.7,3\n", "share:a, share:b"),
+        ("arm,share:a,loss\n" + "x,1,2\n" * 9, "loss"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused(tmp_path: Path, table: str, field: str):

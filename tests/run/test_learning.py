@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from headrace import ComponentConfig, LmDataConfig, open_run
 from headrace.batch import SourceLosses
 from headrace.cli.application import application
+from headrace.data.mixture import mixture_of
 from headrace.errors import ConfigError
 from headrace.mix import (
     AdaptiveMixture,
@@ -117,7 +118,7 @@ def test_decisions_make_of_a_run_what_its_config_says(
     run = open_run(tmp_path, changed, 0, fn=lengths)
     learner = MixtureLearner(run, BanditMixture(), every=EVERY)
     for step in range(1, 90):
-        run.dataset.planned.draws.starts_at(step)  # counted before and after each decision
+        learner._mixture_at(0).draws.starts_at(step)  # counted before and after each decision
         learner.observe(step, SourceLosses(np.array([3.0, 2.0, 1.0 + step % 7]), np.ones(3)))
     assert run is learner.run
     assert run.config is not None
@@ -127,9 +128,12 @@ def test_decisions_make_of_a_run_what_its_config_says(
     own = RunLock.of(opened)
     assert (own.plan, own.config) == (run.lock.plan, run.lock.config)
     assert RunLock.load(str(tmp_path)) == run.lock
-    draws = opened.planned.draws
+    assert opened.planned is not None
+    mixture = mixture_of(opened.planned)
+    assert mixture is not None
+    draws = learner._mixture_at(0).draws
     for step in range(100):
-        assert (run.dataset.planned.draws.counts_at(step) == draws.counts_at(step)).all(), step
+        assert (draws.counts_at(step) == mixture.draws.counts_at(step)).all(), step
 
 
 def test_a_run_that_learns_is_steered(tmp_path: Path, config: LmDataConfig):

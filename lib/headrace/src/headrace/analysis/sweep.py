@@ -167,20 +167,27 @@ def plan_sweep(
     steps = max(full_steps // _DEFAULT_PART, 1) if steps is None else steps
     if not 1 <= steps < full_steps:
         problem = f"must be at least 1 and less than the {full_steps} steps of the run"
-        raise ConfigError(problem, field="--steps", value=steps, cure="Arms are short runs.")
+        cure = f"Arms are short runs: --steps {max(full_steps // _DEFAULT_PART, 1)}."
+        raise ConfigError(problem, field="--steps", value=steps, cure=cure)
     full_rows, _ = run.dataset.batch_schedule.rows_at(full_steps)
     arm_rows, _ = run.dataset.batch_schedule.rows_at(steps)
     rows = {name: len(run.trained[name]) for name in run.first.names}
     planned = np.array([run.drawn[name].share for name in rows])
     lows, highs = _bounds(run, rows, full_rows, least or {}, most or {})
-    shares = bounded_shares(
-        np.vstack([planned, _drawn(planned, arms - 1, draw, seed)]), lows, highs
-    )
+    drawn = np.vstack([planned, _drawn(planned, arms - 1, draw, seed)])
+    try:
+        shares = bounded_shares(drawn, lows, highs)
+    except ConfigError as error:
+        about = {} if error.value is None else {"value": error.value}
+        cure = f"{error.cure} max_share and max_epochs bound them, too."
+        raise ConfigError(error.problem, field=f"--{error.field}", cure=cure, **about) from error
     sweep = Sweep(run.original, rows, shares.round(_DECIMALS), steps, arm_rows / full_rows)
     empty = [name for name, count in rows.items() if count * sweep.fraction < 1]
     if empty:
         problem = f"leaves no row of component {empty[0]!r}, which has {rows[empty[0]]}"
         cure = f"All sources are repeated as in the run with --steps {sweep.matched_steps}."
+        if sweep.matched_steps >= full_steps:
+            cure = f"Leave {empty[0]} out of the config: it is too small for shorter runs."
         raise ConfigError(problem, field="--steps", value=steps, cure=cure)
     return sweep
 

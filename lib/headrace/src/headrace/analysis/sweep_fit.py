@@ -32,6 +32,7 @@ from headrace.store import files
 
 Model: TypeAlias = Literal["linear", "trees"]
 _Predict: TypeAlias = Callable[[np.ndarray], np.ndarray]
+_ROUNDED = 1e-3
 _LEAST_ARMS = 8
 _FOLDS = 4
 _ROUNDS = 8
@@ -127,6 +128,14 @@ def read_results(path: str, loss: str = LOSS) -> Results:
         raise ConfigError(problem, field="RESULTS", value=path, cure=cure)
     shares = [[_number(line, column) for column in columns] for line in filled]
     losses = [_number(line, loss) for line in filled]
+    for line, row in zip(filled, shares, strict=True):
+        if min(row) < 0 or abs(sum(row) - 1) > _ROUNDED:
+            problem = f"are no shares that sum to 1, in the line of {next(iter(line.values()))}"
+            cure = "Restore them from the arm's config, or leave the loss of the arm empty."
+            raise ConfigError(problem, field=", ".join(columns), value=row, cure=cure)
+    if len(set(losses)) == 1:
+        cure = "Fill in the loss of each arm, on the same held-out rows."
+        raise ConfigError("is the same in all arms", field=loss, value=losses[0], cure=cure)
     names = [column.removeprefix(SHARE) for column in columns]
     return Results(names, np.array(shares), np.array(losses), len(lines) - len(filled))
 
