@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -76,21 +76,17 @@ def _typer(**settings: Any) -> typer.Typer:
     )
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(Mapping[str, Any]):
     """Commands of a group by name; the group "" is ``headrace`` itself. Typer builds each from its
     function's signature when it is looked up.
     """
 
     def __init__(self, group: str) -> None:
         self._prefix = f"{group} " if group else ""
-        self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made and name in list(self):
-            self._made[name] = self._build(name)
-        return self._made[name]
-
-    def _build(self, name: str) -> Any:
+        if name not in list(self):
+            raise KeyError(name)
         if not self._prefix and name in GROUPS:
             return _Group(group=name, name=name, help=f"{GROUPS[name]}.", **_SETTINGS)
         full_name = self._prefix + name
@@ -98,12 +94,6 @@ class _Commands(MutableMapping[str, Any]):
         kind = PanelCommand if full_name in WITH_PANELS else PlainCommand
         app.command(name, cls=kind)(_function_of(full_name))
         return typer.main.get_command(app)
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        raise TypeError("commands cannot be removed")
 
     def __iter__(self) -> Iterator[str]:
         full_names = [*COMMANDS, *extensions.installed_names(extensions.COMMANDS)]
@@ -126,7 +116,7 @@ class _Group(TyperGroup):
     def __init__(self, *, group: str = "", **settings: Any) -> None:
         super().__init__(**settings)
         self.group = group
-        self.commands = _Commands(group)
+        self.commands: Any = _Commands(group)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)

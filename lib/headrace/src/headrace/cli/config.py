@@ -26,7 +26,15 @@ from headrace.cli.options import (
     parse_shares,
     parse_sizes,
 )
-from headrace.cli.shown import figures_table, say, say_json, show_judgments, terminal, working
+from headrace.cli.shown import (
+    figures_table,
+    labelled,
+    say,
+    say_json,
+    show_judgments,
+    terminal,
+    working,
+)
 from headrace.errors import ConfigError, HeadraceError, format_count
 from headrace.numbers import in_bytes, short
 
@@ -198,29 +206,23 @@ def token_count(path: str) -> int | None:
 
 def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     """Prints a checked config: the run, its components, its reads, and the findings."""
-    from rich.text import Text
-
     from headrace.analysis.check.judgments import judge_plan
 
     console = terminal()
-    console.print(Text(_run_line(plan)), soft_wrap=True)
+    console.print(_run_line(plan), soft_wrap=True)
     for stage in plan.stages if len(plan.stages) > 1 else ():
-        console.print(
-            Text(f"  from step {stage['step']:,}: {stage['name'] or _short(stage['weights'])}")
-        )
+        console.print(f"  from step {stage['step']:,}: {stage['name'] or _short(stage['weights'])}")
     console.print()
     console.print(_components(plan))
     for c in plan.components:
         if c.replicas:
             replicas = ", ".join(f"{replica.path} ({replica.state})" for replica in c.replicas)
-            console.print(Text(f"{c.name} has replicas {replicas}"), soft_wrap=True)
+            console.print(f"{c.name} has replicas {replicas}", soft_wrap=True)
     console.print()
     console.print(
-        Text(
-            f"The first batch touches {format_count(plan.first_batch_chunks, 'chunk')},"
-            f" {in_bytes(plan.first_batch_bytes)}, for"
-            f" {in_bytes(plan.batch_size * plan.row_bytes)} of tokens."
-        ),
+        f"The first batch touches {format_count(plan.first_batch_chunks, 'chunk')},"
+        f" {in_bytes(plan.first_batch_bytes)}, for"
+        f" {in_bytes(plan.batch_size * plan.row_bytes)} of tokens.",
         soft_wrap=True,
     )
     console.print()
@@ -236,18 +238,13 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     )
     for finding in found:
         style = "bold red" if finding.level == "problem" else "yellow"
-        console.print(Text.assemble((finding.level, style), " ", str(finding)), soft_wrap=True)
+        console.print(labelled(finding.level, style, str(finding)), soft_wrap=True)
     problems = sum(f.level == "problem" for f in found)
     if not found:
-        console.print(Text("no problems found", "green"))
+        console.print("no problems found", style="green")
     else:
-        console.print(
-            Text(
-                f"{format_count(problems, 'problem')},"
-                f" {format_count(len(found) - problems, 'warning')}",
-                "dim",
-            )
-        )
+        warnings = format_count(len(found) - problems, "warning")
+        console.print(f"{format_count(problems, 'problem')}, {warnings}", style="dim")
 
 
 def _run_line(plan: RunPlan) -> str:
@@ -283,8 +280,6 @@ def _short(weights: Any) -> str:
 
 
 def _components(plan: RunPlan) -> Table:
-    from rich.text import Text
-
     share_of = "share of rows" if plan.config.counted else "share"
     table = figures_table(
         "component", "tokens", share_of, "epochs", "order", "strands", "block\nrows", "open\nblocks"
@@ -294,7 +289,7 @@ def _components(plan: RunPlan) -> Table:
         if abs(c.last_share - c.first_share) > 5e-5:
             share += f" > {c.last_share:.2%}"
         table.add_row(
-            Text(c.name),
+            c.name,
             f"{c.tokens:,}" if c.exists else f"{short(c.tokens)} declared",
             share,
             "-" if c.epochs is None else f"{c.epochs:.3g}",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.options import AsJson, Format, parse_format
-from headrace.cli.shown import figures_table, say_json, terminal, working
+from headrace.cli.shown import figures_table, labelled, say_json, terminal, working
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -70,53 +70,39 @@ def differences(a: TokenCache, b: TokenCache) -> list[Difference]:
         >>> [d.what for d in differences(one, two)][:2]
         ['documents', 'tokens']
     """
-    all_differences: list[Difference] = []
-
-    def compare(what: str, get: Callable[[TokenCache], Any]) -> None:
-        x = get(a)
-        y = get(b)
-        if x != y:
-            all_differences.append(Difference(what, x, y))
-
-    compare("documents", lambda c: c.num_documents)
-    compare("tokens", lambda c: c.num_tokens)
-    all_differences += _fields("tokenizer", a.ledger.tokenizer, b.ledger.tokenizer)
-    all_differences += _fields("layout", a.ledger.layout, b.ledger.layout)
-    all_differences += _fields(
-        "leaf",
-        *({str(s["name"]): f"{s['dtype']}, {s['kind']}" for s in c.ledger.leaves} for c in (a, b)),
-    )
-    all_differences += _fields(
-        "source", *({_name(s): _version(s) for s in c.ledger.sources} for c in (a, b))
-    )
-    compare("snapshots", lambda c: c.snapshots[0].number)
-    compare("removed documents", lambda c: c.removed().total)
-    compare("digest of removed documents", lambda c: c.removed().digest())
-    compare("parts", lambda c: len(c.parts))
-    all_differences += _fields(
-        "part",
-        *({p.name.removeprefix(f"{c.path}/"): _part(p) for p in c.ledger.parts} for c in (a, b)),
-    )
-    metadata = [c.whole_ledger.metadata for c in (a, b)]
-    for name in sorted({name for one in metadata for name in one}):
-        all_differences += _fields(f"metadata {name}", *({"": one.get(name)} for one in metadata))
-    compare("code version", lambda c: c.ledger.code_version)
-    compare("format version", lambda c: c.ledger.format_version)
-    return all_differences
+    of_a = _facts(a)
+    of_b = _facts(b)
+    return [one for name in of_a for one in _compared(name, of_a[name], of_b[name])]
 
 
-def _fields(section: str, a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
-    """Fields in which two mappings differ; nested mappings are compared field by field."""
-    all_differences: list[Difference] = []
-    for name in sorted({*a, *b}):
-        x = a.get(name)
-        y = b.get(name)
-        what = f"{section} {name}".strip()
-        if isinstance(x, dict) and isinstance(y, dict):
-            all_differences += _fields(what, x, y)
-        elif x != y:
-            all_differences.append(Difference(what, x, y))
-    return all_differences
+def _facts(cache: TokenCache) -> dict[str, Any]:
+    """What is compared of a cache, by section."""
+    ledger = cache.ledger
+    removed = cache.removed()
+    return {
+        "documents": cache.num_documents,
+        "tokens": cache.num_tokens,
+        "tokenizer": ledger.tokenizer,
+        "layout": ledger.layout,
+        "leaf": {str(leaf["name"]): f"{leaf['dtype']}, {leaf['kind']}" for leaf in ledger.leaves},
+        "source": {_name(source): _version(source) for source in ledger.sources},
+        "snapshots": cache.snapshots[0].number,
+        "removed documents": removed.total,
+        "digest of removed documents": removed.digest(),
+        "parts": len(cache.parts),
+        "part": {part.name.removeprefix(f"{cache.path}/"): _part(part) for part in ledger.parts},
+        "metadata": cache.whole_ledger.metadata,
+        "code version": ledger.code_version,
+        "format version": ledger.format_version,
+    }
+
+
+def _compared(what: str, a: Any, b: Any) -> list[Difference]:
+    """Whether two values differ; mappings are compared field by field."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        fields = sorted({*a, *b})
+        return [d for name in fields for d in _compared(f"{what} {name}", a.get(name), b.get(name))]
+    return [] if a == b else [Difference(what, a, b)]
 
 
 def _name(source: dict[str, Any]) -> str:
@@ -141,30 +127,27 @@ def _part(part: Any) -> str:
 def _show_differences(
     console: Console, a: str, b: str, found: list[Difference], same_content: bool
 ) -> None:
-    from rich.text import Text
-
     if not found:
-        console.print(Text.assemble(("the same ", "green"), f"{a} and {b}"))
+        console.print(labelled("the same", "green", f"{a} and {b}"))
         return
     table = figures_table("", a, b, left=3)
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for d in found:
         section = d.what.split(" ", 1)[0]
-        counts[section] = counts.get(section, 0) + 1
+        counts[section] += 1
         if counts[section] <= _SHOWN_DIFFERENCES:
-            table.add_row(Text(d.what), Text(_format_value(d.a)), Text(_format_value(d.b)))
+            table.add_row(d.what, _format_value(d.a), _format_value(d.b))
     console.print(table)
     for section, count in counts.items():
         if count > _SHOWN_DIFFERENCES:
-            console.print(
-                Text(f"{count - _SHOWN_DIFFERENCES:,} more of {section} (all with --json)", "dim")
-            )
+            more = count - _SHOWN_DIFFERENCES
+            console.print(f"{more:,} more of {section} (all with --json)", style="dim")
     content = (
         "The tokens are the same."
         if same_content
         else "The tokens or the boundaries of parts differ."
     )
-    console.print(Text(f"{format_count(len(found), 'difference')}. {content}"))
+    console.print(f"{format_count(len(found), 'difference')}. {content}")
 
 
 def _format_value(value: Any) -> str:

@@ -20,6 +20,7 @@ from headrace.cli.options import (
     parse_attributes,
     parse_format,
     refuse_typed,
+    typed_words,
 )
 from headrace.cli.shown import counting, say_json, terminal, working
 from headrace.cli.similarity import show_similarity
@@ -155,8 +156,6 @@ def command(
         )
         return
     refuse_typed(context, _OF_ICC, "has no effect without --icc", "Add --icc, or leave it out.")
-    from rich.text import Text
-
     from headrace.cli import inspect_show as show
     from headrace.cli.decoded import drawn, sample
     from headrace.cli.remove import removal_line
@@ -204,12 +203,11 @@ def command(
         show.show_tokens(console, tokens)
     show.show_attributes(console, statistics)
     if removed is not None:
-        console.print(Text(removal_line(removed)), soft_wrap=True)
+        console.print(removal_line(removed), soft_wrap=True)
     show.show_samples(console, all_samples)
     if chosen is not None and len(chosen) > len(all_samples):
-        console.print(
-            Text(f"{len(chosen) - len(all_samples):,} more have this id (all with --json)", "dim")
-        )
+        more = len(chosen) - len(all_samples)
+        console.print(f"{more:,} more have this id (all with --json)", style="dim")
 
 
 def _is_no_cache(path: str, as_json: bool) -> bool:
@@ -360,6 +358,8 @@ def unfinished(cache: str) -> dict[str, Any] | None:
 
 def build_command(cache: str, ledger: Ledger) -> str:
     """The command that builds a cache, from its ledger."""
+    from headrace.cli import build
+    from headrace.ingest.records import LeafConfig
     from headrace.store.ledger import SHUFFLED
     from headrace.store.snapshots import cache_of_member
 
@@ -373,67 +373,40 @@ def build_command(cache: str, ledger: Ledger) -> str:
         words += shuffled.get("by", [])
         return shlex.join([*words, "--update"] if shuffled.get("moved") else words)
     source = ledger.metadata["source"]
+    chat = source["chat"]
+    fim = source.get("fim") or {}
     layout = ledger.layout
     tokenizer = ledger.tokenizer
-    words = [
-        "headrace",
-        "build",
-        *ledger.metadata["paths"],
-        "--output",
-        cache,
-        "--tokenizer",
-        tokenizer["path"],
-    ]
-    words += ["--eos", tokenizer["eos"] or "none"]
-    for flag, value, default in (
-        ("--bos", tokenizer["bos"] or "none", "none"),
-        ("--format", source["format"], "auto"),
-        ("--text-field", source["text_field"], "text"),
-        ("--on-bad-line", source["on_bad_line"], "error"),
-        ("--max-record-bytes", str(source.get("max_record_bytes", 1 << 30)), str(1 << 30)),
-        ("--special-tokens-in-text", source.get("special_tokens_in_text", "token"), "token"),
-        ("--chunk-tokens", str(layout["chunk_elements"]), "65536"),
-        ("--compression", layout["compression"], "none"),
-        ("--kind", source["kind"], "auto"),
-        ("--chat-template", source["chat"]["template"] or "", ""),
-        ("--mask", source["chat"]["mask"], "generation"),
-        ("--part-bytes", str(ledger.metadata["part_bytes"]), "67108864"),
-    ):
-        words += [flag, value] if value != default else []
-    leaves = {
-        name: f"{leaf['field']}:{leaf['dtype']}"
-        + (
-            f":token:{leaf['width']}"
-            if "width" in leaf
-            else ""
-            if leaf["kind"] == "auto"
-            else f":{leaf['kind']}"
-        )
-        for name, leaf in source["leaves"].items()
+    options = {
+        "output": cache,
+        "tokenizer": tokenizer["path"],
+        "eos": tokenizer["eos"] or "none",
+        "bos": tokenizer["bos"] or "none",
+        "format": source["format"],
+        "text_field": source["text_field"],
+        "on_bad_line": source["on_bad_line"],
+        "max_record_bytes": source.get("max_record_bytes"),
+        "special_tokens_in_text": source.get("special_tokens_in_text"),
+        "chunk_tokens": layout["chunk_elements"],
+        "compression": layout["compression"],
+        "kind": source["kind"],
+        "chat_template": chat["template"],
+        "mask": chat["mask"],
+        "part_bytes": ledger.metadata["part_bytes"],
+        "extension": source["extensions"],
+        "mask_role": chat["roles"] if chat["mask"] == "roles" else None,
+        "chat_variable": [f"{name}={value}" for name, value in chat.get("variables", {}).items()],
+        "field": [f"{name}={field}" for name, field in source["fields"].items()],
+        "leaf": [f"{name}={LeafConfig(**leaf).typed}" for name, leaf in source["leaves"].items()],
+        "fim": [(fim["prefix"], fim["suffix"], fim["middle"])] if fim else None,
+        "fim_rate": fim.get("rate"),
+        "fim_spm_rate": fim.get("spm_rate"),
+        "fim_seed": fim.get("seed"),
+        "shuffle": shuffled.get("seed"),
+        "dtype": layout["dtype"],
     }
-    for flag, values in (
-        ("--extension", source["extensions"]),
-        ("--mask-role", source["chat"]["roles"] if source["chat"]["mask"] == "roles" else []),
-        (
-            "--chat-variable",
-            [f"{name}={value}" for name, value in source["chat"].get("variables", {}).items()],
-        ),
-        ("--field", [f"{name}={field}" for name, field in source["fields"].items()]),
-        ("--leaf", [f"{name}={text}" for name, text in leaves.items()]),
-    ):
-        words += [word for value in values for word in (flag, value)]
-    if fim := source.get("fim"):
-        words += [
-            "--fim",
-            fim["prefix"],
-            fim["suffix"],
-            fim["middle"],
-            "--fim-rate",
-            str(fim["rate"]),
-        ]
-        words += ["--fim-spm-rate", str(fim["spm_rate"]), "--fim-seed", str(fim["seed"])]
-    words += ["--shuffle", str(shuffled["seed"])] if shuffled else []
-    return shlex.join([*words, "--dtype", layout["dtype"]])
+    words = ["headrace", "build", *ledger.metadata["paths"]]
+    return shlex.join([*words, *typed_words(build.command, options)])
 
 
 def show_unfinished(console: Console, state: dict[str, Any]) -> None:
@@ -444,4 +417,4 @@ def show_unfinished(console: Console, state: dict[str, Any]) -> None:
     title = ((state["path"], "bold"), (" is unfinished", "yellow"))
     parts += f", {format_count(state['documents'], 'document')}, {state['tokens']:,} tokens."
     console.print(Text.assemble(*title, parts))
-    console.print(Text(f"To finish it: {state['command']}"), soft_wrap=True)
+    console.print(f"To finish it: {state['command']}", soft_wrap=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ def say_json(value: Any) -> None:
 
 
 def terminal(*, soft_wrap: bool = False) -> Console:
-    """A console of rich's that shows text as :func:`say` does."""
+    """A console of rich's that shows text as :func:`say` does; nothing in it is markup."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -62,9 +62,16 @@ def terminal(*, soft_wrap: bool = False) -> Console:
         def process_renderables(self, renderables: list[Any]) -> list[Any]:
             return [Shown(content) for content in renderables]
 
-    console = Console(highlight=False, soft_wrap=soft_wrap)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
     console.push_render_hook(Hook())  # pyright: ignore[reportArgumentType]
     return console
+
+
+def labelled(label: str, style: str, text: str) -> Text:
+    """A text after a word of another style."""
+    from rich.text import Text
+
+    return Text.assemble((label, style), f" {text}")
 
 
 def coloured(console: Console) -> bool:
@@ -108,6 +115,17 @@ def one_line(text: str, width: int) -> str:
     return line.plain
 
 
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are.
+
+    Example:
+        >>> listed(["web", "code", "books"], 2)
+        'web, code and 1 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
 def bar(share: float) -> str:
     """A bar of up to 32 characters; any share above 0 is visible.
 
@@ -136,13 +154,11 @@ def show_judgments(judgments: Iterable[Judgment]) -> None:
     """Prints one line for each judgment: its coloured level, the figure, and why or
     what to change.
     """
-    from rich.text import Text
-
     console = terminal()
     for one in judgments:
         style = {"good": "green", "unknown": "dim"}.get(one.level, "yellow")
         text = wrapped(f"{one.figure}: {one.text}", console, indent=len(one.level) + 1)
-        console.print(Text.assemble((one.level, style), f" {text}"), soft_wrap=True)
+        console.print(labelled(one.level, style, text), soft_wrap=True)
 
 
 def wrapped(text: str, console: Console, indent: int) -> str:
@@ -167,13 +183,12 @@ def wrapped(text: str, console: Console, indent: int) -> str:
 def facts_table(facts: Mapping[str, str]) -> Table:
     """One row for each fact: its name, dimmed, and its value."""
     from rich.table import Table
-    from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(Text(name, "dim"), Text(value))
+        table.add_row(name, value)
     return table
 
 

@@ -4,14 +4,14 @@ mixture that their losses recommend.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from headrace.cli.options import AsJson, Config, Settings, parse_shares
-from headrace.cli.shown import say, say_json, working
+from headrace.cli.shown import listed, say, say_json, working
 from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
@@ -125,18 +125,13 @@ def _show(planned: Sweep, output: str) -> None:
     if planned.unmatched:
         say(
             f"Not repeated as often as in the full run, within 1 %, because they are too small:"
-            f" {_listed(planned.unmatched)}. Arms of --steps {planned.matched_steps} repeat all"
+            f" {listed(planned.unmatched, _SHOWN_NAMES)}. Arms of --steps {planned.matched_steps} repeat all"
             " sources as often."
         )
     say(
         f"Train each, write its loss into the last column of {output}/results.csv, then: headrace"
         f" config fit {output}/results.csv"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN_NAMES
-    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def fit(

@@ -11,7 +11,7 @@ import typer
 
 from headrace.cli.options import AsJson, ConfigOrRun, Settings, load_config_or_run, lock_at
 from headrace.cli.remove import removal_line
-from headrace.cli.shown import say_json, terminal, working
+from headrace.cli.shown import labelled, listed, say_json, terminal, working
 from headrace.errors import format_count
 from headrace.numbers import in_bytes
 
@@ -84,36 +84,35 @@ def _digests(target: str) -> dict[str, str]:
 
 
 def _tree(target: str, facts: dict[str, Any], *, folds: bool) -> Tree:
-    from rich.text import Text
     from rich.tree import Tree
 
-    tree = Tree(Text.assemble((target, "bold"), f"  {_run_line(facts)}"), guide_style="dim")
-    mixture = tree.add(Text(f"mixture of {format_count(len(facts['sources']), 'source')}"))
+    tree = Tree(labelled(target, "bold", f" {_run_line(facts)}"), guide_style="dim")
+    mixture = tree.add(f"mixture of {format_count(len(facts['sources']), 'source')}")
     learned = {decision["step"] for decision in facts["learned"]}
     for stage in facts["stages"]:
         if stage["step"] not in learned:
-            mixture.add(Text(_stage_line(stage)))
+            mixture.add(_stage_line(stage))
     if learned:
-        mixture.add(Text(_learned_line(facts)))
+        mixture.add(_learned_line(facts))
     for where, tokens in facts["skipped_tokens"].items():
-        mixture.add(Text(f"{where}: {tokens:,} tokens skipped by the change of seq_len"))
+        mixture.add(f"{where}: {tokens:,} tokens skipped by the change of seq_len")
     sources = facts["sources"]
     if not folds or len(sources) <= WHOLE_SOURCES:
         for name, one in sources.items():
-            branch = tree.add(Text.assemble((name, "bold"), f"  {_drawn_line([one])}"))
+            branch = tree.add(labelled(name, "bold", f" {_drawn_line([one])}"))
             for kind, text in _nodes(one):
-                branch.add(Text.assemble((f"{kind}  ", "dim"), text))
+                branch.add(labelled(kind, "dim", f" {text}"))
         return tree
     groups = sorted(
         _groups(sources).items(),
         key=lambda item: -sum(one["drawn"]["weight"] for one in item[1]),
     )
-    for label, group in groups[:MOST_GROUPS]:
-        tree.add(Text.assemble((label, "bold"), f"  {_group_line(group)}"))
-    others = [one for _, group in groups[MOST_GROUPS:] for one in group]
-    if others:
-        tree.add(Text.assemble(("others", "bold"), f"  {_group_line(others)}"))
-    tree.add(Text("every source with its nodes: --all", "dim"))
+    shown = groups[:MOST_GROUPS]
+    if others := [one for _, group in groups[MOST_GROUPS:] for one in group]:
+        shown.append(("others", others))
+    for label, group in shown:
+        tree.add(labelled(label, "bold", f" {_group_line(group)}"))
+    tree.add("every source with its nodes: --all", style="dim")
     return tree
 
 
@@ -165,9 +164,7 @@ def _stage_line(stage: dict[str, Any]) -> str:
         else f"{name} {json.dumps(weight)}"
         for name, weight in stage["weights"].items()
     ]
-    more = len(weights) - _SHOWN_WEIGHTS
-    listed = ", ".join(weights[:_SHOWN_WEIGHTS]) + (f" and {more:,} more" if more > 0 else "")
-    return f"from step {stage['step']:,}{called}: {listed}"
+    return f"from step {stage['step']:,}{called}: {listed(weights, _SHOWN_WEIGHTS)}"
 
 
 def _learned_line(facts: dict[str, Any]) -> str:
@@ -175,14 +172,10 @@ def _learned_line(facts: dict[str, Any]) -> str:
     last = facts["learned"][-1]
     planned = {name: one["drawn"]["weight"] for name, one in facts["sources"].items()}
     weights = sorted(last["weights"].items(), key=lambda item: -item[1])
-    lines = [
-        f"{name} {weight:.4g} (planned {planned[name]:.4g})"
-        for name, weight in weights[:_SHOWN_WEIGHTS]
-    ]
-    more = len(weights) - _SHOWN_WEIGHTS
+    lines = [f"{name} {weight:.4g} (planned {planned[name]:.4g})" for name, weight in weights]
     decisions = format_count(len(facts["learned"]), "decision")
-    listed = ", ".join(lines) + (f" and {more:,} more" if more > 0 else "")
-    return f"learned in {decisions}, the last at step {last['step']:,}: {listed}"
+    shown = listed(lines, _SHOWN_WEIGHTS)
+    return f"learned in {decisions}, the last at step {last['step']:,}: {shown}"
 
 
 def _drawn_line(sources: list[dict[str, Any]]) -> str:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import AsJson, Format, parse_format
-from headrace.cli.shown import counting, say, say_json, terminal
+from headrace.cli.shown import counting, labelled, listed, say, say_json, terminal
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from headrace.ingest.repair import RepairReport
     from headrace.store.layouts import FormatConfig
@@ -149,22 +148,15 @@ def _checked(
 
 
 def _show_repair(console: Console, done: RepairReport, command: str) -> None:
-    from rich.text import Text
-
-    for name in done.rebuilt:
-        console.print(Text.assemble(("repaired ", "green"), f"part {name}: rebuilt as it was"))
-    for file in done.restored:
-        console.print(Text.assemble(("repaired ", "green"), f"{file}: rewritten"))
-    for folder in done.dropped:
-        console.print(
-            Text.assemble(
-                ("repaired ", "green"), f"{folder}: deleted; it is written again when needed"
-            )
-        )
+    repaired = [f"part {name}: rebuilt as it was" for name in done.rebuilt]
+    repaired += [f"{file}: rewritten" for file in done.restored]
+    repaired += [f"{folder}: deleted; it is written again when needed" for folder in done.dropped]
+    for text in repaired:
+        console.print(labelled("repaired", "green", text))
     for what, why in done.left.items():
-        console.print(Text.assemble(("left ", "bold red"), f"{what}: {why}"))
+        console.print(labelled("left", "bold red", f"{what}: {why}"))
     if command:
-        console.print(Text(f"To rebuild only these, once that is fixed: {command}"))
+        console.print(f"To rebuild only these, once that is fixed: {command}")
 
 
 def _repair_command(cache: str) -> str:
@@ -179,10 +171,10 @@ def _repair_command(cache: str) -> str:
 
 
 def _show(console: Console, report: VerifyReport, repair: str) -> None:
-    from rich.text import Text
-
     for damage in report.damages:
-        console.print(_line(damage))
+        part = f"part {damage.part}" if damage.part else ""
+        text = _in_words(damage)
+        console.print(labelled(part, "bold", text) if part else text)
     unfinished = "" if report.finished else " (unfinished: its complete parts)"
     how = (
         "every chunk read"
@@ -196,34 +188,24 @@ def _show(console: Console, report: VerifyReport, repair: str) -> None:
             f", shuffled with seed {report.shuffled['seed']} from {report.shuffled['fingerprint']}"
         )
     if report.recorded:
-        console.print(Text(f"its checksums are in {report.recorded}"))
+        console.print(f"its checksums are in {report.recorded}")
     for text in report.unchecked:
-        console.print(Text(f"not checked: {text}", "yellow"))
+        console.print(f"not checked: {text}", style="yellow")
     if not report.damages:
-        console.print(Text.assemble(("sound ", "green"), what))
+        console.print(labelled("sound", "green", what))
         return
-    parts = report.damaged_parts
-    console.print(
-        Text.assemble(
-            ("damaged ", "bold red"), f"{what}: {format_count(len(parts), 'part')} with damage."
-        )
-    )
+    parts = format_count(len(report.damaged_parts), "part")
+    console.print(labelled("damaged", "bold red", f"{what}: {parts} with damage."))
     if repair:
-        console.print(Text(f"To rebuild only these: {repair}"))
+        console.print(f"To rebuild only these: {repair}")
 
 
-def _line(damage: Damage) -> Text:
-    from rich.text import Text
-
+def _in_words(damage: Damage) -> str:
     where = damage.file or damage.array
-    runs = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in damage.chunks)
-    chunks = f" (chunks {runs})" if runs else ""
-    sources = ", ".join(damage.sources[:_SHOWN_SOURCES])
-    more = len(damage.sources) - _SHOWN_SOURCES
-    rebuilt = (
-        f"; rebuilt from {sources}" + (f" and {more} more" if more > 0 else "") if sources else ""
-    )
+    chunks = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in damage.chunks)
+    text = f"{where}: {damage.problem}" + (f" (chunks {chunks})" if chunks else "")
     lost = ", ".join(f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in damage.documents)
-    documents = f", documents {lost}" if lost else ""
-    part = f"part {damage.part} " if damage.part else ""
-    return Text.assemble((part, "bold"), f"{where}: {damage.problem}{chunks}{documents}{rebuilt}")
+    text += f", documents {lost}" if lost else ""
+    if damage.sources:
+        text += f"; rebuilt from {listed(damage.sources, _SHOWN_SOURCES)}"
+    return text

@@ -125,30 +125,26 @@ def _find(
 
 
 def _show(console: Console, here: Whereabouts) -> None:
-    from rich.text import Text
-
     of = "" if here.num_steps is None else f" of {here.num_steps:,}"
     name = f" {here.stage_name!r}" if here.stage_name else ""
     console.print(
-        Text(
-            f"step {here.step:,}{of}, in stage {here.stage}{name}, which began at step"
-            f" {here.stage_step:,}"
-        )
+        f"step {here.step:,}{of}, in stage {here.stage}{name}, which began at step"
+        f" {here.stage_step:,}"
     )
     console.print(
-        Text(f"{format_count(here.tokens, 'token')} in {format_count(here.rows, 'row')} so far")
+        f"{format_count(here.tokens, 'token')} in {format_count(here.rows, 'row')} so far"
     )
     if here.step == here.num_steps:
-        console.print(Text("the run is over"))
+        console.print("the run is over")
     else:
-        console.print(Text(f"next: a batch of {here.batch_size:,} rows of {here.seq_len:,} tokens"))
+        console.print(f"next: a batch of {here.batch_size:,} rows of {here.seq_len:,} tokens")
     table = figures_table(
         "source", "weight", "share so far", "rows next", "rows", "tokens", "epochs"
     )
     for source, one in here.sources.items():
         epochs = "-" if one.epochs is None else f"{one.epochs:.3f}"
         table.add_row(
-            Text(source),
+            source,
             f"{one.weight:.4f}",
             f"{one.share:.4f}",
             f"{one.rows_in_step:,}",
@@ -157,4 +153,4 @@ def _show(console: Console, here: Whereabouts) -> None:
             epochs,
         )
     console.print(table)
-    console.print(Text(f"fingerprint {here.fingerprint}", "dim"), soft_wrap=True)
+    console.print(f"fingerprint {here.fingerprint}", style="dim", soft_wrap=True)

@@ -467,6 +467,15 @@ class LeafConfig:
     kind: Literal["auto", "fixed", "ragged"] = "auto"
     width: int | None = None
 
+    @property
+    def typed(self) -> str:
+        """As it is typed after its name on the command line, from which :func:`parse_leaf` makes
+        it again.
+        """
+        if self.width is not None:
+            return f"{self.field}:{self.dtype}:token:{self.width}"
+        return f"{self.field}:{self.dtype}" + ("" if self.kind == "auto" else f":{self.kind}")
+
     def __post_init__(self) -> None:
         if self.width is not None and (self.kind == "fixed" or self.is_text):
             cure = "Leave it out, or give the numbers of tokens: {dtype: float32, width: 1}."
