@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from headrace.analysis.check.sizes import PlannedCaches, planned_caches
 from headrace.analysis.simulate.forecast import (
     DEFAULT_ROWS,
     Examination,
     RunSteps,
-    check_hosts,
     examine,
 )
 from headrace.config.lm_data import LmDataConfig
@@ -27,12 +26,12 @@ from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import RunDataset
 from headrace.data.sources_at import sources_at
 from headrace.errors import ConfigError
+from headrace.feed.micro_steps import MicroForecast
 from headrace.metrics import SourceAt
 from headrace.mix.blend import is_size_rule
-from headrace.mix.data_end import check_some_batch, data_end
+from headrace.mix.data_end import DataEnd, check_some_batch, data_end
 from headrace.mix.policy import Watch
 from headrace.mix.repeats import repeats_somewhere
-from headrace.mix.schedule import RowOrder
 from headrace.order.order import Identity
 from headrace.store.cache import TokenCache
 
@@ -59,6 +58,22 @@ class OrderFacts(NamedTuple):
     mixes_all: bool
     held_windows: int
     block_reads: float
+
+    @classmethod
+    def of(cls, component: PlannedDataset) -> OrderFacts:
+        """That of a component of a mixture."""
+        order = component.shuffle_order() or Identity(component.rows_of_pass or 1)
+        window = component.open_window()
+        return cls(
+            kind=order.kind,
+            strands=order.strands,
+            block_rows=order.io_block_size,
+            open_blocks=window.blocks,
+            open_bytes=window.rows * component.row_bytes,
+            mixes_all=window.everywhere or order.kind == "full",
+            held_windows=window.windows,
+            block_reads=order.block_reads,
+        )
 
 
 @dataclass(frozen=True)
@@ -136,31 +151,39 @@ class ResolvedRun:
         """The rows of each component that are trained on, in stored order."""
         return self.config.train_datasets(self.caches)
 
-    def order_of(self, name: str) -> OrderFacts:
-        """The order of a component at step 0."""
-        component = self.first.components[self.first.names.index(name)]
-        order = component.shuffle_order() or Identity(len(self.trained[name]))
-        window = component.open_window()
-        return OrderFacts(
-            kind=order.kind,
-            strands=order.strands,
-            block_rows=order.io_block_size,
-            open_blocks=window.blocks,
-            open_bytes=window.rows * component.row_bytes,
-            mixes_all=window.everywhere or order.kind == "full",
-            held_windows=window.windows,
-            block_reads=order.block_reads,
-        )
+    @cached_property
+    def orders(self) -> Mapping[str, OrderFacts]:
+        """The order of each component at step 0."""
+        return {
+            name: OrderFacts.of(component)
+            for name, component in zip(self.first.names, self.first.components, strict=True)
+        }
 
     @property
-    def row_order(self) -> RowOrder:
-        """The order of rows in a batch."""
-        return "locality" if self.config.row_order == "locality" else "stream"
+    def stages(self) -> list[dict[str, Any]]:
+        """The first step, name and weights of each mixture."""
+        stages = zip(self.first.stage_steps, self.first.describe()["stages"], strict=True)
+        return [
+            {"step": step, "name": stage["name"], "weights": stage["weights"]}
+            for step, stage in stages
+        ]
+
+    @property
+    def micro_batches(self) -> MicroForecast | None:
+        """How batches are split, and how full the micro-batches are; None: they are not split."""
+        cut = self.config.micro_batches
+        schedule = self.dataset.batch_schedule
+        return cut and MicroForecast.of(cut, self.dataset, schedule, self.config.row_order)
+
+    @cached_property
+    def data_end(self) -> DataEnd | None:
+        """How the data end; None: they do not."""
+        return data_end(self.dataset.batch_schedule, self.dataset.length)
 
     @cached_property
     def steps(self) -> int | None:
         """Steps of the run; None: no known end."""
-        end = data_end(self.dataset.batch_schedule, self.dataset.length)
+        end = self.data_end
         limit = self.config.run_steps
         if end is None:
             return limit
@@ -184,6 +207,11 @@ class ResolvedRun:
             return {}
         return sources_at(self.dataset, self.steps, is_over=True)
 
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of the run; None: no known end."""
+        return None if self.steps is None else sum(one.tokens for one in self.drawn.values())
+
     def examine(
         self,
         hosts: Sequence[int],
@@ -195,14 +223,12 @@ class ResolvedRun:
         """Examines steps, from which reads are forecast for any memory; arguments as for
         :func:`~headrace.analysis.simulate.forecast.simulate`.
         """
-        schedule = self.dataset.batch_schedule
-        check_hosts(hosts, schedule.rows_at(first_step)[1])
-        steps = RunSteps(first_step, self.steps, max_rows)
         return examine(
             self.dataset,
-            schedule,
-            steps=steps,
-            row_order=self.row_order,
+            self.dataset.batch_schedule,
+            hosts=hosts,
+            steps=RunSteps(first_step, self.steps, max_rows),
+            row_order=self.config.row_order,
             row_exchange=self.config.exchange_setting,
             watch=watch,
         )

@@ -42,21 +42,15 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
         (1310720, 'braid')
     """
     config = run.config
-    stages = run.first.describe()["stages"]
     accounts = config.accounts(run.caches)
     erased = run.dataset.erasures if isinstance(run.dataset, PhasedDataset) else NOTHING_ERASED
     return {
         "steps": run.steps,
-        "tokens": None
-        if run.steps is None
-        else sum(source.tokens for source in run.drawn.values()),
+        "tokens": run.tokens,
         "unit": config.unit,
         "phases": [list(phase) for phase in config.phases],
         "batch_sizes": dict(run.dataset.batch_schedule.points),
-        "stages": [
-            {"step": step, "name": stage["name"], "weights": stage["weights"]}
-            for step, stage in zip(run.first.stage_steps, stages, strict=True)
-        ],
+        "stages": run.stages,
         "learned": [
             {"step": amendment.step, "weights": amendment.weights}
             for amendment in config.amendments
@@ -100,7 +94,7 @@ def _source(name: str, run: ResolvedRun) -> dict[str, Any]:
             "length": rows.seq_len,
             "rows": len(rows),
         },
-        "order": run.order_of(name)._asdict(),
+        "order": run.orders[name]._asdict(),
         "limits": {field: value for field, value in limits.items() if value is not None},
         "drawn": {
             "weight": float(run.first.weights_at(_FIRST)[0, place]),

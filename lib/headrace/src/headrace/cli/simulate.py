@@ -96,15 +96,13 @@ def command(
 
         headrace config simulate run.yaml --hosts 8,64 --csv forecast.csv
     """
-    from headrace.analysis.check.judgments import NOT_JUDGED, RunOrders, judge_forecast
+    from headrace.analysis.check.judgments import NOT_JUDGED, judge_forecast
     from headrace.analysis.excess import source_excess
-    from headrace.analysis.resolved import ResolvedRun
+    from headrace.analysis.resolved import OrderFacts, ResolvedRun
     from headrace.analysis.simulate.forecast import DEFAULT_ROWS
     from headrace.analysis.simulate.host_forecast import Prices
     from headrace.config.lm_data import load_config
-    from headrace.feed.micro_steps import MicroForecast
 
-    numbers = parse_hosts(hosts) or [1]
     if csv is not None:
         # What cannot be written is refused before the long counting; what is there stays till then.
         with _open_csv(csv, "a"):
@@ -117,22 +115,20 @@ def command(
         num_steps=num_steps,
     )
     resolved = run.config
-    dataset = run.dataset
     _say_if_long(resolved)
     memory = resolved.prefetch_bytes if cache_mib is None else cache_mib << 20
     with working("looking at the steps"):
-        watch = partial(report, "counting examples")
         examined = run.examine(
-            numbers, first_step=first_step, max_rows=max_rows or DEFAULT_ROWS, watch=watch
+            parse_hosts(hosts) or [1],
+            first_step=first_step,
+            max_rows=max_rows or DEFAULT_ROWS,
+            watch=partial(report, "counting examples"),
         )
-        prices = Prices(price_per_1000_reads, price_per_gib)
-        forecast = examined.forecast(numbers, memory, prices)
+        forecast = examined.forecast(memory, Prices(price_per_1000_reads, price_per_gib))
     if csv is not None:
         _write_csv(csv, forecast.to_dict()["by_hosts"])
-    noise = source_excess(dataset, run.steps, parse_shares(icc, "--icc"), schedule, optimizer)
-    micro = (cut := resolved.micro_batches) and MicroForecast.of(
-        cut, dataset, dataset.batch_schedule, run.row_order
-    )
+    noise = source_excess(run.dataset, run.steps, parse_shares(icc, "--icc"), schedule, optimizer)
+    micro = run.micro_batches
     if as_json:
         more = {
             "noise": {n: one._asdict() for n, one in noise.items()},
@@ -140,13 +136,14 @@ def command(
         }
         say_json(forecast.to_dict() | more)
         return
-    mixture = cast("MixtureDataset", dataset.at_step(first_step)[0])
+    mixture = cast("MixtureDataset", run.dataset.at_step(first_step)[0])
     show(forecast, len(mixture.names), mixture.seq_len, resolved.exchange_setting)
     if micro is not None:
         say(str(micro))
     for name, one in noise.items():
         say(f"{name}: {one} over a full shuffle")
-    judgments = judge_forecast(forecast, resolved, RunOrders.of(mixture.components), memory, noise)
+    orders = [OrderFacts.of(component) for component in mixture.components]
+    judgments = judge_forecast(forecast, resolved, orders, memory, noise)
     show_judgments([*judgments, NOT_JUDGED])
 
 

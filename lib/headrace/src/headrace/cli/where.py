@@ -104,11 +104,10 @@ def _find(
             "is missing: documents are numbered in each source", field="--component", cure=cure
         )
     dataset = config.dataset()
-    order = "locality" if config.row_order == "locality" else "stream"
     name = component or next(iter(config.components))
     with working("searching the steps"):
         all_sightings = sightings(
-            dataset, name, Intervals.of_numbers(np.array(documents)), step, order
+            dataset, name, Intervals.of_numbers(np.array(documents)), step, config.row_order
         )
     if as_json:
         say_json({"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]})

@@ -184,7 +184,7 @@ class LmDataConfig:
     tokenizer: TokenizerConfig | None = None
     split_documents: bool = False
     columns: dict[str, str | ColumnConfig] | None = None
-    row_order: str = "locality"
+    row_order: RowOrder = "locality"
     prefetch_bytes: int = 1 << 30
     cache_catalog: str | None = None
     row_exchange: str | bool | None = None
@@ -584,7 +584,7 @@ class LmDataConfig:
             batch_axis=batch_axis,
             sharding=sharding,
             prefetch_bytes=self.prefetch_bytes,
-            row_order="locality" if self.row_order == "locality" else "stream",
+            row_order=self.row_order,
             **{
                 "row_exchange": self.exchange_setting,
                 "micro_batches": self.micro_batches,

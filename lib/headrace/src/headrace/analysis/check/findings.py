@@ -361,7 +361,7 @@ def _random_reads(plan: RunPlan) -> Iterator[_Advice]:
 @_rule("warning", "reads_by_score")
 def _reads_by_score(plan: RunPlan) -> Iterator[_Advice]:
     for c in plan.components:
-        reads = plan.run.order_of(c.name).block_reads
+        reads = plan.run.orders[c.name].block_reads
         if reads < _BLOCK_READS:
             continue
         of_component = plan.sources[c.name].shuffle is not None

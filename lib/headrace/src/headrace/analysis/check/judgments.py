@@ -6,14 +6,14 @@ Only figures with a stated bound are judged. Remedies are those of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.analysis.excess import SourceExcess
+from headrace.analysis.resolved import OrderFacts
 from headrace.analysis.simulate.forecast import Forecast
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.lm_data import LmDataConfig
-from headrace.data.dataset import PlannedDataset
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
@@ -54,37 +54,17 @@ NOT_JUDGED = Judgment(
 """The figures of a forecast that have no bound of their own."""
 
 
-class RunOrders(NamedTuple):
-    """What the orders of a run's components are: their kinds, the strands of all, whether each
-    mixes all its rows.
-    """
-
-    kinds: Collection[str]
-    strands: int
-    mix_all: bool
-
-    @classmethod
-    def of(cls, components: Sequence[PlannedDataset]) -> RunOrders:
-        """Those of a mixture's components."""
-        orders = [order for c in components if (order := c.shuffle_order()) is not None]
-        mix_all = len(orders) == len(components) and all(
-            c.open_window().everywhere or order.kind == "full"
-            for c, order in zip(components, orders, strict=True)
-        )
-        return cls(
-            {order.kind for order in orders}, sum(order.strands for order in orders), mix_all
-        )
-
-
 def judge_forecast(
     forecast: Forecast,
     config: LmDataConfig,
-    orders: RunOrders,
+    orders: Collection[OrderFacts],
     prefetch_bytes: int,
     noise: Mapping[str, SourceExcess],
 ) -> list[Judgment]:
-    """Judges reads, memory, bursts and mixing quality; the worst number of hosts counts."""
-    kinds = orders.kinds
+    """Judges reads, memory, bursts and mixing quality; the worst number of hosts counts. ``orders``
+    are those of all components.
+    """
+    kinds = {order.kind for order in orders}
     neediest = max(forecast.by_hosts, key=lambda h: h.open_bytes)
     lacks = neediest.open_bytes > prefetch_bytes
     memory = (
@@ -92,14 +72,14 @@ def judge_forecast(
         f" {format_count(neediest.hosts, 'host')}"
     )
     raised = f"Raise prefetch_bytes to {neediest.open_bytes * 5 // 4:,}."
-    if {"full", "era"} & set(kinds):
+    if {"full", "era"} & kinds:
         raised = sharing_cure(config, kinds)
     judgments = [
         Judgment("low", "prefetch_bytes", f"{prefetch_bytes:,}; {memory}. {raised}")
         if lacks
         else Judgment("good", "prefetch_bytes", f"{prefetch_bytes:,}; {memory}")
     ]
-    if forecast.steps * forecast.batch_size < 4 * orders.strands:
+    if forecast.steps * forecast.batch_size < 4 * sum(order.strands for order in orders):
         judgments += [
             Judgment("unknown", name, "too few steps to tell")
             for name in ("reads per block per epoch", "burst")
@@ -108,7 +88,7 @@ def judge_forecast(
         cure = raised if lacks else sharing_cure(config, kinds)
         judgments += [_judge_reads(forecast, config, cure), _judge_bursts(forecast.by_hosts, kinds)]
     variance = max(forecast.variance_ratio.values(), default=1.0)
-    if orders.mix_all:
+    if all(order.mixes_all for order in orders):
         ratio = f"a variance ratio other than 1 ({variance:.2f} at most) is chance"
         text = f"each epoch is a shuffle of all rows of a source; {ratio}"
         return [*judgments, Judgment("good", "order", text)]
@@ -117,22 +97,14 @@ def judge_forecast(
 
 def judge_plan(plan: RunPlan) -> list[Judgment]:
     """Judges the figures of a checked config: its forecast, and how often sources repeat."""
-    parts = plan.components
-    orders = RunOrders(
-        {c.shuffle for c in parts}, sum(c.strands for c in parts), all(c.mixes_all for c in parts)
-    )
-    judgments = judge_forecast(
-        plan.forecast or plan.unlimited, plan.config, orders, plan.prefetch_bytes, plan.noise
-    )
+    forecast = plan.forecast or plan.unlimited
+    orders = plan.run.orders.values()
+    judgments = judge_forecast(forecast, plan.config, orders, plan.prefetch_bytes, plan.noise)
     epochs = max((c.epochs or 0.0 for c in plan.components), default=0.0)
     if plan.steps is not None:
         level = "good" if epochs <= EPOCHS else "high"
-        judgments.insert(
-            0,
-            Judgment(
-                level, "epochs", f"{epochs:.3g} passes over a source at most (up to {EPOCHS:g})"
-            ),
-        )
+        text = f"{epochs:.3g} passes over a source at most (up to {EPOCHS:g})"
+        judgments.insert(0, Judgment(level, "epochs", text))
     return judgments
 
 

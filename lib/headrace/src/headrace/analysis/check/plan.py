@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -23,14 +23,12 @@ from headrace.analysis.simulate.forecast import DEFAULT_ROWS, Forecast
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.budgets import OpenBytes
-from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.rows import ends_by_token, segments_of
 from headrace.errors import ConfigError
 from headrace.feed.micro_steps import MicroForecast
 from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
-from headrace.mix.data_end import DataEnd, data_end
-from headrace.mix.schedule import RowOrder
+from headrace.mix.data_end import DataEnd
 from headrace.store.replicas import ReplicaState, ReplicatedCache
 
 _LOOKED_PACKS = 1 << 10
@@ -208,35 +206,29 @@ def plan_run(
     config = run.config
     dataset = run.dataset
     steps = run.steps
-    end = data_end(dataset.batch_schedule, dataset.length)
+    end = run.data_end
     first = run.first
     shares = _shares(first, steps)
     size = dataset.batch_schedule.rows_at(0)[1]
-    strands = sum(run.order_of(name).strands for name in first.names)
-    numbers = hosts or [1]
-    examined = run.examine(numbers, max_rows=max_rows)
-    unlimited = examined.forecast(numbers)
+    strands = sum(order.strands for order in run.orders.values())
+    examined = run.examine(hosts or [1], max_rows=max_rows)
+    unlimited = examined.forecast()
     forecast = None
     refused = None
     try:
-        forecast = examined.forecast(numbers, config.prefetch_bytes)
+        forecast = examined.forecast(config.prefetch_bytes)
     except ConfigError as error:
         refused = f"{error.problem}. {error.cure or ''}".strip()
-    micro = config.micro_batches and MicroForecast.of(
-        config.micro_batches, dataset, dataset.batch_schedule, run.row_order
-    )
-    chunks, chunk_bytes = _first_batch(dataset, run.row_order)
+    chunks, chunk_bytes = _first_batch(run)
     components = tuple(_component(name, run, shares[:, d]) for d, name in enumerate(first.names))
     return RunPlan(
         components=components,
-        stages=tuple(
-            {k: s[k] for k in ("step", "name", "weights")} for s in first.describe()["stages"]
-        ),
+        stages=tuple(run.stages),
         phases=tuple((step, length) for step, length in config.phases),
         batch_size=size,
         largest_batch=dataset.batch_schedule.max_size,
         steps=steps,
-        tokens=None if steps is None else sum(source.tokens for source in run.drawn.values()),
+        tokens=run.tokens,
         data_end=end if end is not None and end.num_steps == steps else None,
         ends_early=run.ends_early,
         first_batch_chunks=chunks,
@@ -250,7 +242,7 @@ def plan_run(
         prefetch_bytes=config.prefetch_bytes,
         open_bytes=OpenBytes.of(dataset, config.exchange_setting),
         unpacked=run.planned.unpacked,
-        micro_batches=micro,
+        micro_batches=run.micro_batches,
         run=run,
     )
 
@@ -282,10 +274,10 @@ def _shares(mixture: MixtureDataset, steps: int | None) -> np.ndarray:
     return mixture.weights_at(looks.astype(np.int64))
 
 
-def _first_batch(dataset: PlannedDataset, order: RowOrder) -> tuple[int, int]:
+def _first_batch(run: ResolvedRun) -> tuple[int, int]:
     """Stored chunks that the first batch touches, and their bytes."""
-    schedule = cast("MixtureDataset", dataset).batch_schedule
-    served, _, _, _, rows = global_rows(dataset, schedule, 0, 1, order)
+    schedule = run.dataset.batch_schedule
+    served, _, _, _, rows = global_rows(run.dataset, schedule, 0, 1, run.config.row_order)
     space = BlockSpace(served.sources)
     blocks = np.unique(stored_blocks(served, space, rows)[1])
     array = space.array_of(blocks)
@@ -299,7 +291,7 @@ def _component(name: str, run: ResolvedRun, shares: np.ndarray) -> ComponentPlan
     mixture = run.first
     planned = run.planned
     drawn = run.drawn.get(name)
-    order = run.order_of(name)
+    order = run.orders[name]
     row_tokens = mixture.tokens_of_rows(name, len(trained))
     documents = None
     if config.compat is not None:

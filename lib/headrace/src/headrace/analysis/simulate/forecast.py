@@ -165,19 +165,18 @@ def simulate(
         (True, 6, 10)
     """
     steps = steps or RunSteps()
-    _check_memory(cache_bytes)
     if steps.num_steps is not None:
         _check_end(dataset, steps.num_steps, watch)
-    check_hosts(hosts, schedule.rows_at(steps.first_step)[1])
     examination = examine(
         dataset,
         schedule,
+        hosts=hosts,
         steps=steps,
         row_order=row_order,
         row_exchange=row_exchange,
         watch=watch,
     )
-    return examination.forecast(hosts, cache_bytes, prices)
+    return examination.forecast(cache_bytes, prices)
 
 
 @dataclass(frozen=True)
@@ -187,6 +186,7 @@ class Examination:
     Attributes:
         dataset: The dataset.
         schedule: Its batches.
+        hosts: Numbers of hosts to forecast for.
         run: Stretches of equal batches, from the first step examined to the last of the run.
         examined: What was examined.
         end: How the data end.
@@ -196,6 +196,7 @@ class Examination:
 
     dataset: PlannedDataset
     schedule: BatchSchedule
+    hosts: Sequence[int]
     run: Sequence[Stretch]
     examined: Sequence[Seen]
     end: DataEnd | None
@@ -207,20 +208,18 @@ class Examination:
         """Steps examined."""
         return sum(one.look.stop_step - one.look.first_step for one in self.examined)
 
-    def forecast(
-        self, hosts: Sequence[int], cache_bytes: int | None = None, prices: Prices | None = None
-    ) -> Forecast:
-        """The reads of the run on these numbers of hosts; arguments and errors as for
-        :func:`simulate`.
-        """
-        _check_memory(cache_bytes)
+    def forecast(self, cache_bytes: int | None = None, prices: Prices | None = None) -> Forecast:
+        """The reads of the run; arguments and errors as for :func:`simulate`."""
+        if cache_bytes is not None and cache_bytes < 1:
+            cure = "Give the bytes that a host has for blocks, or None for as many as it wants."
+            raise ConfigError("is no memory", field="cache_bytes", value=cache_bytes, cure=cure)
         looks = [one.look for one in self.examined]
         windows = self.examined[0].windows
         block_bytes = windows.space.slot_bytes
         examined_to_end = self.is_complete and self.total is not None
         used = windows.distinct(looks[-1].stop_step) if examined_to_end else None
         forecasts: list[HostForecast] = []
-        for number in hosts:
+        for number in self.hosts:
             try:
                 forecasts.append(
                     forecast_hosts(self.examined, number, cache_bytes, prices or Prices(), used)
@@ -233,7 +232,7 @@ class Examination:
                     cure=f"A block takes {block_bytes} bytes.",
                 ) from error
         open_bytes = OpenBytes.of(self.dataset, windows.row_exchange)
-        shortages = (open_bytes.shortage(cache_bytes, number) for number in hosts)
+        shortages = (open_bytes.shortage(cache_bytes, number) for number in self.hosts)
         ends_here = self.end is not None and self.end.rows and self.end.num_steps == self.total
         return Forecast(
             first_step=looks[0].first_step,
@@ -252,22 +251,80 @@ class Examination:
             by_hosts=tuple(forecasts),
             notes=(
                 *(note for note in shortages if note),
-                *_notes(self.examined, self.run, self.schedule, self.total, max(hosts, default=1)),
+                *self._notes(),
             ),
             data_end=self.end if ends_here else None,
         )
+
+    def _notes(self) -> list[str]:
+        """Caveats of the figures."""
+        seen = self.examined
+        run = self.run
+        total = self.total
+        notes: list[str] = []
+        for look in (one.look for one in seen):
+            overlapping = [
+                s for s in run if s.first_step < look.stop_step and s.stop_step > look.counted_from
+            ]
+            steps = look.stop_step - look.counted_from
+            if (
+                look.stop_step - look.first_step <= overlapping[0].cold_steps
+                and look.counted_from > overlapping[0].first_step
+            ):
+                notes.append(
+                    f"Steps {look.first_step:,} to {look.stop_step - 1:,} are all cold start, which"
+                    " takes"
+                    f" {overlapping[0].cold_steps:,} steps: reads are far above those of later steps."
+                )
+                continue
+            life = sum(s.block_life * s.steps for s in overlapping) / sum(
+                s.steps for s in overlapping
+            )
+            ended = (
+                len(seen) > 1 and look.stop_step == overlapping[-1].stop_step
+            )  # more rows would not reveal more of this stretch
+            if steps < life and not ended:
+                notes.append(
+                    f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on,"
+                    f" and {steps:,} were"
+                    " counted: reads per block hold for these steps, and may differ over an epoch."
+                )
+        if notes and (total is None or len(seen) > 1 or seen[-1].look.stop_step < total):
+            notes.append("Raise max_rows to look at more steps.")
+        if 1 < len(seen) < len(run):
+            notes.append(f"{len(seen)} of {len(run)} stretches of equal batches were looked at.")
+        last = seen[-1].look.stop_step
+        later = [step for step, _ in self.schedule.points if step >= last]
+        if total is None and later:
+            notes.append(
+                f"No end of the run is known, and only steps below {last:,} were looked at: the batch"
+                f" size changes at step {later[0]:,}. Say how many steps it has."
+            )
+        fewest = min(s.batch_size for s in run)
+        hosts = max(self.hosts, default=1)
+        if hosts > fewest:
+            notes.append(
+                f"Some batches have {fewest:,} rows, fewer than {hosts:,} hosts: some hosts have none."
+            )
+        return notes
 
 
 def examine(
     dataset: PlannedDataset,
     schedule: BatchSchedule,
     *,
+    hosts: Sequence[int],
     steps: RunSteps,
     row_order: RowOrder = "locality",
     row_exchange: ExchangeSetting = "auto",
     watch: Watch | None = None,
 ) -> Examination:
     """Examines steps of a run; arguments and errors as for :func:`simulate`."""
+    batch_rows = schedule.rows_at(steps.first_step)[1]
+    for number in hosts:
+        if not 1 <= number <= batch_rows:
+            cure = f"Give 1 to {batch_rows}, the rows of a batch."
+            raise ConfigError("cannot share a batch", field="hosts", value=number, cure=cure)
     # 1. Where the run ends.
     first_step = steps.first_step
     check_some_batch(schedule, dataset.length)
@@ -306,21 +363,7 @@ def examine(
                 " repeat.",
             )
         raise ConfigError("leaves no whole step to look at", field="first_step", value=first_step)
-    return Examination(dataset, schedule, run, examined, end, total, is_complete)
-
-
-def _check_memory(cache_bytes: int | None) -> None:
-    if cache_bytes is not None and cache_bytes < 1:
-        cure = "Give the bytes that a host has for blocks, or None for as many as it wants."
-        raise ConfigError("is no memory", field="cache_bytes", value=cache_bytes, cure=cure)
-
-
-def check_hosts(hosts: Sequence[int], size: int) -> None:
-    """Raises ConfigError for a number of hosts that cannot share a batch of ``size`` rows."""
-    for number in hosts:
-        if not 1 <= number <= size:
-            cure = f"Give 1 to {size}, the rows of a batch."
-            raise ConfigError("cannot share a batch", field="hosts", value=number, cure=cure)
+    return Examination(dataset, schedule, hosts, run, examined, end, total, is_complete)
 
 
 def _check_end(dataset: PlannedDataset, num_steps: int, watch: Watch | None) -> None:
@@ -349,56 +392,3 @@ def _variance(seen: Sequence[Seen]) -> dict[str, float]:
         for w, values in variances.items()
         if values
     }
-
-
-def _notes(
-    seen: Sequence[Seen],
-    run: Sequence[Stretch],
-    schedule: BatchSchedule,
-    total: int | None,
-    hosts: int,
-) -> tuple[str, ...]:
-    """Caveats of the figures."""
-    notes: list[str] = []
-    for look in (one.look for one in seen):
-        overlapping = [
-            s for s in run if s.first_step < look.stop_step and s.stop_step > look.counted_from
-        ]
-        steps = look.stop_step - look.counted_from
-        if (
-            look.stop_step - look.first_step <= overlapping[0].cold_steps
-            and look.counted_from > overlapping[0].first_step
-        ):
-            notes.append(
-                f"Steps {look.first_step:,} to {look.stop_step - 1:,} are all cold start, which"
-                " takes"
-                f" {overlapping[0].cold_steps:,} steps: reads are far above those of later steps."
-            )
-            continue
-        life = sum(s.block_life * s.steps for s in overlapping) / sum(s.steps for s in overlapping)
-        ended = (
-            len(seen) > 1 and look.stop_step == overlapping[-1].stop_step
-        )  # more rows would not reveal more of this stretch
-        if steps < life and not ended:
-            notes.append(
-                f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on,"
-                f" and {steps:,} were"
-                " counted: reads per block hold for these steps, and may differ over an epoch."
-            )
-    if notes and (total is None or len(seen) > 1 or seen[-1].look.stop_step < total):
-        notes.append("Raise max_rows to look at more steps.")
-    if 1 < len(seen) < len(run):
-        notes.append(f"{len(seen)} of {len(run)} stretches of equal batches were looked at.")
-    last = seen[-1].look.stop_step
-    later = [step for step, _ in schedule.points if step >= last]
-    if total is None and later:
-        notes.append(
-            f"No end of the run is known, and only steps below {last:,} were looked at: the batch"
-            f" size changes at step {later[0]:,}. Say how many steps it has."
-        )
-    fewest = min(s.batch_size for s in run)
-    if hosts > fewest:
-        notes.append(
-            f"Some batches have {fewest:,} rows, fewer than {hosts:,} hosts: some hosts have none."
-        )
-    return tuple(notes)
