@@ -198,30 +198,78 @@ def variance_ratio(order: Int64[np.ndarray, " n"], window: int, unit: int) -> fl
     """
     for name, value in (("window", window), ("unit", unit)):
         check_at_least(name, value, cure="Count in examples.")
-    n = order.size
-    windows = n // window
-    if windows < 1 or window >= n:
+    windows = order.size // window
+    if windows < 1 or window >= order.size:
         return float("nan")
     of_unit = order // unit
-    units = int(of_unit.max()) + 1
-    share = np.bincount(of_unit, minlength=units) / n
-    scatter = float(np.square(share).sum())
-    if scatter >= 1.0:
-        return float("nan")
-    covered = windows * window
-    cell = np.sort(np.repeat(np.arange(windows), window) * units + of_unit[:covered])
-    first = np.flatnonzero(np.diff(cell, prepend=-1))
-    counts = np.diff(first, append=covered).astype(np.float64)
-    # sum (c - w p)^2 = sum c^2 - 2 w sum c p + windows w^2 sum p^2, with only the cells that occur
-    # listed
-    p = share[cell[first] % units]
-    measured = (
-        np.square(counts).sum()
-        - 2.0 * window * (counts * p).sum()
-        + windows * float(window) ** 2 * scatter
+    of_window = np.repeat(np.arange(windows), window)
+    return ratio_of_windows(of_unit, np.zeros_like(of_unit), of_window)
+
+
+def ratio_of_windows(
+    block: Int64[np.ndarray, " n"],
+    source: Int64[np.ndarray, " n"],
+    window: Int64[np.ndarray, " m"],
+    alike_pairs: Float64[np.ndarray, " s"] | None = None,
+) -> float:
+    """The variance of a window's mean of a value that is the same within a block and independent
+    between blocks, relative to that of rows drawn at random from the same sources.
+
+    Block b, a share ``q_b`` of all N_s rows of its source, has ``c_wb`` of the ``n_ws`` rows that
+    window w draws from source s, of which all windows draw M_s. ``sum (c_wb - n_ws q_b)**2`` is
+    divided by its average for rows drawn at random, ``sum_s (1 - sum_b q_b**2) N_s / (N_s - 1) (M_s
+    - sum_w n_ws**2 / N_s)``, so few blocks in a source, or changing shares, do not count against
+    the order.
+
+    Args:
+        block: The block of each row, in the order seen.
+        source: Its source.
+        window: The window of each row, ascending; rows after the last window count as rows of
+            their blocks only.
+        alike_pairs: The share of a block's pairs of rows that have the same value, by source; None:
+            1 (:mod:`headrace.analysis.long_documents`).
+
+    Returns:
+        Non-negative; NaN if every source is one block or one window.
+    """
+    # 1. Which share of its source each block is.
+    rows_of_source = np.maximum(np.bincount(source), 1)
+    rows_of_block = np.bincount(block)
+    source_of_block = np.zeros(rows_of_block.size, np.int64)
+    source_of_block[block] = source
+    share = rows_of_block / rows_of_source[source_of_block]
+    alike = np.bincount(source_of_block, share**2, rows_of_source.size)  # sum of q_b**2, by source
+    # 2. The rows of each source in each window, and of each block, of which only those that occur
+    #    are listed: sum (c - n q)**2 = sum c**2 - 2 sum c n q + sum n**2 q**2.
+    windows = int(window[-1]) + 1
+    in_window = np.bincount(
+        window * rows_of_source.size + source[: window.size],
+        minlength=windows * rows_of_source.size,
+    ).reshape(windows, -1)
+    cells = np.sort(window * rows_of_block.size + block[: window.size])
+    ends = np.append(np.flatnonzero(np.diff(cells)), cells.size - 1)
+    rows_of_cell = np.diff(ends, prepend=-1).astype(float)
+    of_block = cells[ends] % rows_of_block.size
+    of_window = cells[ends] // rows_of_block.size
+    usual = in_window[of_window, source_of_block[of_block]] * share[of_block]
+    unlike = rows_of_cell**2 - 2.0 * rows_of_cell * usual
+    squares = (in_window.astype(float) ** 2).sum(axis=0)
+    scatter = float(unlike.sum() + (squares * alike).sum())
+    # 3. The same of rows drawn at random.
+    drawn = np.maximum(in_window.sum(axis=0), 1)
+    at_random = (
+        (1 - alike)
+        * rows_of_source
+        / np.maximum(rows_of_source - 1, 1)
+        * (drawn - squares / rows_of_source)
     )
-    expected = windows * window * (1.0 - scatter) * (n - window) / (n - 1)
-    return max(0.0, float(measured / expected))
+    total = float(at_random.sum())
+    # 4. Less, if not all rows of a block are alike.
+    if alike_pairs is not None:
+        of_cells = np.bincount(source_of_block[of_block], unlike, minlength=at_random.size)
+        excess = of_cells + squares * alike - at_random
+        scatter -= float(((1 - alike_pairs[: excess.size]) * excess).sum())
+    return max(0.0, scatter / total) if total > 1e-9 else float("nan")
 
 
 def batch_noise(order: Int64[np.ndarray, " n"], window: int, shares: Mapping[int, float]) -> float:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headrace.batch.masks import MASKS
 from headrace.config.component import ComponentConfig, check_any
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.columns import NO_LEAF
-from headrace.errors import CacheError, ConfigError, check_at_least, check_choice, did_you_mean
+from headrace.errors import CacheError, ConfigError, check_at_least, did_you_mean
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
@@ -27,7 +28,6 @@ from headrace.store.parts import LeafRecord, PartRecord
 
 UNKNOWN_VOCABULARY = 1 << 17
 """Vocabulary size if none is known: that of Llama 3, so that tokens take four bytes."""
-LAYOUTS = ("headrace", "levanter")
 _PART_TOKENS = 1 << 40
 
 
@@ -78,7 +78,6 @@ def planned_caches(
         if name not in config.components:
             cure = did_you_mean(name, config.components)
             raise ConfigError("is not a component", field="tokens", value=name, cure=cure)
-    check_choice("layout", layout, LAYOUTS, "is not a layout")
     declared = {
         name: _check_tokens(
             f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens)
@@ -92,14 +91,9 @@ def planned_caches(
         if name not in token_counts and (look or name not in declared)
     ]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        exists = dict(
-            zip(
-                names,
-                pool.map(lambda name: _exists(name, config.components[name]), names),
-                strict=True,
-            )
-        )
-    missing = [name for name in config.components if not exists.get(name)]
+        found = pool.map(lambda name: _exists(name, config.components[name]), names)
+        there = dict.fromkeys(name for name, exists in zip(names, found, strict=True) if exists)
+    missing = [name for name in config.components if name not in there]
     for name in missing:
         if name not in declared:
             path = next(path for path in config.components[name].caches if not is_there(path))
@@ -117,8 +111,9 @@ def planned_caches(
     if not missing:
         return PlannedCaches({}, declared, config)
     _refuse_documents(config, missing)
-    there = next((c.caches[0] for name, c in config.components.items() if exists.get(name)), None)
-    vocabulary, eos_id = _tokens_of(config, there)
+    first = next(iter(there), None)
+    existing = None if first is None else config.components[first].caches[0]
+    vocabulary, eos_id = _tokens_of(config, existing)
     chunks = CacheLayout("int32", CHUNK, SHARD_CHUNKS) if layout == "levanter" else None
     caches = {
         name: virtual_cache(
@@ -177,16 +172,21 @@ def virtual_cache(
         "file": None,
         "fingerprint": "virtual",
         "vocab_size": vocab_size,
+        "bos": None,
+        "bos_id": None,
+        "eos": None,
+        "eos_id": eos_id,
     }
-    tokenizer |= {"bos": None, "bos_id": None, "eos": None, "eos_id": eos_id}
-    record = {"seed": 0, "unit": 1, "part_bytes": 1, "fingerprint": "", "parts": [], "sources": []}
+    metadata: dict[str, Any] = {} if described else {UNDESCRIBED: True}
+    if shuffled:
+        record = {"seed": 0, "unit": 1, "part_bytes": 1, "fingerprint": ""}
+        metadata[SHUFFLED] = {**record, "parts": [], "sources": []}
     ledger = Ledger(
         True,
         tokenizer,
         layout.to_dict(),
         parts=parts,
-        metadata=({SHUFFLED: record} if shuffled else {})
-        | ({} if described else {UNDESCRIBED: True}),
+        metadata=metadata,
         leaves=[one.to_dict() for one in leaves],
     )
     return TokenCache(f"/virtual/{name}", ledger)

@@ -5,7 +5,7 @@ examined.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -129,14 +129,10 @@ class HostForecast:
 
     def reads_with(self, setting: ExchangeSetting) -> float:
         """Reads per block per epoch under ``row_exchange``."""
-        exchanged = self.exchange is not None and (
-            setting == "on" or (setting == "auto" and self.exchange.worth_it)
-        )
-        return (
-            self.exchange.reads_per_block
-            if exchanged and self.exchange is not None
-            else self.reads_per_block
-        )
+        there = self.exchange
+        if there is None or setting == "off" or (setting == "auto" and not there.worth_it):
+            return self.reads_per_block
+        return there.reads_per_block
 
     def describe_exchange(self, setting: ExchangeSetting, batch_size: int) -> str | None:
         """What ``row_exchange`` does for these hosts, in a sentence; None: nothing to report."""
@@ -198,64 +194,58 @@ class _Reads:
 
     @classmethod
     def of(cls, seen: Sequence[Seen], hosts: int, slots: int | None, *, exchange: bool) -> _Reads:
-        rates: list[tuple[float, float]] = []
-        busiest: list[tuple[float, float]] = []
-        moved: list[tuple[float, float]] = []
-        fetches = 0
-        replayed = hosts
-        most = 0.0
-        resident = 0
-        index_requests = 0
-        for one in seen:
-            look = one.look
-            replayed_reads = replay(
-                one.windows,
-                hosts,
-                look.stop_step - look.first_step,
-                slots,
-                MAX_REPLAYED,
-                exchange=exchange,
-            )
-            count = replayed_reads.by_host.size
-            reads = replayed_reads.by_step[look.counted_from - look.first_step :] * (hosts / count)
-            rates.append((float(reads.mean()), look.stands_for))
-            share = float(replayed_reads.by_host.max() / max(replayed_reads.by_host.mean(), 1e-12))
-            busiest.append((float(reads.mean()) * share, look.stands_for))
-            moved.append((replayed_reads.moved, look.stands_for))
-            fetches += round(int(replayed_reads.by_host.sum()) * hosts / count)
-            index_requests += replayed_reads.index_requests
-            replayed = min(replayed, count)
-            most = max(most, float(reads.max()))
-            resident = max(resident, replayed_reads.blocks_held)
-        means = [weighted_mean(values) for values in (rates, busiest, moved)]
-        return cls(fetches, replayed, means[0], means[1], most, resident, means[2], index_requests)
+        looks = [one.look for one in seen]
+        steps = [look.stop_step - look.first_step for look in looks]
+        of_looks = [
+            replay(one.windows, hosts, count, slots, MAX_REPLAYED, exchange=exchange)
+            for one, count in zip(seen, steps, strict=True)
+        ]
+        # The steps that count, as if all hosts had been replayed.
+        counted = [
+            one.by_step[look.counted_from - look.first_step :] * (hosts / one.by_host.size)
+            for one, look in zip(of_looks, looks, strict=True)
+        ]
+        rates = [float(reads.mean()) for reads in counted]
+        shares = [one.by_host.max() / max(one.by_host.mean(), 1e-12) for one in of_looks]
+        weights = [look.stands_for for look in looks]
+
+        def mean(values: Iterable[float]) -> float:
+            return weighted_mean([*zip(values, weights, strict=True)])
+
+        return cls(
+            fetches=sum(round(int(o.by_host.sum()) * hosts / o.by_host.size) for o in of_looks),
+            replayed=min(one.by_host.size for one in of_looks),
+            rate=mean(rates),
+            busiest=mean(rate * float(share) for rate, share in zip(rates, shares, strict=True)),
+            most=max(float(reads.max()) for reads in counted),
+            blocks_held=max(one.blocks_held for one in of_looks),
+            moved=mean(one.moved for one in of_looks),
+            index_requests=sum(one.index_requests for one in of_looks),
+        )
 
 
 def forecast_hosts(
     seen: Sequence[Seen], hosts: int, cache_bytes: int | None, prices: Prices, used: int | None
 ) -> HostForecast:
     """``used``: distinct blocks of a run examined whole; None otherwise."""
-    open_bytes = OpenBytes.of(seen[0].windows.dataset, seen[0].windows.row_exchange)
-    block_bytes = seen[0].windows.space.slot_bytes
+    windows = seen[0].windows
+    open_bytes = OpenBytes.of(windows.dataset, windows.row_exchange)
+    block_bytes = windows.space.slot_bytes
     slots = None if cache_bytes is None else cache_bytes // block_bytes
     reads = _Reads.of(seen, hosts, slots, exchange=False)
-    blocks_per_step = weighted_mean(
-        [(q.blocks_per_step, weight) for one in seen for q, weight in one.parts]
-    )
-    read_bytes = weighted_mean(
-        [(q.read_bytes, q.blocks_per_step * weight) for one in seen for q, weight in one.parts]
-    )
-    requests = weighted_mean(
-        [(q.requests, q.blocks_per_step * weight) for one in seen for q, weight in one.parts]
-    )
-    cold = seen[0].windows.cold_start(hosts)
+    parts = [part for one in seen for part in one.parts]
+    blocks_per_step = weighted_mean([(q.blocks_per_step, weight) for q, weight in parts])
+    of_blocks = [(q, q.blocks_per_step * weight) for q, weight in parts]
+    read_bytes = weighted_mean([(q.read_bytes, weight) for q, weight in of_blocks])
+    requests = weighted_mean([(q.requests, weight) for q, weight in of_blocks])
+    cold = windows.cold_start(hosts)
     money = reads.rate * (
         requests * prices.per_1000_reads / 1000 + read_bytes / 2**30 * prices.per_gib
     )
-    caches = dict.fromkeys(seen[0].windows.dataset.caches())
+    caches = dict.fromkeys(windows.dataset.caches())
     lists = {snapshot.path for cache in caches for snapshot in cache.snapshots}
     opening = sum(cache.opening_requests(hosts) for cache in caches) + len(lists)
-    opening += seen[0].windows.dataset.opening_requests(hosts)
+    opening += windows.dataset.opening_requests(hosts)
 
     def per_block(these: _Reads) -> float:
         return (

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from headrace.analysis.icc import ratio_of_windows
 from headrace.analysis.long_documents import alike_in_blocks
 from headrace.data.dataset import PlannedDataset
 from headrace.feed.exchange import RowExchange
@@ -359,14 +360,7 @@ def variance_ratio(
     the same within a block and independent between blocks, relative to that of rows drawn at random
     from the same sources.
 
-    Block b, a share ``q_b`` of all rows of its source, has ``c_wb`` of the ``n_ws`` rows that
-    window w draws from source s. ``sum (c_wb - n_ws q_b)**2`` is divided by its average for rows
-    drawn at random, ``sum_s (1 - sum_b q_b**2) N_s / (N_s - 1) (N_s - sum_w n_ws**2 / N_s)``, so
-    few blocks in a source, or changing shares, do not count against the order. NaN if every source
-    is one block or one window. Blocks and sources are numbered from 0 without gaps.
-
-    ``alike_pairs`` is the share of a block's pairs of rows that have the same value, by source;
-    None: 1 (:mod:`headrace.analysis.long_documents`).
+    See :func:`~headrace.analysis.icc.ratio_of_windows`, also for ``alike_pairs``.
 
     Example:
         >>> sources = np.zeros((4, 4), np.int64)
@@ -384,36 +378,4 @@ def variance_ratio(
     count = blocks.shape[0] // window
     block, source = (table[: count * window].ravel() for table in (blocks, sources))
     number = np.repeat(np.arange(count), block.size // max(count, 1))
-    in_window = np.bincount(
-        number * (source.max() + 1) + source, minlength=count * (source.max() + 1)
-    )
-    in_window = in_window.reshape(count, -1)
-    rows_of_source = in_window.sum(axis=0)
-    rows_of_block = np.bincount(block)
-    source_of_block = np.zeros(rows_of_block.size, np.int64)
-    source_of_block[block] = source
-    share = rows_of_block / np.maximum(rows_of_source[source_of_block], 1)
-    alike = np.bincount(source_of_block, share**2, rows_of_source.size)  # sum of q_b**2, by source
-    cells = np.sort(number * rows_of_block.size + block)
-    ends = np.append(np.flatnonzero(np.diff(cells)), cells.size - 1)
-    rows_of_cell = np.diff(ends, prepend=-1).astype(float)
-    of_block = cells[ends] % rows_of_block.size
-    usual = (
-        in_window[cells[ends] // rows_of_block.size, source_of_block[of_block]] * share[of_block]
-    )
-    squares = (in_window.astype(float) ** 2).sum(axis=0)
-    scatter = float((rows_of_cell**2 - 2.0 * rows_of_cell * usual).sum() + (squares * alike).sum())
-    of_source = np.maximum(rows_of_source, 1)
-    at_random = (
-        (1 - alike) * of_source / np.maximum(of_source - 1, 1) * (of_source - squares / of_source)
-    )
-    total = float(at_random.sum())
-    if alike_pairs is not None:
-        of_cells = np.bincount(
-            source_of_block[of_block],
-            rows_of_cell**2 - 2.0 * rows_of_cell * usual,
-            minlength=at_random.size,
-        )
-        excess = of_cells + squares * alike - at_random
-        scatter -= float(((1 - alike_pairs[: excess.size]) * excess).sum())
-    return max(0.0, scatter / total) if total > 1e-9 else float("nan")
+    return ratio_of_windows(block, source, number, alike_pairs)
