@@ -8,7 +8,8 @@ import importlib.util
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,11 +92,9 @@ def command(
 
         headrace init texts --tokenizer llama3/ --output runs/first
     """
-    from headrace.ingest.first_look import faults_of_sources, refuse_faults
     from headrace.ingest.survey import survey
     from headrace.ingest.tokenize import TokenizerConfig
     from headrace.store import durable
-    from headrace.store.ledger import is_finished
 
     check_path("folder", folder, "Give a folder that holds texts.")
     output = output.expanduser()
@@ -107,105 +106,121 @@ def command(
     if append and not is_done:
         cure = "Leave out --append: nothing was built there."
         raise ConfigError("has no run.yaml", field="output", value=str(output), cure=cure)
-    listed = [(source, source.config(text_field or (), on_bad_line)) for source in survey(folder)]
-    with_text = [(source, config) for source, config in listed if source.files]
+    sources = [
+        _Source(
+            found,
+            found.config(text_field or (), on_bad_line),
+            str(output / "caches" / found.name),
+        )
+        for found in survey(folder)
+    ]
+    with_text = [source for source in sources if source.found.files]
     if is_done:
         again = ["headrace", "init", folder, "--output", str(output), "--append"]
         again += [part for name in text_field or () for part in ("--text-field", name)]
         again += [] if on_bad_line == "error" else ["--on-bad-line", on_bad_line]
         _grow(output, with_text, shlex.join(again), append=append and not dry_run)
         return
-    for source, config in listed:
-        say(_in_words(source, config, output))
-    _warn_of_long_text([source for source, _ in with_text])
-    _refuse_unused_fields(text_field or [], [config for _, config in listed])
+    for source in sources:
+        say(_in_words(source))
+    _warn_of_long_text([source.found for source in with_text])
+    _refuse_unused_fields(text_field or [], sources)
     encoder = TokenizerConfig(tokenizer)
-    unbuilt = [
-        (config, encoder)
-        for source, config in with_text
-        if restart or not is_finished(str(_cache_of(source, output)))
-    ]
-    refuse_faults([fault for faults in faults_of_sources(unbuilt) for fault in faults])
+    unbuilt = [source for source in with_text if restart or not source.is_built]
+    _refuse_faults(unbuilt, encoder)
     if dry_run:
-        sources = format_count(len(unbuilt), "source")
-        say(f"The first records of {sources} can be built from; nothing was written.")
+        count = format_count(len(unbuilt), "source")
+        say(f"The first records of {count} can be built from; nothing was written.")
         return
-    chosen: list[tuple[FoundSource, int, int]] = []
-    for source, config in with_text:
-        tokens, rows = _build(source, config, encoder, output, restart=restart)
-        if rows:
-            chosen.append((source, tokens, rows))
+    for source in with_text:
+        _build(source, encoder, restart=restart)
+    chosen = [source for source in with_text if source.rows]
     if not chosen:
         cure = f"Give more text: a row has {_SEQ_LEN} tokens, more than any source."
         raise ConfigError(
             "has too little text to train on", field="folder", value=folder, cure=cure
         )
     durable.write_file(output / PROGRAM, [_program()])
-    durable.write_file(output / CONFIG, [config_text(folder, chosen).encode()])
+    durable.write_file(output / CONFIG, [_config_text(folder, chosen).encode()])
     _say_what_is_next(output)
 
 
-def _cache_of(source: FoundSource, output: Path) -> Path:
-    return output / "caches" / source.name
+@dataclass(frozen=True)
+class _Source:
+    """A folder of texts, how its records are read, and where its cache is."""
+
+    found: FoundSource
+    config: SourceConfig
+    cache: str
+
+    @property
+    def name(self) -> str:
+        """Name of the component."""
+        return self.found.name
+
+    @property
+    def is_built(self) -> bool:
+        """Whether its cache is there."""
+        from headrace.store.ledger import is_finished
+
+        return is_finished(self.cache)
+
+    @cached_property
+    def opened(self) -> TokenCache:
+        """Its cache, once it is built."""
+        from headrace.store.joined import open_cache
+
+        return open_cache(self.cache)
+
+    @property
+    def rows(self) -> int:
+        """The rows that its cache fills: none crosses two of its parts."""
+        return int((self.opened.part_tokens // _SEQ_LEN).sum())
 
 
-def _build(
-    source: FoundSource,
-    config: SourceConfig,
-    encoder: TokenizerConfig,
-    output: Path,
-    *,
-    restart: bool,
-) -> tuple[int, int]:
-    """Builds the cache of a source, unless it is there: its tokens, and the rows that they fill."""
+def _refuse_faults(sources: list[_Source], encoder: TokenizerConfig) -> None:
+    """Raises what is wrong with the first records of sources."""
+    from headrace.ingest.first_look import faults_of_sources, refuse_faults
+
+    faults = faults_of_sources([(source.config, encoder) for source in sources])
+    refuse_faults([fault for of_source in faults for fault in of_source])
+
+
+def _build(source: _Source, encoder: TokenizerConfig, *, restart: bool) -> None:
+    """Builds the cache of a source, unless it is there."""
     from headrace.ingest.build import build_cache
-    from headrace.store.joined import open_cache
 
-    cache = _cache_of(source, output)
-    with kept_when_interrupted(), _restarted_alone(cache):
-        report = build_cache(config, encoder, str(cache), restart=restart, first_look=False)
+    with kept_when_interrupted(), _restarted_alone(source.cache):
+        report = build_cache(
+            source.config, encoder, source.cache, restart=restart, first_look=False
+        )
     _say_what_was_skipped(source, report)
-    rows = _rows_of(open_cache(cache))
-    if not rows:
+    if not source.rows:
         few = format_count(report.tokens, "token")
         say(
             f"{source.name} is left out of {CONFIG}: it has {few}, but a row has {_SEQ_LEN}",
             err=True,
         )
-    return report.tokens, rows
 
 
-def _rows_of(cache: TokenCache) -> int:
-    """The rows that a cache fills: none crosses two of its parts."""
-    return int((cache.part_tokens // _SEQ_LEN).sum())
-
-
-def _say_what_was_skipped(source: FoundSource, report: BuildReport) -> None:
+def _say_what_was_skipped(source: _Source, report: BuildReport) -> None:
     if report.skipped_lines:
         skipped = format_count(report.skipped_lines, "bad line")
         say(f"{source.name}: {skipped} skipped, the first: {report.first_skipped}", err=True)
 
 
-def _grow(
-    output: Path,
-    sources: list[tuple[FoundSource, SourceConfig]],
-    again: str,
-    *,
-    append: bool,
-) -> None:
+def _grow(output: Path, sources: list[_Source], again: str, *, append: bool) -> None:
     """Adds the files that came since to caches of an earlier command, and builds those of sources
     that came; or, without ``append``, says which these are and what does it: ``again``.
     """
     from headrace.ingest.append import append_cache, encoder_of
-    from headrace.ingest.first_look import faults_of_sources, refuse_faults
     from headrace.store.lease import end_lease_of_gone
-    from headrace.store.ledger import is_finished
 
-    finished = [one for one in sources if is_finished(str(_cache_of(one[0], output)))]
-    for source, _ in finished:
-        end_lease_of_gone(str(_cache_of(source, output)))
-    joining = [one for one in sources if one not in finished]
-    growing = _with_new_files(finished, output)
+    finished = [source for source in sources if source.is_built]
+    for source in finished:
+        end_lease_of_gone(source.cache)
+    joining = [source for source in sources if source not in finished]
+    growing = _with_new_files(finished)
     _say_which_folders_are_gone(sources, output)
     has_news = bool(growing or joining)
     if append and finished and not has_news:
@@ -213,49 +228,46 @@ def _grow(
         return
     if not finished or not has_news:
         raise _exists(output / CONFIG)
-    for source, config in joining:
-        say(f"a new source, {_in_words(source, config, output)}")
+    for source in joining:
+        say(f"a new source, {_in_words(source)}")
     if not append:
         say(f"To train on this, too, type: {again}")
         return
-    encoder = encoder_of(str(_cache_of(finished[0][0], output)))
-    looked_at = faults_of_sources([(config, encoder) for _, config in (*growing, *joining)])
-    refuse_faults([fault for faults in looked_at for fault in faults])
-    for source, config in growing:
+    encoder = encoder_of(finished[0].cache)
+    _refuse_faults([*growing, *joining], encoder)
+    for source in growing:
+        config = source.config
         reading = {"extensions": config.extensions, "on_bad_line": config.on_bad_line}
         with kept_when_interrupted():
-            report = append_cache(config.paths, str(_cache_of(source, output)), source=reading)
+            report = append_cache(config.paths, source.cache, source=reading)
         _say_what_was_skipped(source, report)
-    for source, config in joining:
-        _build(source, config, encoder, output, restart=False)
-    _say_how_to_use([source for source, _ in sources], output)
+    for source in joining:
+        _build(source, encoder, restart=False)
+    _say_how_to_use(sources, output)
 
 
-def _with_new_files(
-    sources: list[tuple[FoundSource, SourceConfig]], output: Path
-) -> list[tuple[FoundSource, SourceConfig]]:
+def _with_new_files(sources: list[_Source]) -> list[_Source]:
     """The sources with files that came since, and configs of these files alone; says what came."""
     from headrace.ingest.append import newer_files
 
-    growing: list[tuple[FoundSource, SourceConfig]] = []
-    for source, config in sources:
-        cache = _cache_of(source, output)
-        newer = newer_files(config.files(), str(cache))
-        _say_what_stays(cache, newer)
+    growing: list[_Source] = []
+    for source in sources:
+        newer = newer_files(source.config.files(), source.cache)
+        _say_what_stays(Path(source.cache), newer)
         if newer.added:
-            growing.append((source, replace(config, paths=[file.path for file in newer.added])))
+            only_these = replace(source.config, paths=[file.path for file in newer.added])
+            growing.append(replace(source, config=only_these))
+            files = format_count(len(newer.added), "new file")
             size = in_bytes(sum(file.size or 0 for file in newer.added))
-            say(f"{source.name}: {format_count(len(newer.added), 'new file')}, {size} -> {cache}")
+            say(f"{source.name}: {files}, {size} -> {source.cache}")
     return growing
 
 
-def _say_which_folders_are_gone(
-    sources: list[tuple[FoundSource, SourceConfig]], output: Path
-) -> None:
+def _say_which_folders_are_gone(sources: list[_Source], output: Path) -> None:
     from headrace.ingest.append import newer_files
     from headrace.store.ledger import is_finished
 
-    names = {source.name for source, _ in sources}
+    names = {source.name for source in sources}
     for cache in sorted((output / "caches").glob("*")):
         if cache.name not in names and is_finished(str(cache)):
             _say_what_stays(cache, newer_files([], str(cache)))
@@ -270,18 +282,13 @@ def _say_what_stays(cache: Path, newer: Newer) -> None:
             say(f"{cache.name}: {files} {what} since, {paths[0]} first; {cache} keeps what it has")
 
 
-def _say_how_to_use(sources: list[FoundSource], output: Path) -> None:
+def _say_how_to_use(sources: list[_Source], output: Path) -> None:
     """Prints the lines that sources need in the config, and what moves a run to all of it."""
     import yaml
 
-    from headrace.store.joined import open_cache
-
     components = yaml.safe_load((output / CONFIG).read_text())["components"]
-    missing: list[str] = []
-    for source in sources:
-        cache = open_cache(_cache_of(source, output))
-        if source.name not in components and (rows := _rows_of(cache)):
-            missing.append(_component(source, cache.num_tokens, rows))
+    new = [source for source in sources if source.name not in components]
+    missing = [_component(source) for source in new if source.rows]
     if missing:
         say("\n".join([f"Add to the components of {output / CONFIG}:", *missing]))
     say("Then move a run that has begun to it; new runs use it anyway:")
@@ -291,7 +298,7 @@ def _say_how_to_use(sources: list[FoundSource], output: Path) -> None:
 
 
 @contextmanager
-def _restarted_alone(cache: Path) -> Iterator[None]:
+def _restarted_alone(cache: str) -> Iterator[None]:
     """Adds to cures with ``--restart``, which is for all caches, what starts over with this one."""
     try:
         yield
@@ -299,8 +306,7 @@ def _restarted_alone(cache: Path) -> Iterator[None]:
         if "--restart" not in (error.cure or ""):
             raise
         cure = (
-            f"{error.cure} That is for all sources; for this one alone:"
-            f" rm -r {shlex.quote(str(cache))}"
+            f"{error.cure} That is for all sources; for this one alone: rm -r {shlex.quote(cache)}"
         )
         value = {} if error.value is None else {"value": error.value}
         raise type(error)(error.problem, field=error.field, cure=cure, **value) from error
@@ -310,9 +316,9 @@ def _program() -> bytes:
     return (resources.files("headrace.demo") / PROGRAM).read_bytes()
 
 
-def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
-    """The config of a first run, with comments, from sources with their tokens and rows."""
-    rows = sum(rows for _, _, rows in taken)
+def _config_text(folder: str, sources: list[_Source]) -> str:
+    """The config of a first run, with comments."""
+    rows = sum(source.rows for source in sources)
     batch = min(_BATCH, 1 << (rows.bit_length() - 1))
     one_pass = rows // batch
     steps = min(max(one_pass, _FEWEST_STEPS), _MOST_STEPS)
@@ -325,20 +331,21 @@ def config_text(folder: str, taken: list[tuple[FoundSource, int, int]]) -> str:
         "seed: 0  # another seed gives another order",
         "components:  # weight: share of rows, here that of tokens; validation: rows held out",
     ]
-    lines += [_component(*one) for one in taken]
+    lines += map(_component, sources)
     return "\n".join(lines) + "\n"
 
 
-def _component(source: FoundSource, tokens: int, rows: int) -> str:
+def _component(source: _Source) -> str:
     """The line of a source in the config."""
     import yaml
 
     # quoted where YAML would read a number
     name = yaml.safe_dump(source.name).removesuffix("...\n").strip()
-    held_out = min(_HELD_OUT, rows // _HELD_OUT_OF)
+    tokens = source.opened.num_tokens
+    held_out = min(_HELD_OUT, source.rows // _HELD_OUT_OF)
     fields = [f"cache: caches/{source.name}", f"weight: {tokens / 1e6:.3g}"]
     fields += [f"validation: {held_out}"] if held_out > 1 else []
-    size = f"{tokens:,} tokens of {format_count(source.files, 'file')}"
+    size = f"{tokens:,} tokens of {format_count(source.found.files, 'file')}"
     return f"  {name}: {{{', '.join(fields)}}}  # {size}"
 
 
@@ -392,28 +399,27 @@ def _warn_of_long_text(sources: list[FoundSource]) -> None:
             )
 
 
-def _refuse_unused_fields(text_fields: list[str], configs: list[SourceConfig]) -> None:
+def _refuse_unused_fields(text_fields: list[str], sources: list[_Source]) -> None:
     for name in text_fields:
-        if all(config.text_field != name for config in configs):
+        if all(source.config.text_field != name for source in sources):
             cure = "Give a field that holds text in the first record of a source, or leave it out."
             raise ConfigError(
                 "is the text field of no source", field="text_field", value=name, cure=cure
             )
 
 
-def _in_words(source: FoundSource, config: SourceConfig, output: Path) -> str:
+def _in_words(source: _Source) -> str:
     from headrace.ingest.source import NO_FILE
 
-    what = (
-        f"{format_count(source.files, 'file')} ({', '.join(source.endings)}),"
-        f" {in_bytes(source.bytes)}"
-    )
-    left_out = ", ".join(f"{count:,} {ending}" for ending, count in source.left_out.most_common(5))
-    if not source.files:
-        return f"{source.name}: no text ({left_out or NO_FILE})"
+    found = source.found
+    left_out = ", ".join(f"{count:,} {ending}" for ending, count in found.left_out.most_common(5))
+    if not found.files:
+        return f"{found.name}: no text ({left_out or NO_FILE})"
     left_out = f"; left out: {left_out}" if left_out else ""
-    what += "" if config.text_field == "text" else f", text in field {config.text_field}"
-    return f"{source.name}: {what} -> {output / 'caches' / source.name}{left_out}"
+    files = f"{format_count(found.files, 'file')} ({', '.join(found.endings)})"
+    field = source.config.text_field
+    text = "" if field == "text" else f", text in field {field}"
+    return f"{found.name}: {files}, {in_bytes(found.bytes)}{text} -> {source.cache}{left_out}"
 
 
 def _say_what_is_next(output: Path) -> None:

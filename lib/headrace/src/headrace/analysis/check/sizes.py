@@ -16,7 +16,7 @@ from headrace.batch.masks import MASKS
 from headrace.config.component import ComponentConfig, check_any
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.columns import NO_LEAF
-from headrace.errors import CacheError, ConfigError, check_at_least, did_you_mean
+from headrace.errors import CacheError, ConfigError, check_at_least, check_choice, did_you_mean
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
@@ -28,6 +28,7 @@ from headrace.store.parts import LeafRecord, PartRecord
 
 UNKNOWN_VOCABULARY = 1 << 17
 """Vocabulary size if none is known: that of Llama 3, so that tokens take four bytes."""
+LAYOUTS = ("headrace", "levanter")
 _PART_TOKENS = 1 << 40
 
 
@@ -78,6 +79,7 @@ def planned_caches(
         if name not in config.components:
             cure = did_you_mean(name, config.components)
             raise ConfigError("is not a component", field="tokens", value=name, cure=cure)
+    check_choice("layout", layout, LAYOUTS, "is not a layout")
     declared = {
         name: _check_tokens(
             f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens)
