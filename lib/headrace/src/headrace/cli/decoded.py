@@ -73,18 +73,24 @@ def sample(
             eos = tokenizer.eos
             last = last - 1
     left_out = 0 if whole else max(0, last - first - _HEAD_IDS - _TAIL_IDS)
-    cut, resume = (first + _HEAD_IDS, last - _TAIL_IDS) if left_out else (last, last)
-    head, tail = (decode(tokenizer, ids[a:b]) for a, b in ((first, cut), (resume, last)))
-    runs: list[list[tuple[str, bool]]] = [[], []]
-    if mask is not None:
-        runs = [
-            trained_runs(tokenizer, ids[a:b], mask[a:b]) for a, b in ((first, cut), (resume, last))
-        ]
-    trained = None if mask is None else int(mask.sum())
-    values = leaf_values(cache, document)
-    number = int(cache.originals([document])[0])
+    head = slice(first, first + _HEAD_IDS if left_out else last)
+    tail = slice(last - _TAIL_IDS if left_out else last, last)
+
+    def runs(part: slice) -> list[tuple[str, bool]]:
+        return [] if mask is None else trained_runs(tokenizer, ids[part], mask[part])
+
     return Sample(
-        number, int(ids.size), bos, head, left_out, tail, eos, trained, runs[0], runs[1], values
+        document=int(cache.originals([document])[0]),
+        tokens=int(ids.size),
+        bos=bos,
+        text=decode(tokenizer, ids[head]),
+        left_out=left_out,
+        tail=decode(tokenizer, ids[tail]),
+        eos=eos,
+        trained_tokens=None if mask is None else int(mask.sum()),
+        runs=runs(head),
+        tail_runs=runs(tail),
+        leaves=leaf_values(cache, document),
     )
 
 

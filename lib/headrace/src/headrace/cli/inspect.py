@@ -157,13 +157,10 @@ def command(
         return
     refuse_typed(context, _OF_ICC, "has no effect without --icc", "Add --icc, or leave it out.")
     from headrace.cli import inspect_show as show
-    from headrace.cli.decoded import drawn, sample
+    from headrace.cli.decoded import sample
     from headrace.cli.remove import removal_line
-    from headrace.data.documents import stored_documents
     from headrace.ingest.tokenize import cache_tokenizer
-    from headrace.order.intervals import Intervals
     from headrace.store.joined import open_cache
-    from headrace.store.layouts import WHOLE_FILES
 
     console = terminal()
     if (state := unfinished(cache)) is not None:
@@ -172,35 +169,30 @@ def command(
     opened = open_cache(cache, settings=parse_format(format))
     decoder = cache_tokenizer(opened, tokenizer)
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
-    every = chosen is None
-    removed_positions = stored_documents(opened, opened.removed())
-    there = Intervals.union([removed_positions, opened.moved_away]).complement(opened.num_documents)
-    if opened.ledger.metadata.get(WHOLE_FILES):  # a sample would be all of a file
-        samples = 0
-    numbers = drawn(there, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
-    all_samples = [sample(opened, decoder, i, whole=not every) for i in numbers]
+    numbers = _drawn(opened, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
+    all_samples = [sample(opened, decoder, i, whole=chosen is not None) for i in numbers]
     removed = None if remove is None else removal(opened, remove)
     statistics = show.attribute_statistics(opened, parse_attributes(attributes))
-    with working("reading lengths and tokens"):
-        facts: dict[str, Any] = overview(opened) if every else {}
-        lengths = show.length_statistics(opened) if every else None
-        tokens = show.token_statistics(opened, decoder) if every else None
+    facts: dict[str, Any] = {}
+    if chosen is None:
+        with working("reading lengths and tokens"):
+            facts = overview(opened)
+            lengths = show.length_statistics(opened)
+            tokens = show.token_statistics(opened, decoder)
+        if not as_json:
+            show.show_overview(console, facts)
+            show.show_lengths(console, lengths)
+            show.show_tokens(console, tokens)
+        facts |= {"lengths": asdict(lengths), "token_frequencies": asdict(tokens)}
     if as_json:
-        if lengths is not None and tokens is not None:
-            facts |= {"lengths": asdict(lengths), "token_frequencies": asdict(tokens)}
-        facts |= {} if removed is None else {"removal": removed}
-        facts |= {"attributes": list(map(asdict, statistics))} if statistics else {}
-        facts |= (
-            {}
-            if by_id is None
-            else {"documents_with_id": [*dict.fromkeys(opened.originals(chosen or []).tolist())]}
-        )
+        if removed is not None:
+            facts["removal"] = removed
+        if statistics:
+            facts["attributes"] = list(map(asdict, statistics))
+        if by_id is not None:
+            facts["documents_with_id"] = [*dict.fromkeys(opened.originals(chosen or []).tolist())]
         say_json({**facts, "samples": [asdict(s) for s in all_samples]})
         return
-    if lengths is not None and tokens is not None:
-        show.show_overview(console, facts)
-        show.show_lengths(console, lengths)
-        show.show_tokens(console, tokens)
     show.show_attributes(console, statistics)
     if removed is not None:
         console.print(removal_line(removed), soft_wrap=True)
@@ -223,6 +215,20 @@ def _is_no_cache(path: str, as_json: bool) -> bool:
     inspectors = extensions.installed_names(extensions.INSPECTORS)
     loaded = (extensions.load_extension(extensions.INSPECTORS, name, "path") for name in inspectors)
     return any(inspector(path, as_json) for inspector in loaded)
+
+
+def _drawn(cache: TokenCache, samples: int, seed: int) -> list[int]:
+    """Positions of some documents, drawn at random."""
+    from headrace.cli.decoded import drawn
+    from headrace.data.documents import stored_documents
+    from headrace.order.intervals import Intervals
+    from headrace.store.layouts import WHOLE_FILES
+
+    if cache.ledger.metadata.get(WHOLE_FILES):  # a sample would be all of a file
+        return []
+    removed_positions = stored_documents(cache, cache.removed())
+    gone_positions = Intervals.union([removed_positions, cache.moved_away])
+    return drawn(gone_positions.complement(cache.num_documents), samples, seed)
 
 
 def _chosen(

@@ -216,8 +216,7 @@ def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
     if account["listed_documents"]:
         nodes.append(("filter", removal_line(account)))
     elif account["removed_documents"]:
-        left_out = format_count(account["removed_documents"], "document")
-        nodes.append(("filter", f"{left_out}, {account['removed_tokens']:,} tokens left out"))
+        nodes.append(("filter", f"{_counts(account, 'document', 'removed_')} left out"))
     if "like" in one:
         names = ", ".join(one["like"]) or "no source"
         nodes.append(("documents", f"those of {names} there"))
@@ -226,16 +225,14 @@ def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
         ("subset", "unused", "not trained on"),
     ):
         if account[f"{name}_rows"]:
-            rows = format_count(account[f"{name}_rows"], "row")
-            nodes.append((kind, f"{rows}, {account[f'{name}_tokens']:,} tokens {text}"))
+            nodes.append((kind, f"{_counts(account, 'row', f'{name}_')} {text}"))
     rows = one["rows"]
     counts = f"{format_count(rows['rows'], 'row')}, {account['train_tokens']:,} tokens"
     nodes.append(("rows", f"{rows['kind']} of {rows['length']:,} tokens: {counts}"))
     for erased in one["erased"]:
         from_step = f" from step {erased['step']:,}" if erased["step"] else ""
-        what = f"{format_count(erased['documents'], 'document')}, {erased['tokens']:,} tokens"
         effect = "their places in the rows stay, and are not trained on"
-        nodes.append(("removed", f"{what}{from_step}: {effect}"))
+        nodes.append(("removed", f"{_counts(erased, 'document')}{from_step}: {effect}"))
     for name, text in (
         ("padding", "positions of the rows"),
         ("dropped", "tokens of the cache are in no row"),
@@ -252,6 +249,12 @@ def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
         limits = ", ".join(f"{name} {value:,}" for name, value in one["limits"].items())
         nodes.append(("limits", limits))
     return nodes
+
+
+def _counts(facts: dict[str, Any], unit: str, prefix: str = "") -> str:
+    """So many rows or documents, and their tokens."""
+    units = format_count(facts[f"{prefix}{unit}s"], unit)
+    return f"{units}, {facts[f'{prefix}tokens']:,} tokens"
 
 
 def _order_line(order: dict[str, Any]) -> str:

@@ -64,14 +64,14 @@ def command(
     from headrace.run.where import where
 
     run = target if run is None and lock_at(target) else run
-    resolved = load_of_run(target, settings, run)
+    config = load_of_run(target, settings, run)
     if run is not None:
-        check_run(run, resolved, resolved.dataset(), max(step - 1, 0))
+        check_run(run, config, config.dataset(), max(step - 1, 0))
     if document is not None or component is not None:
-        _find(resolved, step, document or [], component, as_json)
+        _find(config, step, document or [], component, as_json)
         return
     with working("counting steps"):
-        position = where(resolved, step)
+        position = where(config, step)
     if as_json:
         say_json(position.to_dict())
     else:
@@ -96,19 +96,16 @@ def _find(
             " finds one by its id."
         )
         raise ConfigError("names no document", field="--document", value=documents, cure=cure)
-    if component is None and len(family(next(iter(config.components)), config.components)) < len(
-        config.components
-    ):
-        cure = f"Name one of {names}: --component {next(iter(config.components))}."
+    first = next(iter(config.components))
+    if component is None and len(family(first, config.components)) < len(config.components):
+        cure = f"Name one of {names}: --component {first}."
         raise ConfigError(
             "is missing: documents are numbered in each source", field="--component", cure=cure
         )
-    dataset = config.dataset()
-    name = component or next(iter(config.components))
+    name = component or first
+    wanted = Intervals.of_numbers(np.array(documents))
     with working("searching the steps"):
-        all_sightings = sightings(
-            dataset, name, Intervals.of_numbers(np.array(documents)), step, config.row_order
-        )
+        all_sightings = sightings(config.dataset(), name, wanted, step, config.row_order)
     if as_json:
         say_json({"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]})
         return
