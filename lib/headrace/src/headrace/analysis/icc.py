@@ -189,7 +189,7 @@ def variance_ratio(order: Int64[np.ndarray, " n"], window: int, unit: int) -> fl
 
     Example:
         >>> n = 64
-        >>> variance_ratio(np.arange(n), window=8, unit=8)  # each window is one unit
+        >>> round(variance_ratio(np.arange(n), window=8, unit=8), 6)  # each window is one unit
         9.0
         >>> variance_ratio(
         ...     np.arange(n).reshape(8, 8).T.ravel(), window=8, unit=8
@@ -285,9 +285,8 @@ def batch_noise(order: Int64[np.ndarray, " n"], window: int, shares: Mapping[int
             quarter of the size.
 
     Example:
-        >>> batch_noise(
-        ...     np.arange(64), 8, {8: 0.5}
-        ... )  # every batch is a block; half of the variance is between blocks
+        >>> noise = batch_noise(np.arange(64), 8, {8: 0.5})
+        >>> round(noise, 6)  # every batch is a block; half of the variance is between blocks
         5.0
     """
     noise = 1.0

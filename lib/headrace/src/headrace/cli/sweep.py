@@ -125,8 +125,8 @@ def _show(planned: Sweep, output: str) -> None:
     if planned.unmatched:
         say(
             f"Not repeated as often as in the full run, within 1 %, because they are too small:"
-            f" {listed(planned.unmatched, _SHOWN_NAMES)}. Arms of --steps {planned.matched_steps} repeat all"
-            " sources as often."
+            f" {listed(planned.unmatched, _SHOWN_NAMES)}. Arms of --steps"
+            f" {planned.matched_steps} repeat all sources as often."
         )
     say(
         f"Train each, write its loss into the last column of {output}/results.csv, then: headrace"

@@ -107,10 +107,10 @@ def _tree(target: str, facts: dict[str, Any], *, folds: bool) -> Tree:
         _groups(sources).items(),
         key=lambda item: -sum(one["drawn"]["weight"] for one in item[1]),
     )
-    shown = groups[:MOST_GROUPS]
+    largest = groups[:MOST_GROUPS]
     if others := [one for _, group in groups[MOST_GROUPS:] for one in group]:
-        shown.append(("others", others))
-    for label, group in shown:
+        largest.append(("others", others))
+    for label, group in largest:
         tree.add(labelled(label, "bold", f" {_group_line(group)}"))
     tree.add("every source with its nodes: --all", style="dim")
     return tree
@@ -174,8 +174,8 @@ def _learned_line(facts: dict[str, Any]) -> str:
     weights = sorted(last["weights"].items(), key=lambda item: -item[1])
     lines = [f"{name} {weight:.4g} (planned {planned[name]:.4g})" for name, weight in weights]
     decisions = format_count(len(facts["learned"]), "decision")
-    shown = listed(lines, _SHOWN_WEIGHTS)
-    return f"learned in {decisions}, the last at step {last['step']:,}: {shown}"
+    changes = listed(lines, _SHOWN_WEIGHTS)
+    return f"learned in {decisions}, the last at step {last['step']:,}: {changes}"
 
 
 def _drawn_line(sources: list[dict[str, Any]]) -> str:

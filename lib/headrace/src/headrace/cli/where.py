@@ -103,9 +103,9 @@ def _find(
             "is missing: documents are numbered in each source", field="--component", cure=cure
         )
     name = component or first
-    wanted = Intervals.of_numbers(np.array(documents))
+    numbers = Intervals.of_numbers(np.array(documents))
     with working("searching the steps"):
-        all_sightings = sightings(config.dataset(), name, wanted, step, config.row_order)
+        all_sightings = sightings(config.dataset(), name, numbers, step, config.row_order)
     if as_json:
         say_json({"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]})
         return

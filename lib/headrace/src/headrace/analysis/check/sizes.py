@@ -93,8 +93,8 @@ def planned_caches(
         if name not in token_counts and (look or name not in declared)
     ]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        found = pool.map(lambda name: _exists(name, config.components[name]), names)
-        there = dict.fromkeys(name for name, exists in zip(names, found, strict=True) if exists)
+        are_there = pool.map(lambda name: _exists(name, config.components[name]), names)
+        there = dict.fromkeys(name for name, exists in zip(names, are_there, strict=True) if exists)
     missing = [name for name in config.components if name not in there]
     for name in missing:
         if name not in declared:

@@ -251,62 +251,10 @@ class Examination:
             by_hosts=tuple(forecasts),
             notes=(
                 *(note for note in shortages if note),
-                *self._notes(),
+                *_notes(self),
             ),
             data_end=self.end if ends_here else None,
         )
-
-    def _notes(self) -> list[str]:
-        """Caveats of the figures."""
-        seen = self.examined
-        run = self.run
-        total = self.total
-        notes: list[str] = []
-        for look in (one.look for one in seen):
-            overlapping = [
-                s for s in run if s.first_step < look.stop_step and s.stop_step > look.counted_from
-            ]
-            steps = look.stop_step - look.counted_from
-            if (
-                look.stop_step - look.first_step <= overlapping[0].cold_steps
-                and look.counted_from > overlapping[0].first_step
-            ):
-                notes.append(
-                    f"Steps {look.first_step:,} to {look.stop_step - 1:,} are all cold start, which"
-                    " takes"
-                    f" {overlapping[0].cold_steps:,} steps: reads are far above those of later steps."
-                )
-                continue
-            life = sum(s.block_life * s.steps for s in overlapping) / sum(
-                s.steps for s in overlapping
-            )
-            ended = (
-                len(seen) > 1 and look.stop_step == overlapping[-1].stop_step
-            )  # more rows would not reveal more of this stretch
-            if steps < life and not ended:
-                notes.append(
-                    f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on,"
-                    f" and {steps:,} were"
-                    " counted: reads per block hold for these steps, and may differ over an epoch."
-                )
-        if notes and (total is None or len(seen) > 1 or seen[-1].look.stop_step < total):
-            notes.append("Raise max_rows to look at more steps.")
-        if 1 < len(seen) < len(run):
-            notes.append(f"{len(seen)} of {len(run)} stretches of equal batches were looked at.")
-        last = seen[-1].look.stop_step
-        later = [step for step, _ in self.schedule.points if step >= last]
-        if total is None and later:
-            notes.append(
-                f"No end of the run is known, and only steps below {last:,} were looked at: the batch"
-                f" size changes at step {later[0]:,}. Say how many steps it has."
-            )
-        fewest = min(s.batch_size for s in run)
-        hosts = max(self.hosts, default=1)
-        if hosts > fewest:
-            notes.append(
-                f"Some batches have {fewest:,} rows, fewer than {hosts:,} hosts: some hosts have none."
-            )
-        return notes
 
 
 def examine(
@@ -392,3 +340,54 @@ def _variance(seen: Sequence[Seen]) -> dict[str, float]:
         for w, values in variances.items()
         if values
     }
+
+
+def _notes(examination: Examination) -> list[str]:
+    """Caveats of the figures."""
+    seen = examination.examined
+    run = examination.run
+    total = examination.total
+    notes: list[str] = []
+    for look in (one.look for one in seen):
+        overlapping = [
+            s for s in run if s.first_step < look.stop_step and s.stop_step > look.counted_from
+        ]
+        steps = look.stop_step - look.counted_from
+        if (
+            look.stop_step - look.first_step <= overlapping[0].cold_steps
+            and look.counted_from > overlapping[0].first_step
+        ):
+            notes.append(
+                f"Steps {look.first_step:,} to {look.stop_step - 1:,} are all cold start, which"
+                " takes"
+                f" {overlapping[0].cold_steps:,} steps: reads are far above those of later steps."
+            )
+            continue
+        life = sum(s.block_life * s.steps for s in overlapping) / sum(s.steps for s in overlapping)
+        ended = (
+            len(seen) > 1 and look.stop_step == overlapping[-1].stop_step
+        )  # more rows would not reveal more of this stretch
+        if steps < life and not ended:
+            notes.append(
+                f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on,"
+                f" and {steps:,} were"
+                " counted: reads per block hold for these steps, and may differ over an epoch."
+            )
+    if notes and (total is None or len(seen) > 1 or seen[-1].look.stop_step < total):
+        notes.append("Raise max_rows to look at more steps.")
+    if 1 < len(seen) < len(run):
+        notes.append(f"{len(seen)} of {len(run)} stretches of equal batches were looked at.")
+    last = seen[-1].look.stop_step
+    later = [step for step, _ in examination.schedule.points if step >= last]
+    if total is None and later:
+        notes.append(
+            f"No end of the run is known, and only steps below {last:,} were looked at: the batch"
+            f" size changes at step {later[0]:,}. Say how many steps it has."
+        )
+    fewest = min(s.batch_size for s in run)
+    hosts = max(examination.hosts, default=1)
+    if hosts > fewest:
+        notes.append(
+            f"Some batches have {fewest:,} rows, fewer than {hosts:,} hosts: some hosts have none."
+        )
+    return notes
