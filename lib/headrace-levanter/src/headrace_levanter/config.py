@@ -121,7 +121,7 @@ class HeadraceDataConfig:
         rows = HeadraceDataset(
             dataset,
             position_axis=Pos.name,
-            row_order=config.row_order,
+            row_order="locality" if config.row_order == "locality" else "stream",
             prefetch_bytes=config.prefetch_bytes,
             row_exchange=config.exchange_setting,
         )

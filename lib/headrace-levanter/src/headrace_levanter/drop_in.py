@@ -306,7 +306,7 @@ def _rows(
         dataset,
         named=named,
         position_axis=position_axis,
-        row_order=own.row_order,
+        row_order="locality" if own.row_order == "locality" else "stream",
         prefetch_bytes=own.prefetch_bytes,
         row_exchange=own.exchange_setting,
     )

@@ -40,7 +40,7 @@ def command(
     config = load_config_or_run(run, None)
     with working("finding the rows"):
         figures = read_records(run).figures_at
-        suspects = blame(config.dataset(), range(first, stop), figures, config.row_order)
+        suspects = blame(config.dataset(), range(first, stop), figures, config.row_order_setting)
     if as_json:
         facts = [asdict(one) for one in suspects]
         say_json({"run": run, "steps": [first, stop], "suspects": facts})

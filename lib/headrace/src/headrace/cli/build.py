@@ -102,10 +102,13 @@ def command(
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
 
     _refuse_without_effect(context)
-    files = (sources, format, text_field, on_bad_line, extension or [])
     variables = dict(_pair(text, "chat_variable", "enable=yes") for text in chat_variable or [])
     source = SourceConfig(
-        *files,
+        sources,
+        format,
+        text_field,
+        on_bad_line,
+        extension or [],
         kind=kind,
         fields=dict(_pair(text, "field", "messages=conversation") for text in field or []),
         leaves=_leaves(leaf or []),
@@ -119,8 +122,6 @@ def command(
         "chunk_tokens": chunk_tokens,
         "compression": compression,
         "part_bytes": part_bytes,
-    }
-    options |= {
         "engine": engine,
         "workers": workers,
         "hash_sources": hash_sources,

@@ -79,7 +79,7 @@ def command(
         dataset = resolved.dataset()
         if run is not None:
             check_run(run, resolved, dataset, step)
-        rows = rows_of_step(dataset, dataset.batch_schedule, step, resolved.row_order)
+        rows = rows_of_step(dataset, dataset.batch_schedule, step, resolved.row_order_setting)
         _check_rows(rows, row or [])
         _check_leaf(rows, id_leaf)
         described = described_rows(rows, row or list(range(len(rows))), id_leaf, tokenizer)

@@ -80,48 +80,33 @@ class PanelCommand(PlainCommand):
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Writes the docstring, with all examples only for :data:`HelpAll`."""
-        text = self.help or ""
-        examples = [
-            i for i, part in enumerate(text.split("\n\n")) if part.strip().startswith("headrace ")
-        ]
-        if not ctx.meta.get(_ALL) and len(examples) > _EXAMPLES:
-            short = [
-                part for i, part in enumerate(text.split("\n\n")) if i not in examples[_EXAMPLES:]
-            ]
-            text = "\n\n".join(short)
         full_help = self.help
-        self.help = text
-        try:
-            super().format_help_text(ctx, formatter)
-        finally:
-            self.help = full_help
+        if not ctx.meta.get(_ALL):
+            paragraphs = (full_help or "").split("\n\n")
+            examples = [text for text in paragraphs if text.strip().startswith("headrace ")]
+            left_out = examples[_EXAMPLES:]
+            self.help = "\n\n".join(text for text in paragraphs if text not in left_out)
+        super().format_help_text(ctx, formatter)
+        self.help = full_help
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes arguments, options and panels."""
-        panels: dict[str | None, list[Any]] = {None: []}
-        arguments = []
+        described: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        panels: dict[str, list[str]] = {}
         for param, record in self.records(ctx):
+            panel = getattr(param, "rich_help_panel", None)
             if param.param_type_name == "argument":
-                arguments.append(record)
+                described["Arguments"].append(record)
+            elif panel is None or ctx.meta.get(_ALL):
+                described.setdefault(panel or "Options", []).append(record)
             else:
-                panels.setdefault(getattr(param, "rich_help_panel", None), []).append(
-                    (param, record)
-                )
-        with formatter.section("Arguments"):
-            formatter.write_dl(arguments)
-        with formatter.section("Options"):
-            formatter.write_dl([record for _, record in panels.pop(None)])
-        if ctx.meta.get(_ALL):
-            for title, options in panels.items():
-                with formatter.section(str(title)):
-                    formatter.write_dl([record for _, record in options])
-        else:
+                panels.setdefault(panel, []).append(max(param.opts, key=len))
+        for title, records in described.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+        if panels:
             with formatter.section(f"More options (described by {ctx.command_path} --help-all)"):
-                rows = [
-                    (str(title), "  ".join(max(o.opts, key=len) for o, _ in of))
-                    for title, of in panels.items()
-                ]
-                formatter.write_dl(rows)
+                formatter.write_dl([(title, "  ".join(names)) for title, names in panels.items()])
 
 
 _ALL = "headrace.help_all"

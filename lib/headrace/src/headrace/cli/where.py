@@ -105,7 +105,7 @@ def _find(
     name = component or first
     numbers = Intervals.of_numbers(np.array(documents))
     with working("searching the steps"):
-        all_sightings = sightings(config.dataset(), name, numbers, step, config.row_order)
+        all_sightings = sightings(config.dataset(), name, numbers, step, config.row_order_setting)
     if as_json:
         say_json({"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]})
         return

@@ -184,7 +184,7 @@ class LmDataConfig:
     tokenizer: TokenizerConfig | None = None
     split_documents: bool = False
     columns: dict[str, str | ColumnConfig] | None = None
-    row_order: RowOrder = "locality"
+    row_order: str = "locality"
     prefetch_bytes: int = 1 << 30
     cache_catalog: str | None = None
     row_exchange: str | bool | None = None
@@ -584,7 +584,7 @@ class LmDataConfig:
             batch_axis=batch_axis,
             sharding=sharding,
             prefetch_bytes=self.prefetch_bytes,
-            row_order=self.row_order,
+            row_order=self.row_order_setting,
             **{
                 "row_exchange": self.exchange_setting,
                 "micro_batches": self.micro_batches,
@@ -602,6 +602,11 @@ class LmDataConfig:
         """``row_exchange``, however it is written."""
         ways: dict[Any, Any] = {None: "auto", True: "on", False: "off"}
         return ways.get(self.row_exchange, self.row_exchange)
+
+    @property
+    def row_order_setting(self) -> RowOrder:
+        """``row_order``, as loaders take it."""
+        return "locality" if self.row_order == "locality" else "stream"
 
     def binding_fields(self) -> dict[str, Any]:
         """The fields on which batches depend, as the values of :meth:`to_yaml`."""

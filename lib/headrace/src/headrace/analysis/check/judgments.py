@@ -111,10 +111,11 @@ def judge_plan(plan: RunPlan) -> list[Judgment]:
 def _judge_reads(forecast: Forecast, config: LmDataConfig, cure: str) -> Judgment:
     setting = config.exchange_setting
     worst = max(forecast.by_hosts, key=lambda h: h.reads_with(setting))
-    reads = f"{worst.reads_with(setting):.2f} on {format_count(worst.hosts, 'host')}"
-    if worst.reads_with(setting) > SHARED_READS:
-        return Judgment("high", "reads per block per epoch", f"{reads}. {cure}")
-    return Judgment("good", "reads per block per epoch", f"{reads} (up to {SHARED_READS:g})")
+    reads = worst.reads_with(setting)
+    text = f"{reads:.2f} on {format_count(worst.hosts, 'host')}"
+    if reads > SHARED_READS:
+        return Judgment("high", "reads per block per epoch", f"{text}. {cure}")
+    return Judgment("good", "reads per block per epoch", f"{text} (up to {SHARED_READS:g})")
 
 
 def _judge_bursts(by_hosts: tuple[HostForecast, ...], kinds: Collection[str]) -> Judgment:
