@@ -108,13 +108,13 @@ def command(
         raise ConfigError("has no run.yaml", field="output", value=str(output), cure=cure)
     sources = [
         _Source(
-            found,
-            found.config(text_field or (), on_bad_line),
-            str(output / "caches" / found.name),
+            texts,
+            texts.config(text_field or (), on_bad_line),
+            str(output / "caches" / texts.name),
         )
-        for found in survey(folder)
+        for texts in survey(folder)
     ]
-    with_text = [source for source in sources if source.found.files]
+    with_text = [source for source in sources if source.texts.files]
     if is_done:
         again = ["headrace", "init", folder, "--output", str(output), "--append"]
         again += [part for name in text_field or () for part in ("--text-field", name)]
@@ -123,7 +123,7 @@ def command(
         return
     for source in sources:
         say(_in_words(source))
-    _warn_of_long_text([source.found for source in with_text])
+    _warn_of_long_text([source.texts for source in with_text])
     _refuse_unused_fields(text_field or [], sources)
     encoder = TokenizerConfig(tokenizer)
     unbuilt = [source for source in with_text if restart or not source.is_built]
@@ -149,14 +149,14 @@ def command(
 class _Source:
     """A folder of texts, how its records are read, and where its cache is."""
 
-    found: FoundSource
+    texts: FoundSource
     config: SourceConfig
     cache: str
 
     @property
     def name(self) -> str:
         """Name of the component."""
-        return self.found.name
+        return self.texts.name
 
     @property
     def is_built(self) -> bool:
@@ -345,7 +345,7 @@ def _component(source: _Source) -> str:
     held_out = min(_HELD_OUT, source.rows // _HELD_OUT_OF)
     fields = [f"cache: caches/{source.name}", f"weight: {tokens / 1e6:.3g}"]
     fields += [f"validation: {held_out}"] if held_out > 1 else []
-    size = f"{tokens:,} tokens of {format_count(source.found.files, 'file')}"
+    size = f"{tokens:,} tokens of {format_count(source.texts.files, 'file')}"
     return f"  {name}: {{{', '.join(fields)}}}  # {size}"
 
 
@@ -411,15 +411,15 @@ def _refuse_unused_fields(text_fields: list[str], sources: list[_Source]) -> Non
 def _in_words(source: _Source) -> str:
     from headrace.ingest.source import NO_FILE
 
-    found = source.found
-    left_out = ", ".join(f"{count:,} {ending}" for ending, count in found.left_out.most_common(5))
-    if not found.files:
-        return f"{found.name}: no text ({left_out or NO_FILE})"
+    texts = source.texts
+    left_out = ", ".join(f"{count:,} {ending}" for ending, count in texts.left_out.most_common(5))
+    if not texts.files:
+        return f"{texts.name}: no text ({left_out or NO_FILE})"
     left_out = f"; left out: {left_out}" if left_out else ""
-    files = f"{format_count(found.files, 'file')} ({', '.join(found.endings)})"
+    files = f"{format_count(texts.files, 'file')} ({', '.join(texts.endings)})"
     field = source.config.text_field
     text = "" if field == "text" else f", text in field {field}"
-    return f"{found.name}: {files}, {in_bytes(found.bytes)}{text} -> {source.cache}{left_out}"
+    return f"{texts.name}: {files}, {in_bytes(texts.bytes)}{text} -> {source.cache}{left_out}"
 
 
 def _say_what_is_next(output: Path) -> None:

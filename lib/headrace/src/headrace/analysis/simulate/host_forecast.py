@@ -201,11 +201,11 @@ class _Reads:
             for one, count in zip(seen, steps, strict=True)
         ]
         # The steps that count, as if all hosts had been replayed.
-        counted = [
+        counted_reads = [
             one.by_step[look.counted_from - look.first_step :] * (hosts / one.by_host.size)
             for one, look in zip(of_looks, looks, strict=True)
         ]
-        rates = [float(reads.mean()) for reads in counted]
+        rates = [float(reads.mean()) for reads in counted_reads]
         shares = [one.by_host.max() / max(one.by_host.mean(), 1e-12) for one in of_looks]
         weights = [look.stands_for for look in looks]
 
@@ -217,7 +217,7 @@ class _Reads:
             replayed=min(one.by_host.size for one in of_looks),
             rate=mean(rates),
             busiest=mean(rate * float(share) for rate, share in zip(rates, shares, strict=True)),
-            most=max(float(reads.max()) for reads in counted),
+            most=max(float(reads.max()) for reads in counted_reads),
             blocks_held=max(one.blocks_held for one in of_looks),
             moved=mean(one.moved for one in of_looks),
             index_requests=sum(one.index_requests for one in of_looks),
