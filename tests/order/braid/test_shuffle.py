@@ -118,9 +118,10 @@ def braids(draw: st.DrawFn, least: int = 0, most: int = 2000, whole: bool = Fals
     n = draw(st.integers(least, most))
     strands = draw(st.integers(1, max(n // 40, 1)) | st.integers(1, max(n, 1)))
     lap = draw(laps(strands).filter(lambda lap: not whole or lap == int(lap)))
-    block = draw(st.integers(1, 4) | st.integers(1, n + 3))
+    part = draw(st.integers(1, 4) | st.integers(1, n + 3))
+    block = part * draw(st.sampled_from([1, 1, 2, 5]))
     seed = draw(st.integers(0, 1 << 40))
-    return BraidShuffle(n, io_block_size=block, strands=strands, lap=lap, seed=seed)
+    return BraidShuffle(n, io_block_size=block, part=part, strands=strands, lap=lap, seed=seed)
 
 
 def epochs_like(i: np.ndarray, epoch: int) -> np.ndarray:
@@ -163,23 +164,25 @@ def slow_key(key: int, *path: int) -> int:
     return int(keys[0])
 
 
-def slow_place(v: int, n: int, block: int, strands: int, key: int, epoch: int) -> int:
+def slow_place(v: int, n: int, block: int, part: int, strands: int, key: int, epoch: int) -> int:
     """The row at a place of the epoch's sequence."""
-    if -(-n // block) <= min(strands, 64):
+    if -(-n // part) <= min(strands, 64):
         return int(permute(np.array([v]), n, slow_key(key, epoch, 5))[0])
-    b, place = divmod(v, block)
-    full, tail = divmod(n, block)
-    size = block if b < full else tail
-    inside = slow_key(key, epoch, 3, b)
+    b = v // block
+    full = n // block
+    p, place = divmod(v, part)
+    size = min(part, n - p * part)
+    inside = slow_key(key, epoch, 3, p)
     inner = (place * lattice_step(size) + ((inside >> 32) * size >> 32)) % size
     inner = slow_scatter(inner, size, inside)
     outer = int(permute(np.array([b]), full, slow_key(key, epoch, 2))[0]) if b < full else full
-    return outer * block + inner
+    return outer * block + p * part - b * block + inner
 
 
 def slow_row(
     n: int,
     block: int,
+    part: int,
     strands: int,
     lap: float,
     key: int,
@@ -276,7 +279,7 @@ def slow_row(
     else:
         v = with_gaps(start + (turn + phase) % length)
     v += after - before if extra else 0
-    return slow_place(v, n, block, strands, key, epoch), locality
+    return slow_place(v, n, block, part, strands, key, epoch), locality
 
 
 @given(st.data())
@@ -291,15 +294,17 @@ def test_equals_the_definition_up_to_the_largest_sizes(data: st.DataObject) -> N
         else (data.draw(st.integers(1, strands << 19)) * 2 + 1) / 2**20
     )
     block = data.draw(st.one_of(st.integers(1, 600), st.integers(1, 1 << 31)))
+    part = block // data.draw(st.sampled_from([k for k in (1, 2, 3, 16) if block % k == 0]))
     key = data.draw(st.integers(0, (1 << 64) - 1))
     epoch = data.draw(st.one_of(st.integers(0, 9), st.integers(0, 1 << 62)))
     p = [0, n - 1, *data.draw(st.lists(st.integers(0, n - 1), max_size=5))]
     first = data.draw(st.integers(0, 1 << 40))
     lap = min(lap, strands)
-    spec = braid_spec(n, io_block_size=block, strands=strands, lap=lap, key=key, first_strand=first)
+    sizes = {"io_block_size": block, "part": part, "strands": strands}
+    spec = braid_spec(n, **sizes, lap=lap, key=key, first_strand=first)
     i = np.array(p, np.int64)
     rows, locality = BraidRows(spec)(None, i, epochs_like(i, epoch))
-    expected = [slow_row(n, block, strands, lap, key, first, x, epoch) for x in p]
+    expected = [slow_row(n, block, part, strands, lap, key, first, x, epoch) for x in p]
     assert rows.tolist() == [row for row, _ in expected]
     assert locality.tolist() == [where for _, where in expected]
     assert ((locality >= 0) & (locality < 1)).all()
@@ -322,6 +327,26 @@ def test_pinned_order() -> None:
     assert few(i[:8]).tolist() == PINNED_FEW
     assert many(i[:8]).tolist() == PINNED_MANY
     assert big(np.array([0, 1, 2, 10**9, 10**12 - 1])).tolist() == PINNED_BIG
+
+
+PINNED_RUNS = [18369, 22082, 30907, 7497, 18378, 22083, 30906, 7518]
+
+
+def test_parts_of_a_block_are_drawn_one_after_the_other_as_stored() -> None:
+    m = BraidShuffle(16 * 64 * 40, io_block_size=64 * 16, part=16, strands=4, seed=3)
+    i = np.arange(len(m))
+    drawn = m(i)
+    jumps = 0
+    for strand in range(4):
+        part = drawn[m.strand(i) == strand] // 16
+        follows = np.diff(part)[np.diff(part) != 0]
+        jumps += int((follows != 1).sum())
+    assert jumps <= 40 + 3 * 4  # from block to block, and where strands begin and end
+    other_epoch = m.at(i, epochs_like(i, 1))
+    assert (drawn // 1024 != other_epoch // 1024).mean() > 0.9
+    assert m(i[:8]).tolist() == PINNED_RUNS
+    with pytest.raises(ConfigError, match="part = 5: must divide io_block_size"):
+        BraidShuffle(100, io_block_size=16, part=5, strands=4, seed=3)
 
 
 def test_the_rule_for_few_blocks() -> None:

@@ -192,6 +192,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         lap: float | None = None,
         first_strand: int | None = None,
         io_block_size: int | None = None,
+        run_blocks: int = 1,
         max_hosts: int | None = MAX_HOSTS,
     ) -> AsyncDataset[T_co]:
         """Braided shuffle, the default of configs; see :mod:`headrace.order.braid.shuffle`.
@@ -212,6 +213,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             first_strand: Strands of all components before this one; see
                 :class:`~headrace.order.braid.shuffle.BraidShuffle`.
             io_block_size: Examples in a block; None: one stored chunk.
+            run_blocks: Blocks that are read one after the other, as they are stored.
             max_hosts: The most hosts of the run, which say how many strands a shuffled store has
                 (see :mod:`headrace.order.braid.strands`); None: as many as other stores.
         """
@@ -219,6 +221,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         counts = {"batch_size": batch_size, "strands": strands, "first_strand": first_strand}
         if max_hosts is not None:
             check_at_least("max_hosts", max_hosts)
+        check_at_least("run_blocks", run_blocks)
         for name, value in {**counts, "io_block_size": io_block_size}.items():
             check_whole(name, value)
         n = self._finite_length("braid_shuffle")
@@ -227,7 +230,8 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
         if strands is not None:
             order = BraidShuffle(
                 n,
-                io_block_size=size,
+                io_block_size=size * run_blocks,
+                part=size,
                 strands=strands,
                 seed=seed,
                 lap=lap,
@@ -235,7 +239,9 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             )
         else:
             hosts = max_hosts if self.in_shuffled_store else None
-            order = PendingBraid(n, io_block_size=size, seed=seed, hosts=hosts)
+            order = PendingBraid(
+                n, io_block_size=size, seed=seed, hosts=hosts, run_blocks=run_blocks
+            )
             if batch_size is not None:
                 order = order.in_batches(batch_size, first_strand)
             elif lap is not None or first_strand is not None:

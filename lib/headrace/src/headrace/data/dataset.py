@@ -180,6 +180,13 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         return False
 
     @property
+    def run_blocks(self) -> int:
+        """How many of its blocks are best read one after the other in a shuffled store: rows may
+        lie across their borders.
+        """
+        return 1
+
+    @property
     def mixture(self) -> PlannedDataset | None:
         """This dataset if it is a mixture, else None."""
         return None
@@ -354,6 +361,10 @@ class WrappingDataset(PlannedDataset):
     @property
     def in_shuffled_store(self) -> bool:
         return self.base.in_shuffled_store
+
+    @property
+    def run_blocks(self) -> int:
+        return self.base.run_blocks
 
     @property
     def documents_digest(self) -> str | None:

@@ -168,6 +168,11 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
     def pairs(self) -> bool:
         return self._pairs
 
+    @property
+    def run_blocks(self) -> int:
+        # 16 packs touch about 2.6 chunks, and 512 about 33.6
+        return 32 if self.plan.spec.in_order else 1
+
     def describe(self) -> dict[str, Any]:
         return {
             "packed": self.cache.fingerprint,

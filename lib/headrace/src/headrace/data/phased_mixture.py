@@ -106,6 +106,8 @@ def run_dataset(sources: Mapping[str, StoredDataset], recipe: RunRecipe) -> RunD
     for name, source in sources.items():
         shuffle = shuffle_of(recipe.shuffles[name])
         with placed([name], recipe.own_shuffles, shuffle):
+            if len(recipe.phases) > 1:
+                shuffle = shuffle.of_one_length()
             if isinstance(source, PackedTokenDataset) and len(recipe.phases) > 1:
                 courses[name] = _PackedCourse(name, source, shuffle, recipe)
             else:

@@ -177,11 +177,11 @@ def without_padding(pieces: Pieces, segments: Int32[np.ndarray, "n M"]) -> Piece
         >>> without_padding(pieces, np.array([[3, 5], [4, 0]])).size.tolist()
         [8, 4]
     """
-    left = segments.sum(axis=1)[pieces.row] - pieces.column
-    if (left >= pieces.size).all():
+    remaining = segments.sum(axis=1)[pieces.row] - pieces.column
+    if (remaining >= pieces.size).all():
         return pieces
-    cut = pieces._replace(size=np.minimum(pieces.size, left))
-    return Pieces(*(field[left > 0] for field in cut))
+    cut = pieces._replace(size=np.minimum(pieces.size, remaining))
+    return Pieces(*(field[remaining > 0] for field in cut))
 
 
 def segments_of(

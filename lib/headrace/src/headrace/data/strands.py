@@ -26,6 +26,7 @@ from headrace.errors import ConfigError
 from headrace.mix.plan_shares import plan_shares
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.stages import Stage
+from headrace.order.braid.spec import FEW_BLOCKS
 from headrace.order.braid.strands import MAX_HOSTS, resolve_strands
 from headrace.order.order import Order
 from headrace.order.seeds import derive
@@ -89,6 +90,11 @@ def shuffle_components(
             )
         with placed([name], own, shuffle):
             key = derive(seed if isinstance(seed, int) else seed[name], "component", name)
+            if hosts.get(name) is not None and dataset.run_blocks > 1:
+                # Few runs would be in nearly the same order in each epoch
+                blocks = len(dataset) // _block_rows(dataset, shuffle)
+                most = blocks // max(strands[name].number, FEW_BLOCKS)
+                shuffle = shuffle.in_runs(max(min(dataset.run_blocks, most), 1))
             result[name] = _shuffled(dataset, shuffle, key, strands.get(name), scores.get(name))
     return result
 
@@ -238,7 +244,10 @@ def share_strands(
     pending = {
         name: order for name, d in components.items() if (order := d.pending_order) is not None
     }
-    braided = {n: BraidShuffleConfig(io_block_size=o.io_block_size) for n, o in pending.items()}
+    braided = {
+        n: BraidShuffleConfig(io_block_size=o.io_block_size, run_blocks=o.run_blocks)
+        for n, o in pending.items()
+    }
     hosts = {n: o.hosts for n, o in pending.items()}
     shared = _resolve_braids(pending, braided, hosts, stages, batch, planned, ())
 

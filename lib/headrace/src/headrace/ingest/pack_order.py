@@ -66,13 +66,13 @@ class PackOrder:
         rows = np.arange(len(plan))
         empty = np.flatnonzero(length_at == 0)
         row_ends = empty.size + plan.bounds[1:] + rows + 1
-        place = empty.size + np.arange(plan.items.document.size)
-        place += np.repeat(rows, np.diff(plan.bounds))  # a padding for each row before
+        position = empty.size + np.arange(plan.items.document.size)
+        position += np.repeat(rows, np.diff(plan.bounds))  # a padding for each row before
         stored = documents + rows.size
         dtype = np.dtype("<u4" if stored <= 1 << 32 else "<u8")
         number_at = np.empty(stored, dtype)
         number_at[: empty.size] = document_at[empty]
-        number_at[place] = document_at[plan.items.document]
+        number_at[position] = document_at[plan.items.document]
         number_at[row_ends - 1] = documents + rows
         place_of = np.empty(stored, dtype)
         place_of[number_at] = np.arange(stored)

@@ -7,7 +7,7 @@
 
 // A component's parameters: BraidSpec, and the sides of the rectangles over which blocks and rows are permuted.
 typedef struct {
-    u64 n, block, full_blocks, tail, block_step, tail_step, cells, depth, regular, extra, extra_step, bits, period;
+    u64 n, block, part, full_blocks, part_step, tail_step, cells, depth, regular, extra, extra_step, bits, period;
     u64 begin, first, ring, step, shift, key, spread;
     double corner, low, pitch;
     u64 permuted;
@@ -27,10 +27,10 @@ typedef struct {
     Kind kinds[2];
 } Epoch;
 
-// A block that was placed: one of many shares its entry with it.
+// A part of a block that was placed: one of many shares its entry with it.
 typedef struct {
     const Spec *spec;
-    u64 key, block, first, keyed;
+    u64 key, part, first, keyed;
 } Placed;
 
 EXPORT u64 headrace_spec_bytes(void) { return sizeof(Spec); } // order/braid/kernel.py asks
@@ -175,14 +175,16 @@ static u64 virtual_place(u64 i, u64 visits, u64 cell, u64 extra, const Epoch *e,
 static u64 physical_row(u64 place, const Epoch *e, const Spec *s, Placed *placed, u64 mask) {
     if (s->permuted)
         return permute(place, s->n, s->row_sides, e->all_rows_key);
-    u64 block = place / s->block, offset = place - block * s->block, in_tail = block >= s->full_blocks;
-    Placed *p = &placed[(block * GOLDEN32 ^ e->mark) & mask];
-    if (p->spec != s || p->key != e->key || p->block != block) {
-        u64 first = in_tail ? s->full_blocks : permute(block, s->full_blocks, s->block_sides, e->block_key);
-        *p = (Placed){s, e->key, block, first * s->block, fold(e->inside_key, block)};
+    u64 part = place / s->part, begin = part * s->part; // a block has whole parts, or is all there is
+    Placed *p = &placed[(part * GOLDEN32 ^ e->mark) & mask];
+    if (p->spec != s || p->key != e->key || p->part != part) {
+        u64 block = place / s->block, first = block;
+        if (block < s->full_blocks)
+            first = permute(block, s->full_blocks, s->block_sides, e->block_key);
+        *p = (Placed){s, e->key, part, begin + (first - block) * s->block, fold(e->inside_key, part)};
     }
-    u64 size = in_tail ? s->tail : s->block, step = in_tail ? s->tail_step : s->block_step;
-    u64 inner = (offset * step + ((p->keyed >> 32) * size >> 32)) % size;
+    u64 size = least(s->part, s->n - begin), step = size == s->part ? s->part_step : s->tail_step;
+    u64 inner = ((place - begin) * step + ((p->keyed >> 32) * size >> 32)) % size;
     return p->first + scatter(inner, size, p->keyed);
 }
 

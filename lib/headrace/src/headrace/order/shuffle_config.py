@@ -84,6 +84,14 @@ class Shuffle(abc.ABC):
         """This shuffle with the scores of rows, which one with :attr:`scored_by` needs."""
         return self
 
+    def in_runs(self, run_blocks: int) -> Shuffle:
+        """This shuffle with so many blocks one after the other, if it does not say how many."""
+        return self
+
+    def of_one_length(self) -> Shuffle:
+        """This shuffle where rows change their length. ConfigError if they may not."""
+        return self
+
     def resized(self, block: int, rows: int | None) -> Shuffle:
         """This shuffle over blocks of ``block`` examples, with at most ``rows`` strands (None: any
         number).
@@ -101,18 +109,22 @@ class BraidShuffleConfig(Shuffle):
             in shuffled stores, as many as ``max_hosts`` asks for.
         budget_bytes: Instead of ``strands``: memory for open blocks over all hosts, in bytes.
         io_block_size: Examples in a block; None: one stored chunk.
+        run_blocks: Blocks that are read one after the other, as they are stored: what lies across
+            their borders, as packs do, is read once. None: 1, or up to 32 for packed rows of
+            shuffled stores if neither ``strands`` nor ``budget_bytes`` is given.
         kind: Distinguishes this config from a block shuffle's.
     """
 
     strands: int | None = None
     budget_bytes: int | None = None
     io_block_size: int | None = None
+    run_blocks: int | None = None
     kind: Literal["braid"] = "braid"
 
     in_blocks = in_strands = True
 
     def __post_init__(self) -> None:
-        for name in ("strands", "budget_bytes", "io_block_size"):
+        for name in ("strands", "budget_bytes", "io_block_size", "run_blocks"):
             _check_positive(f"shuffle.{name}", getattr(self, name))
         if self.strands is not None and self.budget_bytes is not None:
             raise ConfigError(
@@ -123,7 +135,8 @@ class BraidShuffleConfig(Shuffle):
         assert strands is not None  # in_strands
         return BraidShuffle(
             n,
-            io_block_size=block,
+            io_block_size=block * (self.run_blocks or 1),
+            part=block,
             strands=strands.number,
             lap=strands.lap,
             seed=seed,
@@ -133,6 +146,19 @@ class BraidShuffleConfig(Shuffle):
     def resized(self, block: int, rows: int | None) -> BraidShuffleConfig:
         strands = self.strands if self.strands is None or rows is None else min(self.strands, rows)
         return dataclasses.replace(self, io_block_size=block, strands=strands)
+
+    def in_runs(self, run_blocks: int) -> BraidShuffleConfig:
+        return self if self.run_blocks else dataclasses.replace(self, run_blocks=run_blocks)
+
+    def of_one_length(self) -> BraidShuffleConfig:
+        if (self.run_blocks or 1) > 1:
+            raise ConfigError(
+                "needs rows of one length",
+                field="run_blocks",
+                value=self.run_blocks,
+                cure="Leave it out, or give one seq_len.",
+            )
+        return self.in_runs(1)
 
 
 @dataclass(frozen=True)

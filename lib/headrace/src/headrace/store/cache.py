@@ -460,8 +460,8 @@ class TokenCache:
         ordered = np.zeros(self.num_documents, values.dtype)
         for first in range(0, ordered.size, _DOCUMENTS):
             numbers = self.originals(np.arange(first, min(first + _DOCUMENTS, ordered.size)))
-            known = numbers < values.size
-            ordered[first : first + numbers.size][known] = values[numbers[known]]
+            is_document = numbers < values.size
+            ordered[first : first + numbers.size][is_document] = values[numbers[is_document]]
         return ordered
 
     def pieces_of(self, stored_number: int) -> list[int]:

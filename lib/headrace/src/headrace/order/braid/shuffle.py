@@ -24,7 +24,9 @@ one draw more). How a draw finds its row, and its locality:
    bursts.
 6. Its row: the block at that place of v, and the row inside it. A keyed shift on another golden
    lattice, and a bijection keyed by block and epoch, permute the rows of a block: neighbours in the
-   store, which may be one document, are drawn far apart, and other distances in each epoch.
+   store, which may be one document, are drawn far apart, and other distances in each epoch. Where
+   blocks have parts, each part is permuted like a block, and they follow each other as stored:
+   what lies across the border of two parts is then read once.
 
 With pencil and paper: 16 rows in 8 blocks of 2, 4 strands, laps of 2 draws. So there are 2 cells of
 2 strands each, and each strand is two blocks long. The key (seed 4) gives the shift 0, and puts the
@@ -129,6 +131,8 @@ class BraidShuffle(Order):
         first_strand: Number of the first strand among those of all components of a job (the sum of
             the strands of the previous ones), so that strands of the whole job change blocks at
             different times. None: from the seed.
+        part: Examples of a block that are permuted among each other: a strand reads a large block
+            part by part, as it is stored. Must divide ``io_block_size``; None: all of it.
 
     Raises:
         ConfigError: a size below 1, more strands than examples, a lap that does not fit the
@@ -159,9 +163,11 @@ class BraidShuffle(Order):
         seed: int,
         lap: float | None = None,
         first_strand: int | None = None,
+        part: int | None = None,
     ) -> None:
         super().__init__(n, n)
         self.io_block_size = io_block_size
+        self.part = io_block_size if part is None else part
         self.strands = strands
         self.seed = seed
         self.lap = float(strands if lap is None else lap)
@@ -181,7 +187,12 @@ class BraidShuffle(Order):
             lap=self.lap,
             key=braid_key(self.seed),
             first_strand=self.first_strand,
+            part=self.part,
         )
+
+    def describe(self) -> dict[str, object]:
+        parts = {} if self.part == self.io_block_size else {"part": self.part}
+        return super().describe() | parts
 
     @cached_property
     def _spec(self) -> BraidSpec:
@@ -193,7 +204,7 @@ class BraidShuffle(Order):
         return BraidRows(self._spec)
 
     def open_window(self) -> OpenWindow:
-        rows = min(self.strands * self.io_block_size, self.length)
+        rows = min(self.strands * self.part, self.length)
         return OpenWindow(self.strands, rows, everywhere=self.permutes_all)
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
@@ -314,9 +325,18 @@ class PendingBraid(Order):
     bijective = reorders = True
     kind = "braid"
 
-    def __init__(self, n: int, *, io_block_size: int, seed: int, hosts: int | None = None) -> None:
+    def __init__(
+        self,
+        n: int,
+        *,
+        io_block_size: int,
+        seed: int,
+        hosts: int | None = None,
+        run_blocks: int = 1,
+    ) -> None:
         super().__init__(n, n)
         self.io_block_size = io_block_size
+        self.run_blocks = run_blocks
         self.seed = seed
         self.hosts = hosts
         """In a shuffled store, the most hosts of its run; see :func:`resolve_strands`."""
@@ -336,7 +356,8 @@ class PendingBraid(Order):
         )
         return BraidShuffle(
             self.length,
-            io_block_size=self.io_block_size,
+            io_block_size=self.io_block_size * self.run_blocks,
+            part=self.io_block_size,
             strands=int(plan.strands[0]),
             lap=float(plan.laps[0]),
             seed=self.seed,
@@ -345,7 +366,13 @@ class PendingBraid(Order):
 
     def over(self, n: int) -> PendingBraid:
         """The order of ``n`` of its examples."""
-        return PendingBraid(n, io_block_size=self.io_block_size, seed=self.seed, hosts=self.hosts)
+        return PendingBraid(
+            n,
+            io_block_size=self.io_block_size,
+            seed=self.seed,
+            hosts=self.hosts,
+            run_blocks=self.run_blocks,
+        )
 
     def blocks_in_turn(self) -> Order:
         """All examples in a sequence of blocks that follows from the seed alone."""

@@ -1,7 +1,8 @@
 """Parameters of braids, checked and prepared: one vector per parameter, one element per component;
 and their blocks.
 
-In an epoch, full blocks are in keyed order, and the rows of each are permuted differently.
+In an epoch, full blocks are in keyed order, and the rows of each are permuted differently; of large
+blocks, those of each part, one part after the other.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class BraidSpec(NamedTuple):
 
     n: np.ndarray
     block: np.ndarray
+    part: np.ndarray  # rows of a block that are permuted among each other
     full_blocks: np.ndarray
-    tail: np.ndarray  # rows of the partial block at the end
-    block_step: np.ndarray  # lattice steps inside a block and inside the tail
+    part_step: np.ndarray  # lattice steps inside a part, and inside the partial one at the end
     tail_step: np.ndarray
     cells: np.ndarray  # whole rows of a lap: floor(lap)
     depth: np.ndarray  # strands of a cell, taken in turn by successive laps
@@ -80,6 +81,7 @@ def braid_spec(
     lap: Float64[np.ndarray, " d"] | float | None = None,
     key: UInt64[np.ndarray, " d"] | int,
     first_strand: Int64[np.ndarray, " d"] | int = 0,
+    part: Int64[np.ndarray, " d"] | int | None = None,
 ) -> BraidSpec:
     """Checks and prepares the parameters of ``d`` braids (scalars: of one).
 
@@ -90,16 +92,22 @@ def braid_spec(
         ConfigError: a size below 1, more strands than examples, a lap that does not fit the
             strands.
     """
-    lengths, blocks, counts, laps, firsts, keys = np.broadcast_arrays(
+    part = io_block_size if part is None else part
+    lengths, blocks, parts, counts, laps, firsts, keys = np.broadcast_arrays(
         *map(
             np.atleast_1d,
-            (n, io_block_size, strands, strands if lap is None else lap, first_strand),
+            (n, io_block_size, part, strands, strands if lap is None else lap, first_strand),
         ),
         np.atleast_1d(np.asarray(key, np.uint64)),
     )
     _check_sizes(lengths, blocks, counts, laps)
+    if (parts < 1).any() or (blocks % np.maximum(parts, 1)).any():
+        raise ConfigError(
+            "must divide io_block_size", field="part", value=int(parts.min()), cure="Leave it out."
+        )
     # A block larger than the corpus is the corpus, so there is always a full block.
     blocks = np.minimum(blocks, np.maximum(lengths, 1))
+    parts = np.minimum(parts, blocks)
     bits, period = _periods(laps, counts)
     cells = period >> bits
     fraction = period & ((1 << bits) - 1)
@@ -114,10 +122,10 @@ def braid_spec(
     integers = {
         "n": lengths,
         "block": blocks,
+        "part": parts,
         "full_blocks": lengths // blocks,
-        "tail": lengths % blocks,
-        "block_step": np.array([lattice_step(int(m)) for m in blocks]),
-        "tail_step": np.array([lattice_step(int(m)) for m in lengths % blocks]),
+        "part_step": np.array([lattice_step(int(m)) for m in parts]),
+        "tail_step": np.array([lattice_step(int(m)) for m in lengths % parts]),
         "cells": cells,
         "depth": depth,
         "regular": cells * depth,
@@ -139,7 +147,7 @@ def braid_spec(
         corner=(corner_bits >> np.uint64(44)).astype(np.float64) / 2.0**20,
         low=low,
         pitch=(1.0 - low) / ring,
-        permuted=(-(-lengths // blocks) <= np.minimum(counts, FEW_BLOCKS)).astype(np.uint64),
+        permuted=(-(-lengths // parts) <= np.minimum(counts, FEW_BLOCKS)).astype(np.uint64),
     )
 
 

@@ -316,6 +316,7 @@ class BraidTable:
             lap=np.asarray([order.lap for order in orders]),
             key=np.asarray([braid_key(order.seed) for order in orders], np.uint64),
             first_strand=np.asarray([order.first_strand for order in orders]),
+            part=np.asarray([order.part for order in orders]),
         )
         self._rows = BraidRows(spec)
 
