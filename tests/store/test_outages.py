@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-import jax  # noqa: F401  # threads must not be the first to import it
+import jax
 import numpy as np
 import pytest
 
@@ -92,6 +92,7 @@ def test_a_run_goes_on_after_an_outage(
 @pytest.mark.slow
 def test_a_run_goes_on_after_an_outage_in_real_time(written: Path):
     """With the usual policy: one proxy for each, side by side."""
+    jax.devices()  # threads must not be the first to begin with jax
     use_policy(USUAL)
     cases = [(kind, seconds) for kind in KINDS for seconds in (30, 60, 110)]
     with ExitStack() as stack, ThreadPoolExecutor(len(cases)) as pool:
