@@ -74,7 +74,9 @@ def write_datatrove(base: Path, ids: np.ndarray) -> Path:
 
 
 def write_arrow(base: Path, ids: np.ndarray) -> Path:
-    rows = pa.ListArray.from_arrays(np.arange(0, ids.size + 1, DOCUMENT, dtype=np.int32), pa.array(ids))
+    rows = pa.ListArray.from_arrays(
+        np.arange(0, ids.size + 1, DOCUMENT, dtype=np.int32), pa.array(ids)
+    )
     table = pa.table({"input_ids": rows})
     path = base.with_suffix(".arrow")
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
