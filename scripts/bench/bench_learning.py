@@ -18,6 +18,7 @@ from _common import Report, run_bench
 
 from headrace import ComponentConfig, LmDataConfig, open_run
 from headrace.batch import SourceLosses
+from headrace.data import MixtureDataset
 from headrace.mix import AdaptiveMixture, BanditMixture, Measured, OnlineMixture
 from headrace.mix.online import exact_fractions
 from headrace.run import MixtureLearner, ShareBounds
@@ -63,7 +64,9 @@ def ms_of_learning(rule: OnlineMixture, steps: int) -> float:
         for step in range(1, steps + 1):
             if learner.observe(step, SourceLosses(losses[step - 1] * counts, counts)):
                 loader = learner.run.loader()
-                loader.dataset.draws.starts_at(step)  # where its first batch begins
+                mixture = loader.dataset
+                assert isinstance(mixture, MixtureDataset)
+                mixture.draws.starts_at(step)  # where its first batch begins
         return (time.process_time() - began) / steps * 1e3
 
 

@@ -123,8 +123,8 @@ def command(
     same, bit for bit, for any memory, engine and workers.
 
     With `--by`, documents of a group lie together, shuffled among each other, as the buckets of a
-    run need it: each bucket then reads chunks of its own. When their numbers have changed, `--update`
-    moves those that are in another group now, and writes nothing else.
+    run need it: each bucket then reads chunks of its own. When their numbers have changed,
+    `--update` moves those that are in another group now, and writes nothing else.
 
     For example:
 

@@ -105,8 +105,8 @@ class LmDataConfig:
         seq_len: Tokens in a row, or ``{step: tokens}``; see :mod:`headrace.mix.phases`.
         batch_size: Rows of the global batch, or ``{step: rows}``.
         seed: Seed of all shuffles, an integer of 64 bits, which may be negative.
-        shuffle: How components are shuffled: ``{strands: N}`` or ``{budget_bytes: N}``, braided (the
-            default); ``{kind: block, window_blocks: N}``; ``{by: NAME, steps: N}``, by score;
+        shuffle: How components are shuffled: ``{strands: N}`` or ``{budget_bytes: N}``, braided
+            (the default); ``{kind: block, window_blocks: N}``; ``{by: NAME, steps: N}``, by score;
             ``true``, full; a number, in eras of so many rows; ``false``.
         weights: Instead of the components' own: a nested blend, ``{web: {weight: 3, blend: {cc: 1,
             wiki: 2}}, code: 1}``; or from the sizes of the sources: ``{temperature: 2}``,

@@ -1,10 +1,10 @@
 """Documents that were removed from a cache while runs train on it: rows keep their positions
 without these tokens.
 
-A row has no piece where a removed document is: none of its tokens reaches a batch. The row has zeros
-there, or end-of-text tokens if these end segments, and the batch's ``token_mask`` is 0, so nothing
-there is trained on. Nothing attends to it either: in packed rows, and in rows that are divided into
-documents, the document remains its own segment; if end-of-text tokens end segments, each of its
+A row has no piece where a removed document is: none of its tokens reaches a batch. The row has
+zeros there, or end-of-text tokens if these end segments, and the batch's ``token_mask`` is 0, so
+nothing there is trained on. Nothing attends to it either: in packed rows, and in rows that are
+divided into documents, the document remains its own segment; if end-of-text tokens end segments, each of its
 tokens is a segment; if a row is one segment, it is split into what precedes the document, the
 document, and what follows it. Plans, orders, quotas and splits of a run are not affected.
 

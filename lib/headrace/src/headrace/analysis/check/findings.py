@@ -497,8 +497,8 @@ def _grouping_cure(
     is_numbered = files.endswith(".npy") or (attribute is not None and attribute.key == DOCUMENT)
     if component.caches[1:] and (is_numbered or buckets.quantiles):
         return (
-            "Group each of its caches by itself, and name the copies as cache: that needs edges, and"
-            " numbers that a leaf, an id or the length says."
+            "Group each of its caches by itself, and name the copies as cache: that needs edges,"
+            " and numbers that a leaf, an id or the length says."
         )
     bounds = ",".join(f"{bound:g}" for bound in buckets.bounds)
     options = ["--by", buckets.by, "--quantiles" if buckets.quantiles else "--edges", bounds]
