@@ -4,9 +4,10 @@ without these tokens.
 A row has no piece where a removed document is: none of its tokens reaches a batch. The row has
 zeros there, or end-of-text tokens if these end segments, and the batch's ``token_mask`` is 0, so
 nothing there is trained on. Nothing attends to it either: in packed rows, and in rows that are
-divided into documents, the document remains its own segment; if end-of-text tokens end segments, each of its
-tokens is a segment; if a row is one segment, it is split into what precedes the document, the
-document, and what follows it. Plans, orders, quotas and splits of a run are not affected.
+divided into documents, the document remains its own segment; if end-of-text tokens end segments,
+each of its tokens is a segment; if a row is one segment, it is split into what precedes the
+document, the document, and what follows it. Plans, orders, quotas and splits of a run are not
+affected.
 
 Invariants: rows without such a document are bit-identical, and so are all rows of steps before the
 removal. Price: a search for each piece of a row; a byte for each token of a batch, as for any mask.
