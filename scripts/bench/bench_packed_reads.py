@@ -8,7 +8,7 @@ chunks of 16 rows; a run goes through them once. The first table replays the loa
 1,024 hosts, as `headrace config simulate` does, with memory for four times the chunks that their
 strands have open. The second table is counted at a web server, from which the loaders of 8 (and 64)
 hosts read one after the other; each host has a device of its own in their place. "one by one" is
-`run_blocks: 1`, which is the default in plain stores; runs of 16 are that of shuffled ones.
+`run_blocks: 1`, which is the default in plain stores; up to 32 are that of shuffled ones.
 """
 
 from __future__ import annotations

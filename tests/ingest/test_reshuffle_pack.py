@@ -13,13 +13,24 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.ingest.test_reshuffle_split import SCRATCH, document, write
+from typer.testing import CliRunner
 
 from headrace import LmDataConfig, TokenSeqDataset, load_config
+from headrace.cli.application import application
 from headrace.data import MixtureDataset, PackedStoreDataset, PackedTokenDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.provenance import read_spans, rows_of_step, spans_of_rows
 from headrace.errors import CacheError, ConfigError, PlanMismatchError
-from headrace.ingest import ReshuffleConfig, reshuffle, shuffle_parts, shuffle_plan
+from headrace.ingest import (
+    ReshuffleConfig,
+    SourceConfig,
+    TokenizerConfig,
+    append_cache,
+    build_cache,
+    reshuffle,
+    shuffle_parts,
+    shuffle_plan,
+)
 from headrace.ingest.shuffle_plan import Grouping
 from headrace.order import BraidShuffle
 from headrace.order.intervals import Intervals
@@ -137,11 +148,11 @@ def test_a_block_of_rows_is_a_chunk_and_there_is_no_plan(packed: TokenCache):
     assert np.unique(chunk).size == chunk.size // block
     assert not (Path(packed.path) / "plans").exists()
     with run.loader() as loader:
-        batch = next(loader.iter_from_step(0))
+        batch = loader.batch_at(0)
         tokens = dataset.read(np.arange(8)).tokens.tolist()
         assert sorted(np.asarray(batch.tokens).tolist()) == sorted(tokens)
         stats = loader.stats()
-    made = dataset.read(np.arange(stats.reads.examples_requested))  # it is a few batches ahead
+    made = dataset.read(np.arange(stats.reads.examples_requested))
     assert stats.reads.content_tokens == made.segment_lengths.sum()
     account = run.accounts()["a"]
     assert account.train_tokens == account.tokens == packed.num_tokens - packed.padding_tokens
@@ -212,6 +223,24 @@ def test_bad_values_are_refused(cache: TokenCache, packed: TokenCache, tmp_path:
     with pytest.raises(ConfigError, match="was not written in packs"):
         PackedStoreDataset(cache, ROW)
     add_appended(packed.path, packed.as_member, 1, cache.as_member)
+
+
+def test_nothing_is_appended_to_packs_and_the_cure_packs_anew(tmp_path: Path):
+    for name in ("old", "new"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "the {name} one"}}\n' * 9)
+    plain = str(tmp_path / "cache")
+    source = SourceConfig([str(tmp_path / "old.jsonl")])
+    build_cache(source, TokenizerConfig("bytes"), plain, progress=False)
+    packed = str(tmp_path / "packed")
+    reshuffle(plain, packed, HOW, progress=False)
+    added = [str(tmp_path / "new.jsonl")]
+    with pytest.raises(ConfigError) as refused:
+        append_cache(added, packed, progress=False)
+    assert (refused.value.field, refused.value.value) == ("output", packed)
+    append_cache(added, plain, progress=False)
+    command = str(refused.value.cure).partition("headrace ")[2].split()
+    assert CliRunner().invoke(application(), command).exit_code == 0
+    assert TokenCache.open(command[3]).num_originals == 18
 
 
 def braid_of(cache: str, root: Path, *overrides: str) -> BraidShuffle:

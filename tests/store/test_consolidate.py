@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import CacheError, ReadError
+from headrace.errors import CacheError, ConfigError, ReadError
+from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.store import CacheLayout, TokenCache, consolidate, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.lease import lease
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
-from headrace.testing import random_documents, write_cache
+from headrace.testing import grow, random_documents, write_cache
 from headrace_levanter.export import write_levanter
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -179,3 +180,20 @@ def test_damage_is_not_copied(many, tmp_path):
         consolidate(TokenCache.open(many.path), str(tmp_path / "copy"))
     with pytest.raises(CacheError):
         TokenCache.open(tmp_path / "copy")
+
+
+def test_a_shuffled_cache_that_was_appended_to_is_not_copied(tmp_path):
+    # the copy would say that all its documents are in the shuffled order of the first ones
+    cache = write_cache(tmp_path / "cache", [random_documents(20, seed=1)])
+    reshuffle(cache, tmp_path / "shuffled", ReshuffleConfig(seed=3), progress=False)
+    whole = consolidate(TokenCache.open(tmp_path / "shuffled"), str(tmp_path / "copy"))
+    assert whole.original(0).number == TokenCache.open(tmp_path / "shuffled").original(0).number
+    grown = grow(tmp_path / "shuffled", 5)
+    for copying in (
+        lambda: consolidate(grown, str(tmp_path / "new")),
+        lambda: reshuffle(grown, tmp_path / "new", ReshuffleConfig(seed=4), progress=False),
+    ):
+        with pytest.raises(ConfigError, match="was appended to, and was shuffled") as refused:
+            copying()
+        assert (refused.value.field, refused.value.value) == ("cache", str(tmp_path / "shuffled"))
+        assert not (tmp_path / "new").exists()

@@ -72,8 +72,8 @@ def append_cache(
     Raises:
         SourceError: a source file is already in the cache; else as for
             :func:`~headrace.ingest.build.build_cache`.
-        ConfigError: there is no cache; it is Levanter's, or was itself appended; the sources would
-            result in other columns, another layout or other tokens.
+        ConfigError: there is no cache; it is Levanter's, was itself appended, or was written in
+            packs; the sources would result in other columns, another layout or other tokens.
         CacheUnfinishedError: the build of the cache was interrupted.
         CacheError: it cannot be written, or is being written.
 
@@ -91,6 +91,14 @@ def append_cache(
     """
     output = str(output)
     cache, ledger = _finished(output)
+    if (packs := cache.pack) is not None:
+        raise ConfigError(
+            "was written in packs, and no run reads others beside them",
+            field="output",
+            value=output,
+            cure=f"Append to {packs.cache}, and pack it anew: headrace cache reshuffle"
+            f" {packs.cache} {output}-2 --pack {packs.pack} --seed {packs.seed}",
+        )
     built = cache.as_member
     members = len(history_of(output, built.fingerprint).members)
     own_source = {**ledger.metadata.get("source", {}), **(source or {}), "paths": [*paths]}

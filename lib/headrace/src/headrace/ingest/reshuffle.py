@@ -168,16 +168,7 @@ def reshuffle(
     files.check_writable(output)
     check_engine(engine, workers)
     cache.check_unmoved()
-    if cache.members[1:] and cache.is_shuffled:
-        problem = (
-            "was appended to, and was shuffled already in part: its documents have numbers of two"
-            " kinds"
-        )
-        cure = (
-            "Build one cache of all sources: headrace build SOURCES --shuffle SEED; or shuffle the"
-            " plain caches."
-        )
-        raise ConfigError(problem, field="cache", value=cache.path, cure=cure)
+    cache.check_one_numbering()
     report = _written(cache, output, how, engine, workers, restart, progress)
     copy = TokenCache.open(output)
     copy_removed(cache.removed(), copy.path, copy.as_member)

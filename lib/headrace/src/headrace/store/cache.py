@@ -399,6 +399,21 @@ class TokenCache:
             cure = f"Copy what it was made of: {record.cache if record else 'its original'}."
             raise ConfigError(problem, field="cache", value=self.path, cure=cure)
 
+    def check_one_numbering(self) -> None:
+        """Raises ConfigError if some of its documents were shuffled and others appended later: the
+        shuffle of a copy could not say the numbers of both.
+        """
+        if self.members[1:] and self.is_shuffled:
+            problem = (
+                "was appended to, and was shuffled already in part: its documents have numbers of"
+                " two kinds"
+            )
+            cure = (
+                "Build one cache of all sources: headrace build SOURCES --shuffle SEED; or shuffle"
+                " the plain caches."
+            )
+            raise ConfigError(problem, field="cache", value=self.path, cure=cure)
+
     @property
     def is_mixed(self) -> bool:
         """Whether all its documents are shuffled among each other: not in groups."""

@@ -74,6 +74,8 @@ def consolidate(
 
     Raises:
         CacheError: the output contains something else, cannot be written or is being written.
+        ConfigError: documents moved to other groups, or the cache was appended to after it was
+            shuffled.
         ReadError: the cache is damaged.
 
     Example:
@@ -85,6 +87,7 @@ def consolidate(
         (1, 20)
     """
     cache.check_unmoved()
+    cache.check_one_numbering()
     copy = _consolidated(cache, output, layout, tokenizer, advance)
     copy_removed(cache.removed(), copy.path, copy.as_member)
     return copy
