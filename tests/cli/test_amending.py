@@ -165,6 +165,33 @@ def test_a_source_is_added_whatever_the_order_of_keys(caches, tmp_path_factory, 
         open_run(folder, load_config(str(path)), LoaderState(20, "0" * 32))
 
 
+def as_it_is(batch):
+    """A function that batches pass through."""
+    return batch
+
+
+@pytest.mark.parametrize("function", [None, as_it_is])
+def test_a_run_with_a_function_is_changed_as_one_without(headrace, caches, tmp_path, function):
+    # no command knows the function; it takes the run's
+    path = tmp_path / "run.yaml"
+    path.write_text(config_text(caches, {"components": OWN}))
+    folder = str(tmp_path / "run")
+    open_run(folder, load_config(str(path)), fn=function).state(10)
+    path.write_text(config_text(caches, {"components": {**OWN, "code": {"weight": 1}}}))
+    assert "code.weight: 3 -> 1" in headrace("run", "diff", folder, str(path)).out
+    with pytest.raises(PlanMismatchError) as refused:
+        open_run(folder, load_config(str(path)), fn=function)
+    advised = str(refused.value.cure).partition("headrace ")[2].rstrip(".").split()
+    done = headrace(*[str(path) if word == "CONFIG" else word for word in advised], "--step", "20")
+    assert done.code == 0, done.err + done.out
+    assert headrace("run", "diff", folder, str(path)).code == 0
+    assert headrace("run", "where", str(path), "--run", folder, "--step", "30").code == 0
+    run = open_run(folder, load_config(str(path)), fn=function)
+    assert [h["until_step"] for h in run.history] == [20]
+    with pytest.raises(PlanMismatchError, match="another plan"):
+        open_run(folder, load_config(str(path)), fn=np.asarray)
+
+
 WEIGHTED = st.dictionaries(
     st.sampled_from(NAMES), st.sampled_from([1, 2, 3.5, {"linear": {0: 1, 90: 3}}]), min_size=1
 )

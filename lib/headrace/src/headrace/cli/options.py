@@ -366,7 +366,7 @@ def check_run(
 
     stored = lock_in(folder, "--run", ", or leave --run out")
     planned = BatchOrder(dataset, row_order=config.row_order)
-    planned_lock = RunLock.of(planned)
+    planned_lock = RunLock.of(planned).through_functions_of(stored)
     if planned_lock.fingerprint == stored.fingerprint:
         if step is not None:
             Anchors(folder, stored, planned).use(None)

@@ -137,7 +137,7 @@ def run_changes(
         PlanMismatchError: the change can only begin after those that the lock has already.
     """
     declared = config_of_run(lock, edited)
-    as_declared = _lock_of(declared)
+    as_declared = _lock_of(declared, lock)
     if lock.config is None or lock.edited is None:
         same = as_declared.fingerprint == lock.fingerprint
         return RunChanges(same, None, differences(lock.plan, as_declared.plan))
@@ -156,7 +156,7 @@ def run_changes(
     if caches:
         amendment = replace(amendment or AmendmentConfig(step), caches=caches)
     amended = _amended(base, declared, amendment, step)
-    new = _lock_of(amended)
+    new = _lock_of(amended, lock)
     first = new.first_difference(lock)
     if first is None and new.fingerprint != lock.fingerprint:
         locked = decode(LmDataConfig, lock.config)
@@ -354,5 +354,5 @@ def order_over(
     return BatchOrder(dataset if fn is None else dataset.map(fn), row_order=config.row_order)
 
 
-def _lock_of(config: LmDataConfig) -> RunLock:
-    return RunLock.of(order_of(config))
+def _lock_of(config: LmDataConfig, run: RunLock) -> RunLock:
+    return RunLock.of(order_of(config)).through_functions_of(run)

@@ -169,6 +169,20 @@ class RunLock:
             + (f" To change the run: headrace run amend {folder} CONFIG." if fields else ""),
         )
 
+    def through_functions_of(self, run: RunLock) -> RunLock:
+        """The same, with batches that pass through the functions of a run: a config has none, so
+        whoever compares it with a run that was opened with some takes it to have the same.
+        """
+        names: list[str] = []
+        dataset = run.plan["dataset"]
+        while "map" in dataset:
+            names.append(dataset["map"])
+            dataset = dataset["of"]
+        described = self.plan["dataset"]
+        for name in reversed(names):
+            described = {"map": name, "of": described}
+        return replace(self, plan={**self.plan, "dataset": described})
+
     def amended_by(self, new: RunLock, first_step: int) -> RunLock:
         """The lock after an amendment, with this one in its history."""
         amended = {"fingerprint": self.fingerprint, "until_step": first_step}

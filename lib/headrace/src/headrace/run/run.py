@@ -352,13 +352,15 @@ def amend_run(
         amended: The config with which the run goes on.
         edited: The user's config, which from now on means this; None: the one that did so far.
         done: Steps that are done; None: those of the last checkpoint.
-        fn: As for :func:`open_run`.
+        fn: As for :func:`open_run`; None: the run has none, or whoever changes it does not load it.
 
     Raises:
         PlanMismatchError: it would change steps that are done, or more than a run can change.
     """
     source = order_of(amended, fn)
     new = RunLock.of(source, edited)
+    if fn is None:
+        new = new.through_functions_of(lock)
     if edited is None:
         new = replace(new, edited=lock.edited)
     new = _agreed(folder, lock, new, done)
