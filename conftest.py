@@ -52,6 +52,15 @@ if (
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the tests may reach out
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than cores, since a third of the time a test waits: for a process that it
+    starts, a lease, a server. Each takes up to 3 GB in the end.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min((os.cpu_count() or 1) + 1, memory // (3 << 30)))
+
+
 # Collecting a module for its doctests imports it. The development environment has no torch (0.7 GB);
 # tests/adapters/test_torch.py runs the adapter against the part of torch's interface that it uses.
 collect_ignore: list[str] = []
