@@ -218,7 +218,11 @@ def chosen(kinds: list[str], count: int) -> list[int]:
 @pytest.mark.parametrize(
     "kills", [3, pytest.param(KILLS, marks=pytest.mark.slow)], ids=["few", "many"]
 )
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    # a fit imports scikit-learn, anew for each kill
+    [pytest.param(name, marks=pytest.mark.slow if name == "fit" else ()) for name in COMMANDS],
+)
 def test_a_killed_command_is_run_again(root, server, name, kills):
     *before, command = COMMANDS[name]
     prepared, unbroken, broken = (root / f"{name}-{what}" for what in ("new", "whole", "case"))

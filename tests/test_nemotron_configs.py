@@ -55,6 +55,7 @@ def test_cooling_down_is_a_stage_with_a_nested_blend():
     assert before["wikipedia"] == 0
 
 
+@pytest.mark.slow
 def test_longer_rows_take_the_same_tokens_a_step():
     config = loaded("long_context")
     dataset = config.dataset(planned_caches(config, look=False, layout="levanter").caches)

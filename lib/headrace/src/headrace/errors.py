@@ -233,11 +233,12 @@ def errors_at(place: str) -> Iterator[None]:
     """Within it, the fields of config errors begin with a place, as a user writes it.
 
     Example:
-        >>> with errors_at("components.web."):
-        ...     raise ConfigError("is no share", field="missing", value=2)
-        Traceback (most recent call last):
-        ...
-        headrace.errors.ConfigError: components.web.missing = 2: is no share.
+        >>> try:
+        ...     with errors_at("components.web."):
+        ...         raise ConfigError("is no share", field="missing", value=2)
+        ... except ConfigError as error:
+        ...     error.field
+        'components.web.missing'
     """
     try:
         yield

@@ -103,6 +103,7 @@ def command(
     from headrace.analysis.simulate.host_forecast import Prices
     from headrace.config.lm_data import load_config
 
+    host_counts = parse_hosts(hosts) or [1]
     if csv is not None:
         # What cannot be written is refused before the long counting; what is there stays till then.
         with _open_csv(csv, "a"):
@@ -119,7 +120,7 @@ def command(
     memory = resolved.prefetch_bytes if cache_mib is None else cache_mib << 20
     with working("looking at the steps"):
         examined = run.examine(
-            parse_hosts(hosts) or [1],
+            host_counts,
             first_step=first_step,
             max_rows=max_rows or DEFAULT_ROWS,
             watch=partial(report, "counting examples"),
