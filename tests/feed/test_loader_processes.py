@@ -65,6 +65,19 @@ def start(program, *arguments, devices=1):
     )
 
 
+def run_two_hosts(program, root):
+    """What each of two hosts of a job, with two devices each, prints."""
+    address = f"127.0.0.1:{free_port()}"
+    hosts = [start(program, root, address, number, devices=2) for number in (0, 1)]
+    try:
+        said = [host.communicate() for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [host.returncode for host in hosts] == [0, 0], said
+    return [out for out, _ in said]
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Two sources of different dtype; the first ends in the middle of a batch."""
@@ -85,14 +98,7 @@ def alone(root):
 
 
 def test_two_hosts_load_together_what_one_loads_alone(root):
-    address = f"127.0.0.1:{free_port()}"
-    hosts = [start(ONE_HOST_OF_TWO, root, address, number, devices=2) for number in (0, 1)]
-    try:
-        said = [host.communicate() for host in hosts]
-    finally:
-        for host in hosts:
-            host.kill()
-    assert [host.returncode for host in hosts] == [0, 0], said
+    run_two_hosts(ONE_HOST_OF_TWO, root)
     found = [dict(np.load(root / f"host{number}.npz")) for number in (0, 1)]
     loader = alone(root)
     assert found[0]["weights"].tolist() == found[1]["weights"].tolist()
@@ -138,19 +144,12 @@ print(sum(sums), flush=True)
 
 def test_a_change_that_one_of_two_hosts_refuses_is_forgotten_by_both(root):
     # they exchange rows, so both must plan the same windows to the end
-    address = f"127.0.0.1:{free_port()}"
-    hosts = [start(EXCHANGE, root, address, number, devices=2) for number in (0, 1)]
-    try:
-        said = [host.communicate() for host in hosts]
-    finally:
-        for host in hosts:
-            host.kill()
-    assert [host.returncode for host in hosts] == [0, 0], said
+    said = run_two_hosts(EXCHANGE, root)
     a, b = (TokenSeqDataset(root / n, 8) for n in "ab")
     sources = {"a": a.braid_shuffle(seed=1, strands=4), "b": b.shuffle(2)}
     whole = DataLoader(MixtureDataset(sources, {"a": 3, "b": 1}, 8, num_steps=700))
     tokens = sum(int(batch.tokens.astype("int32").sum()) for batch in whole)
-    assert [int(out.split()[-1]) for out, _ in said] == [tokens, tokens]
+    assert [int(out.split()[-1]) for out in said] == [tokens, tokens]
 
 
 HANGS = (
