@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from headrace.errors import CacheError
+from headrace.errors import CacheError, ConfigError
 from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout
@@ -62,9 +62,17 @@ def write_levanter(
     Raises:
         CacheError: the output contains something else, cannot be written, or an id does not fit the
             dtype.
+        ConfigError: documents of the cache moved to other groups, or it was written in packs.
     """
     files.check_writable(output)
     cache.check_unmoved()
+    if (packs := cache.pack) is not None:
+        raise ConfigError(
+            "was written in packs, whose padding would be documents there",
+            field="cache",
+            value=cache.path,
+            cure=f"Convert what it was made of: {packs.cache}.",
+        )
     ledger = _ledger(cache, form, np.dtype(dtype).name)
     is_done = _check_vacant(output, ledger)
     with lease(output) as held_lease:

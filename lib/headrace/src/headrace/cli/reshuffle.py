@@ -157,6 +157,10 @@ def command(
         if groups is None:
             cure = "Say by what: --by NAME, or leave it out."
             raise ConfigError("has no effect without --by", field="--update", value=True, cure=cure)
+        if dry_run or repair:
+            flag = "--dry-run" if dry_run else "--repair"
+            cure = "Leave one of the two out."
+            raise ConfigError("does not go with --update", field=flag, value=True, cure=cure)
         with kept_when_interrupted():
             moved = move_documents(
                 source, output, how, engine=engine, workers=workers, restart=restart

@@ -199,6 +199,18 @@ class ComponentConfig:
         """The numbers of the documents of its cache."""
         return DocumentNumbers(cache, self.attributes or {}, f"components.{name}")
 
+    def check_packs(self, name: str, cache: TokenCache) -> None:
+        """Raises ConfigError for buckets of a cache that was written in packs: documents of several
+        buckets share its rows, and each bucket would have all rows.
+        """
+        if self.buckets is not None and (packs := cache.pack) is not None:
+            raise ConfigError(
+                f"parts documents that share rows of {cache.path}",
+                field=f"components.{name}.buckets",
+                value=self.buckets.by,
+                cure=f"Use the cache that its packs were made of: {packs.cache}.",
+            )
+
     def document_filter(self, name: str) -> DocumentFilter | None:
         """The filter of documents to leave out; ConfigError if its file lists none."""
         if self.remove is None:

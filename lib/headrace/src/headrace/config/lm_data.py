@@ -385,6 +385,7 @@ class LmDataConfig:
         split = self.split_documents
         stored: dict[str, StoredDataset] = ByComponent()
         for name, one in components.items():
+            one.check_packs(name, caches[name])
             how: dict[str, Any] = {
                 "packing": one.packing,
                 "removed": removed[name],

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from jaxtyping import Int32, Int64
+from msgspec.structs import replace
 
 from headrace.data.columns import Column, ColumnConfig, describe_columns
 from headrace.data.dataset import PlannedDataset
@@ -201,12 +202,11 @@ def check_packs(cache: TokenCache, seq_len: int) -> ShuffleRecord:
             cure="Write one: headrace cache reshuffle CACHE NEW --pack TOKENS.",
         )
     if record.pack != seq_len:
-        again = f"headrace cache reshuffle {record.cache} {cache.path}-{seq_len} --pack {seq_len}"
+        again = replace(record, pack=seq_len).command(f"{cache.path}-{seq_len}")
         raise ConfigError(
             f"differs from the packs of {cache.path}, which have {record.pack:,} tokens",
             field="seq_len",
             value=seq_len,
-            cure=f"Use seq_len: {record.pack}, or pack the documents anew: {again} --seed"
-            f" {record.seed}",
+            cure=f"Use seq_len: {record.pack}, or pack the documents anew: {again}",
         )
     return record

@@ -96,8 +96,7 @@ def append_cache(
             "was written in packs, and no run reads others beside them",
             field="output",
             value=output,
-            cure=f"Append to {packs.cache}, and pack it anew: headrace cache reshuffle"
-            f" {packs.cache} {output}-2 --pack {packs.pack} --seed {packs.seed}",
+            cure=f"Append to {packs.cache}, and pack it anew: {packs.command(f'{output}-2')}",
         )
     built = cache.as_member
     members = len(history_of(output, built.fingerprint).members)

@@ -211,15 +211,22 @@ class TokenCache:
         return (self,)
 
     @property
+    def in_place(self) -> bool:
+        """Whether it is files of another system, read where they are: a copy of them is not."""
+        return any(
+            FORMAT in one.ledger.metadata and one._open_part is not None for one in self.members
+        )
+
+    @property
     def takes_files(self) -> bool:
         """Whether plans and filters may be saved in its folder. False on a web server, and beside
         the files of other systems.
         """
-        return not (files.is_web(self.path) or FORMAT in self.ledger.metadata)
+        return not (files.is_web(self.path) or self.in_place)
 
     def check_own_folder(self, cure: str) -> None:
         """Raises ConfigError for files of another system, beside which nothing is written."""
-        if FORMAT in self.ledger.metadata:
+        if self.in_place:
             problem = "are files of another system, beside which nothing is written"
             raise ConfigError(problem, field="cache", value=self.path, cure=cure)
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, cached_property, partial
@@ -103,6 +104,11 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
     groups_digest: str = ""
     tables: dict[str, dict[str, Any]] = {}
     moved: bool = False
+
+    def command(self, output: str) -> str:
+        """The command that packs the same documents anew."""
+        words = ["headrace", "cache", "reshuffle", self.cache or "CACHE", output]
+        return shlex.join([*words, "--pack", str(self.pack), "--seed", str(self.seed)])
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
