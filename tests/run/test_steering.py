@@ -273,6 +273,33 @@ def test_two_hosts_agree(root: Path, start_hosts):
     assert len(check_rows(root, 300).amendments) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        pytest.param(0, 1, id="a loader of the host's own devices came first"),
+        pytest.param(1, 0, id="a cache grows between the looks of two hosts"),
+        pytest.param(2, 1, id="a loader is made while the hosts vote"),
+    ],
+)
+def test_hosts_that_are_not_alike_go_on_with_one_run(
+    root: Path, case: int, changes: int, start_hosts
+):
+    hosts = start_hosts(PROGRAM.with_name("steered_apart.py"), root, 2, case)
+    said = [host.communicate() for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    run = check_rows(root, 500)
+    assert len(run.amendments) == changes
+    if not changes:
+        assert all("would make another run on each host" in out for out, _ in said)
+    if case == 2:
+        with run.loader() as loader:
+            whole = np.asarray(loader.batch_at(300).token_ids)
+        for number in range(2):
+            late = np.load(root / f"late-{number}.npy")
+            assert (late == whole[4 * number : 4 * number + 2]).all()
+
+
 @pytest.mark.parametrize(
     "seed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.soak)]
 )

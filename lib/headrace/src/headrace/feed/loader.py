@@ -62,6 +62,7 @@ _MAX_READY = (GATHERING + 3) * GROUP
 _MOST_PLANNED = _MAX_READY + MOST_AHEAD
 """Steps beyond those that the trainer has that may be planned."""
 _READY_REPLAYS = 2
+_POLL_S = 0.1
 
 _CountedIteration: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], threading.Thread]
 
@@ -186,6 +187,8 @@ class DataLoader(BatchOrder):
         self._options = options
         self._horizons: dict[Horizon, IterationStats] = {}
         self._hold: int | None = None
+        self._decided = threading.Event()
+        self._decided.set()
         self.on_iterate: Callable[[], None] = lambda: None
         self._arrange(dataset, batch_size, row_order)
 
@@ -306,6 +309,13 @@ class DataLoader(BatchOrder):
             return bool(self._open_horizons())
 
     @property
+    def step_of_change(self) -> int | None:
+        """The step at which an open iteration will go on with a changed run; None: it has."""
+        with self._lock:
+            steps = [one.stop for one in self._open_horizons() if one.is_changed]
+        return max((step for step in steps if step is not None), default=None)
+
+    @property
     def earliest_step(self) -> int:
         """The first step that no open iteration of any process has planned before the trainer
         takes another batch.
@@ -324,6 +334,7 @@ class DataLoader(BatchOrder):
         """
         with self._lock:
             self._hold = step
+            self._decided.clear()
             holds = [horizon.hold_at(step) for horizon in self._open_horizons()]
         if not all(holds):
             self.go_on()
@@ -342,6 +353,7 @@ class DataLoader(BatchOrder):
             self._hold = None
             for horizon in self._horizons:
                 horizon.decide(change=dataset is not None)
+        self._decided.set()
 
     def _open_reader(
         self, step: int, stats: IterationStats, grouping: Grouping, replayed: int
@@ -385,6 +397,7 @@ class DataLoader(BatchOrder):
             step,
             partial(self._open_reader, stats=stats, grouping=grouping, replayed=replayed),
             partial(self._to_devices, stats=stats),
+            self._decided,
         )
         make = course.groups
         batches = Prefetched(
@@ -582,7 +595,9 @@ class _Course:
         step: int,
         open_reader: Callable[[int], tuple[Horizon, BatchReader]],
         to_devices: Callable[[Any, int], Any],
+        decided: threading.Event,
     ) -> None:
+        self._decided = decided
         self._step = step
         self._open_reader = open_reader
         self._to_devices = to_devices
@@ -604,6 +619,10 @@ class _Course:
                     yield group
                 if self._closed or not horizon.is_changed:
                     return
+                # Not while hosts vote: they have said that this one has not come to the change
+                while not self._decided.wait(_POLL_S):
+                    if self._closed:
+                        return
                 self._horizon, self._reader = self._open_reader(self._step)
                 horizon.close()  # last: the loader iterates all the time
         finally:

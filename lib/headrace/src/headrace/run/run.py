@@ -87,14 +87,16 @@ class Run:
         Raises:
             ConfigError: the run was opened with a loader, which is the one to use.
         """
-        config = self._with_config("loader()")
-        loader = config.loader_of(
-            self.dataset, mesh, batch_axis=batch_axis, sharding=sharding, **options
-        )
-        if self.trains:
-            if self._steering is None:
-                self._steering = Steering(self, self._run_after)
-            self._steering.add(loader)
+        # Not while the run changes: the loader would be of the run before, and miss the change.
+        with self.changing:
+            config = self._with_config("loader()")
+            loader = config.loader_of(
+                self.dataset, mesh, batch_axis=batch_axis, sharding=sharding, **options
+            )
+            if self.trains:
+                if self._steering is None:
+                    self._steering = Steering(self, self._run_after)
+                self._steering.add(loader)
         return loader
 
     @property

@@ -111,12 +111,16 @@ class Answer(msgspec.Struct, frozen=True):
         field: Field that the refusal is about.
         value: Its value; None: it has none.
         cure: What to do.
+        fingerprint: Of a vote: that of the run after the change, as this host makes it.
+        pending: Of a vote: the step of an earlier change that this host has not come to; 0: none.
     """
 
     problem: str = ""
     field: str = ""
     value: str | int | float | None = None
     cure: str = ""
+    fingerprint: str = ""
+    pending: int = 0
 
     @classmethod
     def refusing(cls, error: HeadraceError) -> Answer:
@@ -245,6 +249,7 @@ class Steering:
         self._run = run
         self._amended = amended
         self._loaders: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+        self._processes: tuple[int, ...] = ()
         self._hosts = _Hosts()
         self._requests: SimpleQueue[tuple[Request, SimpleQueue[Answer]]] = SimpleQueue()
         self._answers: dict[bytes, Answer] = {}
@@ -254,8 +259,15 @@ class Steering:
 
     def add(self, loader: DataLoader) -> None:
         """Steers a loader of the run, too."""
-        if not self._loaders:
+        # A loader of this host's own devices, for an evaluation, agrees with nobody; the one that
+        # trains on all of them does, and may come after it.
+        if not self._loaders or len(loader.processes) > len(self._processes):
+            self._processes = loader.processes
             self._hosts = _Hosts.of(loader.processes, self._run.folder)
+            with self._lock:
+                self._thread = None  # one that followed other hosts ends
+            if self.is_live:
+                self._begin()
         self._loaders.add(loader)
         loader.on_iterate = self._begin
 
@@ -364,7 +376,7 @@ class Steering:
         except HeadraceError as error:
             self._hosts.refuse(request, answer := Answer.refusing(error))
             return answer
-        answer = self._hosts.ask(request)
+        answer = self._hosts.ask(request, self._agreeing(amended))
         try:
             if not answer.problem:
                 self._check_unchanged()
@@ -402,6 +414,7 @@ class Steering:
         try:
             amended = self._amended(request)
             self._hold(request)
+            vote = self._agreeing(amended)
         except HeadraceError as error:
             vote = Answer.refusing(error)
         answer = self._hosts.vote(vote, self._stop)
@@ -409,6 +422,11 @@ class Steering:
             return
         self._settle(amended, answer)
         self._answers[_key(request)] = answer
+
+    def _agreeing(self, amended: Run) -> Answer:
+        """The vote for a change, of a host whose plans hold."""
+        pending = max((loader.step_of_change or 0 for loader in list(self._loaders)), default=0)
+        return Answer(fingerprint=amended.fingerprint, pending=pending)
 
     def _hold(self, request: Request) -> None:
         """Holds this host's plans at the step of a request."""
@@ -451,8 +469,8 @@ class _Hosts:
         """The next request of the first host; None: there is none yet."""
         return None
 
-    def ask(self, request: Request) -> Answer:
-        """Proposes a change, and collects the votes."""
+    def ask(self, request: Request, vote: Answer) -> Answer:
+        """Proposes a change, with the first host's own vote, and collects the others."""
         return Answer()
 
     def refuse(self, request: Request, answer: Answer) -> None:
@@ -490,7 +508,7 @@ class _SeveralHosts(_Hosts):
         self._write("request", request)
         self.tell(answer)
 
-    def ask(self, request: Request) -> Answer:
+    def ask(self, request: Request, vote: Answer) -> Answer:
         self._write("request", request)
         until = time.monotonic() + _VOTES_S
         while time.monotonic() < until:
@@ -500,7 +518,11 @@ class _SeveralHosts(_Hosts):
             if refusals := [vote for vote in given if vote.problem]:
                 return refusals[0]
             if len(given) == len(self._others):
-                return Answer()
+                if any(other.fingerprint != vote.fingerprint for other in given):
+                    return _OTHER_RUNS
+                # Some have come to an earlier change, and planned on without this one: if rows are
+                # exchanged, all must have.
+                return Answer() if all(other == vote for other in given) else _PASSING
             time.sleep(_EVERY_S / 10)
         return Answer(
             "was not agreed: not all hosts answered", "hosts", None, "Ask again when all train."
@@ -530,6 +552,17 @@ class _SeveralHosts(_Hosts):
         text = msgspec.json.encode(content).decode()
         with suppress(Exception):
             self._client.key_value_set(f"{self._folder}/{self._number}/{name}", text)
+
+
+_OTHER_RUNS = Answer(
+    "would make another run on each host: they find different files",
+    "hosts",
+    None,
+    "Name the snapshot of each cache that comes in, and give all hosts the same files.",
+)
+
+
+_PASSING = Answer("was asked for while hosts come to an earlier change", "step", None, "Ask again.")
 
 
 def _key(request: Request) -> bytes:
