@@ -2,6 +2,8 @@
 service.
 """
 
+import subprocess
+import sys
 import threading
 
 from headrace.feed import host_board
@@ -111,6 +113,35 @@ def test_the_line_of_the_users_own_code():
     assert line.startswith("test_host_board.py:")
     assert line.endswith(" in save_checkpoint")
     assert user_line(thread.ident) is None
+
+
+COLLECTING = """
+import gc, threading
+from headrace.feed.host_board import user_line
+
+done = threading.Event()
+for objects in range(1, 40):  # until the next collection
+    gc.disable()
+    for _ in range(5):  # threads that have no frame object yet
+        threading.Thread(target=done.wait, daemon=True).start()
+    for _ in range(20):
+        ring = [threading.local()]
+        ring.append(ring)
+    del ring
+    gc.set_threshold(gc.get_count()[0] + objects)
+    gc.enable()
+    user_line(threading.get_ident())
+done.set()
+print(gc.isenabled())
+"""
+
+
+def test_a_garbage_collection_while_frames_are_read():
+    """In CPython 3.11 it would stop the process for ever: another process, so that it can be ended."""
+    process = subprocess.run(
+        [sys.executable, "-c", COLLECTING], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert process.stdout == "True\n"
 
 
 def test_errors_on_one_short_line_without_credentials():

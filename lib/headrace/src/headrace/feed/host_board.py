@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import json
 import os
 import socket
@@ -25,6 +26,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Any
 
 from headrace.errors import redact
@@ -42,6 +44,7 @@ _NOT_THE_USERS = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_frames_lock = threading.Lock()
 
 
 @dataclass
@@ -385,7 +388,7 @@ def user_line(thread: int) -> str | None:
     """A thread's place in the user's own code: file, line and function of the innermost frame
     outside libraries.
     """
-    frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+    frame = _frame_of(thread)
     while frame is not None:
         path = os.path.abspath(frame.f_code.co_filename)
         library = path.startswith(
@@ -395,6 +398,23 @@ def user_line(thread: int) -> str | None:
             return f"{os.path.basename(path)}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return None
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    """The innermost frame of a thread, read while no garbage collection can begin.
+
+    CPython 3.11 holds a lock while it gathers the frames. A collection that begins there and deletes
+    a ``threading.local`` waits for this lock for ever, and the whole process with it (CPython issue
+    106883).
+    """
+    with _frames_lock:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+        finally:
+            if collects:
+                gc.enable()
 
 
 def name_hosts(processes: Collection[int], entries: dict[int, HostEntry]) -> str:
