@@ -199,7 +199,7 @@ class ComponentConfig:
         """The numbers of the documents of its cache."""
         return DocumentNumbers(cache, self.attributes or {}, f"components.{name}")
 
-    def check_packs(self, name: str, cache: TokenCache) -> None:
+    def check_buckets(self, name: str, cache: TokenCache) -> None:
         """Raises ConfigError for buckets of a cache that was written in packs: documents of several
         buckets share its rows, and each bucket would have all rows.
         """

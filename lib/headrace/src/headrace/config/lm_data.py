@@ -138,8 +138,8 @@ class LmDataConfig:
             no larger (simulated epoching): ``{fraction: 0.1}`` or ``{rows: 5000}``, ``by: blocks``
             or ``start``, ``seed``; None: all. Taken after the hold-out.
         tokenizer: Tokenizer of the caches, with ``path``, ``bos``, ``eos`` and ``engine``; None:
-            the one they were built with. Levanter's caches do
-            not record theirs, so it is trusted there as far as ids and ends of documents allow.
+            the one they were built with. Levanter's caches do not record theirs, so it is trusted
+            there as far as ids and ends of documents allow.
         split_documents: Whether attention and labels stay within documents, as the cache stores
             them.
         columns: Per-token values in batches besides the tokens: ``{NAME: LEAF}``, or ``{NAME:
@@ -385,7 +385,7 @@ class LmDataConfig:
         split = self.split_documents
         stored: dict[str, StoredDataset] = ByComponent()
         for name, one in components.items():
-            one.check_packs(name, caches[name])
+            one.check_buckets(name, caches[name])
             how: dict[str, Any] = {
                 "packing": one.packing,
                 "removed": removed[name],

@@ -79,6 +79,7 @@ class ErasedRows(RowSource):
         self.columns = {MASK: _TRAINED, **rows.columns}
         self.ends = rows.ends
         self.has_gaps = rows.has_gaps
+        self.has_padding = rows.has_padding
         self.fill = rows.end_token or 0
         self.max_segments = rows.max_segments
         self._is_split = rows.max_segments == 0 and rows.ends is None

@@ -129,6 +129,8 @@ StoredDataset: TypeAlias = TokenSeqDataset | PackedTokenDataset | PackedStoreDat
 class StoredPacks(RowSource):
     """The rows of :class:`PackedStoreDataset`."""
 
+    has_padding = True
+
     def __init__(
         self,
         cache: TokenCache,

@@ -73,6 +73,7 @@ class RowSource(abc.ABC):
             where documents end: as the cache stores it, or after each of these tokens; None: rows
             are not divided so.
         has_gaps: Whether rows continue behind a gap where no stored token ends a document.
+        has_padding: Whether padding is stored behind what rows hold.
         fill: The token of a row where there is no piece.
         max_segments: Upper bound of the segments in a row, for rows that know where these end,
             whatever their tokens; 0: they do not.
@@ -85,6 +86,7 @@ class RowSource(abc.ABC):
     columns: Mapping[str, Column] = MappingProxyType({})
     ends: DocumentEnds | int | None = None
     has_gaps: bool = False
+    has_padding: bool = False
     fill: int = 0
     max_segments: int = 0
     whole_windows: Windows | None = None
@@ -103,7 +105,7 @@ class RowSource(abc.ABC):
     def content(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         """The pieces of rows without stored padding. Rows are not checked."""
         pieces = self.pieces(rows)
-        if not self.max_segments:
+        if not self.has_padding:
             return pieces
         return without_padding(pieces, self.segment_lengths(rows))
 
@@ -281,6 +283,7 @@ class JoinedRows:
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
         self._sources = sources
+        self.has_padding = any(source.has_padding for source in sources)
         windows = [source.whole_windows for source in sources if len(sources) > 1]
         self._joined = np.array([w is not None for w in windows])
         window_sources: list[Windows] = [w for w in windows if w is not None]

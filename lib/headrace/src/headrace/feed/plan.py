@@ -351,7 +351,7 @@ def plan_window(
     row_elements = last_column - first_column
     pieces = dataset.joined_rows.pieces(source, row, space.first_array)
     segments = segments_of(dataset.sources, source, row)
-    if segments is not None:
+    if segments is not None and dataset.joined_rows.has_padding:
         pieces = without_padding(pieces, segments)
     if row_elements < dataset.seq_len:
         pieces = _within_columns(pieces, first_column, last_column)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -173,15 +173,9 @@ class RunLock:
         """The same, with batches that pass through the functions of a run: a config has none, so
         whoever compares it with a run that was opened with some takes it to have the same.
         """
-        names: list[str] = []
-        dataset = run.plan["dataset"]
-        while "map" in dataset:
-            names.append(dataset["map"])
-            dataset = dataset["of"]
-        described = self.plan["dataset"]
-        for name in reversed(names):
-            described = {"map": name, "of": described}
-        return replace(self, plan={**self.plan, "dataset": described})
+        own_dataset = self.plan["dataset"]
+        dataset = _within_functions(run.plan["dataset"], lambda _: own_dataset)
+        return replace(self, plan={**self.plan, "dataset": dataset})
 
     def amended_by(self, new: RunLock, first_step: int) -> RunLock:
         """The lock after an amendment, with this one in its history."""
@@ -190,7 +184,14 @@ class RunLock:
 
     def reweighed(self, amendment: AmendmentConfig, stage: Stage) -> RunLock:
         """The lock after an amendment that adds a last stage, and changes nothing else."""
-        plan = {**self.plan, "dataset": _with_last_stage(self.plan["dataset"], stage)}
+
+        def with_last_stage(mixture: Mapping[str, Any]) -> dict[str, Any]:
+            return {**mixture, "stages": [*mixture["stages"], stage.describe()]}
+
+        plan = {
+            **self.plan,
+            "dataset": _within_functions(self.plan["dataset"], with_last_stage),
+        }
         config = self.config or {}
         amendments = [*config.get("amendments", []), given_fields(amendment)]
         new = replace(self, plan=plan, config={**config, "amendments": amendments})
@@ -220,11 +221,15 @@ class RunLock:
         return cls(content.plan, tuple(content.history), config, content.edited, content.documents)
 
 
-def _with_last_stage(dataset: Mapping[str, Any], stage: Stage) -> dict[str, Any]:
-    """The description of a mixture, through functions or not, with a further stage."""
+def _within_functions(
+    dataset: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """The description of a dataset with a change of what its functions, if it has some, are applied
+    to.
+    """
     if "map" in dataset:
-        return {**dataset, "of": _with_last_stage(dataset["of"], stage)}
-    return {**dataset, "stages": [*dataset["stages"], stage.describe()]}
+        return {**dataset, "of": _within_functions(dataset["of"], change)}
+    return change(dataset)
 
 
 def fields_of_run(config: LmDataConfig) -> dict[str, Any]:

@@ -514,15 +514,15 @@ class _SeveralHosts(_Hosts):
         while time.monotonic() < until:
             entries = self._read()
             votes = [entries.get(f"vote {process}") for process in self._others]
-            given = [msgspec.json.decode(vote, type=Answer) for vote in votes if vote is not None]
-            if refusals := [vote for vote in given if vote.problem]:
+            others = [msgspec.json.decode(text, type=Answer) for text in votes if text is not None]
+            if refusals := [other for other in others if other.problem]:
                 return refusals[0]
-            if len(given) == len(self._others):
-                if any(other.fingerprint != vote.fingerprint for other in given):
+            if len(others) == len(self._others):
+                if any(other.fingerprint != vote.fingerprint for other in others):
                     return _OTHER_RUNS
-                # Some have come to an earlier change, and planned on without this one: if rows are
-                # exchanged, all must have.
-                return Answer() if all(other == vote for other in given) else _PASSING
+                # Hosts that have come to an earlier change planned on from there without this one.
+                # Where rows are exchanged, all must plan alike: so all have, or none.
+                return Answer() if all(other == vote for other in others) else _PASSING
             time.sleep(_EVERY_S / 10)
         return Answer(
             "was not agreed: not all hosts answered", "hosts", None, "Ask again when all train."
@@ -560,8 +560,6 @@ _OTHER_RUNS = Answer(
     None,
     "Name the snapshot of each cache that comes in, and give all hosts the same files.",
 )
-
-
 _PASSING = Answer("was asked for while hosts come to an earlier change", "step", None, "Ask again.")
 
 
