@@ -137,7 +137,7 @@ print(gc.isenabled())
 
 
 def test_a_garbage_collection_while_frames_are_read():
-    """In CPython 3.11 it would stop the process for ever: another process, so that it can be ended."""
+    """In CPython 3.11 it can stop a process for ever: this is another one, which can be ended."""
     process = subprocess.run(
         [sys.executable, "-c", COLLECTING], capture_output=True, text=True, timeout=120, check=True
     )

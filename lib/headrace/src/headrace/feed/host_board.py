@@ -403,9 +403,9 @@ def user_line(thread: int) -> str | None:
 def _frame_of(thread: int) -> FrameType | None:
     """The innermost frame of a thread, read while no garbage collection can begin.
 
-    CPython 3.11 holds a lock while it gathers the frames. A collection that begins there and deletes
-    a ``threading.local`` waits for this lock for ever, and the whole process with it (CPython issue
-    106883).
+    CPython 3.11 holds a lock while it gathers the frames. A collection that begins there and
+    deletes a ``threading.local`` waits for this lock for ever, and the whole process with it
+    (CPython issue 106883).
     """
     with _frames_lock:
         collects = gc.isenabled()
