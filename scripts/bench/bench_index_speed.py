@@ -49,7 +49,7 @@ def braid_table(lengths: np.ndarray, plan: StrandPlan) -> BraidTable:
     """The braids of components of these lengths."""
     firsts = np.cumsum(plan.strands) - plan.strands
     columns = (lengths, plan.strands, plan.laps, firsts)
-    return BraidTable(
+    return BraidTable.of(
         [
             BraidShuffle(n, io_block_size=32, strands=strands, lap=lap, first_strand=first, seed=k)
             for k, (n, strands, lap, first) in enumerate(

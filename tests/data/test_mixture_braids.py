@@ -9,8 +9,7 @@ from headrace.analysis import virtual_cache
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset
-from headrace.order import BraidShuffleConfig, Feistel, Repeat
-from headrace.order.shuffle_config import BATCHED
+from headrace.order import BraidShuffleConfig
 
 
 @pytest.fixture(scope="module")
@@ -63,36 +62,14 @@ def test_phases_with_equal_limits_share_one_walk(phased):
     )
 
 
-def test_orders_of_several_classes_are_mapped_together_each_with_its_own(monkeypatch):
-    class Alone:
-        """The orders one by one, behind the face of those that are mapped together."""
-
-        def __init__(self, orders):
-            self.orders = [Repeat(order) for order in orders]
-
-        def __call__(self, component, ordinal, first_epoch=None):
-            assert first_epoch is not None
-            found = [
-                self.orders[c].base.resolve(
-                    np.array([o % len(self.orders[c].base)]), np.array([e + o // n])
-                )
-                for c, o, e in zip(
-                    component.tolist(), ordinal.tolist(), first_epoch.tolist(), strict=True
-                )
-                for n in [len(self.orders[c].base)]
-            ]
-            return np.concatenate([rows for rows, _ in found]), np.concatenate(
-                [where for _, where in found]
-            )
-
-    monkeypatch.setitem(BATCHED, Feistel, Alone)
-    shuffles = {"a": True, "b": BraidShuffleConfig(strands=9), "c": 40, "d": True}
+def test_braids_among_other_orders_are_mapped_together():
+    shuffles = {"a": True, "b": BraidShuffleConfig(strands=9), "c": 40, "d": None}
     run = LmDataConfig(
         {n: ComponentConfig("-", shuffle=s) for n, s in shuffles.items()}, seq_len=16, batch_size=32
     )
     mixture = run.dataset({n: virtual_cache(n, 4000) for n in shuffles})
     assert isinstance(mixture, MixtureDataset)
-    assert mixture._braids.held.tolist() == [True, True, False, True]
+    assert mixture._braids.held.tolist() == [False, True, False, True]
     indices = np.arange(0, 4000, 3)
     located = mixture.locate(indices)
     component, ordinal = mixture.draws.route(indices)

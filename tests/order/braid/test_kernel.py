@@ -8,12 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.order import BraidShuffle
-from headrace.order.braid.kernel import BraidKernel, spec_fields
 from headrace.order.braid.spec import LAP_BITS, BraidSpec, braid_spec
-from headrace.order.braid.table import BraidRows
+from headrace.order.braid.table import BraidTable
 from headrace.order.order import MAX_LENGTH
-
-KERNEL = BraidKernel()
 
 
 def check_equal(
@@ -25,10 +22,10 @@ def check_equal(
     """Draws of many braids are those of each alone, which test_shuffle.py compares with the
     definition.
     """
-    rows, localities = KERNEL.rows(spec_fields(spec), component, ordinal, first_epoch)
+    rows, localities = BraidTable(spec)(component, ordinal, first_epoch)
     for number in np.unique(component).tolist():
         some = component == number
-        alone = BraidRows(spec.take(np.array([number])))
+        alone = BraidTable(spec.take(np.array([number])))
         epoch = None if first_epoch is None else first_epoch[some]
         expected = alone(None, ordinal[some], epoch)
         np.testing.assert_array_equal(rows[some], expected[0])
@@ -89,9 +86,7 @@ def test_a_window_of_200_components(count: int):
 
 def test_a_whole_epoch_and_the_next_one_are_permutations():
     shuffle = BraidShuffle(10_007, io_block_size=32, strands=100, lap=7.3, seed=1)
-    rows = KERNEL.rows(spec_fields(shuffle._spec), None, np.arange(2 * 10_007), None)[0].reshape(
-        2, -1
-    )
+    rows = BraidTable(shuffle._spec)(None, np.arange(2 * 10_007), None)[0].reshape(2, -1)
     assert np.array_equal(np.sort(rows, axis=1), np.tile(np.arange(10_007), (2, 1)))
     assert not np.array_equal(*rows)
 
@@ -99,13 +94,11 @@ def test_a_whole_epoch_and_the_next_one_are_permutations():
 def test_threads_do_not_disturb_each_other():
     spec = some_spec()
     k = np.arange(40_000)
-    fields = spec_fields(spec)
-    alone = [KERNEL.rows(fields, (k + shift) % 200, k * 7, None)[0] for shift in range(4)]
+    table = BraidTable(spec)
+    alone = [table((k + shift) % 200, k * 7, None)[0] for shift in range(4)]
     with ThreadPoolExecutor(4) as threads:
         together = list(
-            threads.map(
-                lambda shift: KERNEL.rows(fields, (k + shift) % 200, k * 7, None)[0], range(4)
-            )
+            threads.map(lambda shift: table((k + shift) % 200, k * 7, None)[0], range(4))
         )
     assert all(map(np.array_equal, alone, together))
 
@@ -119,21 +112,17 @@ def test_many_components_share_what_is_kept_of_epochs():
 
 def test_shapes_are_broadcast_and_components_checked():
     shuffle = BraidShuffle(1000, io_block_size=16, strands=8, seed=0)
-    table = some_spec(2, 1000)
-    one = KERNEL.rows(spec_fields(shuffle._spec), None, np.arange(12), np.array([3]))
+    table = BraidTable(some_spec(2, 1000))
+    one = BraidTable(shuffle._spec)(None, np.arange(12), np.array([3]))
     assert np.array_equal(one[0], shuffle.at(np.arange(12), np.full(12, 3)))
-    square = KERNEL.rows(spec_fields(shuffle._spec), None, np.arange(12).reshape(3, 4), None)
+    square = BraidTable(shuffle._spec)(None, np.arange(12).reshape(3, 4), None)
     assert np.array_equal(square[0], shuffle(np.arange(12)).reshape(3, 4))
-    same = KERNEL.rows(spec_fields(table), np.array([1]), np.arange(12), None)
-    assert np.array_equal(
-        same[0], KERNEL.rows(spec_fields(table), np.full(12, 1), np.arange(12), None)[0]
-    )
-    assert KERNEL.rows(spec_fields(table), np.zeros(0, np.int32), np.zeros(0, np.int64), None)[
-        0
-    ].shape == (0,)
+    same = table(np.array([1]), np.arange(12), None)
+    assert np.array_equal(same[0], table(np.full(12, 1), np.arange(12), None)[0])
+    assert table(np.zeros(0, np.int32), np.zeros(0, np.int64), None)[0].shape == (0,)
     for component in (-1, 2, 10**9):
         with pytest.raises(IndexError, match="of 2"):
-            KERNEL.rows(spec_fields(table), np.array([0, component]), np.arange(2), None)
+            table(np.array([0, component]), np.arange(2), None)
 
 
 def test_an_empty_braid_divides_by_nothing():

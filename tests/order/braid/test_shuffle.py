@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.order import BraidShuffle
 from headrace.order.braid.spec import LAP_BITS, braid_spec, lattice_step
-from headrace.order.braid.table import BraidRows, braid_key
+from headrace.order.braid.table import BraidTable, braid_key
 from headrace.order.permutation import permute
 from headrace.order.seeds import fold
 
@@ -303,7 +303,7 @@ def test_equals_the_definition_up_to_the_largest_sizes(data: st.DataObject) -> N
     sizes = {"io_block_size": block, "part": part, "strands": strands}
     spec = braid_spec(n, **sizes, lap=lap, key=key, first_strand=first)
     i = np.array(p, np.int64)
-    rows, locality = BraidRows(spec)(None, i, epochs_like(i, epoch))
+    rows, locality = BraidTable(spec)(None, i, epochs_like(i, epoch))
     expected = [slow_row(n, block, part, strands, lap, key, first, x, epoch) for x in p]
     assert rows.tolist() == [row for row, _ in expected]
     assert locality.tolist() == [where for _, where in expected]

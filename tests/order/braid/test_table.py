@@ -33,7 +33,7 @@ def some_braids() -> list[BraidShuffle]:
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 10**13)), max_size=40))
 def test_table_equals_its_components_repeated(draws: list[tuple[int, int]]) -> None:
     alone = some_braids()
-    table = BraidTable(alone)
+    table = BraidTable.of(alone)
     component = np.array([c for c, _ in draws], np.int32)
     ordinal = np.array([o for _, o in draws], np.int64)
     rows, locality = table(component, ordinal)
@@ -46,7 +46,7 @@ def test_a_table_of_braids() -> None:
     alone = some_braids()
     i = np.arange(500)
     for own in (alone, [BraidShuffle(999, io_block_size=8, strands=50, seed=3), *alone]):
-        held = BraidTable(own)
+        held = BraidTable.of(own)
         component = (i % len(own)).astype(np.int32)
         rows, locality = held(component, i)
         for c, order in enumerate(own):
@@ -60,7 +60,7 @@ def test_components_do_not_tie() -> None:
     """Equal components lie at different places of their cells, so sorting never shuffles them
     between hosts.
     """
-    table = BraidTable(
+    table = BraidTable.of(
         [BraidShuffle(100, io_block_size=8, strands=1, seed=k, first_strand=k) for k in range(50)]
     )
     _, locality = table(np.arange(50, dtype=np.int32), np.zeros(50, np.int64))
@@ -69,4 +69,4 @@ def test_components_do_not_tie() -> None:
 
 def test_a_table_refuses_an_empty_component() -> None:
     with pytest.raises(ConfigError, match="component 1: cannot be mixed: it is empty"):
-        BraidTable([BraidShuffle(n, io_block_size=2, strands=1, seed=n) for n in (3, 0)])
+        BraidTable.of([BraidShuffle(n, io_block_size=2, strands=1, seed=n) for n in (3, 0)])

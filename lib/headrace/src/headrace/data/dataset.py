@@ -37,7 +37,7 @@ from headrace.mix.data_end import DataEnd, check_some_batch, data_end
 from headrace.mix.phases import PhaseChange
 from headrace.mix.schedule import BatchSchedule, LastBatch, RowOrder
 from headrace.order.braid.shuffle import PendingBraid
-from headrace.order.compose import fixed_set, selects, window_of_part
+from headrace.order.compose import fixed_set, window_of_part
 from headrace.order.order import Identity, OpenWindow, Order, Repeat, check_indices
 from headrace.order.seeds import ORDER_VERSION
 from headrace.store.arrays import ArrayList
@@ -389,7 +389,7 @@ class ReorderedDataset(WrappingDataset):
             )
         self.base = base
         self.order = order
-        self._selects = base.shuffle_order() is not None and selects(order, base.length)
+        self._selects = base.shuffle_order() is not None and order.selects(base.length)
 
     @property
     def has_further_rows(self) -> bool:
@@ -419,7 +419,7 @@ class ReorderedDataset(WrappingDataset):
         in_turn = self.settled(lambda _: pending.blocks_in_turn())
         if order.pending_braid is not None:
             return in_turn.reordered(order)
-        if not selects(order, self.length):
+        if not order.selects(self.length):
             return ReorderedDataset(self, order)
         if order.repeated is not None:
             base, epochs = order.repeated

@@ -40,8 +40,8 @@ from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
 from headrace.mix.shares import row_shares
 from headrace.mix.skips import NO_SKIPS, Skips
 from headrace.mix.stages import Stage, Stages, check_components
+from headrace.order.braid.table import BraidTable
 from headrace.order.order import MAX_LENGTH, Identity, OpenWindow, Order, Repeat
-from headrace.order.shuffle_config import BATCHED
 from headrace.store.cache import TokenCache
 
 
@@ -531,26 +531,24 @@ def _repeated(name: str, dataset: AsyncDataset[Any]) -> PlannedDataset:
 
 
 class Braids:
-    """Ordinals of a mixture's components to rows and localities, in one pass where their orders can
-    be mapped together.
+    """Ordinals of a mixture's components to rows and localities, in one pass where their orders are
+    braids.
 
-    Such a component is one order that repeats for ever, or the parts of an epoch that is finished
+    Such a component is one braid that repeats for ever, or the parts of an epoch that is finished
     and then the whole again and again (:class:`~headrace.data.phased.Continued`). Price: 0.5 us per
     row in batches of 1,024.
 
     Attributes:
-        held: bool: which components are mapped together with others.
+        held: bool: which components are mapped together.
         below: The datasets of resolved rows, by part; for components that are mapped alone, the
             components themselves.
         own_rows: bool: parts whose resolved ordinals are rows of their only source.
     """
 
     def __init__(self, components: Sequence[PlannedDataset]) -> None:
-        # 1. The parts of each component; none where its orders cannot be mapped with others
+        # 1. The parts of each component; none where its orders are no braids
         runs = [component.ordered_runs() for component in components]
-        runs = [
-            parts if all(type(part.order) in BATCHED for part in parts) else () for parts in runs
-        ]
+        runs = [parts if all(part.order.in_table for part in parts) else () for parts in runs]
         self.held = np.asarray([bool(parts) for parts in runs])
         # 2. Parts are numbered through all components; one without parts has one number
         counts = np.asarray([max(len(parts), 1) for parts in runs])
@@ -563,24 +561,21 @@ class Braids:
         )
         # 3. By component, the ordinals at which its second part begins, its third, and so on
         self._begins = np.full((int(counts.max(initial=1)) - 1, len(runs)), MAX_LENGTH, np.int64)
-        # 4. Of each part: its first ordinal and first epoch, and its order's table and place there
+        # 4. Of each part: its first ordinal and first epoch, and its order's place in the table
         self._first = np.zeros(len(self.below), np.int64)
         self._epoch = np.zeros(len(self.below), np.int64)
-        self._table_of = np.zeros(len(self.below), np.int64)
         self._entry = np.zeros(len(self.below), np.int64)
-        orders: dict[type[Order], list[Order]] = {}
+        orders: list[Order] = []
         for component, parts in enumerate(runs):
             for nth, part in enumerate(parts):
                 if nth:
                     self._begins[nth - 1, component] = part.first
-                of_kind = orders.setdefault(type(part.order), [])
                 number = self._first_part[component] + nth
                 self._first[number] = part.first
                 self._epoch[number] = part.epoch
-                self._table_of[number] = [*orders].index(type(part.order))
-                self._entry[number] = len(of_kind)
-                of_kind.append(part.order)
-        self._tables = [BATCHED[kind](of_kind) for kind, of_kind in orders.items()]
+                self._entry[number] = len(orders)
+                orders.append(part.order)
+        self._table = BraidTable.of(orders) if orders else None
 
     def part_of(self, component: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
         """The part that serves each ordinal."""
@@ -593,14 +588,5 @@ class Braids:
         self, part: np.ndarray, ordinal: np.ndarray
     ) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
         """Rows and localities of ordinals, all belonging to parts that are mapped together."""
-        drawn = ordinal - self._first[part]
-        epoch = self._epoch[part]
-        entry = self._entry[part]
-        if len(self._tables) == 1:
-            return self._tables[0](entry, drawn, epoch)
-        rows = np.empty_like(ordinal)
-        locality = np.empty(ordinal.size)
-        for number, table in enumerate(self._tables):
-            chosen = self._table_of[part] == number
-            rows[chosen], locality[chosen] = table(entry[chosen], drawn[chosen], epoch[chosen])
-        return rows, locality
+        assert self._table is not None  # there are such parts
+        return self._table(self._entry[part], ordinal - self._first[part], self._epoch[part])

@@ -69,13 +69,6 @@ class FixedSet(Order):
         return np.where(epoch == 0, i, position)
 
 
-def selects(chosen: Order, length: int | None) -> bool:
-    """Whether an order leaves out some of ``length`` positions, or returns some more often than
-    others.
-    """
-    return not chosen.complete or chosen.rows != length
-
-
 def fixed_set(chosen: Order, window: OpenWindow) -> Order:
     """A selection from a shuffle with this window: pass by pass the rows of epoch 0, in changing
     sequence.
@@ -113,7 +106,7 @@ class Compose(Order):
         super().__init__(inner.length, outer.rows)
         self.outer = outer
         self.inner = inner
-        self._selects = selects(inner, outer.length)
+        self._selects = inner.selects(outer.length)
         self._fixed: Order | None = None
         if outer.reorders and self._selects:
             self._fixed = fixed_set(inner, outer.open_window())

@@ -58,6 +58,10 @@ class Order(abc.ABC):
     """
     repeats: bool = False
     """Rows repeat, in passes over another order."""
+    in_table: bool = False
+    """It is a braid: a :class:`~headrace.order.braid.table.BraidTable` maps those of all components
+    in one pass.
+    """
     kind: str = "none"
     """The shuffle's name in configs and reports; slices and compositions use that of the shuffle
     they contain.
@@ -91,6 +95,10 @@ class Order(abc.ABC):
         selected.
         """
         return self.bijective
+
+    def selects(self, length: int | None) -> bool:
+        """Whether it leaves out some of ``length`` rows, or returns some more often than others."""
+        return not self.complete or self.rows != length
 
     @property
     def repeated(self) -> tuple[Order, int | None] | None:

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from headrace.errors import ConfigError, check_at_least, check_choice, check_whole
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.braid.table import BraidTable
 from headrace.order.order import Identity, Order
 from headrace.order.permutation import PERMUTATIONS, Feistel
 from headrace.order.score_order import ScoreOrder
@@ -250,14 +248,6 @@ ShuffleConfig: TypeAlias = bool | int | BraidShuffleConfig | BlockShuffleConfig 
 """The registry: possible values of ``shuffle``. Configs are distinguished by their
 field ``kind``.
 """
-
-
-BatchedOrders: TypeAlias = Callable[..., tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]]
-"""Row and locality of draws of endlessly repeating orders of one class, with the interface of
-``BraidTable``.
-"""
-BATCHED: dict[type[Order], Callable[[Sequence[Any]], BatchedOrders]] = {BraidShuffle: BraidTable}
-"""How orders of a class are combined; those of other classes are mapped one by one."""
 
 
 @dataclass(frozen=True, eq=False)

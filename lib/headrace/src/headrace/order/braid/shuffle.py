@@ -73,7 +73,7 @@ analysis/icc). Over longer windows, VR tends to the rows of a block; analysis/ex
 that costs in loss.
 
 Price: one keyed permutation and about 100 operations, 0.07 us per index
-(:mod:`headrace.order.braid.kernel`); any n.
+(:mod:`headrace.order.braid.table`); any n.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ from headrace.errors import ConfigError
 from headrace.order.braid.spec import BLOCK, MAX_STRANDS, BraidSpec, braid_spec
 from headrace.order.braid.strands import resolve_strands
 from headrace.order.braid.table import (
-    BraidRows,
+    BraidTable,
     Draw,
     braid_key,
     count_laps,
@@ -149,6 +149,7 @@ class BraidShuffle(Order):
     """
 
     bijective = reorders = True
+    in_table = True
     kind = "braid"
     version = 2
     """Of the order, for manifests: it grows if the rows change."""
@@ -200,8 +201,8 @@ class BraidShuffle(Order):
         return self._make_spec()
 
     @cached_property
-    def _rows(self) -> BraidRows:
-        return BraidRows(self._spec)
+    def _rows(self) -> BraidTable:
+        return BraidTable(self._spec)
 
     def open_window(self) -> OpenWindow:
         rows = min(self.strands * self.part, self.length)

@@ -2,7 +2,7 @@
 
 A mixture of 200 components has a few rows of each in a batch. Mapping them component by component
 costs some 100 us each, whatever the number of rows. Here, each row has the parameters of its
-component, and the batch is mapped at once by compiled code (:mod:`headrace.order.braid.kernel`).
+component, and the batch is mapped at once by compiled code (:class:`BraidTable`).
 :mod:`headrace.order.braid.shuffle` says what a braid is; comments here have the numbers of its
 steps. What remains here in NumPy is steps 1 to 5, for questions about orders (strands, localities,
 touched blocks); the compiled code has all six.
@@ -11,15 +11,16 @@ touched blocks); the compiled code has all six.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64, Integer, UInt64
+from jaxtyping import Float64, Int64, Integer, UInt64
 
 from headrace.errors import ConfigError
-from headrace.order.braid.kernel import braid_kernel, spec_fields
+from headrace.native import native_library
 from headrace.order.braid.spec import GOLDEN32, BraidSpec, braid_spec
+from headrace.order.permutation import rectangle
 from headrace.order.seeds import derive, fold
 
 _PLASTIC32 = np.uint64(0x91E10DA5)  # 2**32 / plastic number squared: independent of GOLDEN32
@@ -35,6 +36,8 @@ _LONG = np.uint64(16)
 # What a child key is for; see also spec. A vector: numpy warns of overflow, which hashing needs,
 # for scalars.
 _PHASE = np.array([1], np.uint64)
+_SHORT = 1 << 14  # rows of a call during which other threads may wait for the interpreter
+_MOST_PLACED = 1 << 12
 
 
 class Draw(NamedTuple):
@@ -244,49 +247,19 @@ def braid_key(seed: int) -> int:
     return derive(seed, "braid")
 
 
-class BraidRows:
-    """Rows of any of the braids of a ``spec``."""
-
-    def __init__(self, spec: BraidSpec) -> None:
-        self._spec = spec
-        self._is_empty = bool((spec.n == 0).any())
-
-    @cached_property
-    def _fields(self) -> UInt64[np.ndarray, "d f"]:
-        return spec_fields(self._spec)
-
-    def __call__(
-        self,
-        component: Integer[np.ndarray, " m"] | None,
-        ordinal: Int64[np.ndarray, " m"],
-        first_epoch: Int64[np.ndarray, " m"] | None = None,
-    ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
-        """Row and locality of each ``ordinal``-th draw of a component (None: the only one).
-
-        Draws are counted over epochs from ``first_epoch`` on (None: 0).
-        """
-        if self._is_empty:  # the compiled code divides by the number of rows
-            if ordinal.size:
-                raise IndexError("an empty braid has no draws")
-            return np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
-        return braid_kernel().rows(self._fields, component, ordinal, first_epoch)
-
-
 class BraidTable:
-    """The braids of all components of a mixture, evaluated in one pass over rows of any of them.
+    """The braids of a ``spec``, evaluated in one pass over draws of any of them.
 
-    Row for row equal to ``Repeat(BraidShuffle(...))`` of the component; the cost does not depend on
-    the number of components.
+    Row for row equal to ``Repeat(BraidShuffle(...))`` of each. ``native/braid.c`` computes one row
+    after the other, and what the rows of a braid have in common once per epoch; NumPy would pass
+    over all rows for each of about 100 operations.
 
-    Args:
-        orders: A ``BraidShuffle`` for each component.
-
-    Raises:
-        ConfigError: an empty component.
+    Price: 0.07 us per row in windows of steps, 0.12 us in batches of 1,024; 15 us per call,
+    whatever the number of braids.
 
     Example:
         >>> from headrace.order import BraidShuffle
-        >>> table = BraidTable(
+        >>> table = BraidTable.of(
         ...     [BraidShuffle(n, io_block_size=4, strands=n // 5, seed=n) for n in (10, 100)]
         ... )
         >>> rows, locality = table(
@@ -301,7 +274,20 @@ class BraidTable:
         True
     """
 
-    def __init__(self, orders: Sequence[Any]) -> None:
+    def __init__(self, spec: BraidSpec) -> None:
+        self._spec = spec
+        self._is_empty = bool((spec.n == 0).any())
+
+    @classmethod
+    def of(cls, orders: Sequence[Any]) -> BraidTable:
+        """The table of all components of a mixture.
+
+        Args:
+            orders: A ``BraidShuffle`` for each component.
+
+        Raises:
+            ConfigError: an empty component.
+        """
         lengths = np.asarray([len(order) for order in orders], np.int64)
         if (lengths < 1).any():
             raise ConfigError(
@@ -318,15 +304,82 @@ class BraidTable:
             first_strand=np.asarray([order.first_strand for order in orders]),
             part=np.asarray([order.part for order in orders]),
         )
-        self._rows = BraidRows(spec)
+        return cls(spec)
+
+    @cached_property
+    def _fields(self) -> UInt64[np.ndarray, "d f"]:
+        """The fields of the structure ``Spec`` for each braid."""
+        s = self._spec
+        columns = [*s, *rectangle(s.full_blocks), *rectangle(s.n)]
+        fields = np.stack(
+            [np.ascontiguousarray(np.broadcast_to(c, s.n.shape)).view(np.uint64) for c in columns],
+            axis=1,
+        )
+        assert fields.strides == (_bytes_of_structures().spec, 8)
+        return fields
 
     def __call__(
         self,
-        component: Int32[np.ndarray, " m"],
+        component: Integer[np.ndarray, " m"] | None,
         ordinal: Int64[np.ndarray, " m"],
         first_epoch: Int64[np.ndarray, " m"] | None = None,
     ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
-        """Row in its component's store and locality of each ``ordinal``-th draw; each pass is
-        re-keyed, starting at ``first_epoch`` (None: 0).
+        """Row in its store and locality of each ``ordinal``-th draw of a component (None: the only
+        one). Each pass is re-keyed, starting at ``first_epoch`` (None: 0).
+
+        Raises:
+            IndexError: no such component; a draw of an empty braid.
         """
-        return self._rows(component, ordinal, first_epoch)
+        if self._is_empty:  # the compiled code divides by the number of rows
+            if ordinal.size:
+                raise IndexError("an empty braid has no draws")
+            return np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
+        shape = np.broadcast_shapes(
+            *(v.shape for v in (component, ordinal, first_epoch) if v is not None)
+        )
+        arrays = [
+            None
+            if values is None
+            else np.ascontiguousarray(np.broadcast_to(values, shape), np.int64)
+            for values in (component, ordinal, first_epoch)
+        ]
+        rows = np.empty(shape, np.int64)
+        where = np.empty(shape)
+        if not rows.size:
+            return rows, where
+        fields = self._fields
+        braids = len(fields)
+        if arrays[0] is not None and not 0 <= int(arrays[0].min()) <= int(arrays[0].max()) < braids:
+            raise IndexError(f"components {arrays[0].min()} .. {arrays[0].max()} of {braids}")
+        # Room for what is computed once per epoch, and once per block
+        structures = _bytes_of_structures()
+        epochs = 1 << (min(braids, 2 * rows.size) - 1).bit_length()
+        placed = min(_MOST_PLACED, 1 << (rows.size // 2).bit_length())
+        scratch = np.zeros(epochs * structures.epoch + placed * structures.placed, np.uint8)
+        at = scratch.ctypes.data
+        library = native_library()
+        call = (library.short_calls if rows.size <= _SHORT else library.calls).braid_rows
+        call(
+            rows.size,
+            *(None if values is None else values.ctypes.data for values in (fields, *arrays)),
+            at,
+            epochs - 1,
+            at + epochs * structures.epoch,
+            placed - 1,
+            rows.ctypes.data,
+            where.ctypes.data,
+        )
+        return rows, where
+
+
+class _StructureBytes(NamedTuple):
+    spec: int
+    epoch: int
+    placed: int
+
+
+@cache
+def _bytes_of_structures() -> _StructureBytes:
+    """Bytes of the structures of ``native/braid.c``."""
+    calls = native_library().calls
+    return _StructureBytes(calls.spec_bytes(), calls.epoch_bytes(), calls.placed_bytes())
