@@ -20,7 +20,7 @@ from headrace.ingest.shuffle_plan import Grouping
 from headrace.order.intervals import Intervals
 from headrace.store import CacheLayout, TokenCache, open_cache, verify
 from headrace.store.layout import LeafSpec
-from headrace.store.snapshots import remove_documents
+from headrace.store.snapshots import add_appended, remove_documents
 from headrace.testing import tiny_cache, write_cache
 
 DOCUMENTS = 6000
@@ -216,21 +216,61 @@ def test_check_names_the_command_that_moves_documents(scored, headrace):
     assert check(*scored.overrides("later")) == []
 
 
-def test_a_run_that_has_begun_keeps_its_snapshot(scored, headrace):
+def test_a_run_that_has_begun_reads_documents_where_they_were(scored, headrace):
+    """And what is removed later is gone from it, from the step of an amendment on."""
     run = f"{scored.folder}/run"
-    batches = []
-    for change in ([], [*scored.command("later"), "--update"]):
-        assert not change or headrace(*change).code == 0
+    (scored.folder / "run.yaml").write_text("seq_len: 64\n")
+
+    def batches() -> list[np.ndarray]:
         with open_run(run, scored.config("score")).loader() as loader:
-            batches.append(np.asarray(loader.batch_at(100).tokens))
-    assert (batches[0] == batches[1]).all()
-    overrides = [*scored.overrides("score"), "amendments=[{step: 50, caches: {web: 2}}]"]
-    with pytest.raises(ConfigError, match="moves documents of"):
-        load_config(overrides=overrides).dataset()
+            read = [loader.batch_at(step) for step in range(120)]
+        return [np.where(one.token_mask == 0, -1, one.tokens) for one in read]
+
+    def amend(step: int) -> str:
+        config = [f"{scored.folder}/run.yaml", *scored.overrides("score")]
+        options = ["--newest-caches", "--step", str(step), "--going-back"]
+        done = headrace("run", "amend", run, *config, *options)
+        assert done.code == 0, done
+        return done.out
+
+    before = batches()
+    gone = np.append(np.flatnonzero(scored.moves)[:200], np.flatnonzero(~scored.moves)[:400])
+    assert headrace(*scored.command("later"), "--update").code == 0
+    diff = headrace("run", "diff", run, f"{scored.folder}/run.yaml", *scored.overrides("score"))
+    assert (diff.code, "--newest-caches" in diff.out) == (0, False)
+    assert "the same run" in amend(30)
+    assert headrace("cache", "remove", scored.store, *map(str, gone[::2])).code == 0
+    assert headrace(*scored.command("score"), "--update").code == 0  # back again
+    amend(50)
+    assert headrace("cache", "remove", scored.store, *map(str, gone)).code == 0
+    amend(80)
+    for step, (old, new) in enumerate(zip(before, batches(), strict=True)):
+        removed = gone[:0] if step < 50 else gone[::2] if step < 80 else gone
+        assert (new == np.where(np.isin(old, removed), -1, old)).all()
+    for some in (gone[:200:2], gone[200::2]):
+        assert np.isin(before[50:80], some).any()
+
+
+def test_what_was_appended_after_a_move_is_further_documents_for_a_run(scored, headrace):
+    """Beside a snapshot with documents that moved, which are none."""
+    assert headrace(*scored.command("later"), "--update").code == 0
+    layout = CacheLayout("uint16", 512, 4)
+    documents = [[np.full(40, 50_000)] * 20]
+    more = write_cache(f"{scored.store}/appended/2", documents, vocab_size=60_000, layout=layout)
+    add_appended(scored.store, open_cache(scored.store).members[0].as_member, 2, more.as_member)
     overrides = ["seq_len=64", "batch_size=8"]
-    overrides.append(f"components.a={{cache: {scored.store}, snapshot: 2, after: 1}}")
-    with pytest.raises(ConfigError, match="in other groups, and not further ones"):
-        load_config(overrides=overrides).dataset()
+    web = f"components.web={{cache: {scored.store}, snapshot: 3, after: 1}}"
+    with load_config(overrides=[*overrides, web]).loader() as loader:
+        assert (np.asarray(loader.batch_at(0).tokens) == 50_000).all()
+    overrides[1:] = ["batch_size=96", "num_steps=20", "amendments=[{step: 1, caches: {web: 3}}]"]
+    web = f"components.web={{cache: {scored.store}, snapshot: 1}}"
+    with load_config(overrides=[*overrides, web]).loader() as loader:
+        trained = [np.asarray(loader.batch_at(step).tokens) for step in range(20)]
+    assert not (trained[0] == 50_000).any()
+    assert (np.concatenate(trained[1:]) == 50_000).any()
+    web = f"components.web={{cache: {scored.store}, snapshot: 2, after: 1}}"
+    with pytest.raises(ConfigError, match="begins where nothing was appended"):
+        load_config(overrides=[*overrides[:1], "batch_size=8", web]).dataset()
 
 
 def test_scores_by_id_are_those_of_the_documents_wherever_they_lie(tmp_path, headrace):

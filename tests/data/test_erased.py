@@ -166,3 +166,18 @@ def test_only_what_is_removed_changes_and_only_from_its_step_on(data, folder):
                     assert np.array_equal(ours, theirs[: ours.shape[0]])
                 total += int(gone.sum())
         assert loader.stats().reads.removed_tokens >= total
+
+
+@pytest.mark.parametrize("asked", [range(12), range(11, -1, -1), [0, 5, 9, 5, 0, 5]])
+def test_each_step_lacks_what_is_removed_by_then_whatever_was_asked_before(tmp_path, asked):
+    tiny_cache(tmp_path / "a", documents=60, seed=1)
+    for documents in (range(20), range(40)):
+        newest = remove(str(tmp_path / "a"), *documents)
+    amendments = [AmendmentConfig(4 * k, caches={"a": k + 1}) for k in range(1, newest)]
+    component = ComponentConfig(str(tmp_path / "a"), snapshot=1)
+    config = LmDataConfig({"a": component}, seq_len=16, batch_size=4, amendments=amendments)
+    loader = config.loader(ONE)
+    for step in asked:
+        assert_equal(loader.batch_at(step), config.loader(ONE).batch_at(step))
+    masks = [loader.batch_at(step).token_mask for step in (3, 7, 11)]
+    assert [mask is None or bool(np.asarray(mask).all()) for mask in masks] == [True, False, False]

@@ -249,14 +249,6 @@ def _check_can_grow(
     name: str, newcomer: str, config: LmDataConfig, entry: _Named, gained: Snapshot
 ) -> None:
     """Raises ConfigError if no component can stand beside one for what its caches gain."""
-    if gained.moves_documents:
-        raise ConfigError(
-            f"moves documents of {gained.path} to other groups, which a run that has begun reads"
-            " where they are",
-            field=entry.field,
-            value=entry.value,
-            cure="Name an earlier snapshot, or begin another run, which has the newest.",
-        )
     component = config.components[name]
     scored_by = config.shuffle_for(name).scored_by or ""
     limits = {

@@ -336,8 +336,12 @@ def newer_snapshots(config: LmDataConfig) -> dict[str, int | list[int]]:
     newer: dict[str, int | list[int]] = {}
     for name, component in config.components.items():
         named = name if component.buckets is None else name.rpartition("/")[0]
-        newest = [history_of(path).newest for path in component.caches]
-        if newest != reached.get(named, reached[name]):
+        numbers = reached.get(named, reached[name])
+        newest = [
+            max(history_of(path).newest_documents, number)
+            for path, number in zip(component.caches, numbers, strict=True)
+        ]
+        if newest != numbers:
             newer[named] = newest if newest[1:] else newest[0]
     return newer
 

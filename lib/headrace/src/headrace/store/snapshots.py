@@ -78,6 +78,15 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
         return 1 + len(self.changes)
 
     @property
+    def newest_documents(self) -> int:
+        """The newest snapshot with other documents than the one before: not one in which some only
+        moved to other groups.
+        """
+        changes = enumerate(self.changes, start=2)
+        others = (n for n, one in changes if one.appended is None or one.appended.documents)
+        return max(others, default=1)
+
+    @property
     def members(self) -> list[Member]:
         """The members of the newest snapshot."""
         return [self.built, *(one.appended for one in self.changes if one.appended is not None)]
@@ -151,22 +160,23 @@ class Snapshot:
     after: int = 0
 
     @property
-    def members(self) -> range:
-        """The numbers of its members."""
+    def members(self) -> Sequence[int]:
+        """The numbers of its members. What it has gained is further documents: members with
+        documents that only moved to other groups, which bring no number, are not among them.
+        """
+        every = self._all_members
+        if not self.after:
+            return every
+        return [number for number in every if self.history.members[number].documents]
+
+    @property
+    def _all_members(self) -> range:
         return range(self.history.members_at(self.after), self.history.members_at(self.number))
 
     @property
     def paths(self) -> list[str]:
         """The folders of its members."""
         return [member_path(self.path, number) for number in self.members]
-
-    @property
-    def moves_documents(self) -> bool:
-        """Whether a member has documents that moved from one group to another: tokens without a
-        number of their own.
-        """
-        members = self.history.members[self.members.start : self.members.stop]
-        return any(member.tokens and not member.documents for member in members)
 
     @property
     def changes(self) -> Sequence[Change]:
@@ -181,7 +191,8 @@ class Snapshot:
         if not removed.total:
             return removed
         first = self.history.first_documents
-        return removed.within(first[self.members.start], first[self.members.stop])
+        members = self._all_members
+        return removed.within(first[members.start], first[members.stop])
 
 
 def read_history(root: str) -> bytes:
@@ -261,13 +272,6 @@ def choose_snapshot(
             field=field,
             value=number,
             cure=f"Name others: headrace cache inspect {path} shows what was appended.",
-        )
-    if after and snapshot.moves_documents:
-        raise ConfigError(
-            f"has documents of {path} in other groups, and not further ones",
-            field=field,
-            value=number,
-            cure="Name it without another before it: as a component of a new run.",
         )
     return snapshot
 
