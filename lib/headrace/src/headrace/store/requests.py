@@ -596,16 +596,16 @@ async def _pause_s(url: str) -> float:
     is_azure = Location.parse(url).scheme == "az"
     if not is_azure and now - _looked_at.get(store, -math.inf) >= 1:
         _looked_at[store] = now
-        counts = retry.own_counts()
-        _count_request()
-        counts.retries += 1
         fs, path = files.filesystem(url)
-        with retry.retried_here():
+        with retry.retried_here() as call:
             asking = asyncio.run_coroutine_threadsafe(fs._cat_file(path, start=0, end=1), fs.loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(asking), retry.policy().timeout_s)
         except Exception as error:  # noqa: BLE001  # only what it asks for matters
             _not_before[store] = time.monotonic() + retry.retry_after_s(error)
+        finally:
+            _count_requests(call.requests)
+            retry.own_counts().retries += call.requests
     return max(_not_before.get(store, now) - time.monotonic(), 0.0)
 
 
@@ -688,14 +688,14 @@ async def _first_good(answers: list[Coroutine[Any, Any, Any]]) -> Any:
 
 def _start_read(kvstore: Any, key: str, byte_range: slice | None) -> Any:
     """TensorStore's future of one request."""
-    _count_request()
+    _count_requests(1)
     return kvstore.read(key, byte_range=byte_range)
 
 
-def _count_request() -> None:
+def _count_requests(number: int) -> None:
     counts = retry.own_counts()
     with _lock:  # it may be any thread
-        counts.requests += 1
+        counts.requests += number
 
 
 class Latencies:

@@ -25,9 +25,10 @@ process).
 :func:`wire` counts all requests over HTTP: TensorStore counts its own, and the clients of fsspec
 (aiohttp for GCS and web servers, botocore for S3) report each request to a listener that
 :func:`watch` installs, at the price of a function call. A client's own retries are counted too, so
-the numbers are those that a proxy would see (and those of the bill). Not counted: what libcurl
-sends again because a kept connection was closed instead of an answer, and requests of other
-clients: those of ``datasets`` for ``hf://``, and those for small files in Azure.
+the numbers are those that a proxy would see (and those of the bill). Not counted: what libcurl and
+the client beneath botocore send again because a kept connection was closed instead of an answer,
+and requests of other clients: those of ``datasets`` for ``hf://``, and those for small files in
+Azure.
 """
 
 from __future__ import annotations
@@ -282,20 +283,29 @@ class FailedAnswerError(OSError):
         self.headers = headers
 
 
-_retries_here: ContextVar[bool] = ContextVar("retries_here", default=False)
+@dataclass
+class Call:
+    """A call of a client, and how many requests it has sent for it."""
+
+    requests: int = 0
+
+
+_retried_here: ContextVar[Call | None] = ContextVar("retried_here", default=None)
 
 
 @contextmanager
-def retried_here() -> Iterator[None]:
+def retried_here() -> Iterator[Call]:
     """Around a call of fsspec that the caller repeats: it raises :class:`FailedAnswerError`, or
     OSError if there is no answer, at once, in place of the client's own retries, which pass over
-    ``Retry-After`` and the policy's deadline.
+    ``Retry-After`` and the policy's deadline. The value counts what is sent for it: aiohttp sends a
+    request again whose connection closes, and follows redirects.
     """
-    token = _retries_here.set(True)
+    call = Call()
+    token = _retried_here.set(call)
     try:
-        yield
+        yield call
     finally:
-        _retries_here.reset(token)
+        _retried_here.reset(token)
 
 
 class Patience:
@@ -543,7 +553,7 @@ def _listen(client: Any) -> None:
 
 
 async def _aiohttp_started(session: Any, context: Any, told: Any) -> None:
-    _Process.wire += Wire(1)
+    _sent(1)
     context.sent = 0
 
 
@@ -551,7 +561,7 @@ async def _aiohttp_sent(session: Any, context: Any, told: Any) -> None:
     """Sent once more: the connection was kept from an earlier request, and is closed; or a server
     redirects.
     """
-    _Process.wire += Wire(min(context.sent, 1))
+    _sent(min(context.sent, 1))
     context.sent += 1
 
 
@@ -571,12 +581,19 @@ async def _aiohttp_failed(session: Any, context: Any, told: Any) -> None:
 def _unanswered(error: BaseException) -> None:
     _Process.wire += Wire(0, 1)
     is_final = isinstance(error, HeadraceError) or not isinstance(error, Exception)
-    if _retries_here.get() and not is_final:
+    if _retried_here.get() is not None and not is_final:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _botocore_sent(**_: Any) -> None:
-    _Process.wire += Wire(1)
+    _sent(1)
+
+
+def _sent(requests: int) -> None:
+    _Process.wire += Wire(requests)
+    call = _retried_here.get()
+    if call is not None:
+        call.requests += requests
 
 
 def _botocore_answered(parsed_response: Any = None, exception: Any = None, **_: Any) -> None:
@@ -591,7 +608,7 @@ def _answered(status: int, headers: Mapping[str, str]) -> None:
     if not fails(status):
         return
     _Process.wire += Wire(0, 1)
-    if _retries_here.get():
+    if _retried_here.get() is not None:
         raise FailedAnswerError(status, headers)
 
 
