@@ -1,13 +1,14 @@
 """Do orders reach the same loss? Real text, three seeds, and the difference that these can see.
 
-    python experiments/005_loss_parity/run.py --size h100     # 25 minutes of one H100, as planned
+    python experiments/005_loss_parity/run.py --size h100     # half an hour of one H100
     python experiments/005_loss_parity/run.py --size night    # a night of two CPU cores
     python experiments/005_loss_parity/run.py --size minutes  # results.json: minutes of a CPU core
     python experiments/005_loss_parity/run.py --quick         # a toy, in seconds
 
-The text is what is installed: Python files of every package, and the system's documentation. A
-source is a package, and the store is sorted by source. Everything but the order is equal in all
-arms. An interrupted study is continued by the same command. README.md says what came out.
+The text is what is installed: Python files of every package, and the system's documentation; with
+``--size h100`` headers and notes of the packages, too. A source is a package, and the store is
+sorted by source. Everything but the order is equal in all arms. An interrupted study is continued
+by the same command. README.md says what came out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,10 +63,13 @@ ALL = 1 << 40
 
 @dataclass(frozen=True)
 class Size:
-    """Text, model and steps, and the blocks of Marin's window: a sixteenth of the rows or so."""
+    """Text, model and steps, the blocks of Marin's window (a sixteenth of the rows or so), and which
+    files of a package are text.
+    """
 
     sizes: Sizes
     window_blocks: int
+    suffixes: tuple[str, ...] = (".py",)
 
 
 SIZES = {
@@ -85,31 +89,44 @@ SIZES = {
     ),
     "h100": Size(
         Sizes(
-            CorpusSpec(ALL, 8192, ROWS_PER_BLOCK * 512),
-            ModelSpec(8192, 384, 6, 6, 1e-3),
+            CorpusSpec(ALL, 4096, ROWS_PER_BLOCK * 512),
+            ModelSpec(4096, 256, 6, 4, 2e-3, compute="bfloat16"),
             3,
             seq_len=512,
-            batch_size=64,
+            batch_size=128,
         ),
         512,
+        (".py", ".pyi", ".h", ".hpp", ".cuh", ".md", ".rst", ".txt"),
     ),
 }
 
 
-def installed_text() -> dict[str, list[Text]]:
-    """Python files and documentation of every package that is installed, by package."""
+def installed_text(suffixes: Collection[str]) -> dict[str, list[Text]]:
+    """Documentation, and files of every package that is installed, by package.
+
+    Args:
+        suffixes: Which files of a package are text.
+    """
     texts: dict[str, list[Text]] = {}
-    for kind, root, pattern in (
-        ("library", Path(sysconfig.get_path("stdlib")), "*.py"),
-        ("package", Path(sysconfig.get_path("purelib")), "*.py"),
-        ("documentation", DOCUMENTATION, "*"),
+    for kind, root in (
+        ("library", Path(sysconfig.get_path("stdlib"))),
+        ("package", Path(sysconfig.get_path("purelib"))),
+        ("documentation", DOCUMENTATION),
     ):
-        for path in sorted(root.rglob(pattern)):
+        for path in sorted(root.rglob("*")):
             inner = path.relative_to(root)
-            if path.is_file() and not (kind == "library" and "site-packages" in inner.parts):
+            if kind == "library" and "site-packages" in inner.parts:
+                continue  # these are the packages
+            if kind != "documentation" and path.suffix not in suffixes:
+                continue
+            if path.is_file():
                 source = f"{kind}-{inner.parts[0]}"
                 texts.setdefault(source, []).append((inner.as_posix(), partial(read_text, path)))
-    return {name: found for name, found in texts.items() if any(get() for _, get in found)}
+    return {
+        source: documents
+        for source, documents in texts.items()
+        if any(get() for _, get in documents)
+    }
 
 
 def config_of(corpus: Corpus, size: Size, arm: str, seed: int) -> LmDataConfig:
@@ -206,12 +223,17 @@ def main(argv: list[str] | None = None) -> Record:
     """Runs what is left to run, and writes the record."""
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--size", choices=["minutes", "night", "h100"], default="minutes")
+    own.add_argument("--steps", type=int, help="at most so many, in place of the whole pass")
     chosen, rest = own.parse_known_args(argv)
     args = parse(__doc__, rest, seeds=3)
     name = "quick" if args.quick else chosen.size
     flag = "--quick" if args.quick else f"--size {name}"
     size = SIZES[name]
-    corpus = prepare_corpus(size.sizes.corpus, args.work / "installed", sources=installed_text)
+    if chosen.steps is not None:
+        flag += f" --steps {chosen.steps}"
+        size = replace(size, sizes=replace(size.sizes, steps=chosen.steps))
+    texts = partial(installed_text, size.suffixes)
+    corpus = prepare_corpus(size.sizes.corpus, args.work / "installed", sources=texts)
     configs = {arm: partial(config_of, corpus, size, arm) for arm in ARMS}
     steps = min(config(0).run_steps or 0 for config in configs.values())
     (side,) = configs[REFERENCE](0).validation_datasets().values()
@@ -241,7 +263,8 @@ def main(argv: list[str] | None = None) -> Record:
         **conclude(records),
         "runs": records,
     }
-    finish(args, HOME, record, lambda path: draw(records, path))
+    name = "results" if chosen.size == "minutes" else f"results_{chosen.size}"
+    finish(args, HOME, record, lambda path: draw(records, path), name)
     return record
 
 

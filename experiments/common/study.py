@@ -16,7 +16,6 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,6 @@ from headrace.order import ORDER_VERSION
 WORK = Path("runs/experiments")
 _T_975 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t, two-sided 95 %, for 1 to 9 degrees of freedom."""
-_TABLE = re.compile(r"(<!-- table -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 Record = dict[str, Any]
 
@@ -193,7 +191,11 @@ def parse(
 
 
 def finish(
-    args: argparse.Namespace, home: Path, record: Record, draw: Callable[[Path], None]
+    args: argparse.Namespace,
+    home: Path,
+    record: Record,
+    draw: Callable[[Path], None],
+    name: str = "results",
 ) -> None:
     """Prints the table, writes record and picture, and puts the table of a full run into the
     README.
@@ -203,6 +205,7 @@ def finish(
         home: Folder of the experiment.
         record: With ``table`` (columns and rows of text) and ``conclusion`` (lines).
         draw: Writes the picture to a path.
+        name: Of the record in that folder, and of its table in the README.
     """
     console = Console(width=None if sys.stdout.isatty() else 160)
     shown = Table()
@@ -215,25 +218,28 @@ def finish(
         console.print(line, highlight=False)
 
     quick = args.work / f"{home.name}-quick.json"
-    path: Path = args.json or (quick if args.quick else home / "results.json")
+    path: Path = args.json or (quick if args.quick else home / f"{name}.json")
     write_json(path, record)
     draw(path.with_suffix(".png"))
     console.print(f"written: {path}, {path.with_suffix('.png')}", style="dim", highlight=False)
     if not args.quick and args.json is None:
         readme = home / "README.md"
         table = markdown(record["table"]["columns"], record["table"]["rows"])
-        readme.write_text(with_table(readme.read_text(), table))
+        readme.write_text(with_table(readme.read_text(), table, name))
 
 
-def with_table(readme: str, table: str) -> str:
-    """The text with what stands between the marks replaced.
+def with_table(readme: str, table: str, name: str = "results") -> str:
+    """The text with what stands between the marks of a record replaced.
 
     Raises:
         ValueError: the marks are missing.
     """
-    if not _TABLE.search(readme):
-        raise ValueError("README.md lacks the marks <!-- table --> and <!-- /table -->")
-    return _TABLE.sub(lambda m: f"{m[1]}{table}{m[2]}", readme)
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, found, rest = readme.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"README.md lacks the marks <!-- {name} --> and {end}")
+    return before + begin + table + end + after
 
 
 def write_json(path: Path, record: Record) -> None:

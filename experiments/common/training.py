@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Float64
 from headrace import DataLoader, LmDataConfig, PackedBatch, TokenCache
 from headrace.batch import pack_rows
 from headrace.data import PlannedDataset
-from headrace.demo import Transformer, make_optimizer, train_step
+from headrace.demo import Transformer, make_optimizer
 from headrace.testing import SlowArray, with_arrays
 
 
@@ -41,6 +41,7 @@ class ModelSpec:
         layers: Number of blocks.
         heads: Attention heads.
         peak_lr: Highest learning rate.
+        compute: Type in which a step computes; weights, logits and losses are float32 always.
     """
 
     vocab_size: int
@@ -48,6 +49,7 @@ class ModelSpec:
     layers: int
     heads: int
     peak_lr: float
+    compute: str = "float32"
 
     def initial(self, seed: int) -> Transformer:
         """The untrained model of a seed."""
@@ -122,7 +124,9 @@ def train(
     with _loader(config) as loader, loader.iter_from_step(0) as batches:
         started = time.perf_counter()
         for step in range(steps):
-            weights, state, loss = train_step(weights, state, optimizer, next(batches))
+            weights, state, loss = _train_step(
+                weights, state, optimizer, next(batches), model.compute
+            )
             losses.append(loss)
             if step + 1 in when:
                 jax.block_until_ready(loss)
@@ -182,6 +186,32 @@ def row_losses(
 def read_rows(dataset: PlannedDataset, indices: np.ndarray) -> np.ndarray:
     """Tokens of rows, int32 ``[n, seq]``."""
     return np.asarray(dataset.read(indices).token_ids, np.int32)
+
+
+@eqx.filter_jit
+def _train_step(
+    model: Transformer,
+    state: optax.OptState,
+    optimizer: optax.GradientTransformation,
+    batch: PackedBatch,
+    compute: str,
+) -> tuple[Transformer, optax.OptState, Float[Array, ""]]:
+    """The demo's step, whose matrix products may be in a shorter type."""
+
+    def loss_of(weights: Transformer) -> Float[Array, ""]:
+        def cast(leaf: Any) -> Any:
+            return leaf.astype(compute) if eqx.is_inexact_array(leaf) else leaf
+
+        computing = jax.tree.map(cast, weights)
+        logits = jax.vmap(computing)(batch.tokens, batch.position_ids, batch.segment_ids)
+        nll = optax.softmax_cross_entropy_with_integer_labels(
+            logits.astype(jnp.float32), batch.labels
+        )
+        return (batch.token_weights * nll).sum() / jnp.maximum(1.0, batch.token_weights.sum())
+
+    loss, gradients = eqx.filter_value_and_grad(loss_of)(model)
+    updates, state = optimizer.update(gradients, state, eqx.filter(model, eqx.is_array))
+    return eqx.apply_updates(model, updates), state, loss
 
 
 @eqx.filter_jit

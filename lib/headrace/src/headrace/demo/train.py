@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 from pathlib import Path
@@ -67,9 +68,8 @@ class Attention(eqx.Module):
         q, k, v = (
             jax.vmap(self.qkv)(x).reshape(seq, 3, self.heads, dim // self.heads).swapaxes(0, 1)
         )
-        scores = jnp.einsum("qhd,khd->hqk", rotate(q, positions), rotate(k, positions)) / np.sqrt(
-            dim // self.heads
-        )
+        scores = jnp.einsum("qhd,khd->hqk", rotate(q, positions), rotate(k, positions))
+        scores = scores / math.sqrt(dim // self.heads)
         attention = jax.nn.softmax(jnp.where(mask, scores, -1e9))
         return jax.vmap(self.out)(jnp.einsum("hqk,khd->qhd", attention, v).reshape(seq, dim))
 
@@ -134,7 +134,7 @@ class Transformer(eqx.Module):
         """Logits for the token after each position of one row."""
         order = jnp.arange(tokens.shape[0])
         mask = (order[:, None] >= order) & (segments[:, None] == segments)
-        x = self.embedding[tokens] * np.sqrt(self.embedding.shape[1])
+        x = self.embedding[tokens] * math.sqrt(self.embedding.shape[1])
         for block in self.blocks:
             x = block(x, positions, mask)
         return jax.vmap(self.norm)(x) @ self.embedding.T
@@ -148,8 +148,8 @@ def rotate(
     angles = positions[:, None, None] * 10_000.0 ** (-jnp.arange(half) / half)
     first = x[..., :half]
     second = x[..., half:]
-    cos = jnp.cos(angles)
-    sin = jnp.sin(angles)
+    cos = jnp.cos(angles).astype(x.dtype)
+    sin = jnp.sin(angles).astype(x.dtype)
     return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
 
 
