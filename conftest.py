@@ -5,6 +5,7 @@ A test that starts a process of its own hands it these variables too; the proces
 """
 
 import atexit
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -30,8 +31,11 @@ _FLAGS = {  # eight devices; and programs run for a moment: compiled in a hurry
     "--xla_force_host_platform_device_count": 8,
     "--xla_backend_optimization_level": 0,
     "--xla_llvm_disable_expensive_passes": "true",
+    "--xla_cpu_parallel_codegen_split_count": 1,
     "--xla_cpu_collective_call_terminate_timeout_seconds": 600,  # for all to meet; then XLA aborts the process
 }
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones refuse the flag
+    _FLAGS["--xla_cpu_use_fusion_emitters"] = "false"  # half of the time of a compilation
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _given = os.environ.get("XLA_FLAGS", "")

@@ -289,76 +289,77 @@ def test_with_json_a_refusal_ends_with_a_line_of_errors_and_has_no_output(
     assert refused
 
 
+ONE_AFTER_THE_OTHER = """
+import json, sys
+from headrace.cli import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["headrace", *arguments]
+    try:
+        main()
+    except SystemExit as left:
+        assert not left.code, (arguments, left.code)
+    for stream in (sys.stdout, sys.stderr):
+        print(end="\\0", file=stream, flush=True)
+"""
+"""A process that runs commands, and writes a zero byte behind what each writes."""
+
+
+def one_after_the_other(commands: list[list[str]]) -> list[str]:
+    return [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(commands)]
+
+
 def test_nothing_but_the_result_is_printed_without_a_terminal(tmp_path):
-    (tmp_path / "a.txt").write_text("water to the wheel\n" * 400)
+    text = tmp_path / "a.txt"
+    text.write_text("water to the wheel\n" * 400)
     cache = str(tmp_path / "cache")
-    copy = str(tmp_path / "copy")
-    for arguments in (
-        [
-            "build",
-            str(tmp_path / "a.txt"),
-            "-o",
-            cache,
-            "-t",
-            "bytes",
-            "--json",
-            "--engine",
-            "inline",
-        ],
-        ["cache", "verify", cache, "--deep", "--json"],
-        ["cache", "consolidate", cache, copy, "--json"],
-        ["cache", "diff", cache, cache, "--json"],
-        ["cache", "inspect", cache, "--json"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "headrace", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        json.loads(done.stdout)
+    commands = [
+        ["build", str(text), "-o", cache, "-t", "bytes", "--engine", "inline"],
+        ["cache", "verify", cache, "--deep"],
+        ["cache", "consolidate", cache, str(tmp_path / "copy")],
+        ["cache", "diff", cache, cache],
+        ["cache", "inspect", cache],
+    ]
+    process = one_after_the_other([[*command, "--json"] for command in commands])
+    done = subprocess.run(process, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "\0" * len(commands)
+    for result in done.stdout.split("\0")[:-1]:
+        json.loads(result)
 
 
 def test_commands_that_take_long_show_that_they_work_on_a_terminal_alone(tmp_path):
     cache = tiny_cache(tmp_path / "cache", documents=300).path
-    (tmp_path / "run.yaml").write_text(
+    config = str(tmp_path / "run.yaml")
+    Path(config).write_text(
         f"{{seq_len: 8, batch_size: 4, num_steps: 9, components: {{a: {cache}}}}}"
     )
-    config = str(tmp_path / "run.yaml")
-    for arguments in (
-        *(
-            ["cache", "pack", cache, "-s", "64", "--compare"],
-            ["cache", "inspect", "--icc", cache, "--seq-len", "8"],
-            ["run", "where", config],
-        ),
-        *(
-            ["run", "report", config, "-o", str(tmp_path / "page.html")],
-            ["cache", "diff", cache, cache],
-        ),
-        *(
-            ["cache", "remove", cache, "1"],
-            ["config", "simulate", config],
-            ["config", "check", config],
-            ["run", "cat", config, "--row", "0"],
-        ),
-    ):
-        command = [sys.executable, "-m", "headrace", *arguments]
-        terminal, end = pty.openpty()
-        with subprocess.Popen(command, stdin=end, stdout=subprocess.DEVNULL, stderr=end) as process:
-            os.close(end)
-            written = b""
-            with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
-                while chunk := os.read(terminal, 1 << 16):
-                    written += chunk
-        os.close(terminal)
-        assert process.returncode == 0, written
-        assert b" so far" in written  # before it is known how much there is to do
-        if {*arguments}.intersection(("pack", "--icc", "report", "simulate", "check")):
-            assert b"% " in written
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.stderr == ""
+    commands = [
+        ["cache", "pack", cache, "-s", "64", "--compare"],
+        ["cache", "inspect", "--icc", cache, "--seq-len", "8"],
+        ["run", "where", config],
+        ["run", "report", config, "-o", str(tmp_path / "page.html")],
+        ["cache", "diff", cache, cache],
+        ["cache", "remove", cache, "1"],
+        ["config", "simulate", config],
+        ["config", "check", config],
+        ["run", "cat", config, "--row", "0"],
+    ]
+    process = one_after_the_other(commands)
+    terminal, end = pty.openpty()
+    with subprocess.Popen(process, stdin=end, stdout=subprocess.DEVNULL, stderr=end) as showing:
+        os.close(end)
+        written = b""
+        with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+            while chunk := os.read(terminal, 1 << 16):
+                written += chunk
+    os.close(terminal)
+    assert showing.returncode == 0, written
+    for command, shown in zip(commands, written.split(b"\0")[:-1], strict=True):
+        assert b" so far" in shown, command  # before it is known how much there is to do
+        if {*command}.intersection(("pack", "--icc", "report", "simulate", "check")):
+            assert b"% " in shown, command
+    done = subprocess.run(process, capture_output=True, text=True, check=False)
+    assert done.stderr == "\0" * len(commands)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -5,6 +5,7 @@ is not.
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any, Literal, Union
 
 import jsonschema
@@ -177,20 +178,28 @@ def loads(config: dict[str, Any]) -> bool:
 
 
 PLAIN = {"components": {"a": {"cache": "c"}}}
-LOADING = {
-    name: [value for value in spelled(field.slot) if loads({**PLAIN, name: value})]
-    for name, field in fields_of(LmDataConfig).items()
-}
+FIELDS = fields_of(LmDataConfig)
 
 
-@pytest.mark.parametrize("name", LOADING)
+@cache  # takes seconds: not in every process that only imports this file
+def loading(name: str) -> list[Any]:
+    """Values of a field that load."""
+    return [value for value in spelled(FIELDS[name].slot) if loads({**PLAIN, name: value})]
+
+
+@pytest.mark.parametrize("name", FIELDS)
 def test_whatever_loads_is_valid(name):
-    assert LOADING[name]
-    for value in LOADING[name]:
+    assert loading(name)
+    for value in loading(name):
         VALIDATOR.validate(as_json({**PLAIN, name: value}))
 
 
-@given(st.fixed_dictionaries({}, optional={n: st.sampled_from(v) for n, v in LOADING.items()}))
+several_fields = st.deferred(
+    lambda: st.fixed_dictionaries({}, optional={n: st.sampled_from(loading(n)) for n in FIELDS})
+)
+
+
+@given(several_fields)
 def test_whatever_loads_together_is_valid(config):
     if loads(config):
         VALIDATOR.validate(as_json(config))

@@ -71,6 +71,7 @@ def run(root, what, late=2):
     """Of each host, after something befell host ``late``: exit status, what it printed and what it
     said.
     """
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     address = f"127.0.0.1:{free_port()}"
     hosts = [
         subprocess.Popen(
@@ -85,7 +86,7 @@ def run(root, what, late=2):
                 str(late),
                 str(LOST_AFTER_S),
             ],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -201,7 +201,7 @@ def test_four_processes_open_a_run_once(root, served, tmp_path):
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1",
     }
     hosts = [
         subprocess.Popen(

@@ -67,6 +67,7 @@ def root(tmp_path_factory):
 
 
 def start(root, hosts=HOSTS, steps=2000, waits="raises", end_after_s=5.0, dies=""):
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
     address = f"127.0.0.1:{free_port()}"
     return [
         subprocess.Popen(
@@ -74,7 +75,7 @@ def start(root, hosts=HOSTS, steps=2000, waits="raises", end_after_s=5.0, dies="
                 *(sys.executable, "-c", PROGRAM, str(root), address, str(number)),
                 *(str(hosts), str(steps), waits, str(end_after_s), dies),
             ],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -105,7 +105,7 @@ def run(program, root, *options):
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1",
     }
     said = [json.dumps(o) for o in (options or ({}, {}))]
     hosts = [

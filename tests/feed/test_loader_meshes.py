@@ -129,7 +129,7 @@ def job(root, processes, devices, meshes, script=HOST, **settings):
     it; and ``row_exchange``.
     """
     address = f"127.0.0.1:{free_port()}"
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     defaults = {"step": 0, "hang_at": None, "die_at": None, "patience": 100, "exchange": "off"}
     settings = {"processes": processes, "meshes": meshes, **defaults, **settings}

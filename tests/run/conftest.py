@@ -24,7 +24,7 @@ def start_hosts() -> StartHosts:
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // hosts}",
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={4 // hosts}",
         }
         return [
             subprocess.Popen(
