@@ -43,10 +43,18 @@ def fast() -> None:
     use_policy(FAST)  # until the test ends: tests/conftest.py
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Path:
-    write_cache(tmp_path / "cache", [[TOKENS]], vocab_size=1 << 16, layout=LAYOUT)
-    return tmp_path
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a cache, which tests only read."""
+    folder = tmp_path_factory.mktemp("outages")
+    write_cache(folder / "cache", [[TOKENS]], vocab_size=1 << 16, layout=LAYOUT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def right(written: Path) -> list[np.ndarray]:
+    """The batches without an outage."""
+    return batches(str(written / "cache"))
 
 
 @pytest.fixture
@@ -72,9 +80,8 @@ def batches(cache: str, begun: Callable[[], None] = lambda: None) -> list[np.nda
     return taken
 
 
-def check_outage(written: Path, proxy: FaultProxy, kind: Outage, seconds: float) -> None:
+def check_outage(right: list[np.ndarray], proxy: FaultProxy, kind: Outage, seconds: float) -> None:
     """A run whose store is away as it begins, and again in its middle, has the usual batches."""
-    right = batches(str(written / "cache"))
     proxy.outage(kind, seconds)
     same = batches(f"{proxy.url}/cache", lambda: proxy.outage(kind, seconds))
     assert np.array_equal(same, right)
@@ -84,13 +91,13 @@ def check_outage(written: Path, proxy: FaultProxy, kind: Outage, seconds: float)
 @pytest.mark.parametrize("seconds", [30, 60, 110])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_after_an_outage(
-    written: Path, proxy: FaultProxy, kind: Outage, seconds: int
+    right: list[np.ndarray], proxy: FaultProxy, kind: Outage, seconds: int
 ):
-    check_outage(written, proxy, kind, seconds / FASTER)
+    check_outage(right, proxy, kind, seconds / FASTER)
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_after_an_outage_in_real_time(written: Path):
+def test_a_run_goes_on_after_an_outage_in_real_time(written: Path, right: list[np.ndarray]):
     """With the usual policy: one proxy for each, side by side."""
     jax.devices()  # threads must not be the first to begin with jax
     use_policy(USUAL)
@@ -99,7 +106,7 @@ def test_a_run_goes_on_after_an_outage_in_real_time(written: Path):
         server = stack.enter_context(web_server(written))
         proxies = [stack.enter_context(FaultProxy(server)) for _ in cases]
         checks = [
-            pool.submit(check_outage, written, proxy, kind, seconds)
+            pool.submit(check_outage, right, proxy, kind, seconds)
             for proxy, (kind, seconds) in zip(proxies, cases, strict=True)
         ]
         for check in checks:
