@@ -305,6 +305,10 @@ def test_check_says_what_buckets_cost_and_its_cure_works(
         assert said.code == 0, said
         outputs.append(words[4])
     assert check(f"[{', '.join(outputs)}]") == []
+    (Path(outputs[0]) / "parts/00000/input_ids/data/c/0").unlink()
+    damaged = headrace("cache", "verify", outputs[0], "--json")
+    assert headrace(*shlex.split(json.loads(damaged.out)["repair"])[1:]).code == 0
+    assert headrace("cache", "verify", outputs[0], "--deep").code == 0
 
 
 def test_check_says_why_no_command_groups_several_caches(cache, tmp_path, headrace, monkeypatch):

@@ -367,17 +367,21 @@ def build_command(cache: str, ledger: Ledger) -> str:
     from headrace.cli import build
     from headrace.ingest.records import LeafConfig
     from headrace.store.ledger import SHUFFLED
-    from headrace.store.snapshots import cache_of_member
+    from headrace.store.snapshots import cache_of_member, is_listed
 
     shuffled = ledger.metadata.get(SHUFFLED, {})
     if shuffled.get("cache"):
-        store = cache_of_member(cache) if shuffled.get("moved") else cache
+        # Documents that moved: as a part of the store it is mended by itself, and before that it is
+        # what the same command goes on with.
+        how = ["--repair" if is_listed(cache) else "--update"] if shuffled.get("moved") else []
+        store = cache_of_member(cache) if how == ["--update"] else cache
         words = ["headrace", "cache", "reshuffle", shuffled["cache"], store]
         for flag in ("seed", "unit", "part_bytes", "pack", "split"):
             if flag in shuffled and not (flag == "split" and "pack" in shuffled):
                 words += [f"--{flag.replace('_', '-')}", str(shuffled[flag])]
-        words += shuffled.get("by", [])
-        return shlex.join([*words, "--update"] if shuffled.get("moved") else words)
+        if shuffled.get("format"):
+            words += ["--format", shuffled["format"]]
+        return shlex.join([*words, *shuffled.get("by", []), *how])
     source = ledger.metadata["source"]
     chat = source["chat"]
     fim = source.get("fim") or {}

@@ -144,14 +144,15 @@ def command(
 
         headrace cache reshuffle cache grouped --by topic --attributes topic=new.parquet --update
     """
-    from headrace.ingest.reshuffle import move_documents, reshuffle
+    from headrace.ingest.reshuffle import as_copied, move_documents, reshuffle, stored_groups
     from headrace.ingest.shuffle_plan import ReshuffleConfig, cost_of
     from headrace.store import files
     from headrace.store.joined import open_cache
 
     files.check_writable(output)
-    source = open_cache(cache, settings=parse_format(format))
-    groups = grouping(source, by, edges, quantiles, attributes or [])
+    source = as_copied(open_cache(cache, settings=parse_format(format)), output)
+    groups = stored_groups(source, output) if repair else None
+    groups = groups or grouping(source, by, edges, quantiles, attributes or [])
     how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split, groups, pack)
     if update:
         if groups is None:

@@ -160,14 +160,16 @@ def _show_repair(console: Console, done: RepairReport, command: str) -> None:
 
 
 def _repair_command(cache: str) -> str:
-    """The command that rebuilds damaged parts; empty if no build command made the cache."""
+    """The command that rebuilds damaged parts; empty if no command made the cache."""
     from headrace.cli.inspect import build_command
-    from headrace.store.ledger import read_ledger
+    from headrace.store.ledger import SHUFFLED, read_ledger
 
     ledger = read_ledger(cache)
-    if ledger is None or "paths" not in ledger.metadata:
+    if ledger is None:
         return ""
-    return f"{build_command(cache, ledger)} --repair"
+    if "paths" not in ledger.metadata and not ledger.metadata.get(SHUFFLED, {}).get("cache"):
+        return ""
+    return f"{build_command(cache, ledger).removesuffix(' --repair')} --repair"
 
 
 def _show(console: Console, report: VerifyReport, repair: str) -> None:

@@ -384,7 +384,7 @@ class MixtureDataset(WrappingDataset):
         """This mixture with the same rows of other sources, which must have the same number."""
         other = copy.copy(self)
         other._sources = tuple(sources)
-        other.__dict__.pop("joined_rows", None)  # of the earlier sources, if it was asked
+        vars(other).pop("joined_rows", None)  # of the earlier sources, if it was asked
         return other
 
     def loss_weights_at(

@@ -33,10 +33,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -44,7 +45,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from msgspec import structs
 
 from headrace.errors import CacheError, ConfigError, PlanMismatchError, redact
@@ -71,19 +72,29 @@ from headrace.ingest.shuffle_plan import (
     sizes_of,
 )
 from headrace.numbers import in_bytes
+from headrace.order.document_pieces import DocumentPieces
 from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.consolidate import summed
-from headrace.store.grouped import TABLES, open_tables, table_problems, write_tables
+from headrace.store.grouped import (
+    TABLES,
+    numbers_of_places,
+    open_tables,
+    table_problems,
+    write_tables,
+)
 from headrace.store.joined import open_cache
+from headrace.store.layouts import as_option
 from headrace.store.lease import Lease, check_vacant, lease
 from headrace.store.ledger import (
     GROUPED,
     LEDGER_NAME,
     SHUFFLED,
     Ledger,
+    ShuffleRecord,
     read_ledger,
     read_part_record,
+    shuffle_record,
     write_ledger,
 )
 from headrace.store.ledger_table import TABLE_NAME
@@ -171,8 +182,66 @@ def reshuffle(
     cache.check_one_numbering()
     report = _written(cache, output, how, engine, workers, restart, progress)
     copy = TokenCache.open(output)
-    copy_removed(cache.removed(), copy.path, copy.as_member)
+    if not copy.are_moved:
+        copy_removed(cache.removed(), copy.path, copy.as_member)
     return report
+
+
+def as_copied(cache: TokenCache, output: str) -> TokenCache:
+    """The cache as it was when a store was made of it, which may have been before documents were
+    appended; itself if there is no such store, or it was made of another.
+    """
+    record = _record_of(output)
+    number = cache.snapshots[0].number
+    while record is not None and _numbered_in(cache) != record.fingerprint and number > 1:
+        number -= 1
+        earlier = open_cache(cache.path, number)
+        if _numbered_in(earlier) == record.fingerprint:
+            return earlier
+    return cache
+
+
+def stored_groups(cache: TokenCache, output: str) -> Grouping | None:
+    """The groups with which a store was written, of its own tables: numbers of documents may be
+    others by now. None: it has no groups, or does not know them yet.
+
+    Args:
+        cache: The cache of which the store is a copy.
+        output: Folder or URL of the store, finished or not.
+
+    Raises:
+        CacheCorruptError: both tables are damaged.
+    """
+    record = _record_of(output)
+    if record is None or not (record.groups and record.tables):
+        return None
+    pieces = DocumentPieces.uncut(cache.num_originals)
+    if record.split:
+        pieces = DocumentPieces.parse(record.documents, record.pieces)
+    number_at = numbers_of_places(output, record.tables)
+    ends = np.cumsum(record.groups)
+    group = np.full(cache.num_originals, STAYS, np.uint8)
+    found = 0
+    for first in range(0, number_at.size, _DOCUMENTS):
+        documents = pieces.documents_of(number_at[first : first + _DOCUMENTS].astype(np.int64))
+        documents = documents[group[documents] == STAYS]  # not further pieces of one
+        _, at = np.unique(documents, return_index=True)
+        documents = documents[np.sort(at)]
+        nth = np.arange(found, found + documents.size)
+        group[documents] = np.searchsorted(ends, nth, side="right")
+        found += documents.size
+    return Grouping(cache.in_stored_order(group), tuple(record.by), record.moved)
+
+
+def _record_of(output: str) -> ShuffleRecord | None:
+    ledger = read_ledger(output)
+    return None if ledger is None else shuffle_record(ledger, output)
+
+
+def _numbered_in(cache: TokenCache) -> str:
+    """Fingerprint of the cache to which the numbers of its documents refer."""
+    shuffled = cache.recorded_shuffle
+    return cache.fingerprint if shuffled is None else shuffled.fingerprint
 
 
 @dataclass(frozen=True)
@@ -242,14 +311,18 @@ def move_documents(
     assert record is not None
     assert how.groups is not None
     of_place = np.concatenate([_groups_of_places(member) for member in store.members])
-    group = np.full(cache.num_documents, STAYS, np.uint8)
+    group = np.empty(cache.num_documents, np.uint8)
+    shared = np.zeros(STAYS**2, np.int64)  # documents, by group as it is now and as it was
+    for numbers in _blocks(group.size):
+        group[numbers] = of_place[store.stored_at(cache.originals(numbers))]
+        pair = how.groups.of_document[numbers].astype(np.int64) * STAYS + group[numbers]
+        shared += np.bincount(pair, minlength=shared.size)
+    place_of_group = _places_of_groups(shared.reshape(STAYS, STAYS))
     moved = 0
-    for first in range(0, group.size, _DOCUMENTS):
-        numbers = np.arange(first, min(first + _DOCUMENTS, group.size))
-        positions = store.stored_at(cache.originals(numbers))
-        new_group = how.groups.of_document[numbers]
-        moves = of_place[positions] != new_group
-        group[numbers[moves]] = new_group[moves]
+    for numbers in _blocks(group.size):
+        new_group = place_of_group[how.groups.of_document[numbers]]
+        moves = group[numbers] != new_group
+        group[numbers] = np.where(moves, new_group, STAYS)
         moved += int(np.count_nonzero(moves))
     snapshot = store.snapshots[0].number
     if not moved:
@@ -267,6 +340,30 @@ def move_documents(
     return MoveReport(output, history.newest, group.size, moved, member.tokens, seconds)
 
 
+def _blocks(documents: int) -> Iterator[Int64[np.ndarray, " n"]]:
+    for first in range(0, documents, _DOCUMENTS):
+        yield np.arange(first, min(first + _DOCUMENTS, documents))
+
+
+def _places_of_groups(shared: Int64[np.ndarray, "now before"]) -> UInt8[np.ndarray, " now"]:
+    """For each group, the one among those before in whose place it stays, so that few documents
+    move: a group that is new, or none any more, does not move those behind it. The most documents
+    in common are served first.
+
+    Example:
+        >>> _places_of_groups(np.array([[0, 9, 1], [0, 0, 8], [7, 2, 0]])).tolist()
+        [1, 2, 0]
+    """
+    place = np.full(len(shared), STAYS, np.uint8)
+    taken = np.zeros(len(shared), bool)
+    for pair in np.argsort(-shared, axis=None, kind="stable").tolist():
+        now, before = divmod(pair, len(shared))
+        if place[now] == STAYS and not taken[before]:
+            place[now] = before
+            taken[before] = True
+    return place
+
+
 def _store_of(cache: TokenCache, output: str, how: ReshuffleConfig) -> TokenCache:
     """The newest snapshot of a store in groups that was made of a cache, with uncut documents."""
     refused = partial(ConfigError, field="output", value=output)
@@ -275,10 +372,11 @@ def _store_of(cache: TokenCache, output: str, how: ReshuffleConfig) -> TokenCach
     store = open_cache(output)
     record = store.members[0].recorded_shuffle
     if record is None or not record.groups or record.split or how.cut:
-        cure = "Write another copy: leave --update out, and --split."
+        by = () if how.groups is None else how.groups.by
+        words = ["headrace", "cache", "reshuffle", cache.path, f"{output}-grouped", *by]
+        cure = f"Write one beside it: {shlex.join(words)}"
         raise refused("is no store in groups of whole documents", cure=cure)
-    earlier = cache.recorded_shuffle
-    if record.fingerprint != (cache.fingerprint if earlier is None else earlier.fingerprint):
+    if record.fingerprint != _numbered_in(cache):
         raise refused(
             f"is not a copy of {cache.path}", cure=f"Name the cache it was made of: {record.cache}."
         )
@@ -489,9 +587,11 @@ class Reshuffling:
             runs, slices = cut_runs_and_slices(sizes)
             recorded = {"memory": sizes.memory, "runs": runs, "slices": slices}
             owned.remove_tree(files.join(self.output, RUNS_FOLDER))
-            write_ledger(
-                self.output, structs.replace(wanted, metadata={**wanted.metadata, _RUNS: recorded})
-            )
+            metadata = {**wanted.metadata, _RUNS: recorded}
+            # A repair that is killed goes on with the groups of the tables that there are.
+            if begun is not None and (known := begun.metadata[SHUFFLED].get("tables")):
+                metadata[SHUFFLED] = {**wanted.metadata[SHUFFLED], "tables": known}
+            write_ledger(self.output, structs.replace(wanted, metadata=metadata))
         tables = self._write_tables(sizes)  # workers read them
         order = open_tables(self.output, tables["tables"]) if tables else sizes.shuffle
         return ShufflePlan(
@@ -530,11 +630,13 @@ def _absolute(path: str) -> str:
 
 
 def _settings(sizes: ShuffleSizes) -> dict[str, Any]:
-    settings = {
+    settings: dict[str, Any] = {
         "seed": sizes.shuffle.seed,
         "unit": sizes.shuffle.unit,
         "part_bytes": sizes.how.part_bytes,
     }
+    if (read := sizes.cache.settings) is not None:
+        settings["format"] = as_option(read)
     if (groups := sizes.how.groups) is not None:
         documents = np.bincount(groups.of_document)[:STAYS].tolist()
         settings |= {"groups": documents, "groups_digest": groups.digest, "by": [*groups.by]}

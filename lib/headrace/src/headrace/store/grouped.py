@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Integer
 
 from headrace.errors import CacheCorruptError
 from headrace.order.document_groups import DocumentGroups
@@ -64,6 +65,25 @@ def open_tables(root: str, records: Mapping[str, Mapping[str, Any]]) -> Document
             cure=_CURE,
         ) from error
     return DocumentGroups(*tables)
+
+
+def numbers_of_places(
+    root: str, records: Mapping[str, Mapping[str, Any]]
+) -> Integer[np.ndarray, " stored"]:
+    """The document at each place of a store, from either of its tables.
+
+    Raises:
+        CacheCorruptError: both are damaged.
+    """
+    try:
+        return PiecedVector(table_url(root, "numbers"), records["numbers"], _WHAT).loaded()
+    except CacheCorruptError:
+        cure = "Restore it, or numbers.bin beside it; or write the store to another folder."
+        place_of = PiecedVector(table_url(root, "places"), records["places"], _WHAT, cure).loaded()
+    number_at = np.empty(int(records["numbers"]["length"]), place_of.dtype)
+    numbers = np.flatnonzero(place_of < number_at.size)  # the others are in another member
+    number_at[place_of[numbers]] = numbers
+    return number_at
 
 
 def table_problems(

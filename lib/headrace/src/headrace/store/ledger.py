@@ -79,8 +79,8 @@ the group of each document, and the records of its ``tables`` (:mod:`headrace.st
 appended. If they were packed: the tokens of a row (``pack``, and ``split``), the tokens of its
 ``padding``, the most documents in a row, and the ``tables``.
 """
-GROUPED = ("groups", "by", "groups_digest", "tables", "moved")
-"""The last of these."""
+GROUPED = ("groups", "by", "groups_digest", "tables", "moved", "format")
+"""The last of these, and how the files of another system were read."""
 
 
 class ShuffleRecord(msgspec.Struct, frozen=True):

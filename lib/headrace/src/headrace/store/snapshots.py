@@ -139,6 +139,19 @@ def cache_of_member(path: str) -> str:
     return root if last.isdecimal() else ""
 
 
+def is_listed(path: str) -> bool:
+    """Whether a folder was appended to a cache, and the list of its snapshots says so.
+
+    Example:
+        >>> is_listed("caches/web/appended/1")
+        False
+    """
+    root = cache_of_member(path)
+    if not root:
+        return False
+    return int(path.rstrip("/").rpartition("/")[2]) < len(history_of(root).members)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A snapshot of a cache, or what it has gained since an earlier one.
