@@ -221,15 +221,15 @@ def stored_groups(cache: TokenCache, output: str) -> Grouping | None:
     number_at = numbers_of_places(output, record.tables)
     ends = np.cumsum(record.groups)
     group = np.full(cache.num_originals, STAYS, np.uint8)
-    found = 0
+    grouped = 0
     for first in range(0, number_at.size, _DOCUMENTS):
         documents = pieces.documents_of(number_at[first : first + _DOCUMENTS].astype(np.int64))
         documents = documents[group[documents] == STAYS]  # not further pieces of one
         _, at = np.unique(documents, return_index=True)
         documents = documents[np.sort(at)]
-        nth = np.arange(found, found + documents.size)
+        nth = np.arange(grouped, grouped + documents.size)
         group[documents] = np.searchsorted(ends, nth, side="right")
-        found += documents.size
+        grouped += documents.size
     return Grouping(cache.in_stored_order(group), tuple(record.by), record.moved)
 
 
@@ -354,14 +354,14 @@ def _places_of_groups(shared: Int64[np.ndarray, "now before"]) -> UInt8[np.ndarr
         >>> _places_of_groups(np.array([[0, 9, 1], [0, 0, 8], [7, 2, 0]])).tolist()
         [1, 2, 0]
     """
-    place = np.full(len(shared), STAYS, np.uint8)
-    taken = np.zeros(len(shared), bool)
+    stays_at = np.full(len(shared), STAYS, np.uint8)
+    is_used = np.zeros(len(shared), bool)
     for pair in np.argsort(-shared, axis=None, kind="stable").tolist():
-        now, before = divmod(pair, len(shared))
-        if place[now] == STAYS and not taken[before]:
-            place[now] = before
-            taken[before] = True
-    return place
+        group, old_group = divmod(pair, len(shared))
+        if stays_at[group] == STAYS and not is_used[old_group]:
+            stays_at[group] = old_group
+            is_used[old_group] = True
+    return stays_at
 
 
 def _store_of(cache: TokenCache, output: str, how: ReshuffleConfig) -> TokenCache:
@@ -589,8 +589,8 @@ class Reshuffling:
             owned.remove_tree(files.join(self.output, RUNS_FOLDER))
             metadata = {**wanted.metadata, _RUNS: recorded}
             # A repair that is killed goes on with the groups of the tables that there are.
-            if begun is not None and (known := begun.metadata[SHUFFLED].get("tables")):
-                metadata[SHUFFLED] = {**wanted.metadata[SHUFFLED], "tables": known}
+            if begun is not None and (tables := begun.metadata[SHUFFLED].get("tables")):
+                metadata[SHUFFLED] = {**wanted.metadata[SHUFFLED], "tables": tables}
             write_ledger(self.output, structs.replace(wanted, metadata=metadata))
         tables = self._write_tables(sizes)  # workers read them
         order = open_tables(self.output, tables["tables"]) if tables else sizes.shuffle
