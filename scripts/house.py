@@ -385,12 +385,12 @@ def measure_tests() -> Measure:
 
 
 def measure_cycles() -> Measure:
-    """Groups of modules that import each other, at any level of their code; imports for type
-    checkers do not count.
+    """Groups of modules that import each other, at any level of their code, imports for type
+    checkers too.
     """
     import grimp
 
-    graph = grimp.build_graph("headrace", cache_dir=None, exclude_type_checking_imports=True)
+    graph = grimp.build_graph("headrace", cache_dir=None)
     groups = {
         frozenset(
             graph.find_upstream_modules(module) & graph.find_downstream_modules(module) | {module}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 
 from headrace.config import load_config
-from headrace.data.provenance import rows_of_step
+from headrace.data.dataset import rows_of_step
 from headrace.errors import IndexOutOfRangeError
 from headrace.run import RunLock, where
 from headrace.testing import tiny_cache, write_cache

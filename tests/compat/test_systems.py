@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from headrace import DataLoader, LmDataConfig, load_config
 from headrace.analysis.check.plan import plan_run
 from headrace.cli.application import application
-from headrace.data.provenance import rows_of_step, spans_of_rows
+from headrace.data.dataset import rows_of_step
+from headrace.data.provenance import spans_of_rows
 from headrace.errors import ConfigError
 from headrace.store import TokenCache
 from headrace_compat import ltor_masks

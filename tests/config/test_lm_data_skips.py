@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import ComponentConfig, LmDataConfig
+from headrace.data.dataset import rows_of_step
 from headrace.data.phased import RunDataset
-from headrace.data.provenance import rows_of_step
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.mix import AmendmentConfig
 from headrace.order.intervals import Intervals

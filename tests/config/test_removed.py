@@ -12,7 +12,8 @@ import pytest
 from headrace.analysis.check.plan import plan_run
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.buckets import BucketsConfig
-from headrace.data.provenance import removed_spans, rows_of_step, spans_of_rows
+from headrace.data.dataset import rows_of_step
+from headrace.data.provenance import removed_spans, spans_of_rows
 from headrace.errors import ConfigError
 from headrace.ingest import reshuffle
 from headrace.ingest.reshuffle import ReshuffleConfig

@@ -12,8 +12,9 @@ from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
 from headrace.cli.application import application
 from headrace.data.attributes import AttributeConfig
+from headrace.data.dataset import rows_of_step
 from headrace.data.document_numbers import DocumentNumbers
-from headrace.data.provenance import rows_of_step, spans_of_rows
+from headrace.data.provenance import spans_of_rows
 from headrace.data.row_scores import row_scores
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError

@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 from headrace.batch import PackedBatch
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import PlannedDataset
-from headrace.data.provenance import removed_spans, rows_of_step, spans_of_rows
+from headrace.data.dataset import rows_of_step
+from headrace.data.provenance import removed_spans, spans_of_rows
 from headrace.mix import AmendmentConfig, BatchSchedule
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
 from headrace.order.intervals import Intervals

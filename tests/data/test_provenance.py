@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset, PackedTokenDataset, PlannedDataset, TokenSeqDataset
+from headrace.data.dataset import rows_of_step
 from headrace.data.documents import DocumentFilter
 from headrace.data.phased import Continued
-from headrace.data.provenance import documents_at, read_spans, rows_of_step, spans_of_rows
+from headrace.data.provenance import documents_at, read_spans, spans_of_rows
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed import DataLoader
 from headrace.mix import AmendmentConfig, BatchSchedule, StageConfig

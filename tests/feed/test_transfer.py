@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from headrace.feed import transfer
-from headrace.feed.transfer import Transfer, batched_device_put
+from headrace.feed import placement
+from headrace.feed.placement import Transfer, batched_device_put
 
 
 def sharding_of(types, spec):
@@ -27,7 +27,7 @@ def test_this_release_of_jax_has_the_faster_function():
 )
 def test_every_array_is_the_one_that_jax_makes(monkeypatch, faster, dtype, axis, spec):
     if not faster:
-        monkeypatch.setattr(transfer, "batched_device_put", lambda: None)
+        monkeypatch.setattr(placement, "batched_device_put", lambda: None)
     sharding = sharding_of((axis, axis), spec)
     to_global = Transfer((8, 12), sharding, lambda index: index)
     for k in range(3):

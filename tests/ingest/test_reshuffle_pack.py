@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 from headrace import LmDataConfig, TokenSeqDataset, load_config
 from headrace.cli.application import application
 from headrace.data import MixtureDataset, PackedStoreDataset, PackedTokenDataset
+from headrace.data.dataset import rows_of_step
 from headrace.data.documents import DocumentFilter
-from headrace.data.provenance import read_spans, rows_of_step, spans_of_rows
+from headrace.data.provenance import read_spans, spans_of_rows
 from headrace.errors import CacheError, ConfigError, PlanMismatchError
 from headrace.ingest import (
     ReshuffleConfig,

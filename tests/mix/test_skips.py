@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix.draws import Draws
+from headrace.mix.draws import NO_SKIPS, Draws, Skips, check_skip
 from headrace.mix.schedule import BatchSchedule, weight_from_config
-from headrace.mix.skips import NO_SKIPS, Skips, check_skip
 
 PAIR = st.tuples(st.integers(1, 40), st.integers(1, 9)).map(lambda pair: (pair[0], sum(pair)))
 PAIRS = st.lists(PAIR, max_size=5)  # each of an amendment of its own

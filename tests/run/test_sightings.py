@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from headrace.config import load_config
-from headrace.data.provenance import rows_of_step, spans_of_rows
+from headrace.data.dataset import rows_of_step
+from headrace.data.provenance import spans_of_rows
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.order.intervals import Intervals
 from headrace.run.sightings import Sighting, sightings

@@ -22,10 +22,9 @@ from headrace.data import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed import DataLoader
 from headrace.store import CacheLayout, RetryPolicy, TokenCache, files, requests, retry
-from headrace.store.array import StoredArray, kvstore_spec
+from headrace.store.array import PendingRead, StoredArray, kvstore_spec
 from headrace.store.layout import DEFAULT_CHUNK
 from headrace.store.ledger import read_ledger
-from headrace.store.pending import PendingRead
 from headrace.store.plain import PlainArray
 from headrace.testing import FaultProxy, Faults, web_server, write_cache
 

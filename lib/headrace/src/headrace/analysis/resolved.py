@@ -29,7 +29,7 @@ from headrace.errors import ConfigError
 from headrace.feed.micro_steps import MicroForecast
 from headrace.metrics import SourceAt
 from headrace.mix.blend import is_size_rule
-from headrace.mix.data_end import DataEnd, check_some_batch, data_end
+from headrace.mix.limits import DataEnd, check_some_batch, data_end
 from headrace.mix.policy import Watch
 from headrace.mix.repeats import repeats_somewhere
 from headrace.order.order import Identity

@@ -70,8 +70,8 @@ def command(
 
         headrace run cat run.yaml --step 0 batch_size=4 seed=1
     """
+    from headrace.data.dataset import rows_of_step
     from headrace.data.described import described_rows
-    from headrace.data.provenance import rows_of_step
 
     with working("finding the rows"):
         run = target if run is None and lock_at(target) else run

@@ -94,7 +94,7 @@ def check(
 
     with working("checking"):
         loaded = load_of_run(config, settings, run)
-        faults = {} if declared else source_faults(loaded)
+        faults = {} if declared else source_faults(loaded.components, loaded.tokenizer)
         try:
             plan = plan_run(
                 loaded,

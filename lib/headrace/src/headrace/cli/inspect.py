@@ -291,7 +291,6 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     from headrace.cli.snapshots import snapshot_facts
     from headrace.ingest.build import unused_fields_of
     from headrace.store import files
-    from headrace.store.document_ends import block_tokens_of
     from headrace.store.layouts import FORMAT, LIMITS
     from headrace.store.ledger import SHUFFLED
 
@@ -329,7 +328,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "layout": ledger.layout,
         "tokenizer": ledger.tokenizer,
         "fingerprint": cache.fingerprint,
-        "block_tokens": block_tokens_of(cache),
+        "block_tokens": cache.block_tokens,
         "shuffled": shuffled
         and {
             key: shuffled[key]

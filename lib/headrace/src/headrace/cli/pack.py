@@ -253,18 +253,15 @@ def _compared(
     """The figures of each algorithm for the documents of a cache, as JSON values."""
     import numpy as np
 
-    from headrace.data.documents import DocumentFilter
+    from headrace.data.documents import removed_by
     from headrace.data.packed import PackedRows
-    from headrace.order.intervals import Intervals
     from headrace.pack.plan import plan_of
     from headrace.pack.saved_plans import of_documents, unit_lengths
     from headrace.pack.spec import CUTTING, Algorithm, PackingConfig
     from headrace.progress import track
 
     unit = how.unit or 1
-    removed_documents = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(
-        cache
-    )
+    removed_documents = removed_by(removed, cache)
     lengths = np.concatenate(
         [np.zeros(0, np.int64), *unit_lengths(cache, removed_documents.documents, unit)]
     )

@@ -11,22 +11,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.config.component import ComponentConfig
 from headrace.data.buckets import BucketsConfig, expected_repeats
 from headrace.errors import ConfigError
 from headrace.mix.blend import is_size_rule
 from headrace.mix.repeats import REPEAT, blend_of
-from headrace.mix.stage_config import weights_at_begin
-
-if TYPE_CHECKING:
-    from headrace.config.lm_data import LmDataConfig
+from headrace.mix.stage_config import AmendmentConfig, StageConfig, weights_at_begin
+from headrace.order.holdout import ValidationConfig
 
 
-def written_out(config: LmDataConfig) -> Mapping[str, Any]:
+def written_out(
+    components: Mapping[str, ComponentConfig],
+    weights: Mapping[str, Any] | None,
+    stages: Sequence[StageConfig],
+    amendments: Sequence[AmendmentConfig],
+    validation: ValidationConfig | None,
+    max_epochs: float | None,
+) -> Mapping[str, Any]:
     """The fields of a config that change when its sources with buckets are expanded; empty if it
-    has none.
+    has none. Arguments are fields of the config.
 
     Raises:
         ConfigError: a field is incompatible with buckets; a name is already another component's.
@@ -41,14 +46,16 @@ def written_out(config: LmDataConfig) -> Mapping[str, Any]:
         (['web/0', 'web/1', 'code'],
          {'web': {'weight': 3, 'blend': {'web/0': 1, 'web/1': 2}}, 'code': 1.0})
     """
-    groups = {n: _split(n, c, config) for n, c in config.components.items() if _is_group(c)}
+    groups = {
+        n: _split(n, c, validation, max_epochs) for n, c in components.items() if _is_group(c)
+    }
     if not groups:
         return {}
-    components: dict[str, ComponentConfig] = {}
-    for name, component in config.components.items():
+    expanded: dict[str, ComponentConfig] = {}
+    for name, component in components.items():
         parts = groups.get(name, {name: (component, None)})
         for part, (part_config, _) in parts.items():
-            if part in components or (part != name and part in config.components):
+            if part in expanded or (part != name and part in components):
                 cure = "Rename one of them."
                 raise ConfigError(
                     "is the name of two components",
@@ -56,38 +63,40 @@ def written_out(config: LmDataConfig) -> Mapping[str, Any]:
                     value=part,
                     cure=cure,
                 )
-            components[part] = part_config
+            expanded[part] = part_config
     blends = {
         name: {part: weight for part, (_, weight) in parts.items()}
         for name, parts in groups.items()
     }
-    weights = config.weights
-    _check_places(config, groups)
-    if weights is None and not config.stages:
-        written = {n: c.weight for n, c in config.components.items()}
-        weights = weights_at_begin(written, config.amendments)
-        components = {n: dataclasses.replace(c, weight=None) for n, c in components.items()}
+    _check_places(components, weights, stages, groups)
+    if weights is None and not stages:
+        written = {n: c.weight for n, c in components.items()}
+        weights = weights_at_begin(written, amendments)
+        expanded = {n: dataclasses.replace(c, weight=None) for n, c in expanded.items()}
     replace = dataclasses.replace
     return {
-        "components": components,
+        "components": expanded,
         "weights": None if weights is None else _grouped(weights, blends),
-        "stages": [
-            replace(stage, weights=_grouped(stage.weights, blends)) for stage in config.stages
-        ],
-        "amendments": [replace(a, add=_grouped(a.add, blends)) for a in config.amendments],
+        "stages": [replace(stage, weights=_grouped(stage.weights, blends)) for stage in stages],
+        "amendments": [replace(a, add=_grouped(a.add, blends)) for a in amendments],
     }
 
 
-def _check_places(config: LmDataConfig, groups: Mapping[str, object]) -> None:
+def _check_places(
+    components: Mapping[str, ComponentConfig],
+    weights: Mapping[str, Any] | None,
+    stages: Sequence[StageConfig],
+    groups: Mapping[str, object],
+) -> None:
     """Raises ConfigError if weights are given twice, or follow from the sizes of sources that are
     groups.
     """
     blends = {
-        "weights": config.weights,
-        **{f"stages[{k}].weights": s.weights for k, s in enumerate(config.stages)},
+        "weights": weights,
+        **{f"stages[{k}].weights": s.weights for k, s in enumerate(stages)},
     }
     for path, blend in blends.items():
-        if blend is not None and is_size_rule(blend, config.components):
+        if blend is not None and is_size_rule(blend, components):
             name = next(iter(groups))
             cure = (
                 "Give each source a weight; {repeat: 1} is one that follows from its rows:"
@@ -98,7 +107,7 @@ def _check_places(config: LmDataConfig, groups: Mapping[str, object]) -> None:
             )
     paths = [path for path, blend in blends.items() if blend is not None]
     for name in groups if paths else ():
-        if (weight := config.components[name].weight) is not None:
+        if (weight := components[name].weight) is not None:
             problem = f"is given beside {paths[0].partition('[')[0]}"
             path = f"components.{name}.weight"
             raise ConfigError(
@@ -124,7 +133,10 @@ def _grouped(weights: Mapping[str, Any], blends: Mapping[str, Mapping[str, Any]]
 
 
 def _split(
-    name: str, source: ComponentConfig, config: LmDataConfig
+    name: str,
+    source: ComponentConfig,
+    validation: ValidationConfig | None,
+    max_epochs: float | None,
 ) -> dict[str, tuple[ComponentConfig, Any]]:
     """The components of a source with buckets by name, and the weight of each within the source."""
     buckets = source.buckets
@@ -148,7 +160,7 @@ def _split(
         return {
             f"{name}/{part}": (_keeping(source, buckets, [k]), weight) for part, k, weight in parts
         }
-    split, path = source.validation_in(name, config.validation) or (None, "")
+    split, path = source.validation_in(name, validation) or (None, "")
     if split is not None and split.by == "blocks":
         raise ConfigError(
             f"would hold out blocks of one layer of {name!r} whose documents others train on",
@@ -159,7 +171,7 @@ def _split(
     repeats = expected_repeats(buckets)
     parts = {}
     reached = 0.0
-    epochs = config.max_epochs if source.max_epochs is None else source.max_epochs
+    epochs = max_epochs if source.max_epochs is None else source.max_epochs
     for level in sorted({*repeats.tolist()} - {0.0}):
         pace = level - reached
         reached = level

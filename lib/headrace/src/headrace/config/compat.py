@@ -15,15 +15,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from headrace import extensions
 from headrace.errors import ConfigError, check_choice
-
-if TYPE_CHECKING:
-    from headrace.config.lm_data import LmDataConfig
-    from headrace.store.cache import TokenCache
-
+from headrace.store.cache import TokenCache
 
 _ELSEWHERE = {
     "slime": 'Its order of prompts is RLSettings(prompt_order="slime"), '
@@ -41,7 +37,8 @@ _ELSEWHERE = {
 
 
 class CompatSystem(abc.ABC):
-    """Another system, whose rows and order a run follows.
+    """Another system, whose rows and order a run follows. Configs are those of the run,
+    :class:`~headrace.config.lm_data.LmDataConfig`.
 
     Args:
         setting: What the config says of it; ConfigError for a setting that the system does not
@@ -57,7 +54,7 @@ class CompatSystem(abc.ABC):
         """Fields of the run that the system sets."""
 
     @abc.abstractmethod
-    def apply(self, config: LmDataConfig) -> None:
+    def apply(self, config: Any) -> None:
         """Sets these fields in a config under construction; ConfigError if the config contradicts
         them.
         """
@@ -65,7 +62,7 @@ class CompatSystem(abc.ABC):
     @abc.abstractmethod
     def datasets(
         self,
-        config: LmDataConfig,
+        config: Any,
         caches: Mapping[str, TokenCache],
         side: Literal["train", "validation"],
     ) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar, cast
 
 from headrace.data.attributes import AttributeConfig
 from headrace.data.buckets import BucketsConfig, without_others
@@ -22,9 +22,8 @@ from headrace.errors import ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import filter_reader, ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.source import SourceConfig
-from headrace.ingest.tokenize import load_tokenizer
+from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.mix.amendments import number_of_each
-from headrace.mix.blend import is_size_rule
 from headrace.mix.limits import check_component_budgets
 from headrace.mix.repeats import check_weight
 from headrace.mix.schedule import CountedTokens, weight_from_config
@@ -37,9 +36,6 @@ from headrace.store.joined import open_components
 from headrace.store.layouts import FormatConfig
 from headrace.store.location import Location
 from headrace.store.snapshots import Snapshot
-
-if TYPE_CHECKING:
-    from headrace.config.lm_data import LmDataConfig
 
 _LOG = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
@@ -326,37 +322,6 @@ def counted_tokens(unit: str, components: Mapping[str, ComponentConfig]) -> Coun
     return "content" if packed and unit == "content_tokens" else None
 
 
-def counts_of_padding(config: LmDataConfig) -> tuple[list[str], list[str]]:
-    """Fields whose token counts include padding, and the packed components whose padding they
-    include.
-    """
-    components = config.components
-    packed = [name for name, component in components.items() if component.packing is not None]
-    counts_tokens = {
-        "unit": config.unit == "tokens",
-        "policy": config.policy == "least_consumed",
-        "weights": config.weights is not None and is_size_rule(config.weights, components),
-        "stages": any(stage.tokens is not None for stage in config.stages),
-        **{
-            f"components.{name}.max_tokens": components[name].max_tokens is not None
-            for name in packed
-        },
-    }
-    fields = [field for field, counts in counts_tokens.items() if counts]
-    return (fields, packed) if packed and config.unit in ("examples", "tokens") else ([], [])
-
-
-def log_counts_of_padding(config: LmDataConfig) -> None:
-    """Warns of fields that count padding, which ``config check`` finds too."""
-    fields, packed = counts_of_padding(config)
-    if fields:
-        _LOG.warning(
-            "%s: counts padding of packed rows (%s); unit: content_tokens does not",
-            fields[0],
-            packed[0],
-        )
-
-
 def log_more_hosts(dataset: PlannedDataset, max_hosts: int | None, share: float) -> None:
     """Warns if hosts that each hold this share of a batch are more than their strands are for."""
     from headrace.data.mixture import mixture_of
@@ -479,12 +444,15 @@ def named_in_config() -> Iterator[None]:
 
 
 def open_caches(
-    config: LmDataConfig, snapshots: Mapping[str, Sequence[Snapshot]]
+    components: Mapping[str, ComponentConfig],
+    snapshots: Mapping[str, Sequence[Snapshot]],
+    catalog: str | None,
+    tokenizer: TokenizerConfig | None,
 ) -> dict[str, TokenCache]:
     """Opens these snapshots of the caches of a config's components, by name; one tokenizer must
     have made all of them. Raises what ``LmDataConfig.open_caches`` does.
     """
-    components = {name: config.components[name] for name in snapshots}
+    components = {name: components[name] for name in snapshots}
     replicas = {c.caches[0]: c.replicas for c in components.values() if c.replicas}
     # Components may share a cache, which is opened once.
     contents = {
@@ -498,14 +466,14 @@ def open_caches(
     first = {content: name for name, content in reversed(contents.items())}
     chosen = {name: several for name, several in snapshots.items() if name in first.values()}
     formats = {name: c.format for name, c in components.items() if c.format is not None}
-    shared = open_components(chosen, config.cache_catalog, replicas, ledger_reader(), formats)
+    shared = open_components(chosen, catalog, replicas, ledger_reader(), formats)
     caches = {name: shared[first[content]] for name, content in contents.items()}
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
-    if opened and config.tokenizer is None:
+    if opened and tokenizer is None:
         check_one_tokenizer([(name, c.path, c.ledger.tokenizer) for name, c in opened])
-    elif opened and config.tokenizer is not None:
+    elif opened and tokenizer is not None:
         with named_in_config():
-            loaded = load_tokenizer(config.tokenizer)
+            loaded = load_tokenizer(tokenizer)
         for _, cache in opened:
             loaded.check_same(cache.ledger.tokenizer, cache.path)
             name_tokenizer(cache, loaded)

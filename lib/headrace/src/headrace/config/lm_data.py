@@ -15,6 +15,7 @@ Python.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -34,7 +35,6 @@ from headrace.config.component import (
     counted_tokens,
     held_out_of,
     left_out,
-    log_counts_of_padding,
     log_more_hosts,
     open_caches,
     sizes_of,
@@ -58,6 +58,8 @@ from headrace.data.row_scores import row_scores
 from headrace.data.strands import RowScores
 from headrace.errors import ConfigError, check_at_least, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
+from headrace.mix.blend import is_size_rule
+from headrace.mix.draws import Skips
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
 from headrace.mix.phases import phase_block
 from headrace.mix.policies.kind import MixturePlan
@@ -70,7 +72,6 @@ from headrace.mix.schedule import (
     RowOrder,
     WeightUnit,
 )
-from headrace.mix.skips import Skips
 from headrace.mix.stage_config import (
     AmendmentConfig,
     MixtureConfig,
@@ -88,6 +89,8 @@ from headrace.order.shuffle_config import BraidShuffleConfig, Shuffle, check_shu
 from headrace.order.subset import SubsetConfig
 from headrace.pack.spec import check_packing
 from headrace.store.cache import TokenCache
+
+_LOG = logging.getLogger(__name__)
 
 if TYPE_CHECKING:  # these import jax; a config can be read and checked without it
     from jax.sharding import Mesh, NamedSharding
@@ -128,7 +131,7 @@ class LmDataConfig:
         stop_strategy: ``restart``, ``first_exhausted`` or ``all_exhausted``.
         last_batch: What becomes of a last batch that the data do not fill: ``pad`` it with empty
             rows, ``drop`` its rows, or ``fill`` it with the first rows again; see
-            :mod:`headrace.mix.data_end`.
+            :mod:`headrace.mix.limits`.
         policy: ``quota``; ``whole_batches``, each batch from one component; or the sequence of
             another system: ``swrr``, ``greedy``, ``exhaustive``, ``least_consumed``.
         validation: What to hold out of every component that has no setting of its own:
@@ -230,7 +233,15 @@ class LmDataConfig:
                 NOT_WITH_PHASES, field=subsets[0], cure="Keep one seq_len, or leave the subset out."
             )
         check_epochs("max_epochs", self.max_epochs)
-        vars(self).update(written_out(self))  # it is frozen
+        expanded = written_out(
+            self.components,
+            self.weights,
+            self.stages,
+            self.amendments,
+            self.validation,
+            self.max_epochs,
+        )
+        vars(self).update(expanded)  # it is frozen
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
@@ -316,7 +327,7 @@ class LmDataConfig:
             SourceError: files of the sources cannot be built from; names them all, before anything
                 is built.
         """
-        build_caches(self, progress=progress)
+        build_caches(self.components, self.tokenizer, progress=progress)
 
     def open_caches(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenCache]:
         """Opens the caches of all components; ``instead``: open caches, by name, to use in place of
@@ -331,7 +342,8 @@ class LmDataConfig:
         assert config._settled is not None
         snapshots = config._settled.snapshots
         missing = {n: of_each for n, of_each in snapshots.items() if n not in (instead or {})}
-        caches = {**open_caches(config, missing), **(instead or {})}
+        opened = open_caches(config.components, missing, self.cache_catalog, self.tokenizer)
+        caches = {**opened, **(instead or {})}
         return ByComponent({name: caches[name] for name in config.components})
 
     def at_snapshots(self, instead: Mapping[str, TokenCache] | None = None) -> LmDataConfig:
@@ -355,7 +367,14 @@ class LmDataConfig:
         check_any(self.components)
         newcomers = (name for one in self.amendments for name in one.newcomers.values())
         check_instead(instead or {}, {*self.components, *newcomers})
-        settled = settle(self, instead or {})
+        settled = settle(
+            self.components,
+            self.amendments,
+            instead or {},
+            weights=self.weights,
+            shuffle=self.shuffle,
+            validation=self.validation,
+        )
         # Its fields were checked when it was made; what snapshots add follows from them.
         config = copy(self)
         vars(config).update(components=settled.components, _settled=settled)
@@ -578,7 +597,13 @@ class LmDataConfig:
         """
         from headrace.feed.loader import DataLoader
 
-        log_counts_of_padding(self)
+        fields, packed = self.counts_of_padding()
+        if fields:
+            _LOG.warning(
+                "%s: counts padding of packed rows (%s); unit: content_tokens does not",
+                fields[0],
+                packed[0],
+            )
         loader = DataLoader(
             dataset,
             mesh=mesh,
@@ -597,6 +622,25 @@ class LmDataConfig:
         open_bytes.check(self.prefetch_bytes, loader.local_share)
         log_more_hosts(planned, self.max_hosts, loader.local_share)
         return loader
+
+    def counts_of_padding(self) -> tuple[list[str], list[str]]:
+        """Fields whose token counts include padding, and the packed components whose padding they
+        include.
+        """
+        components = self.components
+        packed = [name for name, component in components.items() if component.packing is not None]
+        counts_tokens = {
+            "unit": self.unit == "tokens",
+            "policy": self.policy == "least_consumed",
+            "weights": self.weights is not None and is_size_rule(self.weights, components),
+            "stages": any(stage.tokens is not None for stage in self.stages),
+            **{
+                f"components.{name}.max_tokens": components[name].max_tokens is not None
+                for name in packed
+            },
+        }
+        fields = [field for field, counts in counts_tokens.items() if counts]
+        return (fields, packed) if packed and self.unit in ("examples", "tokens") else ([], [])
 
     @property
     def exchange_setting(self) -> ExchangeSetting:

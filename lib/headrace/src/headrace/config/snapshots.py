@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,12 +35,10 @@ from headrace.mix.amendments import number_of_each
 from headrace.mix.stage_config import AmendmentConfig, added_later
 from headrace.order.holdout import ValidationConfig
 from headrace.order.intervals import Intervals
+from headrace.order.shuffle_config import ShuffleConfig, shuffle_of
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.snapshots import History, Snapshot, choose_snapshot, parse_history
-
-if TYPE_CHECKING:
-    from headrace.config.lm_data import LmDataConfig
 
 
 @dataclass(frozen=True)
@@ -93,8 +91,17 @@ class _Named(NamedTuple):
         return self.amendment.caches[self.name]
 
 
-def settle(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> Settled:
-    """Finds out which snapshots the caches of a config are at, and when.
+def settle(
+    components: Mapping[str, ComponentConfig],
+    amendments: Sequence[AmendmentConfig],
+    instead: Mapping[str, TokenCache],
+    *,
+    weights: Mapping[str, Any] | None,
+    shuffle: ShuffleConfig,
+    validation: ValidationConfig | None,
+) -> Settled:
+    """Finds out which snapshots the caches of a config are at, and when. The other arguments are
+    fields of the config.
 
     Reads the list of snapshots of each cache that does not start at its first and stay there,
     unless an open cache is given ``instead``.
@@ -104,26 +111,26 @@ def settle(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> Settled:
         CacheError: a list cannot be read, or is damaged.
     """
     entries = [
-        _Named(number, amendment, name, _components_of(name, number, config))
-        for number, amendment in enumerate(config.amendments)
+        _Named(number, amendment, name, _components_of(name, number, components, amendments))
+        for number, amendment in enumerate(amendments)
         for name in amendment.caches
     ]
     # 1. Where each component starts.
-    starts = _starts(config, instead, entries)
-    components = {
+    starts = _starts(components, instead, entries)
+    settled = {
         name: component
         if name in instead
         else replace(component, snapshot=[one.number for one in starts[name]])
-        for name, component in config.components.items()
+        for name, component in components.items()
     }
     # 2. Where amendments move it and what came of it before; what it gains comes beside it.
     reached = dict(starts)
     snapshots = dict(starts)
-    moves: dict[str, list[Move]] = {name: [] for name in components}
-    families = {name: [name] for name in components}
+    moves: dict[str, list[Move]] = {name: [] for name in settled}
+    families = {name: [name] for name in settled}
     drawn_from: dict[str, int] = {}
     for entry in entries:
-        later = added_later(config.amendments[entry.number + 1 :])
+        later = added_later(amendments[entry.number + 1 :])
         for base in entry.components:
             gained = _gained(reached[base], entry)
             numbers = {one.path: one.number for one in gained}
@@ -133,27 +140,33 @@ def settle(config: LmDataConfig, instead: Mapping[str, TokenCache]) -> Settled:
                 moves[name].append(Move(entry.amendment.step, entry.field, moved))
             if grown := [one for one in gained if one.members]:
                 newcomer = entry.amendment.newcomers[entry.name]
-                _check_can_grow(base, newcomer, config, entry, grown[0])
-                one = _newcomer(components[base], base, grown, config.validation)
-                components = _with_newcomer(components, newcomer, one, later)
+                _check_can_grow(base, components[base], shuffle, entry, grown[0])
+                _check_new(newcomer, components, weights or {}, entry)
+                one = _newcomer(settled[base], base, grown, validation)
+                settled = _with_newcomer(settled, newcomer, one, later)
                 snapshots[newcomer] = grown
                 moves[newcomer] = []
                 drawn_from[newcomer] = entry.amendment.step
                 families[base].append(newcomer)
-    in_order = {name: snapshots[name] for name in components}
-    return Settled(components, in_order, moves, drawn_from)
+    in_order = {name: snapshots[name] for name in settled}
+    return Settled(settled, in_order, moves, drawn_from)
 
 
-def _components_of(name: str, number: int, config: LmDataConfig) -> list[str]:
+def _components_of(
+    name: str,
+    number: int,
+    components: Mapping[str, ComponentConfig],
+    amendments: Sequence[AmendmentConfig],
+) -> list[str]:
     """The components that an amendment names: one, or the buckets of one."""
-    if name in config.components:
+    if name in components:
         return [name]
-    if buckets := [one for one in config.components if one.startswith(f"{name}/")]:
+    if buckets := [one for one in components if one.startswith(f"{name}/")]:
         return buckets
-    target = config.amendments[number].caches[name]
-    cure = did_you_mean(name, config.components)
+    target = amendments[number].caches[name]
+    cure = did_you_mean(name, components)
     problem = "is not a component"
-    for amendment in config.amendments[:number]:
+    for amendment in amendments[:number]:
         for base, newcomer in amendment.newcomers.items():
             if newcomer == name:
                 problem = f"came with an amendment of {base}"
@@ -163,7 +176,9 @@ def _components_of(name: str, number: int, config: LmDataConfig) -> list[str]:
 
 
 def _starts(
-    config: LmDataConfig, instead: Mapping[str, TokenCache], entries: Sequence[_Named]
+    components: Mapping[str, ComponentConfig],
+    instead: Mapping[str, TokenCache],
+    entries: Sequence[_Named],
 ) -> dict[str, list[Snapshot]]:
     """The snapshots with which each component starts: those that it sets; else those before the
     first that an amendment names; else the newest.
@@ -172,13 +187,11 @@ def _starts(
     for entry in entries:
         for name in entry.components:
             first.setdefault(name, number_of_each(entry.value))
-    chosen = {
-        name: component.of_each("snapshot", name) for name, component in config.components.items()
-    }
+    chosen = {name: one.of_each("snapshot", name) for name, one in components.items()}
     # What starts at its first snapshot and stays there needs no list.
     listed = {
         path: (path, *(component.replicas or ()))
-        for name, component in config.components.items()
+        for name, component in components.items()
         for path, number in zip(component.caches, chosen[name], strict=True)
         if name not in instead and (name in first or number != 1)
     }
@@ -186,7 +199,7 @@ def _starts(
         read = pool.map(partial(_history, history_reader()), listed.values())
         histories = dict(zip(listed, read, strict=True))
     starts: dict[str, list[Snapshot]] = {}
-    for name, component in config.components.items():
+    for name, component in components.items():
         if name in instead:
             starts[name] = [*instead[name].snapshots]
             continue
@@ -246,11 +259,15 @@ def _gained(reached: Sequence[Snapshot], entry: _Named) -> list[Snapshot]:
 
 
 def _check_can_grow(
-    name: str, newcomer: str, config: LmDataConfig, entry: _Named, gained: Snapshot
+    name: str,
+    component: ComponentConfig,
+    shuffle: ShuffleConfig,
+    entry: _Named,
+    gained: Snapshot,
 ) -> None:
     """Raises ConfigError if no component can stand beside one for what its caches gain."""
-    component = config.components[name]
-    scored_by = config.shuffle_for(name).scored_by or ""
+    own_shuffle = shuffle if component.shuffle is None else component.shuffle
+    scored_by = shuffle_of(own_shuffle).scored_by or ""
     limits = {
         "max_tokens": component.max_tokens,
         "max_share": component.max_share,
@@ -266,15 +283,24 @@ def _check_can_grow(
             )
             problem = f"brings in documents, which does not go with components.{name}.{setting}"
             raise ConfigError(problem, field=entry.field, value=entry.value, cure=cure)
-    if newcomer in config.components:
+
+
+def _check_new(
+    newcomer: str,
+    components: Mapping[str, ComponentConfig],
+    weights: Mapping[str, Any],
+    entry: _Named,
+) -> None:
+    """Raises ConfigError if the config names a component already that an amendment brings in."""
+    if newcomer in components:
         raise ConfigError(
             f"is the name of what {entry.field} brings in",
             field="components",
             value=newcomer,
             cure="Give it another name.",
         )
-    if newcomer in (weights := config.weights or {}):
-        cure = f"Leave it out: {entry.field} brings it in, with a share of {name}'s weight."
+    if newcomer in weights:
+        cure = f"Leave it out: {entry.field} brings it in, with a share of {entry.name}'s weight."
         raise ConfigError(
             "is not there yet", field=f"weights.{newcomer}", value=weights[newcomer], cure=cure
         )

@@ -5,7 +5,7 @@ all of them.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from headrace.config.component import ComponentConfig, named_in_config
 from headrace.errors import ConfigError, HeadraceError
@@ -15,9 +15,6 @@ from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store.layouts import find_layout
 from headrace.store.ledger import is_finished, ledger_state
-
-if TYPE_CHECKING:  # imports this module
-    from headrace.config.lm_data import LmDataConfig
 
 _FIELD = r"--field (\w+)=(\w+(?:\.\w+)*)"
 _AS_FIELDS = (
@@ -34,17 +31,22 @@ _AS_FIELDS = (
 """Options of ``headrace build``, and the fields of a source that say the same."""
 
 
-def build_caches(config: LmDataConfig, *, progress: bool) -> None:
+def build_caches(
+    components: Mapping[str, ComponentConfig],
+    tokenizer: TokenizerConfig | None,
+    *,
+    progress: bool,
+) -> None:
     """Builds missing caches that have a source, and finishes unfinished ones: see
     ``LmDataConfig.build_caches``.
     """
     sources: list[tuple[str, SourceConfig, list[str]]] = []
-    for name, component in config.components.items():
+    for name, component in components.items():
         if component.source is not None:
             sources.append((name, component.source, _unbuilt(component)))
         elif not component.replicas:  # a copy is not built
             _check_there(name, _unbuilt(component))
-    tokenizer = config.tokenizer or TokenizerConfig()
+    tokenizer = tokenizer or TokenizerConfig()
     with named_in_config():
         faults = _faults({name: source for name, source, paths in sources if paths}, tokenizer)
         refuse_faults([fault for some in faults.values() for fault in some])
@@ -53,7 +55,9 @@ def build_caches(config: LmDataConfig, *, progress: bool) -> None:
                 build_cache(source, tokenizer, path, progress=progress, first_look=False)
 
 
-def source_faults(config: LmDataConfig) -> dict[str, list[HeadraceError]]:
+def source_faults(
+    components: Mapping[str, ComponentConfig], tokenizer: TokenizerConfig | None
+) -> dict[str, list[HeadraceError]]:
     """Looks at the sources of components whose caches are not built: by component, an error for
     each file that cannot be built from, with cures for a config.
 
@@ -63,11 +67,11 @@ def source_faults(config: LmDataConfig) -> dict[str, list[HeadraceError]]:
     """
     sources = {
         name: component.source
-        for name, component in config.components.items()
+        for name, component in components.items()
         if component.source is not None and _unbuilt(component)
     }
     with named_in_config():
-        return _faults(sources, config.tokenizer or TokenizerConfig())
+        return _faults(sources, tokenizer or TokenizerConfig())
 
 
 def in_config(fault: HeadraceError, component: str) -> HeadraceError:

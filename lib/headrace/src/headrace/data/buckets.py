@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 
 from headrace.data.document_numbers import DocumentNumbers
-from headrace.data.documents import DocumentFilter, remove, remove_others
+from headrace.data.documents import remove, remove_others, removed_by
 from headrace.data.filter_files import RANGE_BITS
 from headrace.data.pairs import refuse_parted_buckets
 from headrace.data.saved_filters import RemovedDocuments
@@ -320,7 +320,7 @@ def without_others(
         if filtered is None and others is not None:
             left_out[name] = remove(cache, _with_moved(others, cache))
             continue
-        filtered = filtered or DocumentFilter(Intervals.empty()).of(cache)
+        filtered = filtered or removed_by(None, cache)
         is_other = partial(_is_other, is_kept, documents.bucket)
         left_out[name] = remove_others(cache, filtered, is_other, others)
     return left_out

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
@@ -20,8 +21,9 @@ from jaxtyping import Bool, Float32, Int64
 
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.columns import of_batch
-from headrace.data.provenance import Explained
+from headrace.data.provenance import StepRows
 from headrace.data.rows import (
+    Explained,
     JoinedRows,
     Rows,
     RowSource,
@@ -31,9 +33,9 @@ from headrace.data.rows import (
     read_rows,
     segments_of,
 )
-from headrace.errors import ConfigError, check_at_least, check_whole
+from headrace.errors import ConfigError, IndexOutOfRangeError, check_at_least, check_whole
 from headrace.metrics import ReadStats
-from headrace.mix.data_end import DataEnd, check_some_batch, data_end
+from headrace.mix.limits import DataEnd, check_some_batch, data_end, held_rows, repeated_from
 from headrace.mix.phases import PhaseChange
 from headrace.mix.schedule import BatchSchedule, LastBatch, RowOrder
 from headrace.order.braid.shuffle import PendingBraid
@@ -292,6 +294,42 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         source = rows.source.astype(np.int32)
         return pack_rows(tokens, source, self.eos_id, segments, mask, self.pairs, extras, ends)
 
+    def rows_of_examples(
+        self, example: Int64[np.ndarray, " n"], row_order: RowOrder = "stream"
+    ) -> StepRows:
+        """The rows of examples, as if they were a batch. Pure, without I/O; numbers are not checked.
+
+        Raises:
+            ConfigError: the dataset is not stored in token caches.
+
+        Example:
+            >>> import headrace.testing
+            >>> from headrace import TokenSeqDataset
+            >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
+            >>> dataset.rows_of_examples(np.array([5, 2])).row.tolist()
+            [5, 2]
+        """
+        rows = self.locate(example)
+        if row_order == "locality":
+            order = np.argsort(rows.locality, kind="stable")
+            example = example[order]
+            rows = Rows(*(field[order] for field in rows))
+        names, component, ordinal, epoch = self.explain(example)
+        return StepRows(
+            0,
+            example.size,
+            self.seq_len,
+            self.sources,
+            self.caches(),
+            names,
+            example,
+            component,
+            ordinal,
+            epoch,
+            rows.source,
+            rows.row,
+        )
+
     def preview(self, rows: int = 3, first: int = 0) -> Preview:
         """The text of a few examples, and the documents that they come from, to be printed.
 
@@ -307,13 +345,50 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         stop = (
             first + rows if self.length is None else min(first + rows, max(self.length, first + 1))
         )
-        return preview(self, check_indices(np.arange(first, stop), self.length))
+        return preview(self.rows_of_examples(check_indices(np.arange(first, stop), self.length)))
 
     def block_aligned(self, io_block_size: int) -> PlannedDataset:
         return self
 
     def reordered(self, order: Order) -> PlannedDataset:
         return ReorderedDataset(self, order)
+
+
+def rows_of_step(
+    dataset: PlannedDataset, schedule: BatchSchedule, step: int, row_order: RowOrder = "locality"
+) -> StepRows:
+    """The rows of a step of a loader with these batch sizes and this row order. Pure, without I/O.
+
+    Raises:
+        IndexOutOfRangeError: there is no such step.
+        ConfigError: the dataset does not lie in token caches.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import TokenSeqDataset
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8).shuffle(seed=0)
+        >>> rows = rows_of_step(dataset, BatchSchedule(4), step=3)
+        >>> rows.example.tolist() == [12, 13, 14, 15], len(rows)
+        (False, 4)
+    """
+    end = data_end(schedule, dataset.length)
+    if step < 0 or (end is not None and step >= end.num_steps):
+        raise IndexOutOfRangeError(
+            "is not a step of this run",
+            field="step",
+            value=step,
+            cure=f"Steps run from 0 to {end.num_steps - 1}."
+            if end is not None and end.num_steps
+            else "Steps count from 0.",
+        )
+    begin, size = schedule.rows_at(step)
+    stored_rows = int(held_rows(schedule, dataset.length, np.asarray([step]))[0])
+    phase = max(first for first, _ in dataset.phases if first <= step)
+    example = repeated_from(
+        np.arange(begin, begin + stored_rows), dataset.length, schedule.rows_at(phase)[0]
+    )
+    rows = dataset.at_step(step)[0].rows_of_examples(example, row_order)
+    return replace(rows, step=step, batch_size=size)
 
 
 def stored_dataset(dataset: PlannedDataset) -> PlannedDataset:
@@ -406,7 +481,7 @@ class ReorderedDataset(WrappingDataset):
 
     @property
     def pending_order(self) -> PendingBraid | None:
-        return self.order.pending_braid or self.base.pending_order
+        return cast(PendingBraid, self.order) if self.order.is_pending else self.base.pending_order
 
     def reordered(self, order: Order) -> PlannedDataset:
         pending = self.pending_order
@@ -417,7 +492,7 @@ class ReorderedDataset(WrappingDataset):
         # So a set is taken from the sequence that the seed alone determines, and the braid goes
         # over what was taken. A second braid takes its place.
         in_turn = self.settled(lambda _: pending.blocks_in_turn())
-        if order.pending_braid is not None:
+        if order.is_pending:
             return in_turn.reordered(order)
         if not order.selects(self.length):
             return ReorderedDataset(self, order)
@@ -510,7 +585,7 @@ class BatchOrder:
         row_order: Order of the rows within a batch, ``"locality"`` or ``"stream"``; see
             ``DataLoader``.
         last_batch: What becomes of a last batch that the data do not fill: ``"pad"``, ``"drop"`` or
-            ``"fill"``; see :mod:`headrace.mix.data_end`. None: as ``batch_size`` or the mixture
+            ``"fill"``; see :mod:`headrace.mix.limits`. None: as ``batch_size`` or the mixture
             says, or ``"pad"``.
 
     Raises:
@@ -589,7 +664,7 @@ class BatchOrder:
     @property
     def last_batch(self) -> LastBatch:
         """What becomes of a last batch that the data do not fill; see
-        :mod:`headrace.mix.data_end`.
+        :mod:`headrace.mix.limits`.
         """
         return self.schedule.last_batch
 

@@ -13,12 +13,11 @@ import numpy as np
 from jaxtyping import Bool, Num
 
 from headrace.data.attributes import AttributeConfig, open_attribute
-from headrace.data.documents import DocumentFilter, remove_others
+from headrace.data.documents import remove_others, removed_by
 from headrace.data.filter_files import read_npy
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.where import Where
 from headrace.errors import ConfigError, did_you_mean
-from headrace.order.intervals import Intervals
 from headrace.store import files
 from headrace.store.cache import TokenCache
 
@@ -154,7 +153,7 @@ def without_failing(
     def fails(first: int, stop: int) -> Bool[np.ndarray, " n"]:
         return ~where.holds({name: values[first:stop] for name, values in every.items()})
 
-    left_out = remove_others(cache, removed or DocumentFilter(Intervals.empty()).of(cache), fails)
+    left_out = remove_others(cache, removed or removed_by(None, cache), fails)
     if left_out.num_documents == cache.num_documents:
         raise ConfigError(
             f"leaves none of the {cache.num_documents:,} documents of {cache.path}",

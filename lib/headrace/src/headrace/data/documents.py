@@ -300,6 +300,11 @@ class DocumentFilter:
         )
 
 
+def removed_by(listed: DocumentFilter | None, cache: TokenCache) -> RemovedDocuments:
+    """What a filter removes from a cache; without one, only what moved to later members of it."""
+    return remove(cache, cache.moved_away) if listed is None else listed.of(cache)
+
+
 def _numbered_in(cache: TokenCache) -> str:
     """Fingerprint of the cache that numbers refer to: for a shuffled cache, its original."""
     shuffled = cache.recorded_shuffle

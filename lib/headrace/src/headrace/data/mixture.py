@@ -18,9 +18,8 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from headrace.data.async_dataset import AsyncDataset, check_dataset
 from headrace.data.columns import run_columns
 from headrace.data.dataset import PlannedDataset, WrappingDataset
-from headrace.data.provenance import Explained
 from headrace.data.row_tokens import MixtureTokens, measured_plan
-from headrace.data.rows import Rows, RowSource
+from headrace.data.rows import Explained, Rows, RowSource
 from headrace.data.strands import share_strands
 from headrace.errors import (
     ConfigError,
@@ -31,14 +30,12 @@ from headrace.errors import (
 )
 from headrace.metrics import ReadStats
 from headrace.mix.blend import Blend
-from headrace.mix.data_end import data_end
-from headrace.mix.draws import Draws
-from headrace.mix.limits import STOP_STRATEGIES, example_limits, mixture_length
+from headrace.mix.draws import NO_SKIPS, Draws, Skips
+from headrace.mix.limits import STOP_STRATEGIES, data_end, example_limits, mixture_length
 from headrace.mix.policies.kind import MixturePlan, PolicyInputs, WeightPlan
 from headrace.mix.policies.registry import plan_of
 from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
 from headrace.mix.shares import row_shares
-from headrace.mix.skips import NO_SKIPS, Skips
 from headrace.mix.stages import Stage, Stages, check_components
 from headrace.order.braid.table import BraidTable
 from headrace.order.order import MAX_LENGTH, Identity, OpenWindow, Order, Repeat

@@ -17,13 +17,12 @@ from jaxtyping import Int64
 from headrace.data.dataset import OrderedRun, PlannedDataset, WrappingDataset
 from headrace.data.erased import NOTHING_ERASED, Erasures
 from headrace.data.mixture import MixtureDataset
-from headrace.data.provenance import Explained
-from headrace.data.rows import Rows, RowSource
+from headrace.data.rows import Explained, Rows, RowSource
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
+from headrace.mix.draws import Skips
 from headrace.mix.phases import PhaseChange
 from headrace.mix.schedule import BatchSchedule
-from headrace.mix.skips import Skips
 from headrace.order.order import OpenWindow, Order, check_indices
 from headrace.order.rising import starts
 

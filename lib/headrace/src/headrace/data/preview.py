@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-from jaxtyping import Int64
-
-from headrace.data.provenance import read_spans, removed_spans, rows_of_examples, spans_of_rows
+from headrace.data.provenance import StepRows, read_spans, removed_spans, spans_of_rows
 from headrace.ingest.tokenize import cache_tokenizer, decode
-
-if TYPE_CHECKING:
-    from headrace.data.dataset import PlannedDataset
 
 
 @dataclass(frozen=True)
@@ -68,21 +60,17 @@ class Preview(tuple[PreviewRow, ...]):
         return "\n".join(lines)
 
 
-def preview(dataset: PlannedDataset, examples: Sequence[int] | Int64[np.ndarray, " n"]) -> Preview:
-    """Decodes examples of a dataset. Reads their tokens and the offsets of nearby documents.
-
-    Raises:
-        ConfigError: the dataset is not stored in token caches.
-        IndexOutOfRangeError: there is no such example.
+def preview(rows: StepRows) -> Preview:
+    """Decodes rows of a dataset. Reads their tokens and the offsets of nearby documents.
 
     Example:
         >>> import headrace.testing
         >>> from headrace import TokenSeqDataset
-        >>> rows = preview(TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8), [0])
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
+        >>> rows = preview(dataset.rows_of_examples(np.array([0])))
         >>> rows[0].example, sum(span.tokens for span in rows[0].spans)
         (0, 8)
     """
-    rows = rows_of_examples(dataset, np.asarray(examples, np.int64))
     spans = spans_of_rows(rows)
     texts = [
         "" if removed else decode(cache_tokenizer(rows.caches[source]), tokens)

@@ -1,9 +1,9 @@
 """The origin of row r of step s: component, draw, epoch, cache, part, documents and positions in
 them.
 
-There are two lookups. :func:`rows_of_step` returns the rows of a step; it is pure, like the order.
-:func:`spans_of_rows` returns the documents from which these rows are cut; it reads offsets, never
-tokens.
+There are two lookups. :func:`~headrace.data.dataset.rows_of_step` returns the rows of a step; it
+is pure, like the order. :func:`spans_of_rows` returns the documents from which these rows are cut;
+it reads offsets, never tokens.
 
 Invariant, tested over shuffles, mixtures, phases, filters and hold-out: the tokens of the spans,
 put at their positions, are exactly the tokens that ``DataLoader.batch_at`` delivers.
@@ -16,38 +16,15 @@ start and end of a row, all rows of a step at once: with 20 million documents, 1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, fields
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from headrace.data.rows import Rows, RowSource
-from headrace.errors import IndexOutOfRangeError
-from headrace.mix.data_end import data_end, held_rows, repeated_from
-from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.data.rows import RowSource
 from headrace.order.rising import starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
-
-if TYPE_CHECKING:
-    from headrace.data.dataset import PlannedDataset
-
-
-class Explained(NamedTuple):
-    """The origin of examples; arrays int64 ``[n]``.
-
-    Attributes:
-        names: Name of each component; a single empty name if there is no mixture.
-        component: Component of each example.
-        ordinal: Number of examples of the component that were drawn before it.
-        epoch: Number of complete passes over the component before it.
-    """
-
-    names: tuple[str, ...]
-    component: Int64[np.ndarray, " n"]
-    ordinal: Int64[np.ndarray, " n"]
-    epoch: Int64[np.ndarray, " n"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,80 +100,6 @@ class Spans:
         return Spans(**{f.name: getattr(self, f.name)[keep] for f in fields(self)})
 
 
-def rows_of_step(
-    dataset: PlannedDataset, schedule: BatchSchedule, step: int, row_order: RowOrder = "locality"
-) -> StepRows:
-    """The rows of a step of a loader with these batch sizes and this row order. Pure, without I/O.
-
-    Raises:
-        IndexOutOfRangeError: there is no such step.
-        ConfigError: the dataset does not lie in token caches.
-
-    Example:
-        >>> import headrace.testing
-        >>> from headrace import TokenSeqDataset
-        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8).shuffle(seed=0)
-        >>> rows = rows_of_step(dataset, BatchSchedule(4), step=3)
-        >>> rows.example.tolist() == [12, 13, 14, 15], len(rows)
-        (False, 4)
-    """
-    end = data_end(schedule, dataset.length)
-    if step < 0 or (end is not None and step >= end.num_steps):
-        raise IndexOutOfRangeError(
-            "is not a step of this run",
-            field="step",
-            value=step,
-            cure=f"Steps run from 0 to {end.num_steps - 1}."
-            if end is not None and end.num_steps
-            else "Steps count from 0.",
-        )
-    begin, size = schedule.rows_at(step)
-    stored_rows = int(held_rows(schedule, dataset.length, np.asarray([step]))[0])
-    phase = max(first for first, _ in dataset.phases if first <= step)
-    example = repeated_from(
-        np.arange(begin, begin + stored_rows), dataset.length, schedule.rows_at(phase)[0]
-    )
-    rows = rows_of_examples(dataset.at_step(step)[0], example, row_order)
-    return replace(rows, step=step, batch_size=size)
-
-
-def rows_of_examples(
-    dataset: PlannedDataset, example: Int64[np.ndarray, " n"], row_order: RowOrder = "stream"
-) -> StepRows:
-    """The rows of examples, as if they were a batch. Pure, without I/O; numbers are not checked.
-
-    Raises:
-        ConfigError: the dataset is not stored in token caches.
-
-    Example:
-        >>> import headrace.testing
-        >>> from headrace import TokenSeqDataset
-        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
-        >>> rows_of_examples(dataset, np.array([5, 2])).row.tolist()
-        [5, 2]
-    """
-    rows = dataset.locate(example)
-    if row_order == "locality":
-        order = np.argsort(rows.locality, kind="stable")
-        example = example[order]
-        rows = Rows(*(field[order] for field in rows))
-    names, component, ordinal, epoch = dataset.explain(example)
-    return StepRows(
-        0,
-        example.size,
-        dataset.seq_len,
-        dataset.sources,
-        dataset.caches(),
-        names,
-        example,
-        component,
-        ordinal,
-        epoch,
-        rows.source,
-        rows.row,
-    )
-
-
 def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = None) -> Spans:
     """The documents in these rows of a step (None: all rows). Reads offsets, no tokens.
 
@@ -205,7 +108,7 @@ def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = N
         >>> from headrace import TokenSeqDataset
         >>> cache = headrace.testing.tiny_cache()
         >>> spans = spans_of_rows(
-        ...     rows_of_step(TokenSeqDataset(cache, seq_len=64), BatchSchedule(2), step=1)
+        ...     TokenSeqDataset(cache, seq_len=64).rows_of_examples(np.array([2, 3]))
         ... )
         >>> first = cache.document(int(spans.document[0]))[int(spans.offset[0]) :][
         ...     : int(spans.size[0])

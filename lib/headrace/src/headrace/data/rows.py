@@ -41,6 +41,22 @@ class Rows(NamedTuple):
     locality: Float64[np.ndarray, " n"]
 
 
+class Explained(NamedTuple):
+    """The origin of examples; arrays int64 ``[n]``.
+
+    Attributes:
+        names: Name of each component; a single empty name if there is no mixture.
+        component: Component of each example.
+        ordinal: Number of examples of the component that were drawn before it.
+        epoch: Number of complete passes over the component before it.
+    """
+
+    names: tuple[str, ...]
+    component: Int64[np.ndarray, " n"]
+    ordinal: Int64[np.ndarray, " n"]
+    epoch: Int64[np.ndarray, " n"]
+
+
 class Pieces(NamedTuple):
     """Rows as runs of stored elements; all int64 vectors of one length, ordered by row and column.
 

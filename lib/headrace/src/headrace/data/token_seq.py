@@ -35,6 +35,7 @@ from headrace.data.documents import (
     parts_left,
     remove,
     remove_others,
+    removed_by,
 )
 from headrace.data.further_rows import FurtherRows
 from headrace.data.pairs import refuse_pairs_in_a_stream
@@ -47,7 +48,7 @@ from headrace.order.holdout import held_out
 from headrace.order.intervals import Intervals
 from headrace.order.windows import BlockAligned, Windows
 from headrace.store.cache import TokenCache
-from headrace.store.document_ends import DocumentEnds, block_tokens_of
+from headrace.store.document_ends import DocumentEnds
 from headrace.store.joined import open_cache
 from headrace.store.layouts import WHOLE_FILES
 
@@ -103,9 +104,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
                 "is not a mapping", field="columns", value=columns, cure="Give {NAME: LEAF}."
             )
         if not isinstance(removed, RemovedDocuments):
-            removed = (DocumentFilter(Intervals.empty()) if removed is None else removed).of(
-                self.cache
-            )
+            removed = removed_by(removed, self.cache)
         self.removal = removed
         self.loss_mask = mask_leaf(self.cache, loss_mask)
         self.columns = dict(columns or {})
@@ -461,7 +460,7 @@ def document_ends(cache: TokenCache) -> DocumentEnds | int:
         >>> type(document_ends(headrace.testing.tiny_cache())).__name__
         'DocumentEnds'
     """
-    block = block_tokens_of(cache)
+    block = cache.block_tokens
     knows_none = cache.ledger.metadata.get(WHOLE_FILES, False)
     if block is None and not knows_none:
         return cache.document_ends

@@ -42,7 +42,7 @@ from headrace.data.rows import (
     without_padding,
 )
 from headrace.feed.exchange import Arranged, Look, RowExchange
-from headrace.mix.data_end import held_rows, repeated_from
+from headrace.mix.limits import held_rows, repeated_from
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import WINDOW_STEPS, WindowUses, window_uses
 from headrace.store.arrays import ArrayList

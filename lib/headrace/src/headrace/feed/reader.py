@@ -37,7 +37,7 @@ from headrace.feed.pooled_rows import PooledRows
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Window
 from headrace.feed.workers import Job, Workers
 from headrace.metrics import IterationStats
-from headrace.mix.data_end import data_end
+from headrace.mix.limits import data_end
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import Residency
 

@@ -30,7 +30,6 @@ from headrace.ingest.choices import SpecialTokensInText
 from headrace.ingest.records import sizes_of
 from headrace.store import files
 from headrace.store.cache import TokenCache
-from headrace.store.document_ends import block_tokens_of
 from headrace.store.layout import token_dtype
 from headrace.store.layouts import NAMED_ONLY, UNNAMED, VOCABULARY_SAID, WHOLE_FILES
 from headrace.store.ledger import fingerprint_of
@@ -367,7 +366,7 @@ def name_tokenizer(cache: TokenCache, tokenizer: Tokenizer) -> None:
     if not named_only(record) or not cache.num_documents:
         return
     is_unnamed = record.get("path") == UNNAMED
-    knows_none = cache.ledger.metadata.get(WHOLE_FILES, False) or block_tokens_of(cache) is not None
+    knows_none = cache.ledger.metadata.get(WHOLE_FILES, False) or cache.block_tokens is not None
     of_blocks = record.get("eos_id") is None and knows_none
     if not is_unnamed and not of_blocks:
         return

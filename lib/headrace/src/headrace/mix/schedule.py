@@ -35,7 +35,7 @@ RowOrder: TypeAlias = Literal["locality", "stream"]
 ExchangeSetting: TypeAlias = Literal["auto", "on", "off"]
 """Whether hosts exchange rows; see :mod:`headrace.feed.exchange`."""
 LastBatch: TypeAlias = Literal["pad", "drop", "fill"]
-"""What becomes of a last batch that the data do not fill; see :mod:`headrace.mix.data_end`."""
+"""What becomes of a last batch that the data do not fill; see :mod:`headrace.mix.limits`."""
 WeightUnit: TypeAlias = Literal["examples", "tokens", "content_tokens", "trained_tokens"]
 """What weights, budgets and sizes count; see :mod:`headrace.mix.measure`."""
 CountedTokens: TypeAlias = Literal["content", "trained"]

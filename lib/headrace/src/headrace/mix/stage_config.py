@@ -22,10 +22,10 @@ from headrace.mix.amendments import (
     weights_by_place,
 )
 from headrace.mix.blend import Blend, is_size_rule, refuse_size_rules, weights_of_sizes
+from headrace.mix.draws import NO_SKIPS, Skips, check_skip
 from headrace.mix.limits import check_steps, check_tokens, step_after_tokens, tokens_of_steps
 from headrace.mix.repeats import with_rows
 from headrace.mix.schedule import BatchSchedule, CountedTokens, weight_from_config
-from headrace.mix.skips import NO_SKIPS, Skips, check_skip
 from headrace.mix.stages import Stage, check_components
 
 
@@ -66,7 +66,7 @@ class AmendmentConfig:
             component ``web@3`` with the settings of ``web``; the two share the weight of ``web`` in
             proportion to their rows.
         skip: Steps whose batches are left out, ``[[1200, 1400]]``: step 1200 has what step 1400
-            would have had, and so on; see :mod:`headrace.mix.skips`.
+            would have had, and so on; see :mod:`headrace.mix.draws`.
         measured: What was measured and led to the change, by name and source, if a rule made it
             (:class:`~headrace.run.learning.MixtureLearner`). No batch depends on it.
     """

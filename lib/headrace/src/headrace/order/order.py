@@ -11,15 +11,12 @@ Price: a few numpy calls per batch, never a Python loop over indices.
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from headrace.errors import ConfigError, IndexOutOfRangeError, check_at_least, check_whole
-
-if TYPE_CHECKING:
-    from headrace.order.braid.shuffle import PendingBraid
 
 MAX_LENGTH = 1 << 62
 _BELOW_ONE = np.nextafter(1.0, 0.0)  # a row above 2**53 over a length as large may round to 1
@@ -61,6 +58,10 @@ class Order(abc.ABC):
     in_table: bool = False
     """It is a braid: a :class:`~headrace.order.braid.table.BraidTable` maps those of all components
     in one pass.
+    """
+    is_pending: bool = False
+    """It is a :class:`~headrace.order.braid.shuffle.PendingBraid`, whose strands are still to be
+    determined.
     """
     kind: str = "none"
     """The shuffle's name in configs and reports; slices and compositions use that of the shuffle
@@ -105,11 +106,6 @@ class Order(abc.ABC):
         """The order that it repeats, with the number of passes (None: endless); None if it repeats
         no other order.
         """
-        return None
-
-    @property
-    def pending_braid(self) -> PendingBraid | None:
-        """The order itself, if its strands are still to be determined."""
         return None
 
     def __call__(self, i: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Int64
 
+from headrace.data.dataset import rows_of_step
 from headrace.data.phased import RunDataset
-from headrace.data.provenance import StepRows, rows_of_step, spans_of_rows
+from headrace.data.provenance import StepRows, spans_of_rows
 from headrace.ingest.origins import find_origins
 from headrace.mix.schedule import RowOrder
 from headrace.store.cache import TokenCache

@@ -23,11 +23,10 @@ import numpy as np
 from headrace.analysis.check.findings import Finding, findings
 from headrace.analysis.check.plan import RunPlan, plan_run
 from headrace.config.lm_data import LmDataConfig, load_config
-from headrace.data.dataset import BatchOrder
+from headrace.data.dataset import BatchOrder, rows_of_step
 from headrace.data.described import described_rows
 from headrace.data.packed import packed_datasets
 from headrace.data.phased import RunDataset
-from headrace.data.provenance import rows_of_step
 from headrace.errors import ConfigError, HeadraceError
 from headrace.mix.schedule import BatchSchedule
 from headrace.report.plan_figures import (

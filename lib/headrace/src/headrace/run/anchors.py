@@ -12,17 +12,14 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 from headrace.errors import ConfigError, HeadraceError, IndexOutOfRangeError
 from headrace.mix.draws import Draws
 from headrace.mix.policy import Anchor
 from headrace.mix.schedule import MAX_STEP
+from headrace.run.lock import RunLock, mixture_at
 from headrace.store import files
-
-if TYPE_CHECKING:
-    from headrace.data.mixture import MixtureDataset
-    from headrace.run.lock import RunLock
 
 ANCHORS_NAME = "anchors.json"
 _MOST_ANCHORS = 32
@@ -104,17 +101,6 @@ class Anchors:
             OSError, HeadraceError
         ):  # a checkpoint must not fail because of anchors
             files.write_atomic(self._url, json.dumps(content).encode() + b"\n", shared=True)
-
-
-def planned_by(loader: object) -> Any:
-    """The loader's dataset without ``map`` wrappers; None if it has none."""
-    return getattr(getattr(loader, "dataset", None), "planned", None)
-
-
-def mixture_at(loader: object, step: int) -> MixtureDataset | None:
-    """The loader's mixture at ``step``, for the row length of that step; None if it has none."""
-    planned = planned_by(loader)
-    return None if planned is None else planned.at_step(step)[0].mixture
 
 
 def _draws_at(loader: object, step: int) -> Draws | None:

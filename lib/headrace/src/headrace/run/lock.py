@@ -25,7 +25,6 @@ import numpy as np
 
 from headrace.config.writing import given_fields
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.run.anchors import mixture_at, planned_by
 from headrace.run.differences import config_differences, differences
 from headrace.run.plan_difference import first_difference, first_mixture, names_of
 from headrace.run.state import FINGERPRINT_DIGITS, LoaderState, steps_done
@@ -34,6 +33,7 @@ from headrace.store.records import RecordKind, read_record, write_record
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
+    from headrace.data.mixture import MixtureDataset
     from headrace.mix.stage_config import AmendmentConfig
     from headrace.mix.stages import Stage
 
@@ -219,6 +219,17 @@ class RunLock:
         # Locks older than this field are of runs whose strands follow from the batch
         config = content.config and {"max_hosts": None, **content.config}
         return cls(content.plan, tuple(content.history), config, content.edited, content.documents)
+
+
+def planned_by(loader: object) -> Any:
+    """The loader's dataset without ``map`` wrappers; None if it has none."""
+    return getattr(getattr(loader, "dataset", None), "planned", None)
+
+
+def mixture_at(loader: object, step: int) -> MixtureDataset | None:
+    """The loader's mixture at ``step``, for the row length of that step; None if it has none."""
+    planned = planned_by(loader)
+    return None if planned is None else planned.at_step(step)[0].mixture
 
 
 def _within_functions(

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from headrace.mix.amendments import sources_of, weights_by_place, without_sources
+from headrace.mix.draws import Skips
 from headrace.mix.schedule import MAX_STEP, weight_from_config
-from headrace.mix.skips import Skips
 
 
 def first_difference(

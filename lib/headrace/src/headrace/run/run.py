@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from headrace.config.component import ComponentConfig
@@ -22,7 +23,7 @@ from headrace.run.anchors import Anchors, last_checkpoint
 from headrace.run.changes import alters_earlier, config_of_run, order_of, order_over
 from headrace.run.lock import Described, RunLock
 from headrace.run.state import LoaderState, steps_done
-from headrace.run.steering import Request, Steering
+from headrace.run.steering import Change, Request, Steering
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
@@ -95,7 +96,7 @@ class Run:
             )
             if self.trains:
                 if self._steering is None:
-                    self._steering = Steering(self, self._run_after)
+                    self._steering = Steering(self.folder, self.changing, self._change_for)
                 self._steering.add(loader)
         return loader
 
@@ -218,6 +219,10 @@ class Run:
         self.config = other.config
         self._source = other._source
         self._anchors = other._anchors
+
+    def _change_for(self, request: Request) -> Change:
+        run = self._run_after(request)
+        return Change(run.lock, run.dataset, partial(self.become, run))
 
     def _run_after(self, request: Request) -> Run:
         """The run after a request, of which nothing is written yet."""

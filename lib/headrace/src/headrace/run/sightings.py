@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Int64
 
+from headrace.data.dataset import rows_of_step
 from headrace.data.documents import token_ranges
 from headrace.data.mixture import MixtureDataset, mixture_of
 from headrace.data.phased import RunDataset
-from headrace.data.provenance import removed_spans, rows_of_step, spans_of_rows
+from headrace.data.provenance import removed_spans, spans_of_rows
 from headrace.data.rows import RowSource
 from headrace.errors import ConfigError, IndexOutOfRangeError, check_choice
 from headrace.mix.amendments import family

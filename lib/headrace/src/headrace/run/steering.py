@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -48,8 +48,8 @@ from headrace.store.lease import lease, open_slot
 from headrace.store.records import RecordKind
 
 if TYPE_CHECKING:
+    from headrace.data.async_dataset import AsyncDataset
     from headrace.feed.loader import DataLoader
-    from headrace.run.run import Run
 
 _LOG = logging.getLogger(__name__)
 REQUEST_NAME = "request.json"
@@ -237,17 +237,36 @@ def ask(folder: str, request: Request, wait_s: float) -> None:
     raise PlanMismatchError(problem, field="run", value=folder, cure=cure)
 
 
+class Change(NamedTuple):
+    """What a request makes of a run.
+
+    Attributes:
+        lock: The lock after it, which is not written yet.
+        dataset: The dataset after it.
+        apply: Lets the run go on so.
+    """
+
+    lock: RunLock
+    dataset: AsyncDataset[Any]
+    apply: Callable[[], None]
+
+
 class Steering:
     """The thread that changes a run, and its loaders, while one of them iterates.
 
     Args:
-        run: The run, which it changes.
-        amended: Returns the run after a request; it raises if that cannot be, and writes nothing.
+        folder: The run's folder.
+        changing: Held while the run changes.
+        change_for: Returns the change for a request; it raises if that cannot be, and writes
+            nothing.
     """
 
-    def __init__(self, run: Run, amended: Callable[[Request], Run]) -> None:
-        self._run = run
-        self._amended = amended
+    def __init__(
+        self, folder: str, changing: threading.Lock, change_for: Callable[[Request], Change]
+    ) -> None:
+        self._folder = folder
+        self._changing = changing
+        self._change_for = change_for
         self._loaders: weakref.WeakSet[DataLoader] = weakref.WeakSet()
         self._processes: tuple[int, ...] = ()
         self._hosts = _Hosts()
@@ -263,7 +282,7 @@ class Steering:
         # trains on all of them does, and may come after it.
         if not self._loaders or len(loader.processes) > len(self._processes):
             self._processes = loader.processes
-            self._hosts = _Hosts.of(loader.processes, self._run.folder)
+            self._hosts = _Hosts.of(loader.processes, self._folder)
             with self._lock:
                 self._thread = None  # one that followed other hosts ends
             if self.is_live:
@@ -311,9 +330,7 @@ class Steering:
     def _await(self, is_answered: Callable[[], bool]) -> None:
         while not is_answered():
             if self._thread is None:
-                raise PlanMismatchError(
-                    "has ended its iterations", field="run", value=self._run.folder
-                )
+                raise PlanMismatchError("has ended its iterations", field="run", value=self._folder)
             time.sleep(_EVERY_S / 50)
 
     def _follow(self) -> None:
@@ -322,7 +339,7 @@ class Steering:
                 self._lead()
             while self._goes_on():
                 if (proposal := self._hosts.proposal()) is not None:
-                    with self._run.changing:
+                    with self._changing:
                         self._vote(proposal)
                 else:
                     time.sleep(_EVERY_S)
@@ -347,9 +364,9 @@ class Steering:
         while self._takes_next():
             with (
                 suppress(HeadraceError, OSError),
-                lease(self._run.folder, field="run") as run_lease,
+                lease(self._folder, field="run") as run_lease,
             ):
-                mailbox = _Mailbox(self._run.folder)
+                mailbox = _Mailbox(self._folder)
                 while self._takes_next():
                     run_lease.check()
                     mailbox.answer(self._decide)
@@ -364,69 +381,68 @@ class Steering:
         return True
 
     def _decide(self, request: Request) -> Answer:
-        with self._run.changing:
+        with self._changing:
             answer = self._decided(request)
         self._say(answer)
         return answer
 
     def _decided(self, request: Request) -> Answer:
         try:
-            amended = self._amended(request)
+            change = self._change_for(request)
             self._hold(request)
         except HeadraceError as error:
             self._hosts.refuse(request, answer := Answer.refusing(error))
             return answer
-        answer = self._hosts.ask(request, self._agreeing(amended))
+        answer = self._hosts.ask(request, self._agreeing(change))
         try:
             if not answer.problem:
-                self._check_unchanged()
-                amended.lock.save(self._run.folder)
+                self._check_unchanged(change)
+                change.lock.save(self._folder)
         except HeadraceError as error:
             answer = Answer.refusing(error)
         except OSError as error:
-            answer = Answer(f"cannot be written: {error}", "lock", self._run.folder)
+            answer = Answer(f"cannot be written: {error}", "lock", self._folder)
         self._hosts.tell(answer)
-        self._settle(amended, answer)
+        self._settle(change, answer)
         return answer
 
     def _say(self, answer: Answer) -> None:
         """Logs what became of a request."""
         try:
             answer.check()
-            _LOG.info("%s is amended; its lock has the change", self._run.folder)
+            _LOG.info("%s is amended; its lock has the change", self._folder)
         except PlanMismatchError as refusal:
-            _LOG.warning("%s is not amended: %s", self._run.folder, refusal)
+            _LOG.warning("%s is not amended: %s", self._folder, refusal)
 
-    def _check_unchanged(self) -> None:
+    def _check_unchanged(self, change: Change) -> None:
         """Raises PlanMismatchError if another process has changed the lock."""
-        stored = RunLock.load(self._run.folder)
-        if stored is None or stored.fingerprint != self._run.lock.fingerprint:
+        stored = RunLock.load(self._folder)
+        if stored is None or stored.fingerprint != change.lock.history[-1]["fingerprint"]:
             raise PlanMismatchError(
                 "has another lock than this job began with: another process changed it",
                 field="run",
-                value=self._run.folder,
+                value=self._folder,
                 cure="Start the job again: it goes on with the lock in the folder.",
             )
 
     def _vote(self, request: Request) -> None:
-        amended = self._run
-        vote = Answer()
+        change = None
         try:
-            amended = self._amended(request)
+            change = self._change_for(request)
             self._hold(request)
-            vote = self._agreeing(amended)
+            vote = self._agreeing(change)
         except HeadraceError as error:
             vote = Answer.refusing(error)
         answer = self._hosts.vote(vote, self._stop)
         if answer is None:
             return
-        self._settle(amended, answer)
+        self._settle(change, answer)
         self._answers[_key(request)] = answer
 
-    def _agreeing(self, amended: Run) -> Answer:
+    def _agreeing(self, change: Change) -> Answer:
         """The vote for a change, of a host whose plans hold."""
         pending = max((loader.step_of_change or 0 for loader in list(self._loaders)), default=0)
-        return Answer(fingerprint=amended.fingerprint, pending=pending)
+        return Answer(fingerprint=change.lock.fingerprint, pending=pending)
 
     def _hold(self, request: Request) -> None:
         """Holds this host's plans at the step of a request."""
@@ -445,12 +461,14 @@ class Steering:
                 cure=f"Give step {earliest} or a later one.",
             )
 
-    def _settle(self, amended: Run, answer: Answer) -> None:
+    def _settle(self, change: Change | None, answer: Answer) -> None:
         """Goes on, with the changed run if the change was agreed."""
-        if not answer.problem:
-            self._run.become(amended)
+        dataset = None
+        if change is not None and not answer.problem:
+            change.apply()
+            dataset = change.dataset
         for loader in list(self._loaders):
-            loader.go_on(None if answer.problem else amended.dataset)
+            loader.go_on(dataset)
 
 
 class _Hosts:

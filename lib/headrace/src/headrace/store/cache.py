@@ -40,7 +40,7 @@ from headrace.store.chunk_pages import ChunkPages
 from headrace.store.document_ends import DocumentEnds
 from headrace.store.grouped import open_tables
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
-from headrace.store.layouts import FORMAT, FormatConfig, open_layout
+from headrace.store.layouts import FORMAT, NAMED_ONLY, FormatConfig, open_layout
 from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, data_of, spans
 from headrace.store.ledger import (
     UNDESCRIBED,
@@ -104,6 +104,8 @@ the work.
 
 
 _DOCUMENTS = 1 << 20  # whose numbers are looked up together
+_FEWEST_BLOCKS = 16  # documents that are all equally long by chance are fewer
+_LOOKED_LENGTHS = 1024
 
 
 class _TokenizerRecord(msgspec.Struct):
@@ -269,6 +271,22 @@ class TokenCache:
         return MadeList(
             len(self._table), partial(_cache_part, self._table, self.leaf(TOKENS).parts)
         )
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Tokens of each row of a cache of Levanter's whose rows are blocks of a stream, not
+        documents; None: it stores documents. Reads a few lengths at the beginning and the end of
+        such a cache.
+        """
+        rows = self.num_documents
+        is_foreign = str(self.ledger.tokenizer.get("fingerprint")).startswith(NAMED_ONLY)
+        is_levanters = is_foreign and FORMAT not in self.ledger.metadata
+        if not is_levanters or rows < _FEWEST_BLOCKS or self.num_tokens % rows:
+            return None
+        each = self.num_tokens // rows
+        first = self.lengths(0, min(rows, _LOOKED_LENGTHS))
+        last = self.lengths(max(rows - _LOOKED_LENGTHS, 0), rows)
+        return each if (first == each).all() and (last == each).all() else None
 
     @cached_property
     def document_ends(self) -> DocumentEnds:

@@ -9,22 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int64, UInt
 
 from headrace.store.arrays import MadeList
-from headrace.store.layouts import FORMAT, NAMED_ONLY
 from headrace.store.leaf import LeafPart
 from headrace.store.pending import ArrayFuture
 
-if TYPE_CHECKING:
-    from headrace.store.cache import TokenCache
-
 _READS_IN_FLIGHT = 32
-_FEWEST_BLOCKS = 16  # documents that are all equally long by chance are fewer
-_LOOKED_LENGTHS = 1024
 
 
 class DocumentEnds:
@@ -123,23 +116,3 @@ class DocumentEnds:
                 take()
         while flying:
             take()
-
-
-def block_tokens_of(cache: TokenCache) -> int | None:
-    """Tokens of each row of a cache of Levanter's whose rows are blocks of a stream, not documents;
-    None: it stores documents. Reads a few lengths at the beginning and the end of such a cache.
-
-    Example:
-        >>> import headrace.testing
-        >>> block_tokens_of(headrace.testing.tiny_cache()) is None
-        True
-    """
-    rows = cache.num_documents
-    is_foreign = str(cache.ledger.tokenizer.get("fingerprint")).startswith(NAMED_ONLY)
-    is_levanters = is_foreign and FORMAT not in cache.ledger.metadata
-    if not is_levanters or rows < _FEWEST_BLOCKS or cache.num_tokens % rows:
-        return None
-    each = cache.num_tokens // rows
-    first = cache.lengths(0, min(rows, _LOOKED_LENGTHS))
-    last = cache.lengths(max(rows - _LOOKED_LENGTHS, 0), rows)
-    return each if (first == each).all() and (last == each).all() else None

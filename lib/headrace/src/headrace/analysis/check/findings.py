@@ -18,7 +18,7 @@ import numpy as np
 from headrace.analysis.check.judgments import EPOCHS, EXCESS, SHARED_READS, sharing_cure
 from headrace.analysis.check.plan import ComponentPlan, RunPlan
 from headrace.analysis.simulate.host_forecast import HostForecast
-from headrace.config.component import ComponentConfig, counts_of_padding
+from headrace.config.component import ComponentConfig
 from headrace.data.attributes import DOCUMENT
 from headrace.data.buckets import BucketsConfig
 from headrace.data.dataset import PlannedDataset
@@ -117,7 +117,7 @@ def _planned_as_streams(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "padding_counts")
 def _padding_counts(plan: RunPlan) -> Iterator[_Advice]:
-    fields, packed = counts_of_padding(plan.config)
+    fields, packed = plan.config.counts_of_padding()
     if fields:
         yield (
             fields[0],

@@ -31,7 +31,7 @@ from headrace.data.budgets import OpenBytes, require_steps
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import mixture_of
 from headrace.errors import ConfigError, format_count
-from headrace.mix.data_end import DataEnd, check_some_batch, data_end
+from headrace.mix.limits import DataEnd, check_some_batch, data_end
 from headrace.mix.policy import Watch
 from headrace.mix.schedule import MAX_STEP, BatchSchedule, ExchangeSetting, RowOrder
 

@@ -323,7 +323,7 @@ class PendingBraid(Order):
         32
     """
 
-    bijective = reorders = True
+    bijective = reorders = is_pending = True
     kind = "braid"
 
     def __init__(
@@ -341,10 +341,6 @@ class PendingBraid(Order):
         self.seed = seed
         self.hosts = hosts
         """In a shuffled store, the most hosts of its run; see :func:`resolve_strands`."""
-
-    @property
-    def pending_braid(self) -> PendingBraid:
-        return self
 
     def in_batches(self, batch_size: int, first_strand: int | None = None) -> BraidShuffle:
         """The order of a dataset that is not mixed and has this many examples in a batch."""
