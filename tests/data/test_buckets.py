@@ -183,7 +183,7 @@ def test_components_of_a_cache_hold_each_token_of_their_buckets_once(plain, scor
         name: from_file(plain, scores, np.uint8, edges=[1, 2], keep=keep)
         for name, keep in kept.items()
     }
-    removed = dict.fromkeys(buckets, DocumentFilter([*gone]))
+    removed = dict.fromkeys(buckets, DocumentFilter([*gone]).of(plain))
     for name, left_out in without_others(
         dict.fromkeys(buckets, DocumentNumbers(plain)), buckets, removed
     ).items():
@@ -315,7 +315,7 @@ def test_buckets_that_lie_together_are_those_that_a_list_leaves(tmp_path, gone):
     rule = BucketsConfig(f"{tmp_path}/bucket.npy", edges=[1, 2])
     buckets = {str(k): replace(rule, keep=[k]) for k in range(3)}
     numbers = dict.fromkeys(buckets, DocumentNumbers(cache))
-    removed = dict.fromkeys(buckets, DocumentFilter(gone) if gone else None)
+    removed = dict.fromkeys(buckets, DocumentFilter(gone).of(cache) if gone else None)
     for name, one in without_others(numbers, buckets, removed).items():
         assert one is not None
         others = np.union1d(np.flatnonzero(bucket != int(name)), gone).astype(int)

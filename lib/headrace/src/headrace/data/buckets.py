@@ -278,7 +278,7 @@ def _levels(
 def without_others(
     numbers: Mapping[str, DocumentNumbers],
     buckets: Mapping[str, BucketsConfig],
-    removed: Mapping[str, DocumentFilter | RemovedDocuments | None],
+    removed: Mapping[str, RemovedDocuments | None],
     of_pairs: Collection[str] = (),
 ) -> dict[str, RemovedDocuments | None]:
     """What is left out of each component: ``removed``, and the documents of buckets that it does
@@ -289,10 +289,7 @@ def without_others(
     Raises:
         ConfigError: as :func:`buckets_of`; a bucket without documents.
     """
-    left_out = {
-        name: one.of(numbers[name].cache) if isinstance(one, DocumentFilter) else one
-        for name, one in removed.items()
-    }
+    left_out = dict(removed)
     divided: list[tuple[DocumentNumbers, BucketsConfig, _Divided]] = []
     for name, config in buckets.items():
         cache = numbers[name].cache
