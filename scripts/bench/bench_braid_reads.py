@@ -27,9 +27,10 @@ from headrace import MixtureDataset, TokenSeqDataset
 from headrace.analysis import virtual_cache
 from headrace.analysis.simulate.replay import Fetches, Windows, replay
 from headrace.data import AsyncDataset
-from headrace.mix import BatchSchedule
+from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
-from headrace.mix.schedule import RowOrder, weight_from_config
+from headrace.mix.schedule import RowOrder
+from headrace.mix.stages import Stages
 from headrace.order.braid.strands import StrandPlan, apportion, resolve_strands
 from headrace.store.layout import CacheLayout
 
@@ -99,9 +100,8 @@ class Job:
         }
         lengths = np.full(components, 1 << 36)
         if begin is None:
-            draws = Draws(
-                [weight_from_config(w) for w in self.weights.values()], BatchSchedule(BATCH)
-            )
+            stages = [Stage(0, Blend(self.weights))]
+            draws = Draws(Stages(self.names, stages, BatchSchedule(BATCH)))
             lengths = np.maximum(draws.starts_at(self.steps), 1)
         layout = CacheLayout("uint16", chunk_elements=block * SEQ_LEN)
         self.stored = [

@@ -31,7 +31,7 @@ from _common import Report, run_bench
 
 from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
-from headrace.mix.schedule import weight_from_config
+from headrace.mix.quota import Quota
 from headrace.mix.stages import Stages
 from headrace.order import BraidShuffle, Feistel
 from headrace.order.braid.strands import StrandPlan, resolve_strands
@@ -66,7 +66,8 @@ def mapping(n: int, batch: int) -> Callable[[int], np.ndarray]:
     lengths = np.maximum((n * shares).astype(np.int64), 1)
     plan = resolve_strands(lengths, shares, batch_size=batch, strands=min(8 * batch, n // 8))
     table = braid_table(lengths, plan)
-    draws = Draws([weight_from_config(float(s)) for s in shares], BatchSchedule(batch))
+    blend = Blend({str(k): float(s) for k, s in enumerate(shares)})
+    draws = Draws(Quota(blend.at, COMPONENTS, BatchSchedule(batch)))
 
     def batch_at(step: int) -> np.ndarray:
         component, ordinal = draws.route(np.arange(step * batch, (step + 1) * batch))

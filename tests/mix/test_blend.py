@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.mix import Blend, temperature_weights, unimax_weights
-from headrace.mix.blend import blend_of
 from headrace.mix.schedule import MAX_STEP, weight_from_config
 from headrace.mix.shares import fixed_point
 
@@ -30,7 +29,7 @@ weights = st.sampled_from([0, 1, 3]) | st.builds(
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: json.dumps(c["node"]))
 def test_node_weights_are_those_of_energon(case):
-    blend = blend_of([weight_from_config(w) for w in case["node"]])
+    blend = Blend({str(n): w for n, w in enumerate(case["node"])})
     assert blend.at(np.array(case["batch_idx"])).tolist() == case["normalized"]
 
 

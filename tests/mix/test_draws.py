@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.mix.drawn import draws_of
 
-from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.errors import IndexOutOfRangeError
 from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.quota import Quota
-from headrace.mix.schedule import weight_from_config
 from headrace.mix.shares import UNLIMITED
 from headrace.mix.stages import Stages
 from headrace_compat.least_consumed import LeastConsumedPlan
@@ -28,7 +28,7 @@ batches = st.builds(
 
 @given(batches, st.integers(0, 320))
 def test_ordinals_count_each_component_without_gap(batch, steps):
-    draws = Draws(BLEND, batch)
+    draws = draws_of(BLEND, batch)
     end = batch.rows_at(steps)[0]
     component, ordinal = draws.route(np.arange(end))
     assert component.dtype == np.int32
@@ -40,8 +40,8 @@ def test_ordinals_count_each_component_without_gap(batch, steps):
 
 @given(batches, st.lists(st.integers(0, 3000), max_size=60))
 def test_any_indices_in_any_order_equal_one_by_one(batch, indices):
-    draws = Draws(BLEND, batch)
-    fresh = Draws(BLEND, batch)
+    draws = draws_of(BLEND, batch)
+    fresh = draws_of(BLEND, batch)
     component, ordinal = draws.route(np.array(indices, np.int64))
     one_by_one = [fresh.route(np.array([i])) for i in indices]
     assert component.tolist() == [int(c[0]) for c, _ in one_by_one]
@@ -89,7 +89,7 @@ def test_steps_behind_the_end_are_refused_in_one_go_too(policy):
 
 
 def test_counts_are_those_of_the_rows_and_steps_follow_each_other():
-    draws = Draws(Blend(BLEND), BatchSchedule({0: 7, 60: 11}))
+    draws = draws_of(BLEND, BatchSchedule({0: 7, 60: 11}))
     for s in (0, 1, 59, 60, 61, 255, 256, 1000):
         first, size = draws.batch.rows_at(s)
         component, ordinal = draws.route(np.arange(first, first + size))
@@ -99,7 +99,7 @@ def test_counts_are_those_of_the_rows_and_steps_follow_each_other():
 
 
 def test_components_are_spread_over_the_rows_of_a_step():
-    draws = Draws([weight_from_config(w) for w in (8, 4, 2, 2)], BatchSchedule(16))
+    draws = draws_of((8, 4, 2, 2), BatchSchedule(16))
     assert draws.step_table(0)[0].tolist() == [0, 1, 0, 2, 3, 0, 1, 0, 0, 1, 0, 2, 3, 0, 1, 0]
 
 
@@ -131,7 +131,7 @@ def test_any_policy_fits():
 
 @given(batches, st.integers(0, 2), st.integers(0, 200))
 def test_index_of_inverts_route(batch, component, ordinal):
-    draws = Draws({**BLEND, "c": {"step": {0: 1, 50: 0}}}, batch)
+    draws = draws_of({**BLEND, "c": {"step": {0: 1, 50: 0}}}, batch)
     index = draws.index_of(component, ordinal)
     if index is None:
         assert component == 2
@@ -141,7 +141,7 @@ def test_index_of_inverts_route(batch, component, ordinal):
 
 
 def test_index_of_in_a_mixture_that_ends():
-    draws = Draws({"a": 1, "b": 3}, BatchSchedule(7), limits=[30, 50])
+    draws = draws_of({"a": 1, "b": 3}, BatchSchedule(7), limits=[30, 50])
     component, ordinal = draws.route(np.arange(80))
     assert np.bincount(component).tolist() == [30, 50]
     for d, most in enumerate((30, 50)):
@@ -182,7 +182,7 @@ def test_a_last_step_that_is_not_full():
 
 
 def test_tables_are_shared_and_cannot_be_spoilt():
-    draws = Draws(BLEND, BatchSchedule(8))
+    draws = draws_of(BLEND, BatchSchedule(8))
     component, _ = draws.step_table(3)
     with pytest.raises(ValueError, match="read-only"):
         component[0] = 1
@@ -192,14 +192,8 @@ def test_tables_are_shared_and_cannot_be_spoilt():
 
 
 def test_bad_input_is_refused():
-    draws = Draws(BLEND, BatchSchedule(8))
+    draws = draws_of(BLEND, BatchSchedule(8))
     for bad in ([-1], [0.5], [[1]]):
         with pytest.raises(IndexOutOfRangeError):
             draws.route(np.array(bad))
     assert draws.route(np.zeros(0, np.int64))[0].shape == (0,)
-    with pytest.raises(ConfigError, match="batch"):
-        Draws(BLEND)
-    with pytest.raises(ConfigError, match="batch"):
-        Draws(Alternate(), BatchSchedule(3))
-    with pytest.raises(ConfigError, match="at least one source"):
-        Draws([], BatchSchedule(3))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.mix.drawn import draws_of
 
 from headrace.errors import ConfigError
 from headrace.mix import BatchSchedule
@@ -43,13 +44,15 @@ def test_lengths_under_stop_strategies(parts, stop, size, greedy):
         return  # nothing, or endless: see below
     batch = BatchSchedule(size)
     config = {str(i): w for i, w in enumerate(weights)}
-    draws = Draws(GreedyBlend(weights, batch)) if greedy else Draws(config, batch)
+    draws = Draws(GreedyBlend(weights, batch)) if greedy else draws_of(config, batch)
     expected = first_scan(*draws.route(np.arange(SCAN)), sizes, stop)
     assert mixture_length(draws, sizes, stop) == expected
 
 
 def test_lengths_where_weights_stop():
-    draws = Draws({"a": {"step": {0: 1, 20: 0}}, "b": 1}, BatchSchedule(4))  # a is drawn 40 times
+    draws = draws_of(
+        {"a": {"step": {0: 1, 20: 0}}, "b": 1}, BatchSchedule(4)
+    )  # a is drawn 40 times
     assert mixture_length(draws, [40, None], "first_exhausted") is None
     assert mixture_length(draws, [39, None], "first_exhausted") == draws.index_of(0, 39)
     assert (
@@ -62,13 +65,13 @@ def test_lengths_where_weights_stop():
 
 
 def test_limits_end_a_mixture_under_any_strategy():
-    draws = Draws({"a": 1, "b": 1}, BatchSchedule(8), limits=[10, 20])
+    draws = draws_of({"a": 1, "b": 1}, BatchSchedule(8), limits=[10, 20])
     assert mixture_length(draws, [None, None], "restart") == 30
     assert mixture_length(draws, [5, None], "first_exhausted") == draws.index_of(0, 5)
 
 
 def test_a_limit_uses_a_source_up():
-    draws = Draws({"a": 1, "b": 1, "c": 0}, BatchSchedule(8), limits=[10, None, None])
+    draws = draws_of({"a": 1, "b": 1, "c": 0}, BatchSchedule(8), limits=[10, None, None])
     assert (
         mixture_length(draws, [20, 30, 5], "all_exhausted", [10, None, None])
         == draws.index_of(1, 29) + 1
@@ -77,7 +80,7 @@ def test_a_limit_uses_a_source_up():
         mixture_length(draws, [20, 30, 5], "first_exhausted", [10, None, None])
         == draws.index_of(0, 9) + 1
     )
-    more = Draws(
+    more = draws_of(
         {"a": 1, "b": 1}, BatchSchedule(8), limits=[40, None]
     )  # two passes are allowed, one is enough
     assert mixture_length(more, [20, 30], "first_exhausted", [40, None]) == more.index_of(0, 20)
@@ -116,7 +119,7 @@ def test_bad_limits_are_refused():
         example_limits({"docs": None, "web": 9}, {"docs": 1.0})
     with pytest.raises(ConfigError, match=r"components\.docs\.max_epochs.*Give at least 0\.337"):
         example_limits({"docs": 3}, {"docs": 0.3})
-    draws = Draws({"a": 1}, BatchSchedule(1))
+    draws = draws_of({"a": 1}, BatchSchedule(1))
     with pytest.raises(ConfigError, match="Did you mean 'restart'"):
         mixture_length(draws, [1], "restrat")
     with pytest.raises(ConfigError, match="one entry"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.mix.drawn import draws_of
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix import BatchSchedule, Blend, Stage
@@ -224,7 +225,7 @@ def test_anchors_on_disk_name_policies_by_these_names() -> None:
     names["staged"] = Draws(
         StageStream(StagePlan([PlannedStage("x", {"a": 1}, 90)], 1), BatchSchedule(4))
     ).anchor_at(3)
-    names["one blend"] = Draws({"a": 1, "b": 1}, BatchSchedule(4)).anchor_at(3)
+    names["one blend"] = draws_of({"a": 1, "b": 1}, BatchSchedule(4)).anchor_at(3)
     assert {name: anchor["policy"] for name, anchor in names.items() if anchor is not None} == {
         "quota": "Stages",
         "swrr": "SmoothRoundRobin",

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.mix.drawn import draws_of
 
 from headrace.errors import ConfigError
 from headrace.mix import BatchSchedule
-from headrace.mix.draws import Draws
 from headrace.mix.schedule import (
     MAX_BATCH,
     MAX_STEP,
@@ -296,7 +296,7 @@ def test_pinned_a_cosine_has_the_same_bits_everywhere():
 def test_the_rows_of_a_cosine_are_exact():
     """Quotas follow the weights to within a row, before and after any step."""
     weights = {"a": 1, "b": {"cosine": {100: 0, 900: 3}}}
-    draws = Draws(weights, BatchSchedule(16))
+    draws = draws_of(weights, BatchSchedule(16))
     at = np.arange(1000)
     b = weight_from_config(weights["b"]).at(at)
     due = np.concatenate([[0], np.cumsum(16 * b / (1 + b))])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.mix.drawn import draws_of
 
 from headrace.errors import ConfigError
 from headrace.mix.draws import NO_SKIPS, Draws, Skips, check_skip
@@ -49,8 +50,8 @@ def test_batches_are_those_of_the_plan(pairs: list[tuple[int, int]], batch: Batc
     run = skips.left_of(batch)
     assert run.size_at(steps).tolist() == batch.size_at(skips.planned(steps)).tolist()
     weights = [weight_from_config(weight) for weight in (3, {"linear": {0: 1, 60: 4}}, 1)]
-    drawn = Draws(weights, batch)
-    left = Draws(Draws(weights, batch).policy, skips=skips)
+    drawn = draws_of(weights, batch)
+    left = Draws(drawn.policy, skips=skips)
     for step in range(80):
         at = skips.planned_step(step)
         for of_run, of_plan in zip(left.step_table(step), drawn.step_table(at), strict=True):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.mix.drawn import draws_of
 
 from headrace.errors import CacheError, ConfigError, PlanMismatchError
 from headrace.mix import BatchSchedule
-from headrace.mix.draws import Draws
 from headrace.run import LoaderState, RunLock, open_run
 from headrace.run.anchors import Anchors
 from headrace.run.differences import differences
@@ -237,7 +237,9 @@ class Mixed(Served, Fake):
 
     def __init__(self, seed=0, wrap=lambda mixture: mixture):
         super().__init__(seed=seed)
-        self.draws = Draws({"a": {"linear": {0: 1, 10**6: 3}}, "b": 1, "c": 0.3}, BatchSchedule(4))
+        self.draws = draws_of(
+            {"a": {"linear": {0: 1, 10**6: 3}}, "b": 1, "c": 0.3}, BatchSchedule(4)
+        )
         self.used = []
         use = self.draws.use_anchor
 

@@ -21,7 +21,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -264,20 +264,6 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 _MANY = 1 << 20  # documents of a cache beside which it is saved which of them are held out
 
 
-class RowCuts(TypedDict, total=False):
-    """Options for how the rows of a :class:`TokenSeqDataset` are cut.
-
-    Attributes:
-        block_tokens: Tokens of a block that rows may not cross (see
-            :class:`~headrace.order.windows.Windows`); None, the default: rows are consecutive over
-            a whole part.
-        clean_run: See :class:`~headrace.data.token_seq.TokenRows`.
-    """
-
-    block_tokens: int | None
-    clean_run: int | None
-
-
 class TokenSeqDataset(CacheDataset[TokenRows]):
     """Rows of ``seq_len`` tokens over a token cache.
 
@@ -294,7 +280,9 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         columns: Further leaves for batches, by their names there; see :mod:`headrace.data.columns`.
         pairs: False: train on the documents of a preference cache as on text, on rejected answers
             too. None: rows of such a cache are refused, because they part pairs.
-        cuts: How rows are cut, by keyword: see :class:`RowCuts`.
+        block_tokens: Tokens of a block that rows may not cross (see
+            :class:`~headrace.order.windows.Windows`); None: rows are consecutive over a whole part.
+        clean_run: See :class:`~headrace.data.token_rows.TokenRows`.
 
     Raises:
         ConfigError: a column that the cache does not have; preference pairs; ``seq_len`` below 2 or
@@ -320,7 +308,8 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         loss_mask: str = "auto",
         columns: Mapping[str, str | ColumnConfig | Column] | None = None,
         pairs: bool | None = None,
-        **cuts: Unpack[RowCuts],
+        block_tokens: int | None = None,
+        clean_run: int | None = None,
     ) -> None:
         super().__init__(cache, seq_len, removed, loss_mask, columns)
         if not isinstance(split_documents, bool):
@@ -339,7 +328,8 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
             self.removal,
             columns=self._opened,
             ends=document_ends(self.cache) if split_documents else None,
-            **cuts,
+            block_tokens=block_tokens,
+            clean_run=clean_run,
         )
         self._check_not_empty()
 

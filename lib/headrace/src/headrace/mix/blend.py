@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -225,20 +225,6 @@ class Blend:
 def check_weights(weights: Mapping[str, object], path: str) -> None:
     """Raises ConfigError unless each value is a valid weight of a blend; they may all be zero."""
     _read(weights, path, ())
-
-
-def blend_of(weights: Sequence[Weight] | Mapping[str, object] | Blend) -> Blend:
-    """Converts a value to a blend; a list of weights gets the names ``0``, ``1``, ...
-
-    Example:
-        >>> blend_of([weight_from_config(1), weight_from_config(3)]).at(np.array([0]))
-        array([[0.25, 0.75]])
-    """
-    if isinstance(weights, Blend):
-        return weights
-    return Blend(
-        weights if isinstance(weights, Mapping) else {str(i): w for i, w in enumerate(weights)}
-    )
 
 
 def _read(obj: object, path: str, above: tuple[Weight, ...]) -> _Node:

@@ -38,10 +38,8 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix.blend import Blend, blend_of
 from headrace.mix.policy import Anchor, MixingPolicy, StepTable, anchor_integer, refused
-from headrace.mix.quota import Quota
-from headrace.mix.schedule import MAX_STEP, BatchSchedule, Weight
+from headrace.mix.schedule import MAX_STEP, BatchSchedule
 from headrace.mix.shares import UNLIMITED
 from headrace.order.order import check_indices
 
@@ -196,21 +194,14 @@ class Draws:
     """Routes global example indices to components.
 
     Args:
-        weights: One :class:`Weight` for each component; or a mapping or :class:`Blend` (components
-            in its order of names), drawn by :class:`Quota`. Or a policy, which has its own batch
-            schedule and limits.
-        batch: Examples per step.
-        limits: Largest number of examples of each component in the whole run (see :class:`Quota`).
+        policy: What draws; it has its own batch schedule and limits.
         skips: Skipped steps: the policy counts those of the plan, all methods here those of the
             run.
 
-    Raises:
-        ConfigError: no component; weights that :class:`Blend` refuses; ``batch`` missing, or given
-            with a policy.
-
     Example:
-        >>> from headrace.mix.schedule import weight_from_config
-        >>> d = Draws([weight_from_config(3), weight_from_config(1)], BatchSchedule(4))
+        >>> from headrace.mix.blend import Blend
+        >>> from headrace.mix.stages import Stage, Stages
+        >>> d = Draws(Stages("ab", [Stage(0, Blend({"a": 3, "b": 1}))], BatchSchedule(4)))
         >>> component, ordinal = d.route(np.array([0, 1, 2, 3, 4, 5, 6, 7]))
         >>> component.tolist(), ordinal.tolist()
         ([0, 0, 1, 0, 0, 0, 1, 0], [0, 1, 0, 2, 3, 4, 1, 5])
@@ -218,31 +209,8 @@ class Draws:
         (array([3, 1]), array([21,  7]), 6)
     """
 
-    def __init__(
-        self,
-        weights: Sequence[Weight] | Mapping[str, object] | Blend | MixingPolicy,
-        batch: BatchSchedule | None = None,
-        limits: Sequence[int | None] | None = None,
-        skips: Skips = NO_SKIPS,
-    ) -> None:
-        if isinstance(weights, MixingPolicy):
-            self.policy = weights
-            for name, value in (("batch", batch), ("limits", limits)):
-                if value is not None:
-                    raise ConfigError(
-                        "is the policy's own", field=name, value=value, cure="Leave it out."
-                    )
-        else:
-            if batch is None:
-                raise ConfigError(
-                    "is missing",
-                    field="batch",
-                    cure="Give a BatchSchedule, e.g. BatchSchedule(128).",
-                )
-            blend = blend_of(weights)
-            self.policy = Quota(
-                blend.at, len(blend.names), batch, limits, max(blend.breaks, default=0)
-            )
+    def __init__(self, policy: MixingPolicy, skips: Skips = NO_SKIPS) -> None:
+        self.policy = policy
         self.skips = skips
         self.batch = skips.left_of(self.policy.batch)
         self.components = self.policy.components
@@ -272,10 +240,10 @@ class Draws:
         """The policy's state near ``step``, as JSON values; None for a policy without a state.
 
         Example:
-            >>> d, again = (
-            ...     Draws({"a": {"linear": {0: 1, 10**6: 3}}, "b": 1}, BatchSchedule(4))
-            ...     for _ in range(2)
-            ... )
+            >>> from headrace.mix.blend import Blend
+            >>> from headrace.mix.stages import Stage, Stages
+            >>> stages = [Stage(0, Blend({"a": {"linear": {0: 1, 10**6: 3}}, "b": 1}))]
+            >>> d, again = (Draws(Stages("ab", stages, BatchSchedule(4))) for _ in range(2))
             >>> again.use_anchor(d.anchor_at(50_000))
             >>> again.starts_at(50_000).tolist() == d.starts_at(50_000).tolist()
             True

@@ -293,8 +293,10 @@ def mixture_length(
         ConfigError: unknown strategy; not one size a component.
 
     Example:
-        >>> from headrace.mix import BatchSchedule
-        >>> d = Draws({"a": 3, "b": 1}, BatchSchedule(4))  # a a b a | a a b a | ...
+        >>> from headrace.mix import Blend, Stage
+        >>> from headrace.mix.stages import Stages
+        >>> stages = [Stage(0, Blend({"a": 3, "b": 1}))]  # a a b a | a a b a | ...
+        >>> d = Draws(Stages("ab", stages, BatchSchedule(4)))
         >>> [mixture_length(d, [10, 4], s) for s in STOP_STRATEGIES]
         [None, 13, 15]
     """
