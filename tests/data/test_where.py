@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.data.where import Where
+from headrace.data.document_numbers import Where
 from headrace.errors import ConfigError
 
 NAMES = ("quality", "dup", "length")

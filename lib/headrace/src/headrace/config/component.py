@@ -12,12 +12,11 @@ from headrace.data.attributes import AttributeConfig
 from headrace.data.buckets import BucketsConfig, without_others
 from headrace.data.columns import ColumnConfig, leaves_of
 from headrace.data.dataset import PlannedDataset
-from headrace.data.document_numbers import DocumentNumbers, without_failing
+from headrace.data.document_numbers import DocumentNumbers, Where, without_failing
 from headrace.data.documents import DocumentFilter
 from headrace.data.pairs import is_of_pairs
 from headrace.data.row_tokens import RowTokens
 from headrace.data.saved_filters import RemovedDocuments
-from headrace.data.where import Where
 from headrace.errors import ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import filter_reader, ledger_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer

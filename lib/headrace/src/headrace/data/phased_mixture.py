@@ -20,11 +20,9 @@ from jaxtyping import Int64
 
 from headrace.data.component import component_sides, naming_split, split_sides, subset_side
 from headrace.data.dataset import PlannedDataset
-from headrace.data.further_rows import FurtherDataset, FurtherRows
-from headrace.data.left_packs import LeftPieces, pack_left, pieces_of_packs
-from headrace.data.left_tokens import LeftRows, tokens_of_rows
+from headrace.data.left_rows import FurtherDataset, FurtherRows, LeftRows, tokens_of_rows
 from headrace.data.mixture import MixtureDataset
-from headrace.data.packed import PackedRows, PackedTokenDataset
+from headrace.data.packed import LeftPieces, PackedRows, PackedTokenDataset, pack_left
 from headrace.data.packed_store import StoredDataset
 from headrace.data.phased import Continued, PhasedDataset, RunDataset
 from headrace.data.row_tokens import measured_plan
@@ -351,7 +349,9 @@ class _Course:
         tokens = Intervals.union(cast("Sequence[Intervals]", left))
         stored = self._dataset.with_rows(seq_len, block_tokens=self._block_tokens)
         rows, skipped = divmod(tokens.total, seq_len)
-        self._stored = stored.with_further(LeftRows(stored, tokens)) if rows else stored
+        if rows:
+            stored = stored.with_further(LeftRows(stored.sources[0], stored.cache, tokens))
+        self._stored = stored
         return rows, skipped
 
     def rests(self, whole: _Cut) -> tuple[_Cut, _Cut]:
@@ -421,7 +421,7 @@ class _PackedCourse(_Course):
         source = cut.dataset.sources[0]
         if isinstance(source, FurtherRows):
             source = source.further if part.has_further_rows else source.rows
-        return pieces_of_packs(cast(PackedRows, source), _rows_from(part, position, epoch))
+        return LeftPieces(*cast(PackedRows, source).items(_rows_from(part, position, epoch)))
 
     def _cut_left(self, left: Sequence[LeftPieces], seq_len: int) -> tuple[int, int]:
         pieces = LeftPieces.join(left)

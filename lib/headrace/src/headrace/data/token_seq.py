@@ -37,7 +37,7 @@ from headrace.data.documents import (
     remove_others,
     removed_by,
 )
-from headrace.data.further_rows import FurtherRows
+from headrace.data.left_rows import FurtherRows
 from headrace.data.pairs import refuse_pairs_in_a_stream
 from headrace.data.rows import Rows, RowSource
 from headrace.data.saved_filters import RemovedDocuments, removed_once
@@ -129,7 +129,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     def with_further(self, further: RowSource) -> Self:
         """This dataset, whose source has further rows behind its own; see
-        :mod:`headrace.data.further_rows`.
+        :mod:`headrace.data.left_rows`.
         """
         other = copy.copy(self)
         other._further = FurtherRows(self._rows, further)
