@@ -21,7 +21,7 @@ from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.phases import phase_block
-from headrace.mix.policies.registry import plan_of
+from headrace.mix.policies.kind import plan_of
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig, ValidationConfig
 from headrace.store import TokenCache
 from headrace.testing import write_cache

@@ -16,8 +16,7 @@ from tests.mix.drawn import draws_of
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
-from headrace.mix.policies.kind import PolicyInputs
-from headrace.mix.policies.registry import policy_kind, policy_names
+from headrace.mix.policies.kind import PolicyInputs, policy_kind, policy_names
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.quota import Quota
 from headrace.mix.shares import UNLIMITED

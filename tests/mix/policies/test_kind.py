@@ -1,13 +1,84 @@
-"""What a policy with constant weights refuses."""
+"""Policies by name give the sequences of the systems that they are named after."""
 
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.mix.policies.kind import constant_weights
-from headrace.mix.schedule import weight_from_config
+from headrace.mix import BatchSchedule, Blend, Stage
+from headrace.mix.draws import Draws
+from headrace.mix.policies.kind import POLICIES, PolicyInputs, policy_kind
+from headrace.mix.policy import MixingPolicy
+
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
-def test_a_schedule_is_no_constant_weight():
-    with pytest.raises(ConfigError, match="constant weights only") as e:
-        constant_weights([weight_from_config({"step": {0: 1}}, "weights.docs")], "swrr")
-    assert "weights.docs" in str(e.value)
+def policy(
+    name: str, weights: list[object], *, sizes: list[int | None] | None = None, **extra: object
+) -> MixingPolicy:
+    names = [f"c{k}" for k in range(len(weights))]
+    blend = Blend(dict(zip(names, weights, strict=True)))
+    stages = [Stage(0, blend), *extra.pop("more", [])]  # pyright: ignore[reportGeneralTypeIssues]
+    none = [None] * len(names)
+    arguments: dict[str, object] = {"sizes": sizes or none, "limits": none, "tokens": 8} | extra
+    return policy_kind(name).make(PolicyInputs(names, stages, BatchSchedule(4), **arguments))  # pyright: ignore[reportArgumentType]
+
+
+def sequence(made: MixingPolicy, n: int) -> list[int]:
+    return Draws(made).route(np.arange(n))[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "wanted"),
+    [("nmoe_swrr", "swrr", "sequence"), ("megatron_blending", "greedy", "dataset_index")],
+)
+def test_sequences_of_other_systems(file, name, wanted):
+    cases = json.loads((GOLDEN / f"{file}.json").read_text())["cases"]
+    for case in cases:
+        assert sequence(policy(name, case["weights"]), len(case[wanted])) == case[wanted]
+
+
+@pytest.mark.parametrize("name", ["quota", "swrr", "greedy"])
+def test_weights_go_to_their_names_whatever_their_order(name):
+    blend = Blend({"b": 3, "a": 1})
+    none = [None, None]
+    made = policy_kind(name).make(
+        PolicyInputs("ab", [Stage(0, blend)], BatchSchedule(8), none, none, 8)
+    )
+    assert np.bincount(sequence(made, 64)).tolist() == [16, 48]
+
+
+def test_exhaustive_and_least_consumed():
+    for case in json.loads((GOLDEN / "megatron_blending_exhaustive.json").read_text())["cases"]:
+        made = policy("exhaustive", [1] * len(case["sizes"]), sizes=case["sizes"])
+        assert sequence(made, sum(case["sizes"])) == case["dataset_index"]
+    drawn = np.bincount(sequence(policy("least_consumed", [1, 1, 1], sizes=[6, 6, 6]), 12))
+    assert drawn.tolist() == [4, 4, 4]
+
+
+def test_quota_is_the_default_and_takes_everything():
+    made = policy(
+        "quota", [3, {"linear": {0: 1, 9: 3}}], more=[Stage(5, Blend({"c1": 1}))], limits=[None, 30]
+    )
+    assert np.bincount(sequence(made, 40)).sum() == 40
+    assert next(iter(POLICIES)) == "quota"
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "extra", "said"),
+    [
+        ("quotas", [1], {}, "Did you mean 'quota'"),
+        ("swrr", [1, {"step": {0: 1, 5: 2}}], {}, "constant weights only"),
+        ("greedy", [1, 1], {"limits": [5, None]}, "knows no limits"),
+        ("greedy", [1, 1], {"more": [Stage(5, Blend({"c0": 1}))]}, "knows no stages"),
+        ("exhaustive", [1, 1], {"sizes": [5, None]}, "components with an end"),
+        ("least_consumed", [3, 1], {"sizes": [5, 5]}, "takes no weights"),
+    ],
+)
+def test_what_a_policy_does_not_know(name, weights, extra, said):
+    with pytest.raises(ConfigError, match=said):
+        policy(name, weights, **extra)

@@ -19,12 +19,12 @@ from headrace.data.phased import PhasedDataset
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.mix import BatchSchedule
-from headrace.mix.policies.kind import PolicyInputs, PolicyKind, equal_weights
-from headrace.mix.policies.registry import POLICIES
+from headrace.mix.policies.kind import POLICIES, PolicyInputs, PolicyKind
 from headrace.mix.policy import Anchor, MixingPolicy, Watch, anchor_integer
 from headrace.mix.shares import UNLIMITED
 from headrace.run import open_run, where
 from headrace.testing import tiny_cache, write_cache
+from headrace_compat.constant_weights import equal_weights
 
 
 class InTurns(MixingPolicy):

@@ -9,7 +9,6 @@ from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.buckets import BucketsConfig
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix import BatchSchedule, Blend, Stage
-from headrace.mix.policies.kind import PolicyInputs
 from headrace.mix.policies.whole_batches import WholeBatches, check_whole
 from headrace.pack import PackingConfig
 from headrace.testing import random_documents, write_cache
@@ -18,12 +17,8 @@ from headrace.testing import random_documents, write_cache
 def policy(*weights, rows=8, limits=None, planned=None) -> WholeBatches:
     names = [*dict.fromkeys(name for blend in weights for name in blend)]
     stages = [Stage(40 * k, Blend(blend)) for k, blend in enumerate(weights)]
-    sizes = [1000] * len(names)
-    return WholeBatches(
-        PolicyInputs(
-            names, stages, BatchSchedule(rows), sizes, limits or [None] * len(names), 16, planned
-        )
-    )
+    limits = limits or [None] * len(names)
+    return WholeBatches(names, stages, BatchSchedule(rows), limits, planned)
 
 
 @given(

@@ -32,9 +32,10 @@ from jaxtyping import Int64
 
 from headrace.errors import ConfigError
 from headrace.mix.measure import TokensInOrder
-from headrace.mix.policies.kind import PolicyInputs, PolicyKind, equal_weights
+from headrace.mix.policies.kind import PolicyInputs, PolicyKind
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import UNLIMITED
+from headrace_compat.constant_weights import equal_weights
 from headrace_compat.sequence import SequencePolicy
 
 PlanState = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[Any, ...]]

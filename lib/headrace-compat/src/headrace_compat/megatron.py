@@ -11,15 +11,10 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from headrace.errors import ConfigError
-from headrace.mix.policies.kind import (
-    PolicyInputs,
-    PolicyKind,
-    constant_weights,
-    equal_weights,
-    stage_weights,
-)
+from headrace.mix.policies.kind import PolicyInputs, PolicyKind
 from headrace.mix.schedule import BatchSchedule, Weight
 from headrace.mix.shares import UNLIMITED, sum_of_weights
+from headrace_compat.constant_weights import constant_weights, equal_weights, stage_weights
 from headrace_compat.sequence import SequencePolicy
 
 

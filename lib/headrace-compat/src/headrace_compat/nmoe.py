@@ -31,19 +31,13 @@ from jaxtyping import Int32, Int64
 
 from headrace.errors import ConfigError, check_at_least, did_you_mean
 from headrace.mix.blend import Blend
-from headrace.mix.policies.kind import (
-    MixturePlan,
-    PolicyInputs,
-    PolicyKind,
-    WeightPlan,
-    constant_weights,
-    stage_weights,
-)
+from headrace.mix.policies.kind import MixturePlan, PolicyInputs, PolicyKind, WeightPlan
 from headrace.mix.policy import Watch
 from headrace.mix.schedule import BatchSchedule, Weight
 from headrace.mix.shares import UNLIMITED, largest_remainder
 from headrace.mix.stage_config import MixtureConfig, StageConfig
 from headrace.mix.stages import Stage
+from headrace_compat.constant_weights import constant_weights, stage_weights
 from headrace_compat.sequence import STRETCH, SequencePolicy
 
 StageState = tuple[int, tuple[int, ...], tuple[int, ...]]

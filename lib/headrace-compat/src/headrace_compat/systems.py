@@ -31,10 +31,11 @@ from headrace.config.lm_data import LmDataConfig
 from headrace.data.columns import columns_by_component
 from headrace.data.pairs import pairs_of_component
 from headrace.errors import ConfigError
-from headrace.mix.policies.kind import PolicyInputs, stage_weights
+from headrace.mix.policies.kind import PolicyInputs
 from headrace.mix.schedule import BatchSchedule
 from headrace.pack.saved_plans import first_tokens
 from headrace.store.cache import TokenCache
+from headrace_compat.constant_weights import stage_weights
 from headrace_compat.gpt_index import GptIndex
 from headrace_compat.listed import ListedDataset, Listing
 from headrace_compat.megatron import megatron_sizes, split_documents

@@ -62,8 +62,7 @@ from headrace.mix.blend import is_size_rule
 from headrace.mix.draws import Skips
 from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
 from headrace.mix.phases import phase_block
-from headrace.mix.policies.kind import MixturePlan
-from headrace.mix.policies.registry import check_unit, policy_kind, policy_names
+from headrace.mix.policies.kind import MixturePlan, check_unit, policy_kind, policy_names
 from headrace.mix.schedule import (
     BatchSchedule,
     CountedTokens,

@@ -32,8 +32,7 @@ from headrace.metrics import ReadStats
 from headrace.mix.blend import Blend
 from headrace.mix.draws import NO_SKIPS, Draws, Skips
 from headrace.mix.limits import STOP_STRATEGIES, data_end, example_limits, mixture_length
-from headrace.mix.policies.kind import MixturePlan, PolicyInputs, WeightPlan
-from headrace.mix.policies.registry import plan_of
+from headrace.mix.policies.kind import MixturePlan, PolicyInputs, WeightPlan, plan_of
 from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
 from headrace.mix.shares import row_shares
 from headrace.mix.stages import Stage, Stages, check_components
@@ -61,7 +60,7 @@ class MixtureDataset(WrappingDataset):
             weights.
         max_examples: Largest number of rows of components in the whole run, by name.
         stop_strategy: ``restart`` (continue endlessly), ``first_exhausted`` or ``all_exhausted``.
-        policy: The order in which sources are drawn; see :mod:`headrace.mix.policies.registry`.
+        policy: The order in which sources are drawn; see :mod:`headrace.mix.policies.kind`.
         num_steps: Steps of the run, after which the mixture ends, unless limits end it earlier;
             None: endless. Does not change any step.
 

@@ -1,27 +1,35 @@
 """The config field ``policy``: how it is checked and resolved, and how the policy is made.
 
-To add a policy, write a file with a :class:`~headrace.mix.policy.MixingPolicy` and a
-:class:`PolicyKind`, and add one entry to :mod:`headrace.mix.policies.registry`, or, in another
-package, an entry point (:mod:`headrace.extensions`).
+``quota`` (exact shares, schedules, stages, limits) is headrace's own and the default;
+``whole_batches`` does the same with batches of one component each. The others reproduce the
+sequences of other systems, for runs that must continue as they began: ``swrr`` (nmoe), ``greedy``
+and ``exhaustive`` (Megatron-LM), ``least_consumed`` (token-balanced). They accept constant weights
+and one stage, except ``swrr``, which accepts nmoe's stages too. ``exhaustive`` ends with its data.
+The others are endless unless limits end them: a source of ``least_consumed`` is left out once its
+limit is reached (``max_epochs: 1`` gives nanoschnack's order, each row once).
+
+To add a policy, write a file with a :class:`~headrace.mix.policy.MixingPolicy`, and add its
+:class:`PolicyKind` and an entry of :data:`POLICIES` here, or, in another package, an entry point
+(:mod:`headrace.extensions`).
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from headrace.errors import ConfigError
+from headrace import extensions
+from headrace.errors import ConfigError, check_choice
+from headrace.mix.blend import Blend
 from headrace.mix.measure import TokenMeasure, TokensInOrder
+from headrace.mix.policies.whole_batches import WholeBatches, check_whole
 from headrace.mix.policy import MixingPolicy
-from headrace.mix.schedule import BatchSchedule, Weight
+from headrace.mix.schedule import BatchSchedule, CountedTokens
 from headrace.mix.stage_config import MixtureConfig, resolve_stages, run_steps
-from headrace.mix.stages import Stage
+from headrace.mix.stages import Stage, Stages
 
 
 @dataclass(frozen=True)
@@ -121,61 +129,99 @@ class PolicyKind(abc.ABC):
         """
 
 
-def stage_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) -> list[float]:
-    """Weights of the components, for a policy that supports one stage of constant weights; and
-    limits, if allowed.
-    """
-    blend = inputs.stages[0].blend
-    unknown = {
-        "stages": len(inputs.stages) > 1,
-        "limits": not limits and any(limit is not None for limit in inputs.limits),
-        "largest shares": bool(inputs.stages[0].max_share),
-    }
-    for what, setting in unknown.items():
-        if setting:
-            raise ConfigError(
-                f"knows no {what}", field="policy", value=policy, cure="Use policy: quota."
-            )
-    if not blend.is_constant:
-        problem = "knows constant weights only, and these change with the step"
-        raise ConfigError(problem, field="policy", value=policy, cure="Use policy: quota.")
-    if (
-        blend.flat is not None
-    ):  # as written: the originals normalise themselves, and twice is not the same to the bit
-        weights = [w.points[0][1] * w.scale for w in blend.flat]
-    else:
-        weights = blend.at(np.zeros(1, np.int64))[0].tolist()
-    by_name = dict(
-        zip(blend.names, weights, strict=True)
-    )  # the blend may list its leaves in another order
-    return [by_name.get(name, 0.0) for name in inputs.names]
+class ExactQuota(PolicyKind):
+    """``policy: quota``."""
+
+    counts_tokens = True
+
+    def make(self, inputs: PolicyInputs) -> Stages:
+        return Stages(inputs.names, inputs.stages, inputs.batch, inputs.limits, inputs.planned)
 
 
-def equal_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) -> None:
-    """Raises ConfigError for what :func:`stage_weights` refuses, or for weights that differ."""
-    if len(set(stage_weights(inputs, policy, limits=limits))) > 1:
-        cure = "Give equal weights, or none."
-        raise ConfigError(
-            "takes no weights: sizes or tokens decide", field="policy", value=policy, cure=cure
+class WholeBatchesKind(PolicyKind):
+    """``policy: whole_batches``."""
+
+    def check(self, config: MixtureConfig) -> None:
+        check_whole(config.batch, config.max_share)
+
+    def make(self, inputs: PolicyInputs) -> WholeBatches:
+        return WholeBatches(
+            inputs.names, inputs.stages, inputs.batch, inputs.limits, inputs.planned
         )
 
 
-def constant_weights(weights: Sequence[float | Weight], policy: str) -> list[float]:
-    """Plain values of constant weights; raises ConfigError for others, or if none is positive."""
-    values: list[float] = []
-    for i, weight in enumerate(weights):
-        if isinstance(weight, Weight):
-            if weight.is_scheduled:
-                problem = f"the policy {policy} has constant weights only"
-                cure = "Write a number, or use policy: quota."
-                raise ConfigError(problem, field=weight.path, value=weight.to_config(), cure=cure)
-            values.append(weight.points[0][1] * weight.scale)
-        elif not (math.isfinite(weight) and weight >= 0):
+POLICIES: dict[str, PolicyKind] = {
+    "quota": ExactQuota(),
+    "whole_batches": WholeBatchesKind(),
+}
+"""Policies of the core by name. Other packages bring theirs as entry points: see
+:mod:`headrace.extensions`.
+"""
+
+
+def policy_names() -> list[str]:
+    """The names that ``policy`` accepts."""
+    return [*POLICIES, *extensions.names_of(extensions.POLICIES)]
+
+
+def policy_kind(name: str) -> PolicyKind:
+    """The policy of that name.
+
+    Raises:
+        ConfigError: there is none; the package that brings it is not installed.
+
+    Example:
+        >>> policy_kind("greedi")
+        Traceback (most recent call last):
+        headrace.errors.ConfigError: policy = 'greedi': is no policy. Did you mean 'greedy'?
+    """
+    if isinstance(name, str) and name in POLICIES:
+        return POLICIES[name]
+    check_choice("policy", name, policy_names(), "is no policy")
+    return extensions.load_extension(extensions.POLICIES, name, "policy")()
+
+
+def check_unit(unit: str, policy: str, counted: CountedTokens | None, phases: int) -> None:
+    """Raises ConfigError for a unit that the policy does not support, alone or with several row
+    lengths.
+    """
+    if counted is not None and phases > 1:
+        cure = "Use unit: tokens, or keep one seq_len."
+        raise ConfigError(
+            "does not go with a seq_len that changes", field="unit", value=unit, cure=cure
+        )
+    if counted is not None and not policy_kind(policy).counts_tokens:
+        cure = (
+            "Use policy: quota or least_consumed; or unit: tokens, which counts the places of rows."
+        )
+        raise ConfigError(f"is not known to policy: {policy}", field="unit", value=unit, cure=cure)
+
+
+def plan_of(
+    weights: Mapping[str, object] | Blend | Sequence[Stage] | WeightPlan | MixturePlan,
+    policy: str,
+    names: Sequence[str],
+    batch: BatchSchedule,
+) -> MixturePlan:
+    """The plan for weights over all components, ``names``: one mixture or stages, from which
+    ``policy`` draws, or a plan, which has its own policy.
+
+    Raises:
+        ConfigError: there is no such policy; a plan with another policy or other names.
+    """
+    if isinstance(weights, WeightPlan | MixturePlan):
+        if policy != "quota":
+            kind = type(weights).__name__
             raise ConfigError(
-                "must be finite and not negative", field=f"weights[{i}]", value=weight
+                "brings its own policy", field="weights", value=kind, cure="Leave out policy."
             )
-        else:
-            values.append(float(weight))
-    if not any(values):
-        raise ConfigError("needs a positive weight", field="weights", value=values)
-    return values
+        return weights if isinstance(weights, MixturePlan) else weights.mixture_plan(names, batch)
+    if isinstance(weights, Mapping):
+        weights = Blend(weights, may_end=True)
+    stages = [Stage(0, weights)] if isinstance(weights, Blend) else weights
+    if not all(isinstance(stage, Stage) for stage in stages):
+        cure = "Give a weight for each component: {'web': 3, 'code': 1}."
+        raise ConfigError(
+            "is neither a mapping nor a list of stages", field="weights", value=weights, cure=cure
+        )
+    return MixturePlan(tuple(stages), policy_kind(policy).make)

@@ -11,36 +11,32 @@ only on earlier steps. Price: that of ``quota`` with batches of one row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from headrace.errors import ConfigError
-from headrace.mix.policies.kind import PolicyInputs, PolicyKind
 from headrace.mix.policy import Anchor, MixingPolicy, StepTable
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import UNLIMITED
-from headrace.mix.stage_config import MixtureConfig
-from headrace.mix.stages import Stages
+from headrace.mix.stages import Stage, Stages
 
 
 class WholeBatches(MixingPolicy):
     """Batches of one component each.
 
     Args:
-        inputs: Inputs of the policy. Limits are rounded down to whole batches.
+        names: As for :class:`~headrace.mix.stages.Stages`, also the following ones.
+        limits: Rounded down to whole batches.
 
     Raises:
         ConfigError: batches of several sizes, or a largest share of a batch.
 
     Example:
         >>> from headrace.mix.blend import Blend
-        >>> from headrace.mix.stages import Stage
         >>> stages = [Stage(0, Blend({"short": 3, "long": 1}))]
-        >>> draws = WholeBatches(
-        ...     PolicyInputs(["short", "long"], stages, BatchSchedule(8), [99, 99], [None] * 2, 16)
-        ... )
+        >>> draws = WholeBatches(["short", "long"], stages, BatchSchedule(8), [None] * 2)
         >>> [draws.counts_at(step).tolist() for step in range(4)], draws.starts_at(400).tolist()
         ([[8, 0], [8, 0], [0, 8], [8, 0]], [2400, 800])
     """
@@ -48,19 +44,20 @@ class WholeBatches(MixingPolicy):
     name = "whole_batches"
     follows_sizes = False
 
-    def __init__(self, inputs: PolicyInputs) -> None:
-        check_whole(
-            inputs.batch, {n: s for stage in inputs.stages for n, s in stage.max_share.items()}
-        )
-        self.batch, self.components, self._rows = (
-            inputs.batch,
-            len(inputs.names),
-            inputs.batch.max_size,
-        )
-        limits = [None if limit is None else limit // self._rows for limit in inputs.limits]
-        self._batches = Stages(
-            inputs.names, inputs.stages, BatchSchedule(1), limits, inputs.planned
-        )
+    def __init__(
+        self,
+        names: Sequence[str],
+        stages: Sequence[Stage],
+        batch: BatchSchedule,
+        limits: Sequence[int | None],
+        planned: int | None = None,
+    ) -> None:
+        check_whole(batch, {n: s for stage in stages for n, s in stage.max_share.items()})
+        self.batch = batch
+        self.components = len(names)
+        self._rows = batch.max_size
+        limits = [None if limit is None else limit // self._rows for limit in limits]
+        self._batches = Stages(names, stages, BatchSchedule(1), limits, planned)
 
     def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         return self._batches.starts_at(step) * self._rows
@@ -85,16 +82,6 @@ class WholeBatches(MixingPolicy):
 
     def use_anchor(self, anchor: Mapping[str, object]) -> None:
         self._batches.use_anchor(anchor)
-
-
-class WholeBatchesKind(PolicyKind):
-    """``policy: whole_batches``."""
-
-    def check(self, config: MixtureConfig) -> None:
-        check_whole(config.batch, config.max_share)
-
-    def make(self, inputs: PolicyInputs) -> WholeBatches:
-        return WholeBatches(inputs)
 
 
 def check_whole(batch: BatchSchedule, max_share: Mapping[str, float]) -> None:
