@@ -31,7 +31,7 @@ from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
 from headrace.mix.schedule import RowOrder
 from headrace.mix.stages import Stages
-from headrace.order.braid.strands import StrandPlan, apportion, resolve_strands
+from headrace.order.braid.spec import StrandPlan, apportion, resolve_strands
 from headrace.store.layout import CacheLayout
 
 BATCH = 512

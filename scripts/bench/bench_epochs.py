@@ -17,7 +17,7 @@ import numpy as np
 from _common import Report, run_bench
 
 from headrace.order import BraidShuffle, Feistel
-from headrace.order.braid.strands import resolve_strands
+from headrace.order.braid.spec import resolve_strands
 
 EPOCHS = 200
 SMALL = ((64, 8), (256, 32), (1000, 16))

@@ -34,7 +34,7 @@ from headrace.mix.draws import Draws
 from headrace.mix.quota import Quota
 from headrace.mix.stages import Stages
 from headrace.order import BraidShuffle, Feistel
-from headrace.order.braid.strands import StrandPlan, resolve_strands
+from headrace.order.braid.spec import StrandPlan, resolve_strands
 from headrace.order.braid.table import BraidTable
 
 LENGTHS = (10**6, 10**9, 10**12)

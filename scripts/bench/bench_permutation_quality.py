@@ -37,7 +37,7 @@ from scipy import stats
 
 from headrace.analysis.icc import variance_ratio
 from headrace.order import BlockShuffle, BraidShuffle, EraShuffle, Feistel, Identity
-from headrace.order.braid.strands import resolve_strands
+from headrace.order.braid.spec import resolve_strands
 from headrace.store.layout import CacheLayout
 
 BLOCK = 128

@@ -35,7 +35,7 @@ from _common import Report, run_bench
 from headrace import DataLoader, MixtureDataset, TokenSeqDataset
 from headrace.analysis import virtual_cache
 from headrace.analysis.simulate.replay import Windows
-from headrace.order.braid.strands import resolve_strands
+from headrace.order.braid.spec import resolve_strands
 from headrace.store.layout import CacheLayout
 
 BLOCK = 32

@@ -18,7 +18,7 @@ from headrace.data.budgets import OpenBytes
 from headrace.errors import ConfigError
 from headrace.mix import Blend, Stage
 from headrace.order import BraidShuffleConfig, Order
-from headrace.order.braid.strands import resolve_strands
+from headrace.order.braid.spec import resolve_strands
 from headrace.store.joined import JoinedCache
 
 SEQ_LEN = 64

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order.braid.spec import braid_spec
-from headrace.order.braid.strands import StrandPlan, apportion, resolve_strands
+from headrace.order.braid.spec import StrandPlan, apportion, braid_spec, resolve_strands
 
 
 @st.composite

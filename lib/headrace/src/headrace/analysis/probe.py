@@ -28,7 +28,7 @@ from headrace.data.dataset import PlannedDataset
 from headrace.errors import CacheError, ConfigError, check_at_least
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.braid.strands import resolve_strands
+from headrace.order.braid.spec import resolve_strands
 from headrace.order.order import Identity, Order
 from headrace.order.permutation import Feistel
 from headrace.progress import track

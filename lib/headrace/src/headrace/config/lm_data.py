@@ -80,7 +80,7 @@ from headrace.mix.stage_config import (
 )
 from headrace.mix.stages import Stage
 from headrace.order import shuffle_config
-from headrace.order.braid.strands import MAX_HOSTS
+from headrace.order.braid.spec import MAX_HOSTS
 from headrace.order.holdout import ValidationConfig
 from headrace.order.residency import checked_budget
 from headrace.order.seeds import check_seed
@@ -155,7 +155,7 @@ class LmDataConfig:
             fingerprint.
         max_hosts: The most hosts that the run will have. Strands of components in shuffled stores
             follow from it, so it is part of their order, and not the hosts that run; None: from the
-            batch, as those of others. See :mod:`headrace.order.braid.strands`.
+            batch, as those of others. See :mod:`headrace.order.braid.spec`.
         micro_batches: How batches become micro-batches: ``{max_tokens: 8192}``, with ``balance``
             (``none``, ``tokens`` or ``flops``, which needs a ``model``) and ``rows``; not in the
             fingerprint.
@@ -399,19 +399,20 @@ class LmDataConfig:
         numbers = {n: one.document_numbers(n, caches[n]) for n, one in components.items()}
         columns = columns_by_component(numbers, self.columns or {}, own_columns)
         removed = left_out(components, caches)
-        length = self.phases[0][1]
-        split = self.split_documents
         stored: dict[str, StoredDataset] = ByComponent()
         for name, one in components.items():
             one.check_buckets(name, caches[name])
-            how: dict[str, Any] = {
-                "packing": one.packing,
-                "removed": removed[name],
-                "loss_mask": one.loss_mask,
-            }
-            how |= {"name": name, "split_documents": split, "columns": columns[name]}
-            how["pairs"] = one.pairs
-            stored[name] = stored_rows(caches[name], length, **how)
+            stored[name] = stored_rows(
+                caches[name],
+                self.phases[0][1],
+                name=name,
+                split_documents=self.split_documents,
+                packing=one.packing,
+                removed=removed[name],
+                loss_mask=one.loss_mask,
+                columns=columns[name],
+                pairs=one.pairs,
+            )
         return stored
 
     def train_datasets(

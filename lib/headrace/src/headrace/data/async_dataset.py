@@ -22,7 +22,7 @@ from jaxtyping import Int64
 from headrace.errors import ConfigError, check_at_least, check_whole
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle, PendingBraid
-from headrace.order.braid.strands import MAX_HOSTS
+from headrace.order.braid.spec import MAX_HOSTS
 from headrace.order.holdout import TrainSplit, ValidationSplit
 from headrace.order.order import MAX_LENGTH, Identity, Order, Repeat, Slice
 from headrace.order.permutation import Feistel
@@ -215,7 +215,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             io_block_size: Examples in a block; None: one stored chunk.
             run_blocks: Blocks that are read one after the other, as they are stored.
             max_hosts: The most hosts of the run, which say how many strands a shuffled store has
-                (see :mod:`headrace.order.braid.strands`); None: as many as other stores.
+                (see :mod:`headrace.order.braid.spec`); None: as many as other stores.
         """
         check_seed(seed)
         counts = {"batch_size": batch_size, "strands": strands, "first_strand": first_strand}

@@ -38,7 +38,7 @@ from headrace.mix.phases import (
 )
 from headrace.mix.policies.kind import MixturePlan
 from headrace.mix.schedule import BatchSchedule
-from headrace.order.braid.strands import MAX_HOSTS
+from headrace.order.braid.spec import MAX_HOSTS
 from headrace.order.compose import Compose
 from headrace.order.holdout import HoldOut, ValidationConfig
 from headrace.order.intervals import Intervals

@@ -28,8 +28,7 @@ from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import bound_shares, row_shares
 from headrace.mix.stages import Stage
-from headrace.order.braid.spec import FEW_BLOCKS
-from headrace.order.braid.strands import MAX_HOSTS, resolve_strands
+from headrace.order.braid.spec import FEW_BLOCKS, MAX_HOSTS, resolve_strands
 from headrace.order.order import Order
 from headrace.order.seeds import derive
 from headrace.order.shuffle_config import (

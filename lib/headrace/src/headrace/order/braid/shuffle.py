@@ -85,8 +85,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
-from headrace.order.braid.spec import BLOCK, MAX_STRANDS, BraidSpec, braid_spec
-from headrace.order.braid.strands import resolve_strands
+from headrace.order.braid.spec import BLOCK, MAX_STRANDS, BraidSpec, braid_spec, resolve_strands
 from headrace.order.braid.table import (
     BraidTable,
     Draw,
