@@ -52,13 +52,15 @@ def test_all_bad_files_are_named_before_any_cache_is_built(config: LmDataConfig)
     assert not Path("caches").exists()
     cured = ["components.chat.source.text_field=body", "components.web.source.on_bad_line=skip"]
     load_config("run.yaml", cured).build_caches(progress=False)
-    assert source_faults(config) == {}  # what is built is not looked at
+    assert (
+        source_faults(config.components, config.tokenizer) == {}
+    )  # what is built is not looked at
     assert config.open_caches()["web"].num_documents == 60
 
 
 def test_a_source_that_is_not_there_is_one_of_them(config: LmDataConfig):
     Path("texts/code.txt").unlink()
-    faults = source_faults(config)
+    faults = source_faults(config.components, config.tokenizer)
     assert [(name, len(some)) for name, some in faults.items()] == [
         ("code", 1),
         ("chat", 1),
