@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.store import CacheLayout
 from headrace.store.array import StoredArray
-from headrace.store.arrays import ArrayList, ArrayRun, MadeList
+from headrace.store.leaf import ArrayList, ArrayRun, MadeList
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=1, max_size=5), st.data())

@@ -32,10 +32,9 @@ from headrace.data.document_numbers import DocumentNumbers
 from headrace.errors import ConfigError, check_choice, did_you_mean
 from headrace.order.rising import starts
 from headrace.store.array import StoredArray
-from headrace.store.arrays import ArrayList, MadeList
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
-from headrace.store.leaf import CacheLeaf
+from headrace.store.leaf import ArrayList, CacheLeaf, MadeList
 from headrace.store.plain import array_in_memory
 
 MASK = "token_mask"

@@ -42,7 +42,7 @@ from headrace.order.braid.shuffle import PendingBraid
 from headrace.order.compose import fixed_set, window_of_part
 from headrace.order.order import Identity, OpenWindow, Order, Repeat, check_indices
 from headrace.order.seeds import ORDER_VERSION
-from headrace.store.arrays import ArrayList
+from headrace.store.leaf import ArrayList
 
 if TYPE_CHECKING:
     from headrace.batch.packed_batch import PackedBatch

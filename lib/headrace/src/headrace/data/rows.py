@@ -23,8 +23,8 @@ from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.order.windows import Windows, WindowsTable
 from headrace.store.array import StoredArray
-from headrace.store.arrays import ArrayList
 from headrace.store.document_ends import DocumentEnds
+from headrace.store.leaf import ArrayList
 
 
 class Rows(NamedTuple):

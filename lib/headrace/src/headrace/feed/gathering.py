@@ -41,10 +41,9 @@ from numpy.lib.stride_tricks import as_strided
 from headrace.data.columns import RunColumn
 from headrace.data.rows import runs_of_elements
 from headrace.errors import HeadraceError
-from headrace.feed.gather_kernel import Copies, KernelThread
+from headrace.feed.gather_kernel import Copies, KernelThread, Worker
 from headrace.feed.mapped_files import MappedBlocks, MappedFiles
 from headrace.feed.plan import WindowPlan, slot_bytes
-from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
 from headrace.order.residency import WindowUses
 from headrace.store.array import StoredArray
@@ -203,7 +202,7 @@ class Slots:
     written while tokens are gathered.
 
     ``mapping``: whether chunks of local uncompressed arrays are used in place, in memory-mapped
-    files. ``checker`` verifies them against their checksums. Where dtypes are mixed, ``copiers`` do
+    files. ``checker`` verifies them against their checksums. Where dtypes are mixed, ``copier`` do
     so while they copy the chunks into slots.
     """
 
@@ -212,7 +211,7 @@ class Slots:
         kind: RunColumn,
         chunk: Int64[np.ndarray, " a"],
         stats: ReadStats,
-        copiers: Workers,
+        copier: Worker,
         checker: KernelThread | None,
         *,
         mapping: bool,
@@ -233,7 +232,7 @@ class Slots:
         self._chunk = kind.arrays.spread([run.chunk for run in kind.arrays.runs])
         self._of_documents = kind.has_documents
         self.slot_bytes = slot_bytes(kind, chunk)
-        self._copiers = copiers
+        self._copier = copier
         self._mapping = mapping
         default = np.full(self.slot_bytes // kind.dtype.itemsize, kind.default, kind.dtype)
         self.files = MappedFiles(kind.arrays, default, checker)
@@ -279,7 +278,7 @@ class Slots:
             self.stats.bytes_read += mapped.bytes_of(chunk)
             self.stats.mapped_blocks += 1
             mapped.will_need(chunk)  # the disk begins now, whenever a copier is free
-            return self._copiers.submit(
+            return self._copier.submit(
                 partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes])
             )
         array = self.arrays.get(number)

@@ -33,7 +33,7 @@ from jaxtyping import Bool, Int64
 from headrace.errors import ReadError
 from headrace.feed.gather_kernel import Checks, KernelThread, Submitted, gather_kernel
 from headrace.order.residency import WindowUses
-from headrace.store.arrays import ArrayList
+from headrace.store.leaf import ArrayList
 from headrace.store.mapped import MappedArray, MappedFile, advice_to_bring
 
 LOOK_S = 0.5

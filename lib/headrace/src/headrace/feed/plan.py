@@ -45,9 +45,9 @@ from headrace.feed.exchange import Arranged, Look, RowExchange
 from headrace.mix.limits import held_rows, repeated_from
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.residency import WINDOW_STEPS, WindowUses, window_uses
-from headrace.store.arrays import ArrayList
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.document_ends import DocumentEnds
+from headrace.store.leaf import ArrayList
 
 if TYPE_CHECKING:  # it imports jax, which a forecast does without
     from headrace.feed.placement import Placement

@@ -30,12 +30,11 @@ import numpy as np
 from jaxtyping import Bool
 
 from headrace.errors import HeadraceError, ReadError
-from headrace.feed.gather_kernel import KernelThread
+from headrace.feed.gather_kernel import KernelThread, Worker
 from headrace.feed.gathering import Pending, Slots, StepRange
 from headrace.feed.horizon import AHEAD, Horizon
 from headrace.feed.mapped_files import MappedBlocks
 from headrace.feed.plan import BlockSpace, WindowPlan
-from headrace.feed.workers import Workers
 from headrace.metrics import ReadStats
 from headrace.order.residency import Residency
 from headrace.stalls import LEAST_S, Cause, Wait, WaitLog
@@ -91,7 +90,7 @@ class BlockCache:
         space: BlockSpace,
         max_bytes: int,
         stats: ReadStats,
-        copiers: Workers,
+        copier: Worker,
         checker: KernelThread | None = None,
         *,
         mapping: bool = True,
@@ -99,7 +98,7 @@ class BlockCache:
         self.space = space
         self.stats = stats
         self.kinds = [
-            Slots(kind, space.chunk, stats, copiers, checker, mapping=mapping)
+            Slots(kind, space.chunk, stats, copier, checker, mapping=mapping)
             for kind in space.kinds
         ]
         self.slot_bytes = space.slot_bytes

@@ -28,14 +28,13 @@ from headrace.data.rows import add_ends_by_token
 from headrace.errors import ConfigError
 from headrace.feed.async_reader import AsyncReader, BatchReader, count_last_batch, pad_batch
 from headrace.feed.exchange import RowExchange
-from headrace.feed.gather_kernel import Copies, KernelThread, Submitted
+from headrace.feed.gather_kernel import Copies, Job, KernelThread, Submitted, Worker
 from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
 from headrace.feed.horizon import Horizon
 from headrace.feed.placement import BatchMaker, HostRows, Placement, count_untrained
 from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
 from headrace.feed.pooled_rows import PooledRows
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Window
-from headrace.feed.workers import Job, Workers
 from headrace.metrics import IterationStats
 from headrace.mix.limits import data_end
 from headrace.mix.schedule import BatchSchedule, RowOrder
@@ -118,13 +117,13 @@ class PlannedReader(BatchReader):
         self._placement = placement
         self._row_order: RowOrder = order.row_order
         self._space = BlockSpace(dataset.sources)
-        self._copiers = Workers(min(grouping.steps, 1))
-        self._gatherer = Workers(min(grouping.steps, 1))
+        self._copier = Worker(has_thread=grouping.steps > 0)
+        self._gatherer = Worker(has_thread=grouping.steps > 0)
         self._copy_thread = KernelThread()
         self._checker = KernelThread()
         checker = self._checker if grouping.steps else None
         self._cache = BlockCache(
-            self._space, max_bytes, stats.reads, self._copiers, checker, mapping=mapping
+            self._space, max_bytes, stats.reads, self._copier, checker, mapping=mapping
         )
         self._residency: Residency | None = None
         self._buffers = [Buffers() for _ in self._cache.kinds]
@@ -157,7 +156,7 @@ class PlannedReader(BatchReader):
         self._residency = None
 
     def _close_workers(self) -> None:
-        self._copiers.close()
+        self._copier.close()
         self._gatherer.close()
         self._copy_thread.close()
         self._checker.close()

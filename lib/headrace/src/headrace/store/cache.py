@@ -35,13 +35,22 @@ from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store import files
 from headrace.store.array import StoredArray
-from headrace.store.arrays import ArrayList, ArrayRun, MadeList
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.document_ends import DocumentEnds
 from headrace.store.grouped import open_tables
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.layouts import FORMAT, NAMED_ONLY, FormatConfig, open_layout
-from headrace.store.leaf import CacheLeaf, LeafPart, OwnParts, check_range, data_of, spans
+from headrace.store.leaf import (
+    ArrayList,
+    ArrayRun,
+    CacheLeaf,
+    LeafPart,
+    MadeList,
+    OwnParts,
+    check_range,
+    data_of,
+    spans,
+)
 from headrace.store.ledger import (
     UNDESCRIBED,
     Ledger,

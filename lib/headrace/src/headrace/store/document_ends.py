@@ -13,8 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Int64, UInt
 
-from headrace.store.arrays import MadeList
-from headrace.store.leaf import LeafPart
+from headrace.store.leaf import LeafPart, MadeList
 from headrace.store.pending import ArrayFuture
 
 _READS_IN_FLIGHT = 32
@@ -87,7 +86,7 @@ class DocumentEnds:
 
     def requests(self, part: int, *, described: bool) -> int:
         """Requests over HTTP with which the offsets of a part are read; ``described`` as in
-        :class:`~headrace.store.arrays.ArrayRun`. Reads nothing.
+        :class:`~headrace.store.leaf.ArrayRun`. Reads nothing.
         """
         key = (part, described)
         if key not in self._requests:

@@ -22,11 +22,10 @@ from headrace.errors import CacheError, CacheMissingError, ConfigError, errors_a
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store import files
-from headrace.store.arrays import ArrayList
 from headrace.store.cache import OriginalDocument, ReadLedger, TokenCache
 from headrace.store.layout import LeafKind
 from headrace.store.layouts import FormatConfig
-from headrace.store.leaf import LeafPart
+from headrace.store.leaf import ArrayList, LeafPart
 from headrace.store.ledger import LaterSources, Ledger, open_ledger
 from headrace.store.levanter_layout import read_catalog, read_levanter
 from headrace.store.parts import PartRecord, PartTable
