@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.store import CacheLayout
-from headrace.store.chunk_names import (
+from headrace.store.layout import LeafSpec, named_in
+from headrace.store.parts import (
     PAGE_BYTES,
     PAGE_CHUNKS,
+    PartTable,
     chunks_of,
     from_page,
     pages_of,
     read_names,
     to_pages,
 )
-from headrace.store.layout import LeafSpec, named_in
-from headrace.store.parts import PartTable
 from headrace.testing import random_documents, write_cache
 
 SCORE = LeafSpec("score", "float32", "fixed")

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError
-from headrace.store.chunk_names import ChunkNames
 from headrace.store.ledger import Ledger, read_ledger, table_of
 from headrace.store.ledger_table import parse_table
-from headrace.store.parts import LeafRecord, PartRecord, PartTable
+from headrace.store.parts import ChunkNames, LeafRecord, PartRecord, PartTable
 from headrace.testing import tiny_cache
 
 HASHES = st.binary(min_size=32, max_size=32).map(lambda raw: f"sha256:{raw.hex()}")

@@ -17,7 +17,10 @@ from jaxtyping import Int64
 
 from headrace.errors import ReadError
 from headrace.store.array import kvstore_spec
-from headrace.store.chunk_names import (
+from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store.ledger_table import TABLE_NAME, ColumnTable
+from headrace.store.location import Location
+from headrace.store.parts import (
     PAGE_BYTES,
     PAGE_CHUNKS,
     ArrayChunks,
@@ -25,9 +28,6 @@ from headrace.store.chunk_names import (
     from_page,
     pages_of,
 )
-from headrace.store.layout import CacheLayout, LeafSpec
-from headrace.store.ledger_table import TABLE_NAME, ColumnTable
-from headrace.store.location import Location
 from headrace.store.requests import Store, get
 
 

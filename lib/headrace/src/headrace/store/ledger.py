@@ -39,7 +39,6 @@ from msgspec.structs import replace
 
 from headrace.errors import CacheCorruptError, CacheError, of_another_version
 from headrace.store import durable, files
-from headrace.store.chunk_names import ChunkNames, read_names
 from headrace.store.layout import TOKENS, named_in, owner_of
 from headrace.store.ledger_table import (
     TABLE_NAME,
@@ -50,7 +49,7 @@ from headrace.store.ledger_table import (
     encode_table,
     read_table,
 )
-from headrace.store.parts import NAME_PATTERN, Count, PartRecord, PartTable
+from headrace.store.parts import NAME_PATTERN, ChunkNames, Count, PartRecord, PartTable, read_names
 
 LEDGER_NAME = "ledger.json"
 PART_RECORD_NAME = "part.json"

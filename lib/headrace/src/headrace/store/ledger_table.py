@@ -8,7 +8,7 @@
     head       JSON: what a reader needs of ledger.json, its digest, and name, dtype and SHA-256 of
                each column
     columns    each from the next multiple of 64 on: names, documents, tokens, values of each leaf;
-               then the checksums of all chunks, in pages (:mod:`headrace.store.chunk_names`);
+               then the checksums of all chunks, in pages (:mod:`headrace.store.parts`);
                then the digests
 
 It repeats the content of ``ledger.json`` and identifies that file: with another one, it is refused.
@@ -55,8 +55,15 @@ from jaxtyping import Int64
 
 from headrace.errors import CacheCorruptError, CacheError, of_another_version
 from headrace.store import files, retry
-from headrace.store.chunk_names import ChunkNames, pages_of, to_pages
-from headrace.store.parts import LARGEST_COUNT, LeafRecord, PartRecord, PartTable
+from headrace.store.parts import (
+    LARGEST_COUNT,
+    ChunkNames,
+    LeafRecord,
+    PartRecord,
+    PartTable,
+    pages_of,
+    to_pages,
+)
 
 TABLE_NAME = "ledger.bin"
 TABLE_VERSION = 2

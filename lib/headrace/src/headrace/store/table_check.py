@@ -8,9 +8,9 @@ import numpy as np
 
 from headrace.errors import CacheCorruptError
 from headrace.store import files
-from headrace.store.chunk_names import PAGE_BYTES, ChunkNames, from_page
 from headrace.store.ledger import LEDGER_NAME, chunk_names, table_of, whole_state
 from headrace.store.ledger_table import TABLE_NAME, parse_table
+from headrace.store.parts import PAGE_BYTES, ChunkNames, from_page
 
 
 def table_problem(root: str, *, mend: bool = False) -> str:
