@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.order.document_groups import DocumentGroups
-from headrace.order.document_shuffle import DocumentShuffle
+from headrace.order.document_shuffle import DocumentGroups, DocumentShuffle
 from headrace.pack.plan import plan_packs
 
 _WINDOW_ROWS = 64  # whose documents are neighbours: 256 fill rows no better

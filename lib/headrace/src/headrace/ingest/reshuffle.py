@@ -12,7 +12,7 @@ to do::
     ledger.json, finished: true    written last, when runs/ is gone
 
 Documents may be cut at multiples of a length; then the pieces are what is shuffled, and numbers
-remain those of whole documents (:mod:`headrace.order.document_pieces`).
+remain those of whole documents (:mod:`headrace.order.document_shuffle`).
 
 Documents may be packed into rows (:mod:`headrace.ingest.pack_order`), with a table of where they
 lie.

@@ -31,9 +31,12 @@ from jaxtyping import Int64, UInt8
 from headrace.errors import CacheCorruptError
 from headrace.ingest.progress import Progress
 from headrace.ingest.schedule import BuildPart
-from headrace.order.document_groups import DocumentGroups
-from headrace.order.document_pieces import DocumentPieces, cut_lengths
-from headrace.order.document_shuffle import DocumentShuffle
+from headrace.order.document_shuffle import (
+    DocumentGroups,
+    DocumentPieces,
+    DocumentShuffle,
+    cut_lengths,
+)
 from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.joined import open_cache

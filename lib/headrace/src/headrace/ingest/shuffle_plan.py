@@ -26,9 +26,12 @@ from headrace.batch.masks import mask_leaf
 from headrace.errors import CacheError, ConfigError, check_at_least, redact
 from headrace.ingest.pack_order import PackOrder
 from headrace.ingest.shuffle_parts import Column, Pieces, columns_of, writer_bytes
-from headrace.order.document_groups import DocumentGroups
-from headrace.order.document_pieces import NEVER_CUT, DocumentPieces
-from headrace.order.document_shuffle import DocumentShuffle
+from headrace.order.document_shuffle import (
+    NEVER_CUT,
+    DocumentGroups,
+    DocumentPieces,
+    DocumentShuffle,
+)
 from headrace.order.seeds import check_seed
 from headrace.progress import track
 from headrace.store.cache import TokenCache

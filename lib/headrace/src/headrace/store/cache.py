@@ -28,9 +28,7 @@ from headrace.errors import (
     check_choice,
     check_whole,
 )
-from headrace.order.document_groups import DocumentGroups
-from headrace.order.document_pieces import DocumentPieces
-from headrace.order.document_shuffle import DocumentShuffle
+from headrace.order.document_shuffle import DocumentGroups, DocumentPieces, DocumentShuffle
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store import files

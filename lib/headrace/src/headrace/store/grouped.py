@@ -1,5 +1,5 @@
 """The tables of a store that was grouped when it was written: ``places.bin`` and ``numbers.bin``
-(:mod:`headrace.order.document_groups`), in its folder beside the ledger, which has their digests.
+(:mod:`headrace.order.document_shuffle`), in its folder beside the ledger, which has their digests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from headrace.errors import CacheCorruptError
-from headrace.order.document_groups import DocumentGroups
+from headrace.order.document_shuffle import DocumentGroups
 from headrace.store import files
 from headrace.store.vectors import PiecedVector, VectorWriter
 
