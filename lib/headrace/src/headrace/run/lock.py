@@ -25,8 +25,13 @@ import numpy as np
 
 from headrace.config.writing import given_fields
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.run.differences import config_differences, differences
-from headrace.run.plan_difference import first_difference, first_mixture, names_of
+from headrace.run.differences import (
+    config_differences,
+    differences,
+    first_difference,
+    first_mixture,
+    names_of,
+)
 from headrace.run.state import FINGERPRINT_DIGITS, LoaderState, steps_done
 from headrace.store import files
 from headrace.store.records import RecordKind, read_record, write_record
