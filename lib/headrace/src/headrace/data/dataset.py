@@ -297,7 +297,8 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
     def rows_of_examples(
         self, example: Int64[np.ndarray, " n"], row_order: RowOrder = "stream"
     ) -> StepRows:
-        """The rows of examples, as if they were a batch. Pure, without I/O; numbers are not checked.
+        """The rows of examples, as if they were a batch. Pure, without I/O; numbers are not
+        checked.
 
         Raises:
             ConfigError: the dataset is not stored in token caches.

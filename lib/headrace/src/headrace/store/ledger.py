@@ -71,9 +71,9 @@ SHUFFLED = "shuffled"
 belong to (that cache or, if it was shuffled itself, its original) the ``fingerprint``, the
 ``parts`` with their documents, and the ``sources``. If its documents were cut: the length of the
 ``split``, the number of the original's ``documents``, and their ``pieces``
-(:meth:`~headrace.order.document_shuffle.DocumentPieces.record`). If they were grouped: the number of
-stored documents of each of the ``groups``, the options ``by`` which they were made, the digest of
-the group of each document, and the records of its ``tables`` (:mod:`headrace.store.grouped`);
+(:meth:`~headrace.order.document_shuffle.DocumentPieces.record`). If they were grouped: the number
+of stored documents of each of the ``groups``, the options ``by`` which they were made, the digest
+of the group of each document, and the records of its ``tables`` (:mod:`headrace.store.grouped`);
 ``moved``, if it has only documents that are in other groups than in the cache to which it was
 appended. If they were packed: the tokens of a row (``pack``, and ``split``), the tokens of its
 ``padding``, the most documents in a row, and the ``tables``.

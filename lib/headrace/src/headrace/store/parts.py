@@ -4,11 +4,11 @@ checksums of their chunks.
 A table is a sequence of records that are created on access, so a cache of a million parts opens
 without creating objects per part. Code that needs a number for every part uses a column.
 
-Each array lists the crc32c of its chunks in its ``zarr.json`` (:class:`ChunkNames`). To request only chunks over HTTP,
-without reading that file, ``ledger.bin`` has all of them: leaf by leaf, the values of all parts,
-then their offsets, part by part. They are stored in **pages** of 65,536, each followed by a
-checksum of its number and its content, so that a page can be read by itself: 4 bytes per chunk, 600
-MB for 10 trillion tokens, of which a reader reads only the pages that it needs.
+Each array lists the crc32c of its chunks in its ``zarr.json`` (:class:`ChunkNames`). To request
+only chunks over HTTP, without reading that file, ``ledger.bin`` has all of them: leaf by leaf, the
+values of all parts, then their offsets, part by part. They are stored in **pages** of 65,536, each
+followed by a checksum of its number and its content, so that a page can be read by itself: 4 bytes
+per chunk, 600 MB for 10 trillion tokens, of which a reader reads only the pages that it needs.
 """
 
 from __future__ import annotations
