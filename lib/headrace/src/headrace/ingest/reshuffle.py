@@ -72,7 +72,7 @@ from headrace.ingest.shuffle_plan import (
     sizes_of,
 )
 from headrace.numbers import in_bytes
-from headrace.order.document_pieces import DocumentPieces
+from headrace.order.document_shuffle import DocumentPieces
 from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.consolidate import summed
