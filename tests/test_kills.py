@@ -10,6 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +177,43 @@ def root(tmp_path_factory, server):
     return root
 
 
+JOB = """
+import sys
+from headrace.config import load_config
+from headrace.run import open_run
+for line in sys.stdin:
+    config, folder = line.split()
+    run = open_run(folder, load_config(config))
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        next(batches)
+        print("trains", flush=True)
+        sys.stdin.readline()
+    print("has ended", flush=True)
+"""
+"""Trains a run from each line of its input until the next one."""
+
+
+@pytest.fixture(scope="module")
+def job():
+    with subprocess.Popen(
+        [sys.executable, "-c", JOB], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.communicate()
+
+
+def say(process: subprocess.Popen[str], line: str) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(line, file=process.stdin, flush=True)
+    return process.stdout.readline().strip()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.02)
+
+
 def write_more(inner: Path, server: Server) -> None:
     """What only some commands read: texts that come later, tables, a run, the losses of a sweep."""
     (inner / "more").mkdir()
@@ -186,9 +225,11 @@ def write_more(inner: Path, server: Server) -> None:
     for name, components in {"scored": {"a": scored}, "mixed": mixed, "edited": edited}.items():
         config = {"components": components, "seq_len": 16, "batch_size": 8, "num_steps": 160}
         (inner / f"{name}.yaml").write_text(json.dumps(config))
+        (inner / f"long-{name}.yaml").write_text(json.dumps(config | {"num_steps": 3000}))
     (inner / "theirs.yaml").write_text("components: {web: {cache_dir: gs://b/web}}")
-    with load_config(str(inner / "mixed.yaml")).loader() as loader:
-        open_run(str(inner / "run"), loader).state(4)
+    for run, config in (("run", "mixed"), ("long", "long-mixed")):
+        with load_config(str(inner / f"{config}.yaml")).loader() as loader:
+            open_run(str(inner / run), loader).state(4)
     assert server.run(inner, f"{SWEEP} sweep")[0] == 0
     first, *arms = (inner / "sweep" / "results.csv").read_text().splitlines()
     filled = [f"{arm}{1 + (float(arm.split(',')[1]) - 0.3) ** 2}" for arm in arms]
@@ -248,3 +289,69 @@ def test_a_killed_command_is_run_again(root, server, name, kills):
         left = files_in(broken)
         assert sorted(left) == sorted(wanted), at
         assert [path for path in wanted if left[path] != wanted[path]] == [], at
+
+
+LIVE = "run amend run ../in/long-edited.yaml --step 900 --live --wait"
+
+
+def amend_live(root: Path, server: Server, job: subprocess.Popen[str], name: str, kill_at: int):
+    """Asks a job for a change, killed before an operation, and again; the operations, and what is
+    left when the job has ended.
+    """
+    folder = root / name
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(root / "in" / "long", folder / "run")
+    lease, request = (folder / "run" / name for name in ("lease.json", "request.json"))
+    assert say(job, f"{root}/in/long-mixed.yaml {folder}/run") == "trains"
+    wait_until(lease.exists)
+    if kill_at > 0:
+        assert server.run(folder, f"{LIVE} 3", kill_at)[0] == -9
+    code, kinds = server.run(folder, f"{LIVE} 60")
+    assert code == 0, (kill_at, (root / "log").read_text()[-2000:])
+    wait_until(lambda: not request.exists())  # the job removes what the killed one left
+    assert say(job, "end") == "has ended"
+    wait_until(lambda: not lease.exists())
+    return kinds, files_in(folder)
+
+
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(KILLS, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_a_killed_request_to_a_job_is_made_again(root, server, job, kills):
+    kinds, wanted = amend_live(root, server, job, "live-whole", 0)
+    numbers = chosen(kinds, kills)
+    for number in numbers if kills == KILLS else numbers[:: max(len(numbers) // 2, 1)]:
+        _, left = amend_live(root, server, job, "live-case", number)
+        assert left == wanted, f"killed before operation {number} of {len(kinds)}"
+
+
+DEMO = "demo --quick --steps 20 --output out"
+# Files with times in them; the ledgers have those of the texts.
+TIMED = {"metrics.jsonl", "summary.json", "report.html", "host-00000.jsonl"}
+TIMED |= {"ledger.json", "ledger.bin"}
+
+
+def trained(folder: Path) -> list[tuple[int, float, str]]:
+    lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
+    return [(e["step"], e["loss"], e["digest"]) for e in map(json.loads, lines)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_killed_demo_is_run_again(root, server):
+    unbroken, broken = root / "demo-whole", root / "demo-case"
+    unbroken.mkdir()
+    code, kinds = server.run(unbroken, DEMO)
+    assert code == 0, (root / "log").read_text()[-2000:]
+    wanted = files_in(unbroken)
+    for number in chosen(kinds, KILLS):
+        at = f"killed before operation {number} of {len(kinds)} ({kinds[number - 1]})"
+        shutil.rmtree(broken, ignore_errors=True)
+        broken.mkdir()
+        assert server.run(broken, DEMO, number)[0] == -9, at
+        assert server.run(broken, DEMO)[0] == 0, (at, (root / "log").read_text()[-2000:])
+        left = files_in(broken)
+        assert sorted(left) == sorted(wanted), at
+        others = {path for path in wanted if left[path] != wanted[path]}
+        assert {Path(path).name for path in others} <= TIMED, at
+        assert trained(broken) == trained(unbroken), at

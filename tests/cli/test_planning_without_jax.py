@@ -96,7 +96,7 @@ def loaded(folder: Path) -> dict[str, str]:
     return dict(zip(ASKED, found, strict=True))
 
 
-def ask(folder: Path, *commands: str) -> list[str]:
+def ask(folder: Path, *commands: str, statuses: tuple[str, ...] = ("0", "1")) -> list[str]:
     """What of the held back each command loads."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *commands],
@@ -106,7 +106,7 @@ def ask(folder: Path, *commands: str) -> list[str]:
         check=True,
     )
     ended = [line.split(" ", 2) for line in done.stderr.splitlines() if line.startswith("ended ")]
-    assert [status for _, status, _ in ended if status not in ("0", "1")] == [], done.stderr
+    assert [status for _, status, _ in ended if status not in statuses] == [], done.stderr
     return [names for *_, names in ended]
 
 
@@ -117,6 +117,10 @@ def test_all_commands_are_asked():
 @pytest.mark.parametrize("name", ASKED)
 def test_a_command_answers_without_jax(loaded: dict[str, str], name: str):
     assert loaded[name] == "[]"
+
+
+def test_a_cache_that_is_not_there_is_refused_without_jax(folder: Path):
+    assert ask(folder, "cache inspect caches/missing", statuses=("2",)) == ["[]"]
 
 
 def test_what_is_loaded_is_noticed():

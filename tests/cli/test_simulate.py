@@ -100,3 +100,6 @@ def test_a_csv_is_kept_if_the_config_is_refused(plan, tmp_path):
     file.write_text("of before")
     assert run(plan, "seq_len=-1", "--csv", str(file)).returncode
     assert file.read_text() == "of before"
+    file.unlink()
+    assert run(plan, "seq_len=-1", "--csv", str(file)).returncode
+    assert not file.exists()

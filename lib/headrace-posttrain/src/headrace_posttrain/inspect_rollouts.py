@@ -17,10 +17,12 @@ def inspect_rollouts(folder: str, as_json: bool) -> bool:
     """Reads a folder of rollouts, compares it with its checksums, and prints its contents; False if
     it is none.
     """
-    from headrace_posttrain.rollouts.store import RolloutStore, holds_rollouts
+    from headrace_posttrain.rollouts.log_segments import holds_rollouts
 
     if not holds_rollouts(folder):
         return False
+    from headrace_posttrain.rollouts.store import RolloutStore  # brings jax
+
     facts = RolloutStore(folder).describe()
     if as_json:
         say(json.dumps(facts, ensure_ascii=False))

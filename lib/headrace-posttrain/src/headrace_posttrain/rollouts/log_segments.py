@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from headrace.errors import CacheCorruptError, CacheError
 from headrace.store import files
 
+STEPS = "steps"  # the log of the process that trains
 _DIGITS = 6
 _NAME = re.compile(rf"[0-9]{{{_DIGITS},12}}-[0-9]{{{_DIGITS},12}}\.log")
 _MAGIC = b"\x89HRL"
@@ -181,3 +182,8 @@ def list_names(folder: str) -> list[str]:
 def segment_names(folder: str) -> list[str]:
     """Names of the segments in a folder, in order."""
     return [name for name in list_names(folder) if _NAME.fullmatch(name)]
+
+
+def holds_rollouts(folder: str) -> bool:
+    """Whether a folder has rollouts."""
+    return bool(segment_names(files.join(folder, STEPS)))

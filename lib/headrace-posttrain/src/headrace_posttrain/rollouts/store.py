@@ -41,7 +41,7 @@ from headrace.store import files
 from headrace.store.lease import LeaseWatch, owning
 from headrace_posttrain.rollouts.append_log import AppendLog
 from headrace_posttrain.rollouts.groups import ScoredGroup
-from headrace_posttrain.rollouts.log_segments import Record, list_names, segment_names
+from headrace_posttrain.rollouts.log_segments import STEPS, Record, list_names
 from headrace_posttrain.rollouts.rollout_index import RolloutIndex
 from headrace_posttrain.rollouts.rollout_records import (
     FORMAT_VERSION,
@@ -61,7 +61,6 @@ _IDENTITY, _STEP, _REWIND, _FORGET, _REFUSED, _GROUP, _PARTIAL, _OPEN_STEP, _SHA
 # kinds that are few and short: their payloads are read with their headers
 _LOADED_OF_STEPS = (_IDENTITY, _STEP, _REWIND, _FORGET, _REFUSED, _OPEN_STEP)
 _LOADED_OF_PRODUCERS = (_IDENTITY, _SHARE)
-_STEPS = "steps"
 _PRODUCERS = "producers"
 _GROUPS_CURE = "Move this file out of the folder: groups that no step has are sampled again."
 _STEPS_CURE = (
@@ -115,7 +114,7 @@ class RolloutStore(RolloutIndex):
         self._own: AppendLog | None = None  # open for writing
         self._leader: LeaseWatch | None = None
         self._is_closed = False
-        self._steps = AppendLog(self._join(_STEPS), load=_LOADED_OF_STEPS, cure=_STEPS_CURE)
+        self._steps = AppendLog(self._join(STEPS), load=_LOADED_OF_STEPS, cure=_STEPS_CURE)
         self._logs: dict[str, AppendLog] = {}
         self.refresh()
         if self.lost_groups:
@@ -165,7 +164,7 @@ class RolloutStore(RolloutIndex):
         or never started.
         """
         if self._leader is None:
-            self._leader = LeaseWatch(self._join(_STEPS) or "")
+            self._leader = LeaseWatch(self._join(STEPS) or "")
         seconds = self._leader.absence_s()
         watch = self._leader
         if seconds <= watch.limit_s:
@@ -461,7 +460,7 @@ class RolloutStore(RolloutIndex):
 
     def _apply(self, record: Record) -> None:
         """Applies a record of the consumer's log."""
-        name = f"{_STEPS}/{record.segment}"
+        name = f"{STEPS}/{record.segment}"
         if record.kind == _STEP:
             self._add_step(BatchRecord.from_json(record.payload, name))
         elif record.kind == _IDENTITY:
@@ -529,8 +528,3 @@ class RolloutStore(RolloutIndex):
             self._add_source((name, record.writer, record.number, record.checksum), record)
         elif record.kind == _PARTIAL and record.key not in self._used:
             self._partial[record.key] = name, record
-
-
-def holds_rollouts(folder: str) -> bool:
-    """Whether a folder has rollouts."""
-    return bool(segment_names(files.join(folder, _STEPS)))

@@ -23,6 +23,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import ENOSPC
 from typing import Any
 
 import typer
@@ -75,7 +76,9 @@ def tell(app: typer.Typer) -> None:
         status = OK
     except OSError as error:
         named = f"{error.filename}: " if error.filename else ""
-        status = _say("error", printable(redact(f"{named}{error.strerror or error}")), REFUSED)
+        cure = ". Make room, then run the same command again." if error.errno == ENOSPC else ""
+        said = f"{named}{error.strerror or error}{cure}"
+        status = _say("error", printable(redact(said)), REFUSED)
     except Exception as error:  # noqa: BLE001  (the last place that can report it in one line)
         text = " ".join(str(error).split())
         hint = f" (a bug in headrace: please report it with the output of {DEBUG}=1)"

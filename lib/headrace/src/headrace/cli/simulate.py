@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from csv import DictWriter
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
+from io import StringIO
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -105,9 +106,7 @@ def command(
 
     host_counts = parse_hosts(hosts) or [1]
     if csv is not None:
-        # What cannot be written is refused before the long counting; what is there stays till then.
-        with _open_csv(csv, "a"):
-            pass
+        _check_csv(csv)
     run = ResolvedRun.of(
         load_config(config, settings or []),
         parse_sizes(tokens),
@@ -150,6 +149,8 @@ def command(
 
 def _write_csv(path: str, by_hosts: Sequence[Mapping[str, Any]]) -> None:
     """Writes what ``--json`` has in ``by_hosts``; fields of ``exchange`` begin with its name."""
+    from headrace.store import files
+
     lines = [
         {
             **{name: value for name, value in figures.items() if name != "exchange"},
@@ -159,24 +160,22 @@ def _write_csv(path: str, by_hosts: Sequence[Mapping[str, Any]]) -> None:
     ]
     # One host exchanges nothing, so its line lacks fields that the others have.
     names = list(dict.fromkeys(name for line in lines for name in line))
-    with _open_csv(path, "w") as file:
-        table = DictWriter(file, names)
-        table.writeheader()
-        table.writerows(lines)
+    table = StringIO()
+    writer = DictWriter(table, names)
+    writer.writeheader()
+    writer.writerows(lines)
+    files.write_atomic(path, table.getvalue().encode())
 
 
-@contextlib.contextmanager
-def _open_csv(path: str, mode: Literal["a", "w"]) -> Iterator[TextIO]:
-    try:
-        with open(path, mode, newline="", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
+def _check_csv(path: str) -> None:
+    """Refuses what cannot be written before the long counting."""
+    if os.path.isdir(path) or not os.access(os.path.dirname(path) or ".", os.W_OK):
         raise ConfigError(
-            f"cannot be written ({error.strerror})",
+            "cannot be written",
             field="--csv",
             value=path,
             cure="Name a file in a folder that exists and may be written to.",
-        ) from error
+        )
 
 
 def _say_if_long(config: LmDataConfig) -> None:

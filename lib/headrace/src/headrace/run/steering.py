@@ -56,6 +56,7 @@ REQUEST_NAME = "request.json"
 _EVERY_S = 0.5
 _VOTES_S = 300.0
 _LEAVING_S = 5.0
+_LEFT_S = 5.0  # after its time, a request is withdrawn, unless who asked was killed
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -162,7 +163,7 @@ class _Mailbox:
     Who asks puts a request there if there is none, and withdraws it in the end. The job takes it
     before it decides: a request that is withdrawn before changes nothing. Every change of the file
     is a swap, so nobody overwrites or removes what is another's. What a killed process left is of
-    no account when its time is over.
+    no account when its time is over, and soon removed by the job.
     """
 
     def __init__(self, folder: str) -> None:
@@ -185,8 +186,11 @@ class _Mailbox:
         return is_free and self._slot.swap(raw, _REQUEST.encode(mail))
 
     def answer(self, decide: Callable[[Request], Answer]) -> None:
-        """Answers the request there, if there is one."""
+        """Answers the request there, if there is one; removes what a killed process has left."""
         raw, mail = self.look()
+        if mail is not None and mail.until + _LEFT_S < time.time():
+            self._slot.swap(raw, None)
+            return
         if mail is None or mail.is_taken or mail.until < time.time():
             return
         in_work = structs.replace(mail, is_taken=True)
