@@ -103,6 +103,13 @@ def test_every_index_is_the_next_row_of_its_source(components, weighted, batch, 
     assert np.array_equal(some.source_id, source[picks])
 
 
+@pytest.mark.parametrize("kind", SHUFFLES)
+def test_a_host_may_have_no_rows_in_a_step(components, kind):
+    shuffled = {name: SHUFFLES[kind](dataset) for name, dataset in components.items()}
+    mixture = MixtureDataset(shuffled, {"a": 1, "b": 1, "c": 1}, 8)
+    assert mixture.locate(np.empty(0, np.int64)).row.tolist() == []
+
+
 def test_later_weights_do_not_change_earlier_steps(components):
     one = MixtureDataset(components, {"a": 1, "b": {"step": {0: 1, 20: 0}}, "c": 2}, 8)
     other = MixtureDataset(components, {"a": 1, "b": {"step": {0: 1, 20: 5}}, "c": 2}, 8)

@@ -453,7 +453,7 @@ class MixtureDataset(WrappingDataset):
         located = Rows(np.empty_like(indices), np.empty_like(indices), np.empty(indices.size))
         part = self._braids.part_of(component, ordinal)
         braided = self._braids.held[component]
-        if braided.all():
+        if braided.size and braided.all():
             ordinal, located.locality[:] = self._braids.resolve(part, ordinal)
         elif braided.any():
             ordinal = ordinal.copy()  # a table that others share
