@@ -59,12 +59,11 @@ COMMANDS = {
 """The last line of each is killed; those before it prepare the folder."""
 
 # Reads lines [folder, command, number of the operation before which it is killed]. Each runs in a
-# fork of a process that has imported what commands need, and its operations on files are counted
-# by an audit hook: what Python opens for writing, renames, deletes, makes and syncs, and each piece
-# that TensorStore writes.
+# fork of a process that has imported what commands before it needed, which takes longer than most
+# of them work. Its operations on files are counted by an audit hook: what Python opens for writing,
+# renames, deletes, makes and syncs, and each piece that TensorStore writes.
 SERVER = """
-import json, os, signal, sys
-import headrace.cli.application, headrace.ingest, headrace.report, headrace.config, headrace.analysis
+import contextlib, importlib, json, os, signal, sys
 from headrace.cli import main
 from headrace.store import durable, ragged
 
@@ -96,7 +95,8 @@ def run(folder, words, kill_at):
         main()
     except SystemExit as left:
         code = left.code or 0
-    os.write(report, json.dumps([code, seen]).encode())
+    with os.fdopen(report, "w") as answer:
+        json.dump([code, seen, [*sys.modules]], answer)
     os._exit(0)
 
 for line in sys.stdin:
@@ -113,7 +113,11 @@ for line in sys.stdin:
     _, status = os.waitpid(child, 0)
     with os.fdopen(read) as answer:
         said = answer.read()
-    print(said or json.dumps([-os.WTERMSIG(status), []]), flush=True)
+    code, seen, modules = json.loads(said) if said else (-os.WTERMSIG(status), [], [])
+    print(json.dumps([code, seen]), flush=True)
+    for name in modules:
+        with contextlib.suppress(ImportError):  # a module that another has put there
+            importlib.import_module(name)
 """
 
 

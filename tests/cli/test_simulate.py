@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,10 @@ components:
 """
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headrace", "config", "simulate", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def run(headrace: Callable[..., Any]) -> Callable[..., Any]:
+    """``run("plan.yaml")``: how ``headrace config simulate plan.yaml`` ended."""
+    return partial(headrace, "config", "simulate")
 
 
 @pytest.fixture
@@ -31,15 +33,15 @@ def plan(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_json_and_table(plan):
+def test_json_and_table(run, plan):
     sizes = ["--tokens", "web=1e12", "--tokens", "code=2e11", "--max-rows", "32768"]
-    figures = json.loads(run(plan, "--json", "--hosts", "1,8", *sizes).stdout)
+    figures = json.loads(run(plan, "--json", "--hosts", "1,8", *sizes).out)
     assert [h["hosts"] for h in figures["by_hosts"]] == [1, 8]
     assert 1 <= figures["by_hosts"][1]["reads_per_block"] < 1.5
     table = run(plan, "batch_size=32", "--hosts", "2", *sizes)
-    assert table.returncode == 0
-    assert "batches of 32 rows" in table.stdout
-    assert "a sample" in table.stdout
+    assert table.code == 0
+    assert "batches of 32 rows" in table.out
+    assert "a sample" in table.out
 
 
 @pytest.mark.parametrize(
@@ -64,19 +66,19 @@ def test_json_and_table(plan):
         ([], "To plan before it is built: components.web.expected_tokens"),
     ],
 )
-def test_mistakes_get_one_line(plan, args, said):
+def test_mistakes_get_one_line(run, plan, args, said):
     done = run(plan, *args)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
 
 
-def test_csv_has_the_figures_of_json(plan, tmp_path):
+def test_csv_has_the_figures_of_json(run, plan, tmp_path):
     """A line for each number of hosts; one host has no exchange."""
     file = tmp_path / "forecast.csv"
     sizes = ["--tokens", "web=1e9", "--tokens", "code=2e8", "--max-rows", "4096"]
     asked = run(plan, "--hosts", "1,8,64", "--csv", str(file), "--json", *sizes)
-    by_hosts = json.loads(asked.stdout)["by_hosts"]
+    by_hosts = json.loads(asked.out)["by_hosts"]
     with file.open(newline="") as opened:
         lines = list(csv.DictReader(opened))
     assert len(lines) == 3
@@ -87,18 +89,18 @@ def test_csv_has_the_figures_of_json(plan, tmp_path):
         assert written == {name: str(value) for name, value in expected.items()}
 
 
-def test_a_csv_that_cannot_be_written_is_refused_at_once(plan, tmp_path):
+def test_a_csv_that_cannot_be_written_is_refused_at_once(run, plan, tmp_path):
     place = str(tmp_path / "missing" / "forecast.csv")
     refused = run(plan, "--csv", place, "--tokens", "web=1e12", "--tokens", "code=2e11")
-    assert refused.returncode == 2
-    assert f"--csv = '{place}'" in refused.stderr.replace("\n", "")
-    assert "Name a file in a folder that exists" in refused.stderr
+    assert refused.code == 2
+    assert f"--csv = '{place}'" in refused.err.replace("\n", "")
+    assert "Name a file in a folder that exists" in refused.err
 
 
-def test_a_csv_is_kept_if_the_config_is_refused(plan, tmp_path):
+def test_a_csv_is_kept_if_the_config_is_refused(run, plan, tmp_path):
     file = tmp_path / "forecast.csv"
     file.write_text("of before")
-    assert run(plan, "seq_len=-1", "--csv", str(file)).returncode
+    assert run(plan, "seq_len=-1", "--csv", str(file)).code
     assert file.read_text() == "of before"
     file.unlink()
     assert run(plan, "seq_len=-1", "--csv", str(file)).returncode
