@@ -25,7 +25,8 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
+from types import CodeType
 from typing import Any
 
 from headrace.errors import ConfigError, install_command
@@ -192,23 +193,14 @@ class ChatTemplate:
         max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         try:
-            bounded: Any = importlib.import_module("headrace.ingest.bounded_jinja")
-            jinja: Any = importlib.import_module("jinja2")
+            self._bounded: Any = importlib.import_module("headrace.ingest.bounded_jinja")
         except ImportError as error:
             raise ConfigError(
                 "needs the package jinja2",
                 field="chat.template",
                 cure=install_command("headrace[chat]"),
             ) from error
-        self._bounded = bounded
-        environment = bounded.BoundedEnvironment(
-            min(max_record_bytes, bounded.MAX_RENDER),
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_generation_extension(), "jinja2.ext.loopcontrols"],
-        )
-        environment.filters["tojson"] = partial(_to_json, default=bounded.own_value)
-        environment.bound_filters()
+        environment = _environment(max_record_bytes)
         self._begin = environment.begin
         environment.globals["raise_exception"] = self._refuse
         template_variables: dict[str, Any] = dict(variables)
@@ -222,13 +214,14 @@ class ChatTemplate:
                 ) from None
         self._variables = {**record["tokens"], **template_variables}
         self.has_marks = bool(_GENERATION.search(record["text"]))
+        jinja: Any = importlib.import_module("jinja2")
         try:
-            self._template = environment.from_string(record["text"])
+            code, self._fields, self.variables_read = _compiled(record["text"], max_record_bytes)
         except jinja.TemplateError as error:
             raise ConfigError(
                 f"is no Jinja template ({one_line(error)})", field="chat.template"
             ) from error
-        self._fields, self.variables_read = bounded.names_in(environment.parse(record["text"]))
+        self._template = jinja.Template.from_code(environment, code, environment.make_globals(None))
         self._markers = markers_of(self._fields)
         self._left_out: dict[Hashable, LeftOut | None] = {}
         self.extras = Given()
@@ -541,6 +534,30 @@ def _fixed_clock(date: Any) -> Callable[[str], str]:
         return moment.strftime(pattern)
 
     return strftime_now
+
+
+def _environment(max_record_bytes: int) -> Any:
+    """What templates are compiled for, with the limit of a rendering."""
+    bounded: Any = importlib.import_module("headrace.ingest.bounded_jinja")
+    environment = bounded.BoundedEnvironment(
+        min(max_record_bytes, bounded.MAX_RENDER),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_generation_extension(), "jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = partial(_to_json, default=bounded.own_value)
+    environment.bound_filters()
+    return environment
+
+
+@lru_cache(maxsize=16)
+def _compiled(text: str, max_record_bytes: int) -> tuple[CodeType, set[str], set[str]]:
+    """A template's code, and the names of fields and of variables in it: a build asks several
+    times, and compiling takes most of the time of a small one.
+    """
+    bounded: Any = importlib.import_module("headrace.ingest.bounded_jinja")
+    environment = _environment(max_record_bytes)
+    return environment.compile(text), *bounded.names_in(environment.parse(text))
 
 
 def _generation_extension() -> Any:
