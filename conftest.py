@@ -1,4 +1,5 @@
 """What must be set before anything is imported: bytecode is kept, and tests and doctests run on eight CPU devices.
+C files that have changed are compiled first.
 
 jax itself is imported only by the tests that need it, so that the tests of the order start in under a second.
 A test that starts a process of its own hands it these variables too; the process may override them.
@@ -53,6 +54,12 @@ if (
         "JAX_COMPILATION_CACHE_DIR": _PROGRAMS,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    sys.path.insert(0, str(Path(__file__).with_name("lib") / "headrace"))
+    import build_native
+
+    build_native.rebuild()
+    del sys.path[0]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the tests may reach out
 os.environ.setdefault("MPLBACKEND", "Agg")
 

@@ -27,6 +27,7 @@ TESTS = [
     "tests/order/braid/test_kernel.py",
     "tests/pack/test_window_kernel.py",
     "tests/feed/test_gather_kernel.py",
+    "tests/mix/test_quota.py",
 ]
 # It counts the threads that take no signals, and this sanitizer has one of its own
 SKIPPED = {"thread": "test_the_thread_is_not_of_a_fork_and_takes_no_signal"}

@@ -81,19 +81,23 @@ def this_platform() -> str:
     return name
 
 
+def sources_digest() -> str:
+    """SHA-256 of the sources, as headrace.native computes it."""
+    digest = hashlib.sha256()
+    for path in sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
 def compile_library(
     compiler: Sequence[str], out: Path = LIBRARY, options: Sequence[str] = ()
 ) -> None:
     """Compiles the sources; ``out`` is replaced only once that has succeeded: a process may have it
     mapped.
     """
-    sources = sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")])
-    digest = hashlib.sha256()  # as headrace.native computes it
-    for path in sources:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
     made = out.with_name(f"{out.name}.{os.getpid()}")
-    files = [str(path) for path in sources if path.suffix == ".c"]
-    command = [*compiler, *OPTIONS, *options, f'-DHEADRACE_SOURCES="{digest.hexdigest()}"']
+    files = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+    command = [*compiler, *OPTIONS, *options, f'-DHEADRACE_SOURCES="{sources_digest()}"']
     try:
         subprocess.run([*command, "-o", str(made), *files], check=True)
         made.replace(out)
@@ -115,6 +119,18 @@ def build(out: Path = LIBRARY) -> str:
     # What this machine's compiler makes may need this machine's glibc: no other machine is promised
     # it
     return name.replace("manylinux_2_17", "linux") if system else name
+
+
+def rebuild() -> None:
+    """Compiles the sources if the library beside them is of others: a pull may bring some. Without
+    a compiler, headrace says what to do when it loads the library.
+    """
+    if (
+        LIBRARY.exists()
+        and sources_digest().encode() not in LIBRARY.read_bytes()
+        and system_compiler() is not None
+    ):
+        build()
 
 
 if __name__ == "__main__":

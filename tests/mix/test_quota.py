@@ -1,11 +1,12 @@
 """Exact quotas. Shares are computed apart, in whole numbers or fractions, and every promise of the
-docstring is held against them; two ways to walk (bits, numpy) must agree; ``python
+docstring is held against them; the compiled walk must agree with the rule in Python; ``python
 tests/mix/test_quota.py`` prints the measurements.
 """
 
 import hashlib
 import threading
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -136,12 +137,99 @@ def test_promises_under_any_schedule(case):
     assert worst.max() < max(d, 1)  # however it is switched
 
 
+def by_the_rule(weights, batch, steps):
+    """Counts step by step, as the module of quotas tells the rule: slow, with Python's numbers."""
+    d = weights(np.arange(1)).shape[1]
+    delta = ONE // (4 * max(d - 1, 1))
+    low = (1 << max(d - 1, 1).bit_length()) - 1
+    drawn = [0] * d
+    share = [0] * d
+    out = []
+    for s in range(steps):
+        rate = [int(r) for r in fixed_point(weights(np.array([s])))[0]]
+        size = batch.rows_at(s)[1]
+        share = [w + size * r for w, r in zip(share, rate, strict=True)]
+        # What is due, and who is next: by deadline, the last bits of which are the number
+        due = [(w + delta) // ONE for w in share]
+        above = [(w + delta) % ONE for w in share]
+        counts = [max(a, b) if r else b for a, b, r in zip(due, drawn, rate, strict=True)]
+        deadline = [np.float64((ONE - a) / max(r, 1)) for a, r in zip(above, rate, strict=True)]
+        order = sorted(range(d), key=lambda k: (int(deadline[k].view(np.int64)) & ~low) | k)
+        rest = batch.rows_at(s + 1)[0] - sum(counts)
+        for k in order:
+            if rest > 0 and rate[k] and above[k] >= 2 * delta and counts[k] == due[k]:
+                counts[k] += 1
+                rest -= 1
+        # Not full, or too full: who is furthest behind gets one, or who is furthest ahead waits
+        while rest > 0:
+            behind = max((k for k in range(d) if rate[k]), key=lambda k: share[k] - counts[k] * ONE)
+            counts[behind] += 1
+            rest -= 1
+        while rest < 0:
+            served = (k for k in range(d) if counts[k] > drawn[k])
+            counts[min(served, key=lambda k: share[k] - counts[k] * ONE)] -= 1
+            rest += 1
+        out.append([a - b for a, b in zip(counts, drawn, strict=True)])
+        drawn = counts
+    return np.array(out)
+
+
 @given(abrupt())
-def test_bits_and_numpy_walk_to_the_same_counts(case):
+def test_the_compiled_walk_is_the_rule(case):
     rows, batch = case
-    quota, slow = (Quota(rows_of(rows), rows.shape[1], batch) for _ in range(2))
-    slow._walk._bits = slow._walk._one_by_one
-    assert np.array_equal(counts(quota, len(rows)), counts(slow, len(rows)))
+    quota = Quota(rows_of(rows), rows.shape[1], batch)
+    steps = CHUNK + 30
+    assert np.array_equal(counts(quota, steps), by_the_rule(rows_of(rows), batch, steps))
+
+
+@st.composite
+def schedules(draw):
+    """A blend whose weights jump and go up and down in straight lines, zeros included."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    weights = {"0": float(rng.lognormal())}
+    for k in range(1, draw(st.integers(1, 3) | st.integers(2, 12))):
+        points = np.unique(rng.integers(0, 2 * CHUNK, rng.integers(1, 4))).tolist()
+        values = rng.lognormal(0, draw(st.sampled_from([0.1, 2, 9])), len(points))
+        values *= rng.random(len(points)) < 0.8
+        kind = str(rng.choice(["linear", "step"]))
+        weights[str(k)] = {kind: dict(zip(points, values.tolist(), strict=True)), "scale": 0.3}
+    return Blend(weights)
+
+
+@given(schedules(), st.integers(1, 300), st.integers(1, 2 * CHUNK), st.integers(0, 40))
+def test_lines_give_what_weights_give(blend, size, later, first):
+    batch = BatchSchedule({0: size, later: 7})
+    last = 2 * CHUNK
+    weights = lambda steps: blend.at(np.minimum(steps + first, last))  # noqa: E731
+    lines = partial(blend.lines_at, first=first, last=last)
+    slow, fast, far = (
+        Quota(weights, len(blend.names), batch, lines=given) for given in (None, lines, lines)
+    )
+    steps = 3 * CHUNK
+    assert np.array_equal(counts(slow, steps), counts(fast, steps))
+    # and far from all that was asked before, some anchors further
+    there = 20 * CHUNK + 3
+    assert far.starts_at(there).tolist() == slow.starts_at(there).tolist()
+    assert (far.late_steps, far.worst_deviation) == (slow.late_steps, slow.worst_deviation)
+
+
+@pytest.mark.parametrize("d", [20, 300])
+def test_lines_of_many_components(d):
+    a, b = skewed(d, d, 2)
+    weights = {
+        str(k): {"linear": {0: x, 900: y}} for k, (x, y) in enumerate(zip(a, b, strict=True))
+    }
+    blend = Blend({**weights, "still": 1.0})
+    slow = Quota(blend.at, d + 1, BatchSchedule(50))
+    fast = Quota(blend.at, d + 1, BatchSchedule(50), lines=blend.lines_at)
+    assert np.array_equal(counts(slow, 1200), counts(fast, 1200))
+
+
+def test_a_blend_without_weight_at_a_step_is_named_by_its_lines():
+    blend = Blend({"a": {"step": {0: 1, 300: 0}}}, may_end=True)
+    blend._last = MAX_STEP  # as if nobody had asked where it ends
+    with pytest.raises(ConfigError, match="all weights are zero at step 300"):
+        Quota(blend.at, 1, BatchSchedule(4), lines=blend.lines_at).counts_at(310)
 
 
 @given(
@@ -154,7 +242,7 @@ def test_a_chunk_that_is_planned_in_parts_has_the_same_counts(case, limits, plan
     rows, batch = case
     d = rows.shape[1]
     whole, parts = (Quota(rows_of(rows), d, batch, limits[:d]) for _ in range(2))
-    parts._walk._planned = planned
+    parts._walk._tabled = planned
     end = whole.find_end(len(rows))
     assert parts.find_end(len(rows)) == end
     steps = len(rows) if end is None else end
@@ -211,7 +299,7 @@ def test_threads_that_ask_at_once_see_the_same():
     for t in threads:
         t.join()
     assert not failures
-    assert sorted(quota._anchors) == list(range(len(quota._anchors)))
+    assert sorted(set(quota._chunks)) == sorted(quota._anchors)
 
 
 @pytest.mark.parametrize("d", [256, 257, 300])
@@ -326,10 +414,8 @@ def test_a_late_component_that_is_switched_off_gets_nothing_more():
         d == int(Quota(rows_of(rows[:3]), 4, BatchSchedule(1)).counts_at(2).argmax())
         for d in range(4)
     ]
-    quota, slow = (Quota(rows_of(rows), 4, BatchSchedule(1)) for _ in range(2))
-    slow._walk._bits = slow._walk._one_by_one
-    for q in (quota, slow):
-        assert not counts(q, 12)[rows == 0].any()
+    quota = Quota(rows_of(rows), 4, BatchSchedule(1))
+    assert not counts(quota, 12)[rows == 0].any()
 
 
 def test_who_must_take_more_than_its_share_does_not_take_more_than_its_limit():
@@ -376,7 +462,7 @@ def test_a_tiny_weight_is_served_in_the_end():
 def test_far_steps_use_few_anchors():
     quota = Quota(rows_of([[1.0, 2.0]]), 2, BatchSchedule(4))
     quota.prepare(50_000)
-    assert len(quota._anchors) == 50_000 // CHUNK + 2
+    assert len(quota._anchors) < 40
     quota.counts_at(49_999)
     assert quota.starts_at(49_998).sum() == 49_998 * 4
 

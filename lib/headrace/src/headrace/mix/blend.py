@@ -27,7 +27,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -45,6 +45,22 @@ from headrace.mix.schedule import (
 WeightsAt: TypeAlias = Callable[[Int64[np.ndarray, " n"]], Float64[np.ndarray, "n d"]]
 """Vectorised weights: steps -> one row of component weights for each step. Pure, and row by row."""
 RULES = ("temperature", "unimax")
+
+
+class Lines(NamedTuple):
+    """Straight lines on which the weights of leaves are, before they are divided by their sum.
+
+    Attributes:
+        pieces: Rows of the first and the last step of each, of its values there, and of its scale.
+        stop: The first step behind them.
+    """
+
+    pieces: Float64[np.ndarray, "5 d"]
+    stop: int
+
+
+LinesAt: TypeAlias = Callable[[int], Lines | None]
+"""The lines from a step on; None: weights are not given by lines alone."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +232,38 @@ class Blend:
         parts: list[np.ndarray] = []
         _evaluate(self._root, steps, None, parts)
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def lines_at(self, step: int, first: int = 0, last: int = MAX_STEP) -> Lines | None:
+        """The lines on which the weights are from a step on, None if blends are nested.
+
+        Args:
+            step: The step, counted from ``first``, as those of the lines are.
+            first: A step of the blend.
+            last: The step whose weights stay.
+
+        Example:
+            >>> lines = Blend({"a": {"linear": {10: 1, 20: 2}}, "b": 3}).lines_at(5, first=10)
+            >>> lines.pieces.tolist(), lines.stop
+            ([[0.0, -10.0], [10.0, -9.0], [1.0, 3.0], [2.0, 3.0], [1.0, 1.0]], 10)
+        """
+        if self.flat is None:
+            return None
+        last = min(last, self._last)
+        at = min(max(step + first, self._first), last)
+        self.at(np.array([at]))  # raises where there is no weight
+        curves = self._root.curves
+        stop = min([b for b in curves.breaks.tolist() if b > at], default=MAX_STEP + 1)
+        pieces = curves.lines_at(at)
+        if at != step + first or at == last:
+            # Weights stay
+            pieces[2:4] = pieces[2] + (at - pieces[0]) / (pieces[1] - pieces[0]) * (
+                pieces[3] - pieces[2]
+            )
+            stop = self._first if step + first < at else MAX_STEP + 1
+        elif stop > last:
+            stop = last
+        pieces[:2] -= first
+        return Lines(pieces, stop - first)
 
     def to_config(self) -> dict[str, object]:
         """The plain value that gives an equal blend when read back."""

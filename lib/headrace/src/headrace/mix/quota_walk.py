@@ -1,10 +1,12 @@
 """What a ``Quota`` draws in a chunk of steps; and far steps without the walk there.
 
-The rule, its promises and an example by hand are in :mod:`headrace.mix.quota`; comments in
-:class:`Walk` have the numbers of its steps. All that does not depend on the choices is computed for
-a whole chunk with numpy (:class:`Plan`); what is left is one bit a component, kept as a byte string
-of the numbers of those that are one example ahead. Price: 256 steps of 20 components in 0.5 ms, of
-64 in 0.9 ms; above 256 components 20 us per step.
+The rule, its promises and an example by hand are in :mod:`headrace.mix.quota`; comments here and in
+``native/quota.c``, which walks, have the numbers of its steps. At any step a component has what is
+due or one example more, so the state is one bit a component. Where a bit is not enough, after a
+change of weights that makes the promises impossible, ``Walk._settle`` does the step in full
+generality. Price: a step of 200 components takes 0.8 us where weights
+follow straight lines from one step to another, 8 us where they have to be evaluated with numpy
+(nested blends, limits, largest shares, tokens); of 20 components, 0.15 and 1.
 
 **Far steps: the order forgets how it began.** While weights are constant, the state before a far
 step is reached without the steps between. P is the longest wait: 1 / the smallest weight, the
@@ -58,6 +60,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64
@@ -65,17 +68,18 @@ from jaxtyping import Bool, Float64, Int32, Int64
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import BITS, ONE, PART, UNLIMITED, ShareRun, Shares
+from headrace.native import native_library
 
 CHUNK = 256
 """Steps between two anchors, and in one recomputed table."""
-_PLANNED = 1 << 16
-"""Steps times components of one :class:`Plan`, which has a dozen numbers for each: 4 MB."""
+_TABLED = 1 << 16
+"""Steps times components whose shares are made with numpy at a time: 2 MB."""
 NEVER = 1 << 62
 """More examples than any run has."""
 _LONGEST = 1 << 32
 """Longest wait for which deadlines, in float64, are exact enough."""
 _MOST_WALKED = 1 << 21
-"""Steps that are walked at most to one that is asked for, with up to 256 components: 3 to 30 s."""
+"""Steps that are walked at most to one that is asked for, with up to 512 components: 4 to 40 s."""
 _MOST_REPLAYED = 1 << 18
 """Steps that are walked at most before a far step, where weights are constant, up to 32 components:
 below 1 s.
@@ -94,18 +98,44 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All that does not depend on the choices, for n steps: see :meth:`Walk.chunk`."""
+class Walked:
+    """How many steps were walked, the account behind them, at how many of them a component was a
+    full example or more off its share, and how far one was off at most.
 
-    shares: ShareRun  # W after each step
-    whole: Int64[np.ndarray, "n d"]  # of W + delta: what is due
-    total: Int64[np.ndarray, " n"]  # examples drawn in all
-    order: Int64[np.ndarray, "n d"]  # components by deadline; the first ``eligible`` may be drawn
-    eligible: list[int]
-    crossed: Bool[np.ndarray, "n d"]  # more is due than before: what was one ahead is no longer
-    roomy: Bool[np.ndarray, "n d"]  # W is far enough above the last integer for the next example
-    largest: Int64[np.ndarray, "n d"] | None  # most examples of a step, by largest shares
-    full: Bool[np.ndarray, "n d"] | None  # what is due in the step is that many
+    ``worst`` is 0 where no component was off by more than is promised.
+    """
+
+    steps: int
+    account: Account
+    late: int
+    worst: float
+
+
+class _State(NamedTuple):
+    """An account with the margin: W + delta is ``due`` whole examples, and ``above`` * 2**-44."""
+
+    due: Int64[np.ndarray, " d"]
+    above: Int64[np.ndarray, " d"]
+    drawn: Int64[np.ndarray, " d"]
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Consecutive steps whose shares are known, as straight lines of weights or as numbers."""
+
+    step: Int64[np.ndarray, " n"]
+    size: Int64[np.ndarray, " n"]
+    total: Int64[np.ndarray, " n"]
+    """Examples drawn in all, after each step."""
+    lines: Float64[np.ndarray, "5 d"] | None
+    shares: ShareRun | None
+    largest: Int64[np.ndarray, "n d"] | None
+    """Most examples of a step, by largest shares."""
+
+    @property
+    def filled(self) -> int:
+        """Steps that can be filled: fewer than there are if the mixture ends."""
+        return self.size.size if self.shares is None else self.shares.filled
 
 
 class Walk:
@@ -122,171 +152,137 @@ class Walk:
         """
         self.id_bits = max(components - 1, 1).bit_length()
         """Bits of the largest component number."""
-        self._planned = min(CHUNK, max(_PLANNED // components, 1))
+        self._tabled = min(CHUNK, max(_TABLED // components, 1))
 
-    def chunk(
-        self, anchor: Account, first: int, off: list[float]
-    ) -> tuple[Int64[np.ndarray, "n d"], Account]:
-        """Examples drawn after each step of the chunk that begins at ``first``, fewer steps if the
-        mixture ends in it; and the account behind the last one that was planned.
+    def walk(
+        self, anchor: Account, first: int, steps: int, counts: Int64[np.ndarray, "n d"]
+    ) -> Walked:
+        """Walks some steps from ``first`` on, fewer if the mixture ends.
 
-        Deviations that may exceed what is promised are appended to ``off``. Many components are
-        planned a part of the chunk at a time; the counts are those of one plan.
+        Examples drawn after each step are written to ``counts``, unless it has no rows.
         """
-        rows: list[Int64[np.ndarray, "m d"]] = []
-        account = anchor
-        for begin in range(first, first + CHUNK, self._planned):
-            steps = min(self._planned, first + CHUNK - begin)
-            plan = self._plan(account, begin, steps)
-            rows.append(self._drawn(account, plan, off))
-            if len(rows[-1]) < steps:
+        above = anchor.part + self.delta
+        state = _State(anchor.whole + (above >> BITS), above & PART, anchor.drawn.copy())
+        off = np.zeros(steps)
+        walked = 0
+        while walked < steps:
+            span = self._span(state, first + walked, steps - walked)
+            taken = self._walk_span(span, state, counts[walked:], off[walked:])
+            walked += taken
+            if taken < span.size.size:
                 break
-            whole = plan.shares.whole[-1].copy()  # not a view, which would keep the plan
-            account = Account(whole, plan.shares.part[-1].copy(), rows[-1][-1].copy())
-        return np.concatenate(rows), account
+        late = int((off[:walked] >= 1).sum())
+        return Walked(walked, self._account(state), late, float(off[:walked].max(initial=0.0)))
 
-    def _plan(self, anchor: Account, first: int, steps: int) -> Plan:
-        """Shares after each of some steps, who crosses an integer, and the order of deadlines."""
-        # 1. Shares
-        shares = self._shares.run(anchor.whole, anchor.part, first, steps)
-        # 2. Due is the whole part of W + delta; ``part`` is what that leaves, delta included
-        part = shares.part + self.delta
-        due = shares.whole + (part >> BITS)
-        part &= PART
-        start = anchor.whole + ((anchor.part + self.delta) >> BITS)
-        crossings = np.diff(due, axis=0, prepend=start[None])
-        crossed = crossings > 0
-        # 3. W is delta above the last integer, and W + delta twice that
-        roomy = part >= 2 * self.delta
-        may = roomy & (shares.rate > 0)
+    def _account(self, state: _State) -> Account:
+        part = state.above - self.delta
+        return Account(state.due + (part >> BITS), part & PART, state.drawn)
+
+    def _span(self, state: _State, first: int, steps: int) -> _Span:
+        """The next steps whose shares are known together."""
+        lines = self._shares.lines_at(first)
+        stop = first + min(steps, self._tabled)
+        pieces = None
+        shares = None
         largest = None
-        if self._shares.bounded:
-            sizes = self._batch.size_at(np.arange(first, first + steps))
-            largest = self._shares.largest_rows(shares.rate, sizes)
-        # 4. The order of deadlines
-        order = deadline_order(part, shares.rate, may, self.id_bits)
-        total = self._batch.offset_at(np.arange(first + 1, first + steps + 1)) + self._before
-        eligible = may.sum(axis=1).tolist()
-        full = None if largest is None else crossings >= largest
-        return Plan(shares, due, total, order, eligible, crossed, roomy, largest, full)
+        if lines is not None:
+            stop = min(first + steps, lines.stop)
+            pieces = lines.pieces
+        step = np.arange(first, stop + 1)
+        size = self._batch.size_at(step[:-1])
+        if lines is None:
+            account = self._account(state)
+            shares = self._shares.run(account.whole, account.part, first, stop - first)
+            if self._shares.bounded:
+                largest = self._shares.largest_rows(shares.rate, size)
+        total = self._batch.offset_at(step[1:]) + self._before
+        return _Span(step, size, total, pieces, shares, largest)
 
-    def _drawn(self, anchor: Account, plan: Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
-        """Examples drawn after each step of a plan."""
-        return (self._bits if self._components <= 256 else self._one_by_one)(anchor, plan, off)
-
-    def _one_by_one(
-        self, anchor: Account, plan: Plan, off: list[float]
-    ) -> Int64[np.ndarray, "n d"]:
-        """Step by step in numpy: any number of components, 20 us per step."""
-        rows: list[Int64[np.ndarray, " d"]] = [anchor.drawn]
-        for s in range(plan.shares.filled):
-            drawn = self._settle(plan, s, rows[-1])
-            if drawn is None:
+    def _walk_span(
+        self,
+        span: _Span,
+        state: _State,
+        counts: Int64[np.ndarray, "n d"],
+        off: Float64[np.ndarray, " n"],
+    ) -> int:
+        """Walks a span, and returns how many steps it could fill."""
+        row = 0
+        while row < span.filled:
+            row += self._walk_bits(span, state, row, counts, off)
+            if row == span.filled:
                 break
-            rows.append(drawn)
-            off.append(_deviation(plan, s, drawn))
-        return np.stack(rows)[1:]
+            # A bit for each component is not enough for this step
+            settled = self._settle(span, state, row)
+            if settled is None:
+                break
+            counts[row : row + 1] = settled
+            off[row] = np.abs(self._deficits(state, settled)).max()
+            state.drawn[:] = settled
+            row += 1
+        return row
 
-    def _bits(self, anchor: Account, plan: Plan, off: list[float]) -> Int64[np.ndarray, "n d"]:
-        """The same for at most 256 components, whose numbers are bytes: 1 us per step.
-
-        A byte string holds who is one example ahead of what is due. ``translate`` removes numbers
-        from such a set, slices take the first of an order, so a step is a few calls in C::
-
-            ahead  =  ahead, less those who crossed an integer (their example is now due)
-            need   =  the step's total, less all that is due, less those who are still ahead
-            ahead +=  the first ``need`` of the order of deadlines, less those who are ahead
-
-        Where that does not suffice, :meth:`_settle` does the step in full generality: if more is
-        due than the step holds (``need < 0``), or fewer may be drawn, or a component is off by more
-        than its bit can say. What bits cannot say is kept in ``base``.
+    def _walk_bits(
+        self,
+        span: _Span,
+        state: _State,
+        row: int,
+        counts: Int64[np.ndarray, "n d"],
+        off: Float64[np.ndarray, " n"],
+    ) -> int:
+        """Walks a span from a row on, and returns how many steps it walked: less than all up to a
+        step that a bit is not enough for. ``state`` then has the shares after that step, and what
+        was drawn before it.
         """
-        d = self._components
-        filled = plan.shares.filled
-        eligible = plan.eligible
-        live = plan.shares.live
-        # The plan as bytes and lists. Step s has the crossings ``start:ends[s]``
-        crossed_rows, crossed_ids = np.nonzero(plan.crossed)
-        ends = np.cumsum(np.bincount(crossed_rows, minlength=len(plan.crossed))).tolist()
-        crossed = crossed_ids.astype(np.uint8).tobytes()
-        order = plan.order.astype(np.uint8).tobytes()
-        full = None
-        if plan.full is not None and plan.full.any():
-            full = [np.flatnonzero(row).astype(np.uint8).tobytes() for row in plan.full]
-        surplus = (plan.total - plan.whole.sum(axis=1)).tolist()
-        # The state before the first step
-        drawn = anchor.drawn
-        start_part = anchor.part + self.delta
-        ahead, base = _split(
-            drawn - anchor.whole - (start_part >> BITS), start_part & PART >= 2 * self.delta
-        )
-        # Off by more than a bit can say, which may last only while their weight is 0
-        odd = np.flatnonzero(base)
-        bits: list[bytes] = []
-        bases = [(0, base)]
-        total = int(base.sum())
-        start = 0
-        for s in range(filled):
-            # 2. What is due
-            ahead_left = ahead.translate(None, crossed[start : ends[s]])
-            start = ends[s]
-            need = surplus[s] - total - len(ahead_left)
-            # 3. Who may be drawn
-            drawn_bits = ahead_left
-            if full and full[s]:
-                # Who is due its largest share has no example more, unless it had one early before
-                drawn_bits = ahead_left + full[s].translate(None, ahead)
-            pick = order[s * d : s * d + eligible[s]].translate(None, drawn_bits)
-            # 4. The first of them
-            if 0 <= need <= len(pick) and not (odd.size and live[s, odd].any()):
-                ahead = ahead_left + pick[:need]
-                if odd.size:
-                    off.append(_deviation(plan, s, plan.whole[s] + base + _join(ahead, d)))
-            else:
-                begin_counts = plan.whole[s - 1] + base + _join(ahead, d) if s else drawn
-                settled = self._settle(plan, s, begin_counts)
-                if settled is None:
-                    break
-                ahead, base = _split(settled - plan.whole[s], plan.roomy[s])
-                odd = np.flatnonzero(base)
-                total = int(base.sum())
-                bases.append((s, base))
-                off.append(_deviation(plan, s, settled))
-            bits.append(ahead)
-        # Counts: what is due, the bits, and from each settled step on its base
-        end_counts = plan.whole[: len(bits)] + _join_rows(bits, d)
-        for (row, base), stop in zip(
-            bases, [row for row, _ in bases[1:]] + [len(bits)], strict=True
-        ):
-            end_counts[row:stop] += base
-        return end_counts
+        calls = native_library().calls
+        padded = -(-self._components // 4) * 4
+        lines = None
+        if span.lines is not None:
+            lines = np.zeros((5, padded))
+            lines[1] = 1  # a line without a step would divide by 0
+            lines[:, : self._components] = span.lines
+        shares = span.shares
+        by_step = [span.step, span.size, span.total, span.largest]
+        if shares is not None:
+            by_step += [shares.live, shares.rate, shares.whole, shares.part]
+        arrays = [None if x is None else np.ascontiguousarray(x[row:]) for x in by_step]
+        arrays += [None] * (8 - len(arrays))
+        arrays += [lines, *state, off[row:], counts[row:] if len(counts) else None]
+        # The fields of `Walk` in quota.c
+        numbers = [span.filled - row, self._components, padded, self.delta, (1 << self.id_bits) - 1]
+        addresses = [0 if array is None else array.ctypes.data for array in arrays]
+        table = np.array([*numbers, *addresses], np.int64)
+        scratch = np.empty((calls.quota_rows(), padded), np.int64)
+        return calls.walk_quota(table.ctypes.data, scratch.ctypes.data)
 
-    def _settle(
-        self, plan: Plan, row: int, drawn: Int64[np.ndarray, " d"]
-    ) -> Int64[np.ndarray, " d"] | None:
+    def _settle(self, span: _Span, state: _State, row: int) -> Int64[np.ndarray, " d"] | None:
         """Examples drawn after one step, for when bits do not suffice; None: it cannot be filled.
 
         First what is due, then what may be drawn in the order of deadlines. Where more is due than
         the batch holds, the least late wait; where less may be drawn than it holds, the least early
         are drawn.
         """
+        shares = span.shares
+        if shares is None:  # rates do not depend on what was drawn
+            shares = self._shares.run(state.due, state.above, int(span.step[row]), 1)
+            rate = shares.rate[0]
+            live = shares.live[0]
+        else:
+            rate = shares.rate[row]
+            live = shares.live[row]
         # 2. What is due; nothing is taken back, and without weight nothing is drawn
-        due = plan.whole[row]
-        live = plan.shares.live[row]
-        end_counts = np.where(live, np.maximum(due, drawn), drawn)
+        end_counts = np.where(live, np.maximum(state.due, state.drawn), state.drawn)
         most = self._shares.limits
-        if plan.largest is not None:
-            most = np.minimum(most, drawn + plan.largest[row])
-            end_counts = np.minimum(end_counts, np.maximum(most, drawn))
+        if span.largest is not None:
+            most = np.minimum(most, state.drawn + span.largest[row])
+            end_counts = np.minimum(end_counts, np.maximum(most, state.drawn))
         # 3. and 4. Who may be drawn, by deadline, until the step is full
-        rest = int(plan.total[row] - end_counts.sum())
+        rest = int(span.total[row] - end_counts.sum())
         if rest > 0:
-            by_deadline = plan.order[row, : plan.eligible[row]]
-            is_next = (end_counts[by_deadline] == due[by_deadline]) & (
-                end_counts[by_deadline] < most[by_deadline]
-            )
-            end_counts[by_deadline[is_next][:rest]] += 1
-            rest = int(plan.total[row] - end_counts.sum())
+            may = (state.above >= 2 * self.delta) & (rate > 0)
+            may &= (end_counts == state.due) & (end_counts < most)
+            order = deadline_order(state.above[None], rate[None], may[None], self.id_bits)[0]
+            end_counts[order[: min(rest, may.sum())]] += 1
+            rest = int(span.total[row] - end_counts.sum())
         # Still not full: who is furthest behind, even if it may not; past its largest share, if
         # need be, but never past its limit
         for _ in range(rest):
@@ -295,50 +291,17 @@ class Walk:
                 can = live & (end_counts < self._shares.limits)
             if not can.any():
                 return None
-            end_counts[np.where(can, _deficits(plan, row, end_counts), -np.inf).argmax()] += 1
+            deficit = self._deficits(state, end_counts)
+            end_counts[np.where(can, deficit, -np.inf).argmax()] += 1
         # Too full: what the step was to draw for who is furthest ahead waits
         for _ in range(-rest):
-            end_counts[
-                np.where(end_counts > drawn, _deficits(plan, row, end_counts), np.inf).argmin()
-            ] -= 1
+            deficit = self._deficits(state, end_counts)
+            end_counts[np.where(end_counts > state.drawn, deficit, np.inf).argmin()] -= 1
         return end_counts
 
-
-def _deficits(plan: Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
-    """Share minus examples drawn, per component."""
-    return (plan.shares.whole[row] - drawn) + plan.shares.part[row] / ONE
-
-
-def _deviation(plan: Plan, row: int, drawn: Int64[np.ndarray, " d"]) -> float:
-    return float(np.abs(_deficits(plan, row, drawn)).max())
-
-
-def _split(
-    extra: Int64[np.ndarray, " d"], roomy: Bool[np.ndarray, " d"]
-) -> tuple[bytes, Int64[np.ndarray, " d"]]:
-    """Examples beyond what is due: those that are one ahead and may be, as bytes; and the rest.
-
-    Example:
-        Components 0 and 2 are ahead, 2 by two examples: one is a bit, and one is left. Component 1
-        is late.
-
-        >>> ahead, base = _split(np.array([1, -1, 2]), np.array([True, True, True]))
-        >>> list(ahead), base.tolist()
-        ([0, 2], [0, -1, 1])
-    """
-    bit = (extra > 0) & roomy
-    return np.flatnonzero(bit).astype(np.uint8).tobytes(), extra - bit
-
-
-def _join(ahead: bytes, d: int) -> Int64[np.ndarray, " d"]:
-    return np.bincount(np.frombuffer(ahead, np.uint8), minlength=d)
-
-
-def _join_rows(ahead: list[bytes], d: int) -> Int64[np.ndarray, "n d"]:
-    rows = np.repeat(np.arange(len(ahead)), [len(ids) for ids in ahead])
-    joined = np.zeros((len(ahead), d), np.int64)
-    joined[rows, np.frombuffer(b"".join(ahead), np.uint8)] = 1
-    return joined
+    def _deficits(self, state: _State, drawn: Int64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
+        """Share minus examples drawn, per component."""
+        return (state.due - drawn) + (state.above - self.delta) / ONE
 
 
 def deadline_order(
@@ -540,7 +503,7 @@ class Reach:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._walked = int(_MOST_WALKED / max(len(names) / 256, 1.0)) // CHUNK
+        self._walked = int(_MOST_WALKED / max(len(names) / 512, 1.0)) // CHUNK
         self._replayed = int(_MOST_REPLAYED / max(len(names) / 32, 1.0)) // CHUNK
 
     def is_far(self, at: int, chunk: int) -> bool:

@@ -214,6 +214,18 @@ class Curves:
             latest = self._latest = (segment, np.ascontiguousarray(pieces))
         return latest[1]
 
+    def lines_at(self, step: int) -> Float64[np.ndarray, "5 d"]:
+        """The straight piece of each weight at ``step``: its first and last step, its values there,
+        and the scale.
+        """
+        pieces = np.vstack([self._pieces(step), self._scales])
+        first, last, low, high, _ = pieces
+        moves = low != high
+        if moves.any():  # what does not change does so from any step to any other
+            first[~moves] = first[moves][0]
+            last[~moves] = last[moves][0]
+        return pieces
+
     def _stretch(self, steps: Steps) -> Float64[np.ndarray, "n d"]:
         """Values at steps with no break point between any two of them."""
         first, last, low, high = self._pieces(int(steps[0]) if steps.size else 0)

@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from headrace.errors import ConfigError, check_not_negative
-from headrace.mix.blend import WeightsAt
+from headrace.mix.blend import Lines, LinesAt, WeightsAt
 from headrace.mix.schedule import MAX_BATCH, BatchSchedule, Steps
 
 BITS = 44
@@ -103,6 +103,7 @@ class Shares:
         limits: Sequence[int | None] | None = None,
         largest: Sequence[float | None] | None = None,
         row_tokens: Sequence[float] | None = None,
+        lines: LinesAt | None = None,
     ) -> None:
         if not 1 <= components <= 4096:
             raise ConfigError("must be 1 to 4096", field="components", value=components)
@@ -127,6 +128,12 @@ class Shares:
             [UNLIMITED if x is None else x for x in limits or [None] * components], np.int64
         )
         self.limited = bool((self.limits < UNLIMITED).any())
+        changed = self.limited or self.bounded or self._row_tokens is not None
+        self._lines = None if changed else lines
+
+    def lines_at(self, step: int) -> Lines | None:
+        """The straight lines of the weights, if shares are these weights and nothing else."""
+        return None if self._lines is None else self._lines(step)
 
     def run(
         self, whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], first: int, n: int

@@ -403,6 +403,7 @@ class Stages(MixingPolicy):
             [stage.max_share.get(name) for name in stage.blend.names],
             start,
             stage.tokens_of_rows,
+            partial(stage.blend.lines_at, first=first, last=last),
         )
 
     def _used(self, number: int) -> Bool[np.ndarray, " d"]:

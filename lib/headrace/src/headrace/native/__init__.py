@@ -2,10 +2,11 @@
 here.
 
 The C files beside this one do what would be slow in NumPy: rows of braids (``braid.c``), packing
-(``windows.c``), copies and checks of memory-mapped files (``gather.c``), checksums (``crc32c.c``).
-They know nothing of Python, so one library serves every version of it. Installing headrace compiles
-them (``build_native.py`` in lib/headrace); what a wheel has is compiled already. There is no second
-implementation: without its library headrace says how to build it.
+(``windows.c``), quotas (``quota.c``), copies and checks of memory-mapped files (``gather.c``),
+checksums (``crc32c.c``). They know nothing of Python, so one library serves every version of it.
+Installing headrace compiles them (``build_native.py`` in lib/headrace); what a wheel has is
+compiled already. There is no second implementation: without its library headrace says how to build
+it.
 
 Arrays are passed as addresses (``array.ctypes.data``). Whoever calls makes sure that an array has
 the dtype that is meant, is contiguous, and lives until the call, or the table that was submitted,
@@ -52,6 +53,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         [_INTEGER, *[_ADDRESS] * 3, *[_INTEGER] * 4, *[_ADDRESS] * 7, _INTEGER],
     ),
     "words_beside": (_INTEGER, []),
+    # struct Walk of quota.c, scratch memory
+    "walk_quota": (_INTEGER, [_ADDRESS, _ADDRESS]),
+    "quota_rows": (_INTEGER, []),
     # checksum of what came before, bytes, how many
     "crc32c": (ctypes.c_uint32, [ctypes.c_uint32, _ADDRESS, _UNSIGNED]),
     "crc32c_by_table": (ctypes.c_uint32, [ctypes.c_uint32, _ADDRESS, _UNSIGNED]),
