@@ -40,6 +40,8 @@ from headrace.store.snapshots import (
     Snapshot,
     add_appended,
     choose_snapshot,
+    group_path,
+    groups_of,
     history_of,
     member_path,
     parse_history,
@@ -47,7 +49,7 @@ from headrace.store.snapshots import (
     remove_documents,
     remove_snapshots,
 )
-from headrace.testing import FaultProxy, grow, remove, tiny_cache, web_server
+from headrace.testing import FaultProxy, grow, remove, tiny_cache, web_server, write_cache
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 
@@ -278,6 +280,93 @@ def test_two_hundred_snapshots_are_one_request(tmp_path: Path):
     assert (cache.snapshots[0].number, cache.removed().total) == (200, 198)
     assert asked.count(SNAPSHOTS_NAME) == 1
     assert len(asked) <= 7  # the others are for the ledgers of the two members
+
+
+def append_often(root: str, times: int) -> None:
+    """Appends a cache of two documents so many times."""
+    built = TokenCache.open(root).as_member
+    first = len(history_of(root).members)
+    for number in range(first, first + times):
+        parts = [[np.arange(number, number + 3, dtype=np.uint16), np.full(4, number, np.uint16)]]
+        add_appended(root, built, number, write_cache(member_path(root, number), parts).as_member)
+
+
+def test_hundreds_of_appended_caches_take_few_requests(tmp_path: Path):
+    root = tiny_cache(tmp_path / "c", documents=5).path
+    append_often(root, 201)
+    local = open_cache(root)
+    with web_server(tmp_path) as url, FaultProxy(url) as proxy:
+        cache = open_cache(f"{proxy.url}/c")
+        # The list, three for the built cache, two for each of 3 groups of 64 and one of 8, and
+        # three for the one that was appended last
+        assert len(proxy.log) == 1 + 3 + 4 * 2 + 3
+        assert cache.opening_requests(1) == len(proxy.log) - 1  # the list is not a cache's
+        assert cache.fingerprint == local.fingerprint
+        last = range(cache.num_documents - 8, cache.num_documents)
+        for document in (0, 7, 133, *last):
+            assert cache.document(document).tolist() == local.document(document).tolist()
+        earlier = open_cache(f"{proxy.url}/c", 151)  # 150 were appended: 2 x 64, 2 x 8 and 6
+        assert earlier.fingerprint == open_cache(root, 151).fingerprint
+        parts = [one.whole_ledger.parts for one in (cache, local)]
+        assert [p.documents for p in parts[0]] == [p.documents for p in parts[1]]
+
+
+def test_ledgers_in_groups_are_not_needed_and_not_trusted(tmp_path: Path):
+    root = tiny_cache(tmp_path / "c", documents=5).path
+    append_often(root, 17)
+    expected = open_cache(root).fingerprint
+    group = Path(group_path(root, range(9, 17)))
+    whole = group.read_bytes()
+    with web_server(tmp_path) as url, FaultProxy(url) as proxy:
+        there = f"{proxy.url}/c"
+        group.write_bytes(whole[:-40] + b"A" * 38 + whole[-2:])
+        with pytest.raises(CacheCorruptError, match="Delete it") as error:
+            open_cache(there)
+        assert error.value.field == "ledgers"
+        # Ledgers of other members are noticed
+        shutil.copy(group_path(root, range(1, 9)), group)
+        with pytest.raises(CacheCorruptError, match="of another cache|not what was appended"):
+            open_cache(there)
+        group.unlink()
+        assert open_cache(there).fingerprint == expected
+        # Arrays of another cache are noticed at the last member of a group
+        group.write_bytes(whole)
+        data = "parts/00000/input_ids/data"
+        shutil.copytree(
+            Path(member_path(root, 3), data), Path(member_path(root, 16), data), dirs_exist_ok=True
+        )
+        with pytest.raises(CacheCorruptError, match="are of another cache"):
+            open_cache(there)
+
+
+def test_an_append_that_was_given_up_leaves_no_ledgers_behind(tmp_path: Path, monkeypatch):
+    root = tiny_cache(tmp_path / "c", documents=5).path
+    append_often(root, 7)
+
+    def fail(*_: object) -> None:
+        raise OSError("killed here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.store.snapshots.Change", fail)
+        with pytest.raises(OSError, match="killed here"):
+            append_often(root, 1)
+    assert Path(group_path(root, range(1, 9))).exists()
+    shutil.rmtree(member_path(root, 8))
+    built = TokenCache.open(root).as_member
+    other = write_cache(member_path(root, 8), [[np.arange(40, dtype=np.uint16)]])
+    add_appended(root, built, 8, other.as_member)
+    with web_server(tmp_path) as url:
+        assert open_cache(f"{url}/c").fingerprint == open_cache(root).fingerprint
+
+
+@given(st.integers(1, 600), st.integers(0, 600))
+def test_groups_of_members_are_those_that_are_written(first: int, more: int):
+    groups = groups_of(range(first, first + more))
+    assert [number for group in groups for number in group] == list(range(first, first + more))
+    for group in groups:
+        size = len(group)
+        assert size in (1, 8, 64, 512)
+        assert (group[-1] % size, (group[0] - 1) % size) == (0, 0)
 
 
 REMOVER = """

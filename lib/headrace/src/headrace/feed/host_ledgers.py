@@ -27,9 +27,10 @@ from headrace.data.saved_filters import ReadOnce
 from headrace.feed.host_board import coordination_client
 from headrace.store import files, retry
 from headrace.store.cache import ReadLedger
+from headrace.store.joined import ReadGroup
 from headrace.store.ledger import Ledger, ledger_of_table, open_ledger
 from headrace.store.ledger_table import TABLE_NAME, ColumnTable, parse_table
-from headrace.store.snapshots import read_history
+from headrace.store.snapshots import read_group, read_history
 
 T = TypeVar("T")
 _FOLDER = "headrace/ledgers"
@@ -59,6 +60,18 @@ def history_reader() -> Callable[[str], bytes]:
     """
     client = coordination_client() if "jax" in sys.modules else None
     return read_history if client is None else SharedLedgers(client).history
+
+
+def group_reader() -> ReadGroup:
+    """The function that reads ledgers of several members of a cache for a run, shared in the same
+    way.
+
+    Example:
+        >>> group_reader() is read_group
+        True
+    """
+    client = coordination_client() if "jax" in sys.modules else None
+    return read_group if client is None else SharedLedgers(client).group
 
 
 def filter_reader(filter_file: str) -> ReadOnce | None:
@@ -95,6 +108,12 @@ class SharedLedgers:
         processes.
         """
         return self._read_once(root, "/snapshots", read_history, zlib.compress, bytes)
+
+    def group(self, url: str) -> bytes:
+        """The result of :func:`~headrace.store.snapshots.read_group`, the same for all
+        processes.
+        """
+        return self._read_once(url, "/group", read_group, zlib.compress, bytes)
 
     def filter(self, filter_file: str, root: str, read: Callable[[str], bytes]) -> bytes:
         """The result of ``read`` for a cache's folder and a filter, the same for all processes; it

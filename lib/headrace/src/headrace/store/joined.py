@@ -7,12 +7,13 @@ caches, just as they never cross two parts. Price: that of opening each cache.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as replace_fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
@@ -26,7 +27,14 @@ from headrace.store.cache import OriginalDocument, ReadLedger, TokenCache
 from headrace.store.layout import LeafKind
 from headrace.store.layouts import FormatConfig
 from headrace.store.leaf import ArrayList, LeafPart
-from headrace.store.ledger import LaterSources, Ledger, open_ledger
+from headrace.store.ledger import (
+    LaterSources,
+    Ledger,
+    check_first,
+    ledger_of_table,
+    open_ledger,
+)
+from headrace.store.ledger_table import TABLE_NAME, parse_table
 from headrace.store.levanter_layout import read_catalog, read_levanter
 from headrace.store.parts import PartRecord, PartTable
 from headrace.store.replicas import open_replicas
@@ -35,9 +43,18 @@ from headrace.store.snapshots import (
     Snapshot,
     check_member,
     choose_snapshot,
+    group_path,
+    groups_of,
     history_of,
     member_path,
+    parse_group,
+    read_group,
 )
+
+ReadGroup: TypeAlias = Callable[[str], bytes]
+"""Reads a file with ledgers of members: :func:`~headrace.store.snapshots.read_group`, or a variant
+that shares the work.
+"""
 
 
 class JoinedCache(TokenCache):
@@ -339,14 +356,34 @@ def open_cache(
 
 
 def _opened(
-    snapshot: Snapshot, replicas: Sequence[str], open_one: Callable[[str], TokenCache]
+    snapshot: Snapshot,
+    replicas: Sequence[str],
+    open_one: Callable[[str], TokenCache],
+    read: ReadGroup = read_group,
 ) -> list[TokenCache]:
     """The members of a snapshot of a cache with one or several locations."""
+    together: dict[int, TokenCache] = {}
+
+    def open_group(group: range) -> None:
+        url = group_path(files.absolute(snapshot.path), group)
+        for number, raw in zip(group, parse_group(url, read(url)), strict=False):
+            path = member_path(snapshot.path, number)
+            root = files.absolute(path)
+            if raw:
+                table = parse_table(files.join(root, TABLE_NAME), raw)
+                # A request for all of the group, and one to see that arrays are those of the ledger
+                table.reads = 0 if number == group[-1] else -2
+                if number == group[-1]:
+                    check_first(root, table)
+                together[number] = TokenCache(path, ledger_of_table(root, table))
 
     def opened(number: int) -> TokenCache:
         paths = [member_path(root, number) for root in (snapshot.path, *replicas)]
         try:
-            member = open_replicas(paths) if paths[1:] else open_one(paths[0])
+            if number in together:
+                member = together[number]
+            else:
+                member = open_replicas(paths) if paths[1:] else open_one(paths[0])
         except CacheMissingError as error:
             if number == 0:
                 raise
@@ -361,6 +398,10 @@ def _opened(
         return member
 
     with ThreadPoolExecutor(max_workers=16) as pool:  # a cache may have been appended to often
+        if not (replicas or files.is_local(snapshot.path)):
+            appended = range(max(snapshot.members[0], 1), snapshot.members[-1] + 1)
+            groups = [group for group in groups_of(appended) if len(group) > 1]
+            deque(pool.map(open_group, groups), maxlen=0)
         return [*pool.map(opened, snapshot.members)]
 
 
@@ -379,6 +420,7 @@ def open_components(
     replicas: Mapping[str, Sequence[str]] | None = None,
     read: ReadLedger = open_ledger,
     settings: Mapping[str, FormatConfig] | None = None,
+    read_group: ReadGroup = read_group,
 ) -> dict[str, TokenCache]:
     """The caches of components, by name, those of several paths or members joined; 16 are opened at
     a time.
@@ -390,6 +432,7 @@ def open_components(
             :func:`~headrace.store.replicas.open_replicas`.
         read: Reads a ledger, as for :meth:`TokenCache.open`; not used for a cache with replicas.
         settings: How another system's files are read, by component.
+        read_group: Reads a file with ledgers of members, see :mod:`headrace.store.snapshots`.
 
     Raises:
         CacheError: one cannot be opened; reports the first in order.
@@ -409,7 +452,7 @@ def open_components(
     def open_all(name: str, snapshot: Snapshot) -> list[TokenCache]:
         with errors_at(f"components.{name}."):
             of_path = (replicas or {}).get(snapshot.path, ())
-            return _opened(snapshot, of_path, partial(open_one, name))
+            return _opened(snapshot, of_path, partial(open_one, name), read_group)
 
     with ThreadPoolExecutor(max_workers=16) as pool:
         opening = {

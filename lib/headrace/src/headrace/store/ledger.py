@@ -268,11 +268,11 @@ def open_ledger(root: str) -> Ledger | None:
         raise corrupt_table(table_url, f"is of another {LEDGER_NAME} than the one beside it")
     # 7. Of a remote cache only chunks are requested later, and these do not say whose they are.
     if not files.is_local(root) and len(table):
-        _check_first(root, table)
+        check_first(root, table)
     return ledger_of_table(root, table)
 
 
-def _check_first(root: str, table: ColumnTable) -> None:
+def check_first(root: str, table: ColumnTable) -> None:
     """Raises CacheCorruptError if the first array belongs to another cache."""
     url = f"{part_folder(root, table.name(0))}/{TOKENS}/data"
     expected = owner_of(url, table.head.first)

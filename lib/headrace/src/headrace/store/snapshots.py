@@ -10,10 +10,16 @@ with the built cache, these are the *members* of a snapshot. Documents are numbe
 members, in the order in which they came, so a document keeps its number in all later snapshots; in
 a shuffled member, numbers are those of its original.
 
+A cache that was appended to hundreds of times would take hundreds of requests to open. So whoever
+appends member 8, 16, and so on also writes what opening the last 8 members reads, their
+``ledger.bin``, to one file; member 64, what opening the last 64 reads; and so on with powers of 8
+(:func:`groups_of`). A file is made of 8 smaller ones. Who does not find one opens its members one
+by one.
+
 Invariants: members stay bit-identical; a reader, even after a crash, sees the list before a change
 or the list after it; the same changes make the same bytes. Price: one small read when a cache is
 opened (none for snapshot 1), which grows by about 20 bytes for each range of removed documents and
-150 for each appended cache.
+150 for each appended cache; a request for each group of members, at most 7 of a size.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store import files, owned
 from headrace.store.lease import lease
+from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.records import RecordKind, write_record
 
 SNAPSHOTS_NAME = "snapshots.json"
@@ -116,6 +123,9 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
 
 _UNCHANGED = History()
 _KIND = RecordKind("snapshots", 1, History)
+_GROUP_KIND = RecordKind("ledgers", 1, tuple[bytes, ...])
+_GROUP = 8  # members, groups of members, and so on that stand in one file
+_LARGEST_TABLE = 1 << 16  # bytes of a ``ledger.bin``; of larger ones opening reads only a part
 
 
 def member_path(root: str, number: int) -> str:
@@ -150,6 +160,70 @@ def is_listed(path: str) -> bool:
     if not root:
         return False
     return int(path.rstrip("/").rpartition("/")[2]) < len(history_of(root).members)
+
+
+def groups_of(members: range) -> list[range]:
+    """The groups of which a file may have the ledgers, and single members between them.
+
+    Example:
+        >>> groups_of(range(1, 75))
+        [range(1, 65), range(65, 73), range(73, 74), range(74, 75)]
+    """
+    groups: list[range] = []
+    first = members.start
+    while first < members.stop:
+        size = 1
+        while (first - 1) % (size * _GROUP) == 0 and first + size * _GROUP <= members.stop:
+            size *= _GROUP
+        groups.append(range(first, first + size))
+        first += size
+    return groups
+
+
+def group_path(root: str, group: range) -> str:
+    """The file with the ledgers of a group of members."""
+    return files.join(root, APPENDED_FOLDER, "ledgers", f"{group.start}-{group.stop - 1}.json")
+
+
+def read_group(url: str) -> bytes:
+    """The content of such a file, for :func:`parse_group`; empty if there is none."""
+
+    def sound(raw: bytes) -> bytes:
+        parse_group(url, raw)
+        return raw
+
+    return files.read_as(url, sound) or b""
+
+
+def parse_group(url: str, raw: bytes) -> tuple[bytes, ...]:
+    """The ``ledger.bin`` of each member of a group; empty for one that is too large. None of them
+    if there is no file.
+
+    Raises:
+        CacheCorruptError: the file is damaged, or of another version.
+    """
+    cure = "Delete it: it only saves requests."
+    return _GROUP_KIND.decode(raw, url, cure=cure) if raw else ()
+
+
+def _write_group(root: str, last: int, of: str) -> None:
+    """Writes the ledgers of the group that a member completes, if it does."""
+    size = 1
+    while last % (size * _GROUP) == 0:
+        size *= _GROUP
+    if size == 1:
+        return
+    group = range(last - size + 1, last + 1)
+    smaller = size // _GROUP
+    tables: list[bytes] = []
+    for first in group[::smaller]:
+        part = range(first, first + smaller)
+        url = group_path(root, part)
+        tables += parse_group(url, read_group(url)) if smaller > 1 else ()
+        for member in part[len(tables) - (first - group.start) :]:
+            raw = files.read_bytes(files.join(member_path(root, member), TABLE_NAME)) or b""
+            tables.append(raw if len(raw) <= _LARGEST_TABLE else b"")
+    write_record(group_path(root, group), _GROUP_KIND, tuple(tables), of)
 
 
 @dataclass(frozen=True)
@@ -352,6 +426,7 @@ def add_appended(root: str, built: Member, number: int, appended: Member) -> His
             )
             cure = "Run the same command again."
             raise CacheError(problem, field="output", value=root, cure=cure)
+        _write_group(files.absolute(root), number, built.fingerprint)
         return Change(appended)
 
     return _add_change(root, built, change, "output")[0]
