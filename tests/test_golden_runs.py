@@ -28,6 +28,7 @@ import headrace.errors
 import headrace.metrics
 import headrace.run
 import headrace_posttrain
+from headrace.mix.quota_walk import Walk
 
 GOLDEN = Path(__file__).parents[0] / "golden" / "runs"
 ARRAYS = (
@@ -137,13 +138,17 @@ def run_command(arguments: list[str]) -> tuple[int, str]:
 
 
 def count_calls(act: Callable[[], object]) -> int:
-    """Calls of functions of headrace that ``act`` makes in this thread."""
+    """Calls of functions of headrace that ``act`` makes in this thread; a step that compiled code
+    walks counts as one.
+    """
     home = str(Path(headrace.__file__).parent)
     calls = 0
 
     def count(frame: Any, event: str, _: object) -> None:
         nonlocal calls
         calls += event == "call" and frame.f_code.co_filename.startswith(home)
+        if event == "call" and frame.f_code is Walk.walk.__code__:
+            calls += frame.f_locals["steps"]
 
     sys.setprofile(count)
     try:
