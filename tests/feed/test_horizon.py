@@ -3,11 +3,13 @@ leaves no trace in it.
 """
 
 import threading
+from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.feed.horizon import Horizon
+from headrace.feed.horizon import Horizon, Horizons
+from headrace.metrics import IterationStats
 
 WINDOWS = st.lists(st.sampled_from([1, 8, 32, 64]), min_size=1, max_size=12)
 
@@ -61,8 +63,69 @@ def test_nothing_across_the_step_is_planned_before_the_decision():
         assert planned == [expected]
 
 
+class Loads(NamedTuple):
+    """What is loaded after some changes."""
+
+    changes: int
+    num_steps: int | None = 400
+
+
+class Planner:
+    """A host that hears of the changes of a run when it likes."""
+
+    def __init__(self) -> None:
+        self.horizons = Horizons(Loads(0))
+        self.heard = 0
+        self.horizon, self.loads = self.horizons.begin(0, IterationStats())
+        self.planned = 0
+        self.windows: list[tuple[int, int, int]] = []
+
+    def hear(self, changes: list[int]) -> None:
+        """Hears of the next change, of which all hosts have said that they have not planned it."""
+        assert self.horizons.hold_at(changes[self.heard])
+        self.heard += 1
+        self.horizons.decide(Loads(self.heard))
+
+    def plan(self, steps: int = 32) -> None:
+        """Plans the next window, after the plans that end here."""
+        while not (planned := self.horizon.plan(self.planned, steps)):
+            following = self.horizons.follow(self.horizon) if self.horizon.is_changed else None
+            if following is None:
+                return
+            self.horizon, self.loads = following
+        self.windows.append((self.planned, planned, self.loads.changes))
+        self.planned += planned
+
+
+@given(st.lists(st.integers(0, 300), max_size=6), st.data())
+def test_hosts_that_hear_of_changes_at_different_moments_plan_the_same_windows(steps, data):
+    hosts = Planner(), Planner()
+    agreed: list[int] = []
+    for step in steps:
+        # each goes on as far as it likes: a change that one has planned is refused
+        for host in hosts:
+            for _ in range(data.draw(st.integers(0, 4))):
+                while host.heard < len(agreed) and data.draw(st.booleans()):
+                    host.hear(agreed)
+                if host.heard == len(agreed) or host.planned + 32 <= min(agreed[host.heard :]):
+                    host.plan()
+        # hosts vote on one change at a time
+        for host in hosts:
+            while host.heard < len(agreed):
+                host.hear(agreed)
+        if all(host.horizon.planned_until <= step for host in hosts):
+            agreed.append(step)
+    for host in hosts:
+        while host.heard < len(agreed):
+            host.hear(agreed)
+        while host.horizon.planned_until < 400:
+            host.plan()
+    assert hosts[0].windows == hosts[1].windows
+
+
 def test_what_is_closed_waits_for_no_decision():
-    horizon = Horizon(0, 1000, hold=3)
+    horizon = Horizon(0, 1000)
+    assert horizon.hold_at(3)
     thread, planned = plan_in_thread(horizon, 0, 8)
     thread.join(0.2)
     assert planned == []

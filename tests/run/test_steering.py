@@ -15,6 +15,7 @@ import pytest
 from headrace import ComponentConfig, LmDataConfig, open_run
 from headrace.errors import ConfigError, HeadraceError, PlanMismatchError
 from headrace.mix import AmendmentConfig
+from headrace.run.run import amend_run
 from headrace.run.steering import REQUEST_NAME, Request, _Mail, _Mailbox, ask
 from headrace.testing import tiny_cache
 
@@ -115,13 +116,33 @@ def test_a_lock_that_another_process_changed_is_kept(root: Path, caplog: pytest.
     run = open_run(root / "run", config)
     with run.loader() as loader, loader.iter_from_step() as batches:
         next(batches)
-        open_run(root / "run", config).amend(800, weights={"a": 9}, done=1)
+        elsewhere = Request.of(AmendmentConfig(800, weights={"a": 9}), {})
+        amend_run(run.folder, run.lock, elsewhere.applied(config), done=1)
         before = (root / "run" / "lock.json").read_bytes()
         with pytest.raises(PlanMismatchError, match="another process changed it"):
             run.amend(700, weights={"a": 5})
         assert (root / "run" / "lock.json").read_bytes() == before
         assert "is not amended" in caplog.text
         next(batches)
+
+
+def test_a_run_that_is_opened_twice_is_changed_once_for_both(root: Path):
+    config = config_of(root, 900)
+    run = open_run(root / "run", config)
+    other = open_run(root / "run", config)
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        given = [next(batches) for _ in range(3)]
+        assert other.amend(other.earliest_step(), weights={"a": 9}) is other
+        assert other.lock == run.lock
+        with other.loader() as second, second.iter_from_step() as again:
+            for step, batch in enumerate(again):
+                given += [next(batches)] if step >= len(given) else []
+                assert (batch.tokens == given[step].tokens).all(), step
+                if step == 100:
+                    run.amend(run.earliest_step(), skip=[[400, 410]])
+    assert other.lock == run.lock
+    with open_run(root / "run", config, 500).loader() as loader:
+        assert (loader.batch_at(600).tokens == given[600].tokens).all()
 
 
 def test_wrong_changes_are_refused_and_the_run_goes_on(root: Path):
@@ -280,24 +301,37 @@ def test_two_hosts_agree(root: Path, start_hosts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "changes"),
+    ("case", "steps", "said"),
     [
-        pytest.param(0, 1, id="a loader of the host's own devices came first"),
-        pytest.param(1, 0, id="a cache grows between the looks of two hosts"),
-        pytest.param(2, 1, id="a loader is made while the hosts vote"),
+        ("own_loader_first", [300], ["AGREED"]),
+        ("a_cache_grows", [], ["REFUSED", "would make another run on each host"] * 2),
+        ("loader_during_the_vote", [300], ["AGREED"]),
+        ("iteration_while_it_settles", [300], ["AGREED"]),
+        ("decision_while_it_settles", [300, *range(320, 500, 20)], ["AGREED"]),
+        ("answer_of_an_earlier_request", [300], ["AGREED", "changes nothing", "changes nothing"]),
+        ("old_loader_is_kept", [300], ["AGREED"]),
+        ("asked_by_one_at_the_end", [300], ["AGREED"]),
+        ("host_that_left", [300], ["AGREED", "AGREED", "AGREED"]),
+        ("host_that_fails", [], ["is odd (host 1)", "no such disk (host 1)"] * 2),
+        ("change_while_hosts_come_to_another", [250, 484], ["AGREED", "AGREED"]),
     ],
 )
 def test_hosts_that_are_not_alike_go_on_with_one_run(
-    root: Path, case: int, changes: int, start_hosts
+    root: Path, case: str, steps: list[int], said: list[str], start_hosts
 ):
-    hosts = start_hosts(PROGRAM.with_name("steered_apart.py"), root, 2, case)
-    said = [host.communicate() for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 0], said
+    program = PROGRAM.with_name("steered_apart.py")
+    cases = [one.__name__ for one in runpy.run_path(str(program))["CASES"]]
+    hosts = start_hosts(program, root, 2, cases.index(case))
+    printed = [host.communicate() for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], printed
+    text = "".join(out for out, _ in printed)
+    for part in said:
+        assert part in text, printed
+        text = text.replace(part, "", 1)
+    assert "AGREED" not in text
     run = check_rows(root, 500)
-    assert len(run.amendments) == changes
-    if not changes:
-        assert all("would make another run on each host" in out for out, _ in said)
-    if case == 2:
+    assert [one.step for one in run.amendments] == steps
+    if case == "loader_during_the_vote":
         with run.loader() as loader:
             whole = np.asarray(loader.batch_at(300).token_ids)
         for number in range(2):

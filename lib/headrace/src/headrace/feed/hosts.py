@@ -5,8 +5,8 @@ If a host started with another config, sequence length or step, it would train o
 nobody would notice. So the first iteration of a loader compares a digest over all processes of its
 mesh. There is nothing to compare if the mesh is within one process.
 
-Price: one collective of 32 bytes per host at the start; a second one, of the descriptions, only if
-they differ.
+Price: one collective of 32 bytes per host at the start; others, the last of the descriptions, only
+if they differ.
 """
 
 from __future__ import annotations
@@ -45,28 +45,37 @@ def gather(devices: Collection[Any], payload: bytes) -> dict[int, bytes]:
 
 def check_same(
     devices: Collection[Any],
-    described: Mapping[str, Any],
+    described: Callable[[], Mapping[str, Any]],
     named: Callable[[], Mapping[str, Any]] = dict[str, Any],
+    look_again: Callable[[], None] = lambda: None,
 ) -> None:
     """Raises ConfigError on every process of the devices unless all descriptions are equal, and all
     have this version of headrace.
 
     Args:
         devices: Devices of the loader's mesh.
-        described: Everything that determines the batches, as JSON values.
+        described: Returns everything that determines the batches, as JSON values.
         named: Returns what users know it by, such as the fields of their config; differences of the
             description are only told if there is none of these.
+        look_again: Called where descriptions differ, before they are compared again: a process may
+            hear of a change of the run later than others.
     """
     if not _shared(devices):
         return
-    described = {"headrace": __version__, **described}
-    digest = hashlib.sha256(
-        json.dumps(described, sort_keys=True, default=_NUMPY_TO_PLAIN).encode()
-    ).digest()
-    digests = _gather(devices, np.frombuffer(digest, np.uint8))
-    if len({digest.tobytes() for digest in digests.values()}) == 1:
-        return
-    own = [{"headrace": __version__, **named()}, described]
+    compared = None
+    while True:
+        description = {"headrace": __version__, **described()}
+        text = json.dumps(description, sort_keys=True, default=_NUMPY_TO_PLAIN)
+        digest = hashlib.sha256(text.encode()).digest()
+        rows = _gather(devices, np.frombuffer(digest, np.uint8))
+        digests = {host: row.tobytes() for host, row in rows.items()}
+        if len({*digests.values()}) == 1:
+            return
+        if digests == compared:  # all have heard of everything: they do differ
+            break
+        compared = digests
+        look_again()
+    own = [{"headrace": __version__, **named()}, description]
     gathered = gather(devices, json.dumps(own, default=_NUMPY_TO_PLAIN).encode())
     known, plans = zip(*(json.loads(text) for text in gathered.values()), strict=True)
     lines = host_differences(dict(zip(gathered, known, strict=True)))

@@ -14,15 +14,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, TypeAlias, TypedDict, Unpack
+from typing import Any, NoReturn, TypeAlias, Unpack
 
-import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import Partial
 
-from headrace.batch.context_parallel import SequenceLayout, sequence_layout
-from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.data.async_dataset import AsyncDataset, check_dataset
 from headrace.data.dataset import BatchOrder
 from headrace.data.sources_at import SourcesAt
@@ -35,26 +32,23 @@ from headrace.errors import (
     check_whole,
 )
 from headrace.feed.async_reader import BatchReader
-from headrace.feed.exchange import RowExchange, check_exchange
-from headrace.feed.horizon import MOST_AHEAD, Horizon
+from headrace.feed.delivery import Delivery, LoaderOptions
+from headrace.feed.horizon import MOST_AHEAD, Horizon, Horizons
 from headrace.feed.host_gate import HostBarrier, open_gate
 from headrace.feed.hosts import check_same, gather
-from headrace.feed.micro_batches import StepSplitter
-from headrace.feed.placement import BatchMaker, Placement, batch_sharding, fresh_copy
-from headrace.feed.pooled_rows import PooledRows, exchange_rows, holders_of
+from headrace.feed.placement import Placement, batch_sharding, fresh_copy
+from headrace.feed.pooled_rows import PooledRows, exchange_rows
 from headrace.feed.prefetch import Prefetched
-from headrace.feed.reader import GATHERING, GROUP, Grouping, open_reader
+from headrace.feed.reader import GATHERING, GROUP, Grouping
 from headrace.metrics import IterationStats, LoaderStats, ReadStats
 from headrace.mix.schedule import (
     MAX_STEP,
     BatchSchedule,
     ExchangeSetting,
-    LastBatch,
     RowOrder,
 )
 from headrace.order.residency import checked_budget
 from headrace.stalls import StallRule, WaitLog
-from headrace.store.array import check_same_process
 from headrace.store.retry import request_counts
 
 DEFAULT_PREFETCH_BYTES = 1 << 30
@@ -65,48 +59,6 @@ _READY_REPLAYS = 2
 _POLL_S = 0.1
 
 _CountedIteration: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], threading.Thread]
-
-
-class LoaderOptions(TypedDict, total=False):
-    """Rarely needed keyword arguments of :class:`DataLoader`.
-
-    Attributes:
-        memory_map: Whether to serve chunks of local, uncompressed caches from memory-mapped files
-            (the default).
-        stall_rule: Which waits ``stats().stalls`` explains; None (the default): those of
-            ``StallRule()``.
-        check_hosts: Whether the first iteration, and each that exchanges rows, checks that all
-            processes of the mesh load the same batches from the same step (the default). All of
-            them must then start it; the check takes one small collective.
-        host_barrier: How the processes of the mesh wait for each other before each batch of an
-            iteration (docs/multi_host.md), by default as ``HostBarrier()`` does; None: they do not
-            wait. A single process never waits, nor does :meth:`DataLoader.batch_at`.
-        row_exchange: Whether iterations pass rows between processes on the devices, so that only
-            one process reads each stored block (docs/multi_host.md). ``"auto"`` (the default): if
-            that saves more than a twentieth of the reads; ``"on"``; ``"off"``. The
-            batches are the same. With an exchange, ``next`` runs a collective: all processes must
-            request the same batches, in the same program order. :meth:`DataLoader.batch_at` and
-            :meth:`DataLoader.headspace` never exchange rows.
-        sequence_layout: Which positions of a row each device holds along the sharding's second
-            axis: ``"contiguous"`` (the default), ``"zigzag"`` or ``"striped"``; see
-            :class:`~headrace.batch.context_parallel.ContextBatch`.
-        micro_batches: How to split batches into :class:`~headrace.batch.micro_step.MicroBatches`;
-            None (the default): they are not split. If they are, ``next`` and
-            :meth:`DataLoader.batch_at` run a collective.
-        last_batch: What becomes of a last batch that the data do not fill: ``"pad"`` it with empty
-            rows, ``"drop"`` its rows, or ``"fill"`` it with the first rows again; see
-            :mod:`headrace.mix.limits`. None (the default): as the dataset's config says, or
-            ``"pad"``.
-    """
-
-    memory_map: bool
-    stall_rule: StallRule | None
-    check_hosts: bool
-    host_barrier: HostBarrier | None
-    row_exchange: ExchangeSetting
-    sequence_layout: SequenceLayout
-    micro_batches: MicroBatchConfig | None
-    last_batch: LastBatch | None
 
 
 class DataLoader(BatchOrder):
@@ -167,11 +119,16 @@ class DataLoader(BatchOrder):
                 field="sharding",
                 cure="Give one or the other.",
             )
+        order = BatchOrder(dataset, batch_size, row_order, options.get("last_batch"))
         self.placement = Placement(
             sharding if sharding is not None else batch_sharding(mesh, batch_axis)
         )
         self.prefetch_bytes = checked_budget(prefetch_bytes)
-        self._mapping = options.get("memory_map", True)
+        self._options = options
+        delivery = Delivery(order, self.placement, self.prefetch_bytes, options)
+        self._horizons = Horizons(delivery)
+        self._show(order)
+        self.row_exchange: ExchangeSetting = delivery.row_exchange
         self._stall_rule = options.get("stall_rule") or StallRule()
         self._check_hosts = options.get("check_hosts", True)
         self._compared = False
@@ -184,44 +141,7 @@ class DataLoader(BatchOrder):
         self._requests_before = request_counts()
         self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
         self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()
-        self._options = options
-        self._horizons: dict[Horizon, IterationStats] = {}
-        self._hold: int | None = None
-        self._decided = threading.Event()
-        self._decided.set()
         self.on_iterate: Callable[[], None] = lambda: None
-        self._arrange(dataset, batch_size, row_order)
-
-    def _arrange(
-        self,
-        dataset: AsyncDataset[Any],
-        batch_size: int | Mapping[int, int] | BatchSchedule | None,
-        row_order: RowOrder,
-    ) -> None:
-        """Makes these the batches of the loader."""
-        options = self._options
-        super().__init__(dataset, batch_size, row_order, options.get("last_batch"))
-        self._seq_lens = self.dataset.seq_lens
-        for size in self.schedule.unique_sizes:
-            for seq_len in self._seq_lens or (0,):
-                self.placement.check(size, seq_len)
-        layout = options.get("sequence_layout", "contiguous")
-        self.functions += sequence_layout(layout, self.placement.sequence_ranks, self._seq_lens)
-        micro = options.get("micro_batches")
-        self._splitter = (
-            None if micro is None else StepSplitter(micro, self, self.placement, layout)
-        )
-        self._deliver = None
-        if self.planned is not None and not self.functions:
-            maker = BatchMaker(self.planned.eos_id, self.planned.pairs)
-            self._deliver = partial(maker.of_devices, placement=self.placement)
-        # functions get whole rows, even if each device then holds only some columns
-        self._reads = (
-            self.placement if self._deliver is not None else Placement(self.placement.rows_sharding)
-        )
-        self.row_exchange: ExchangeSetting = check_exchange(
-            options.get("row_exchange", "auto"), self
-        )
 
     @property
     def local_share(self) -> float:
@@ -242,8 +162,9 @@ class DataLoader(BatchOrder):
         """
         step = self._checked_step(step)
         stats = IterationStats(self._stall_rule, WaitLog(step))
-        reader = self._reader(stats, Grouping(0))
-        return _finished(self._to_devices(next(iter(reader.batches(step, step + 1))), step, stats))
+        delivery = self._horizons.loads
+        read = next(iter(delivery.reader(stats, Grouping(0)).batches(step, step + 1)))
+        return _finished(delivery.to_devices(read, step, stats))
 
     def iter_from_step(self, step: int = 0) -> Prefetched[Any]:
         """Batches from ``step`` on, prepared in the background.
@@ -305,15 +226,12 @@ class DataLoader(BatchOrder):
     @property
     def is_iterating(self) -> bool:
         """Whether somebody takes batches from an iteration."""
-        with self._lock:
-            return bool(self._open_horizons())
+        return bool(self._horizons.steps)
 
     @property
-    def step_of_change(self) -> int | None:
-        """The step at which an open iteration will go on with a changed run; None: it has."""
-        with self._lock:
-            steps = [one.stop for one in self._open_horizons() if one.is_changed]
-        return max((step for step in steps if step is not None), default=None)
+    def step(self) -> int:
+        """Steps whose batches the trainer has."""
+        return max(self._horizons.steps, default=0)
 
     @property
     def earliest_step(self) -> int:
@@ -323,82 +241,66 @@ class DataLoader(BatchOrder):
         apart = 0
         if self._host_barrier is not None and len(self.processes) > 1:
             apart = self._host_barrier.every
-        with self._lock:
-            steps = [self._horizons[horizon].step for horizon in self._open_horizons()]
-            reached = max(steps, default=0)
-        return reached + apart + _MOST_PLANNED
+        return self.step + apart + _MOST_PLANNED
+
+    def delivery_of(self, dataset: AsyncDataset[Any]) -> Delivery:
+        """What the loader would deliver if it loaded another dataset.
+
+        Raises:
+            ConfigError: its batches do not fit the devices or the options of the loader.
+        """
+        order = BatchOrder(dataset, None, self.row_order, self._options.get("last_batch"))
+        return Delivery(order, self.placement, self.prefetch_bytes, self._options)
 
     def hold_plans(self, step: int) -> bool:
         """Holds the plans of all open iterations at a step until :meth:`go_on`; False, and no plan
         holds, if one has planned it already.
         """
-        with self._lock:
-            self._hold = step
-            self._decided.clear()
-            holds = [horizon.hold_at(step) for horizon in self._open_horizons()]
-        if not all(holds):
-            self.go_on()
-        return all(holds)
+        return self._horizons.hold_at(step)
 
-    def go_on(self, dataset: AsyncDataset[Any] | None = None) -> None:
-        """Lets iterations go on after :meth:`hold_plans`.
-
-        Args:
-            dataset: From that step on, what they load; it must be the same before it. None: they
-                go on as before.
+    def go_on(self, changed: Delivery | None = None) -> None:
+        """Lets iterations go on after :meth:`hold_plans`: from that step on with another delivery,
+        whose batches before it are the same, or, if it is None, as before.
         """
-        if dataset is not None:
-            self._arrange(dataset, None, self.row_order)
-        with self._lock:
-            self._hold = None
-            for horizon in self._horizons:
-                horizon.decide(change=dataset is not None)
-        self._decided.set()
+        if changed is not None:
+            self._show(changed.order)
+        self._horizons.decide(changed)
 
-    def _open_reader(
-        self, step: int, stats: IterationStats, grouping: Grouping, replayed: int
-    ) -> tuple[Horizon, BatchReader]:
-        """The reader of an iteration that begins or goes on at a step, and how far it plans."""
-        last = self.num_steps
-        if replayed:
-            last = min(step + replayed, last or MAX_STEP)
-        with self._lock:
-            horizon = Horizon(step, last, None if replayed else self._hold)
-            if not replayed:
-                self._horizons = {one: self._horizons[one] for one in self._open_horizons()}
-                self._horizons[horizon] = stats
-        exchange = None if replayed else self._exchange()
-        reader = self._reader(stats, grouping, exchange, horizon)
-        self._readers.add(reader)
-        return horizon, reader
-
-    def _open_horizons(self) -> list[Horizon]:
-        return [horizon for horizon in self._horizons if not horizon.is_closed]
+    def _show(self, order: BatchOrder) -> None:
+        """Is this order, for whoever asks, from one moment to the next."""
+        vars(self).update(vars(order))
 
     def _iterate(self, step: int, replayed: int) -> Prefetched[Any]:
         stats = IterationStats(self._stall_rule, WaitLog(step), replay=replayed > 0, step=step)
         gate = open_gate(self.processes, step, None if replayed else self._host_barrier, stats)
+        delivery = self._horizons.loads
+        if replayed:
+            horizon = Horizon(step, min(step + replayed, self.num_steps or MAX_STEP))
+        else:
+            horizon, delivery = self._horizons.begin(step, stats)
+            self.on_iterate()
         try:
             if gate is not None:
                 gate.begin()  # before the processes meet in a collective
-            exchanges = not replayed and self._exchange() is not None
-            self._compare_hosts(step, exchanges=exchanges)
-        except HeadraceError as error:
-            if gate is not None:
+            horizon, delivery = self._agreed(step, stats, horizon, delivery, replayed > 0)
+        except BaseException as error:
+            horizon.close()
+            if gate is not None and isinstance(error, HeadraceError):
                 gate.leave(error)
             raise
-        ready = self._ready_batches()
+        ready = self._ready_batches(delivery)
         # One group is taken, one ready, one delivered, the others gathered; without room for four,
         # batches come singly
         group = 0 if ready < 4 else int(np.clip(ready // (GATHERING + 3), 1, GROUP))
         gathering = min(ready // group - 3, GATHERING) if group else 0
-        grouping = Grouping(group, gathering)
-        course = _Course(
-            step,
-            partial(self._open_reader, stats=stats, grouping=grouping, replayed=replayed),
-            partial(self._to_devices, stats=stats),
-            self._decided,
-        )
+
+        def open_reader(delivery: Delivery, horizon: Horizon) -> BatchReader:
+            exchange = None if replayed else delivery.exchange()
+            reader = delivery.reader(stats, Grouping(group, gathering), exchange, horizon)
+            self._readers.add(reader)
+            return reader
+
+        course = _Course(step, stats, horizon, delivery, self._horizons.follow, open_reader)
         make = course.groups
         batches = Prefetched(
             partial(_replayed, make) if replayed else make,
@@ -412,24 +314,35 @@ class DataLoader(BatchOrder):
         with self._lock:
             self._fold_finished()
             self._counted.append((stats, weakref.ref(batches), batches.thread))
-        if not replayed:
-            self.on_iterate()
         return batches
 
-    def _compare_hosts(self, step: int, *, exchanges: bool) -> None:
-        """Checks that all hosts load the same: in the first iteration the plan, and where they
-        exchange rows the step each time, as rows of another would pass for those of this one.
+    def _agreed(
+        self, step: int, stats: IterationStats, horizon: Horizon, delivery: Delivery, replayed: bool
+    ) -> tuple[Horizon, Delivery]:
+        """The plan of an iteration and what it delivers, which are the same on all hosts.
+
+        In the first iteration, hosts check that they load the same; where they exchange rows, in
+        each, as rows of another step or run would pass for those of this one.
         """
-        wanted = exchanges or not self._compared
-        if not (self._check_hosts and wanted) or jax.process_count() == 1:
-            return
-        described: dict[str, Any] = {"step": step}
-        if not self._compared:
-            lengths = self._seq_lens[0] if len(self._seq_lens) == 1 else self._seq_lens
-            described |= {"seq_len": lengths, "row_exchange": self.row_exchange}
-            described |= self.describe()
-        check_same(self.placement.sharding.device_set, described, lambda: self._named(step))
+        exchanges = not replayed and delivery.exchange() is not None
+        if not (self._check_hosts and (exchanges or not self._compared)):
+            return horizon, delivery
+
+        def described() -> dict[str, Any]:
+            return {"step": step, **delivery.described}
+
+        def begin_again() -> None:
+            """Begins with what is agreed by now: a host may hear of it after the others."""
+            nonlocal horizon, delivery
+            if not replayed:
+                begun = horizon
+                horizon, delivery = self._horizons.begin(step, stats)
+                begun.close()  # last: the loader iterates all the time
+
+        devices = self.placement.sharding.device_set
+        check_same(devices, described, lambda: self._named(step), begin_again)
         self._compared = True
+        return horizon, delivery
 
     def _named(self, step: int) -> dict[str, Any]:
         """What a user knows the run by: the fields of its config on which batches depend, and what
@@ -503,73 +416,9 @@ class DataLoader(BatchOrder):
             "cannot be pickled: it holds devices and threads", field="loader", cure=cure
         )
 
-    def _exchange(self) -> RowExchange | None:
-        """Which rows an iteration reads for other processes; None: no rows are exchanged."""
-        holders = holders_of(self.placement.rows_sharding)
-        if self.row_exchange == "off" or self.planned is None or (holders == holders[0]).all():
-            return None
-        return RowExchange(holders, self.row_exchange)
-
-    def _reader(
-        self,
-        stats: IterationStats,
-        grouping: Grouping,
-        exchange: RowExchange | None = None,
-        horizon: Horizon | None = None,
-    ) -> BatchReader:
-        check_same_process()  # neither the stores' threads nor jax survive a fork
-        return open_reader(
-            self,
-            self._reads,
-            self.prefetch_bytes,
-            stats,
-            grouping,
-            mapping=self._mapping,
-            exchange=exchange,
-            horizon=horizon,
-        )
-
-    def _to_devices(self, host: Any, step: int, stats: IterationStats) -> Any:
-        with stats.watch.phase("transfer"), stats.waits.during("transfer"):
-            if isinstance(host, PooledRows):
-                origin = self.placement.to_global(host.origin, host.batch_size)
-                delivered = host._replace(
-                    arrays=self._deliver_arrays(host.arrays, [host.array_size]), origin=origin
-                )
-            else:
-                delivered = self._deliver_arrays(host, self.schedule.unique_sizes)
-        if self._splitter is None:
-            return delivered
-        with stats.watch.phase("plan"), stats.waits.during("plan"):
-            split, layout = self._splitter.planned(step, host)
-        stats.reads.micro_batch_places += layout
-        return Partial(split, delivered)
-
-    def _deliver_arrays(self, host: Any, sizes: Sequence[int]) -> Any:
-        if self._deliver is not None:
-            return self._deliver(host)
-        return jax.tree.map(partial(self._leaf_to_devices, sizes=sizes), host)
-
-    def _leaf_to_devices(self, leaf: Any, sizes: Sequence[int]) -> jax.Array:
-        shape = np.shape(leaf)
-        for size in sizes:
-            if shape and self.placement.local_rows(size).size == shape[0]:
-                of_tokens = len(shape) < 2 or not self._seq_lens or shape[1] in self._seq_lens
-                return self.placement.to_global(np.asarray(leaf), size, along_rows=not of_tokens)
-        raise ConfigError(
-            f"gives an array of shape {shape}, whose first axis does not run over the rows of a"
-            " batch",
-            field="dataset",
-            cure="get_batch, and functions given to map(), must give one entry a row in every"
-            " array.",
-        )
-
-    def _ready_batches(self) -> int:
-        row_bytes = 1 << 16
-        if self.planned is not None:
-            begin, end = self._reads.local_columns(self.planned.seq_len)
-            row_bytes = self.planned.row_bytes * (end - begin) // max(self.planned.seq_len, 1)
-        batch_bytes = max(self.placement.local_rows(self.schedule.max_size).size * row_bytes, 1)
+    def _ready_batches(self, delivery: Delivery) -> int:
+        rows = self.placement.local_rows(self.schedule.max_size).size
+        batch_bytes = max(rows * delivery.row_bytes, 1)
         return int(np.clip(self.prefetch_bytes // 8 // batch_bytes, 1, _MAX_READY))
 
     def _checked_step(self, step: int) -> int:
@@ -593,16 +442,20 @@ class _Course:
     def __init__(
         self,
         step: int,
-        open_reader: Callable[[int], tuple[Horizon, BatchReader]],
-        to_devices: Callable[[Any, int], Any],
-        decided: threading.Event,
+        stats: IterationStats,
+        horizon: Horizon,
+        delivery: Delivery,
+        follow: Callable[[Horizon], tuple[Horizon, Delivery] | None],
+        open_reader: Callable[[Delivery, Horizon], BatchReader],
     ) -> None:
-        self._decided = decided
         self._step = step
+        self._stats = stats
+        self._horizon = horizon
+        self._delivery = delivery
+        self._follow = follow
         self._open_reader = open_reader
-        self._to_devices = to_devices
+        self._reader = open_reader(delivery, horizon)
         self._closed = False
-        self._horizon, self._reader = open_reader(step)
 
     def interrupt(self) -> None:
         """Makes whatever :meth:`groups` waits for give up. Safe to call from any thread."""
@@ -614,17 +467,18 @@ class _Course:
         try:
             while True:
                 horizon = self._horizon
-                for group in _delivered(self._reader, self._step, horizon.stop, self._to_devices):
+                to_devices = partial(self._delivery.to_devices, stats=self._stats)
+                for group in _delivered(self._reader, self._step, horizon.stop, to_devices):
                     self._step += len(group)  # whoever takes the group empties it
                     yield group
-                if self._closed or not horizon.is_changed:
+                following = self._follow(horizon) if horizon.is_changed else None
+                if following is None:
                     return
-                # Not while hosts vote: they have said that this one has not come to the change
-                while not self._decided.wait(_POLL_S):
-                    if self._closed:
-                        return
-                self._horizon, self._reader = self._open_reader(self._step)
-                horizon.close()  # last: the loader iterates all the time
+                self._horizon, self._delivery = following
+                self._reader = self._open_reader(self._delivery, self._horizon)
+                if self._closed:  # meanwhile, and saw the plan before this one
+                    self._reader.close()
+                    return
         finally:
             # Not yet at the end: whoever takes the batches has them before him
             if self._closed:

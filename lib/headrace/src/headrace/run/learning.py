@@ -185,10 +185,23 @@ class MixtureLearner:
         """
         if step <= self._decided:  # it goes on from an earlier checkpoint, as the lock says
             return False
-        self._measured = losses if self._measured is None else self._measured + losses
+        before = self._measured
+        if before is None or before.sums.shape != losses.sums.shape:  # a source has joined
+            self._measured = losses
+        else:
+            self._measured = before + losses
+        if step % self._every:
+            return False
+        # A host that has voted on a change waits for it here, so all decide with it or without.
+        with self.run.changing:
+            return self._decide(step)
+
+    def _decide(self, step: int) -> bool:
+        """Decides, unless it is the end; see :meth:`observe`."""
+        assert self._measured is not None
         # the order of what joins later depends on the shares until then
         joins = any(one.step >= step and (one.add or one.caches) for one in self._config.amendments)
-        if step % self._every or step == self._config.run_steps or joins:
+        if step == self._config.run_steps or joins:
             return False
         sums = np.asarray(self._measured.sums, np.float64)[self._columns]
         weights = np.asarray(self._measured.weights, np.float64)[self._columns]

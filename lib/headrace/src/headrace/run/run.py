@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from headrace.config.component import ComponentConfig
@@ -23,7 +22,7 @@ from headrace.run.anchors import Anchors, last_checkpoint
 from headrace.run.changes import alters_earlier, config_of_run, order_of, order_over
 from headrace.run.lock import Described, RunLock
 from headrace.run.state import LoaderState, steps_done
-from headrace.run.steering import Change, Request, Steering
+from headrace.run.steering import Request, Steering
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
     from headrace.data.async_dataset import AsyncDataset
     from headrace.data.mixture import MixtureDataset
     from headrace.data.phased import RunDataset
-    from headrace.feed.loader import DataLoader, LoaderOptions
+    from headrace.feed.delivery import LoaderOptions
+    from headrace.feed.loader import DataLoader
 
 
 @dataclass
@@ -44,7 +44,6 @@ class Run:
         lock: What it reads, in which order.
         config: The config with which it goes on; None: it was opened with a loader.
         fn: Function that its batches pass through on the host; None: none.
-        changing: Held while it changes.
         trains: Whether this job trains it, and so writes its folder and can change it.
     """
 
@@ -54,9 +53,15 @@ class Run:
     fn: Callable[[PackedBatch], Any] | None
     _source: Any = field(compare=False, repr=False)
     _anchors: Anchors = field(compare=False, repr=False)
-    changing: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
     trains: bool = True
-    _steering: Steering | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._steering = Steering.of(self)
+
+    @property
+    def changing(self) -> threading.RLock:
+        """Held while it changes."""
+        return self._steering.changing
 
     @property
     def fingerprint(self) -> str:
@@ -95,9 +100,7 @@ class Run:
                 self.dataset, mesh, batch_axis=batch_axis, sharding=sharding, **options
             )
             if self.trains:
-                if self._steering is None:
-                    self._steering = Steering(self.folder, self.changing, self._change_for)
-                self._steering.add(loader)
+                self._steering.add(self, loader)
         return loader
 
     @property
@@ -164,7 +167,7 @@ class Run:
             [[*pair] for pair in skip],
         )
         request = Request.of(amendment, components or {})
-        if self._steering is not None and self._steering.is_live:
+        if self._steering.is_live:
             self._steering.amend(request)
             return self
         amended = request.applied(config)
@@ -209,7 +212,7 @@ class Run:
         each batch: use it before the next one, or give a later step. Hosts that do not wait for
         each other (``host_barrier=None``) may be further apart: call :meth:`amend` on all of them.
         """
-        if self._steering is not None and self._steering.is_live:
+        if self._steering.is_live:
             return self._steering.earliest_step
         return max(self.last_checkpoint or 0, 1)
 
@@ -220,11 +223,7 @@ class Run:
         self._source = other._source
         self._anchors = other._anchors
 
-    def _change_for(self, request: Request) -> Change:
-        run = self._run_after(request)
-        return Change(run.lock, run.dataset, partial(self.become, run))
-
-    def _run_after(self, request: Request) -> Run:
+    def after(self, request: Request) -> Run:
         """The run after a request, of which nothing is written yet."""
         amended = request.applied(self._with_config("amend()"))
         source = order_of(amended, self.fn)

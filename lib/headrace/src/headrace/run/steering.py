@@ -4,13 +4,15 @@ A change is asked for by :meth:`headrace.run.run.Run.amend`, or by ``headrace ru
 process, which leaves a request in the run's folder. It holds from a step on that no host has
 planned yet (:mod:`headrace.feed.horizon`). A thread on each host sees to it:
 
-1. The first host takes the request, makes the run as it would be, and holds its own plan at the
-   step. If that cannot be, it refuses.
+1. The first host takes the request, makes the run as it would be and what its loaders would
+   deliver, and holds its own plan at the step. If that cannot be, it refuses.
 2. It proposes the change to the others, in the key-value store of JAX's coordination service. Each
    makes the same run, holds its plan there, and votes; one that has planned the step refuses.
 3. If all agree, the first host writes the run's lock. Only then it tells the others, plans end at
-   the step, and every iteration goes on with the changed run from there. Else all plan on as if
-   nobody had asked.
+   the step, and every iteration goes on with the changed run from there. Else, or if the first host
+   ends its iteration before all have voted, all plan on as if nobody had asked.
+
+Proposals are numbered. A host answers them in order, also those of which it hears late.
 
 A host that is killed on the way changes nothing: the lock has the change, or it has not, and all
 hosts of the next start read it.
@@ -27,11 +29,11 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import structs
@@ -49,6 +51,7 @@ from headrace.store.records import RecordKind
 
 if TYPE_CHECKING:
     from headrace.data.async_dataset import AsyncDataset
+    from headrace.feed.delivery import Delivery
     from headrace.feed.loader import DataLoader
 
 _LOG = logging.getLogger(__name__)
@@ -104,6 +107,21 @@ class Request(msgspec.Struct, frozen=True):
         )
 
 
+class _Proposal(msgspec.Struct, frozen=True):
+    """A request that is put to all hosts.
+
+    Attributes:
+        request: The request.
+        before: Fingerprint of the run that is to change.
+        place: Steps that the trainer had where the program asks, which all hosts may do; None:
+            another process asks.
+    """
+
+    request: Request
+    before: str
+    place: int | None
+
+
 class Answer(msgspec.Struct, frozen=True):
     """What became of a request.
 
@@ -113,7 +131,6 @@ class Answer(msgspec.Struct, frozen=True):
         value: Its value; None: it has none.
         cure: What to do.
         fingerprint: Of a vote: that of the run after the change, as this host makes it.
-        pending: Of a vote: the step of an earlier change that this host has not come to; 0: none.
     """
 
     problem: str = ""
@@ -121,11 +138,12 @@ class Answer(msgspec.Struct, frozen=True):
     value: str | int | float | None = None
     cure: str = ""
     fingerprint: str = ""
-    pending: int = 0
 
     @classmethod
-    def refusing(cls, error: HeadraceError) -> Answer:
+    def refusing(cls, error: Exception) -> Answer:
         """The refusal that an error is."""
+        if not isinstance(error, HeadraceError):
+            return cls(f"failed: {type(error).__name__}: {error}", "amend")
         value = error.value
         if not isinstance(value, str | int | float | None):
             value = printable(str(value))
@@ -241,68 +259,98 @@ def ask(folder: str, request: Request, wait_s: float) -> None:
     raise PlanMismatchError(problem, field="run", value=folder, cure=cure)
 
 
-class Change(NamedTuple):
-    """What a request makes of a run.
+class Steered(Protocol):
+    """A run, as far as it is changed here; see :class:`headrace.run.run.Run`."""
 
-    Attributes:
-        lock: The lock after it, which is not written yet.
-        dataset: The dataset after it.
-        apply: Lets the run go on so.
-    """
-
+    folder: str
     lock: RunLock
-    dataset: AsyncDataset[Any]
-    apply: Callable[[], None]
+    trains: bool
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def dataset(self) -> AsyncDataset[Any]: ...
+    def after(self, request: Request) -> Any: ...
+    def become(self, other: Any) -> None: ...
+
+
+@dataclass
+class _Asked:
+    """A request of this process."""
+
+    request: Request
+    place: int
+    answer: Answer | None = None
+    is_withdrawn: bool = False
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A run as it would be, and what its loaders would deliver."""
+
+    run: Steered
+    deliveries: Mapping[DataLoader, Delivery]
 
 
 class Steering:
-    """The thread that changes a run, and its loaders, while one of them iterates.
+    """The thread that changes a run, and its loaders, while one of them iterates. In a process
+    there is one for each folder, whoever opens the run there, and how often.
 
     Args:
-        folder: The run's folder.
+        folder: The folder of the run.
+
+    Attributes:
         changing: Held while the run changes.
-        change_for: Returns the change for a request; it raises if that cannot be, and writes
-            nothing.
     """
 
-    def __init__(
-        self, folder: str, changing: threading.Lock, change_for: Callable[[Request], Change]
-    ) -> None:
+    def __init__(self, folder: str) -> None:
+        self.changing = threading.RLock()
         self._folder = folder
-        self._changing = changing
-        self._change_for = change_for
-        self._loaders: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+        self._runs: weakref.WeakValueDictionary[int, Steered] = weakref.WeakValueDictionary()
+        self._loaders: weakref.WeakKeyDictionary[DataLoader, Steered] = weakref.WeakKeyDictionary()
         self._processes: tuple[int, ...] = ()
         self._hosts = _Hosts()
-        self._requests: SimpleQueue[tuple[Request, SimpleQueue[Answer]]] = SimpleQueue()
-        self._answers: dict[bytes, Answer] = {}
+        self._asked: SimpleQueue[_Asked] = SimpleQueue()
+        self._answers: dict[bytes, list[Answer]] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, loader: DataLoader) -> None:
+    @staticmethod
+    def of(run: Steered) -> Steering:
+        """The one of a run, which it changes if this job trains it."""
+        steering = _steerings.setdefault(run.folder, Steering(run.folder))
+        if run.trains:
+            steering._runs[id(run)] = run
+        return steering
+
+    def add(self, run: Steered, loader: DataLoader) -> None:
         """Steers a loader of the run, too."""
         # A loader of this host's own devices, for an evaluation, agrees with nobody; the one that
         # trains on all of them does, and may come after it.
-        if not self._loaders or len(loader.processes) > len(self._processes):
+        if len(loader.processes) > len(self._processes):
             self._processes = loader.processes
             self._hosts = _Hosts.of(loader.processes, self._folder)
             with self._lock:
                 self._thread = None  # one that followed other hosts ends
             if self.is_live:
                 self._begin()
-        self._loaders.add(loader)
+        self._loaders[loader] = run
         loader.on_iterate = self._begin
+
+    @property
+    def _iterating(self) -> dict[DataLoader, Steered]:
+        return {loader: run for loader, run in [*self._loaders.items()] if loader.is_iterating}
 
     @property
     def is_live(self) -> bool:
         """Whether a loader iterates."""
-        return any(loader.is_iterating for loader in list(self._loaders))
+        return bool(self._iterating)
 
     @property
     def earliest_step(self) -> int:
         """The first step that no host has planned until the trainer takes another batch."""
-        return max(loader.earliest_step for loader in list(self._loaders))
+        return max(loader.earliest_step for loader in self._iterating)
 
     def _begin(self) -> None:
         """Starts the thread, unless it runs."""
@@ -321,21 +369,30 @@ class Steering:
         Raises:
             PlanMismatchError: it is refused.
         """
-        key = _key(request)
-        if self._hosts.is_first:
-            answer: SimpleQueue[Answer] = SimpleQueue()
-            self._requests.put((request, answer))
-            self._await(lambda: not answer.empty())
-            answer.get().check()
+        of_all = [one.step for one in self._iterating if one.processes == self._processes]
+        place = max(of_all, default=0)
+        if not self._hosts.is_first:
+            key = _key(request, place)
+            self._await(lambda: bool(self._answers.get(key)))
+            self._answers[key].pop(0).check()
             return
-        self._await(lambda: key in self._answers)
-        self._answers.pop(key).check()
+        asked = _Asked(request, place)
+        self._asked.put(asked)
+        try:
+            self._await(lambda: asked.answer is not None)
+        finally:
+            asked.is_withdrawn = True
+        assert asked.answer is not None
+        asked.answer.check()
 
     def _await(self, is_answered: Callable[[], bool]) -> None:
         while not is_answered():
             if self._thread is None:
-                raise PlanMismatchError("has ended its iterations", field="run", value=self._folder)
+                raise self._ended()
             time.sleep(_EVERY_S / 50)
+
+    def _ended(self) -> PlanMismatchError:
+        return PlanMismatchError("has ended its iterations", field="run", value=self._folder)
 
     def _follow(self) -> None:
         try:
@@ -343,7 +400,7 @@ class Steering:
                 self._lead()
             while self._goes_on():
                 if (proposal := self._hosts.proposal()) is not None:
-                    with self._changing:
+                    with self.changing:
                         self._vote(proposal)
                 else:
                     time.sleep(_EVERY_S)
@@ -357,71 +414,75 @@ class Steering:
         with self._lock:
             if self._thread is not threading.current_thread():
                 return False
-            if self._stop.is_set() or not self.is_live:
+            if not self._is_wanted():
                 self._thread = None
             return self._thread is not None
 
+    def _is_wanted(self) -> bool:
+        if self._stop.is_set():
+            return False
+        # Others vote between their iterations, too: the first host may be ahead of them or behind
+        return self.is_live if self._hosts.is_first else bool(self._runs)
+
     def _lead(self) -> None:
         """Takes requests, those of other processes too if this job has the lease of the run: of
-        several that iterate it, such as an evaluation, one has. Where nobody may write, none has.
+        several that iterate it, one has. Where nobody may write, none has.
         """
+        said = False
+        cure = f"If that job only reads the run: open_run({self._folder!r}, config, trains=False)."
         while self._takes_next():
-            with (
-                suppress(HeadraceError, OSError),
-                lease(self._folder, field="run") as run_lease,
-            ):
-                mailbox = _Mailbox(self._folder)
-                while self._takes_next():
-                    run_lease.check()
-                    mailbox.answer(self._decide)
+            try:
+                with lease(self._folder, field="run", cure=cure) as run_lease:
+                    mailbox = _Mailbox(self._folder)
+                    while self._takes_next():
+                        run_lease.check()
+                        mailbox.answer(self._decide)
+            except (HeadraceError, OSError) as error:
+                if not said:
+                    _LOG.warning("This job answers no headrace run amend for now: %s", error)
+                said = True
 
     def _takes_next(self) -> bool:
         """Takes the next request of this process, if there is one soon; False: the thread ends."""
         if not self._goes_on():
             return False
         with suppress(Empty):
-            request, answer = self._requests.get(timeout=_EVERY_S)
-            answer.put(self._decide(request))
+            asked = self._asked.get(timeout=_EVERY_S)
+            if not asked.is_withdrawn:
+                asked.answer = self._decide(asked.request, asked.place)
         return True
 
-    def _decide(self, request: Request) -> Answer:
-        with self._changing:
-            answer = self._decided(request)
-        self._say(answer)
-        return answer
-
-    def _decided(self, request: Request) -> Answer:
-        try:
-            change = self._change_for(request)
-            self._hold(request)
-        except HeadraceError as error:
-            self._hosts.refuse(request, answer := Answer.refusing(error))
-            return answer
-        answer = self._hosts.ask(request, self._agreeing(change))
-        try:
-            if not answer.problem:
-                self._check_unchanged(change)
-                change.lock.save(self._folder)
-        except HeadraceError as error:
-            answer = Answer.refusing(error)
-        except OSError as error:
-            answer = Answer(f"cannot be written: {error}", "lock", self._folder)
-        self._hosts.tell(answer)
-        self._settle(change, answer)
-        return answer
-
-    def _say(self, answer: Answer) -> None:
-        """Logs what became of a request."""
+    def _decide(self, request: Request, place: int | None = None) -> Answer:
+        with self.changing:
+            running = {run.fingerprint for run in self._iterating.values()}
+            proposal = _Proposal(request, min(running, default=""), place)
+            answer = self._decided(proposal)
         try:
             answer.check()
             _LOG.info("%s is amended; its lock has the change", self._folder)
         except PlanMismatchError as refusal:
             _LOG.warning("%s is not amended: %s", self._folder, refusal)
+        return answer
 
-    def _check_unchanged(self, change: Change) -> None:
+    def _decided(self, proposal: _Proposal) -> Answer:
+        change, vote = self._prepared(proposal)
+        answer = vote
+        if not vote.problem:
+            answer = self._hosts.ask(proposal, vote, self._is_wanted)
+        if change is not None and not answer.problem:
+            try:
+                self._check_unchanged(proposal.before)
+                change.run.lock.save(self._folder)
+            except (HeadraceError, OSError) as error:
+                answer = Answer.refusing(error)
+        self._hosts.tell(proposal, answer)
+        self._settle(proposal, change, answer)
+        return answer
+
+    def _check_unchanged(self, fingerprint: str) -> None:
         """Raises PlanMismatchError if another process has changed the lock."""
         stored = RunLock.load(self._folder)
-        if stored is None or stored.fingerprint != change.lock.history[-1]["fingerprint"]:
+        if stored is None or stored.fingerprint != fingerprint:
             raise PlanMismatchError(
                 "has another lock than this job began with: another process changed it",
                 field="run",
@@ -429,30 +490,47 @@ class Steering:
                 cure="Start the job again: it goes on with the lock in the folder.",
             )
 
-    def _vote(self, request: Request) -> None:
-        change = None
-        try:
-            change = self._change_for(request)
-            self._hold(request)
-            vote = self._agreeing(change)
-        except HeadraceError as error:
-            vote = Answer.refusing(error)
+    def _vote(self, proposal: _Proposal) -> None:
+        change, vote = self._prepared(proposal)
         answer = self._hosts.vote(vote, self._stop)
         if answer is None:
             return
-        self._settle(change, answer)
-        self._answers[_key(request)] = answer
+        self._settle(proposal, change, answer)
+        if proposal.place is not None:
+            key = _key(proposal.request, proposal.place)
+            self._answers.setdefault(key, []).append(answer)
 
-    def _agreeing(self, change: Change) -> Answer:
-        """The vote for a change, of a host whose plans hold."""
-        pending = max((loader.step_of_change or 0 for loader in list(self._loaders)), default=0)
-        return Answer(fingerprint=change.lock.fingerprint, pending=pending)
+    def _prepared(self, proposal: _Proposal) -> tuple[_Change | None, Answer]:
+        """All that a change needs, with this host's plans held at its step, and the vote for it.
+        What can fail does so here, before hosts agree.
+        """
+        try:
+            change = self._change(proposal)
+            self._hold(proposal.request.step, change.deliveries)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for the vote
+            return None, Answer.refusing(error)
+        return change, Answer(fingerprint=change.run.fingerprint)
 
-    def _hold(self, request: Request) -> None:
-        """Holds this host's plans at the step of a request."""
+    def _change(self, proposal: _Proposal) -> _Change:
+        before = proposal.before
+        running = {run.fingerprint for run in self._iterating.values()}
+        runs = [run for run in [*self._runs.values()] if run.fingerprint == before]
+        if not runs or running - {before}:
+            raise PlanMismatchError(
+                "is asked for a change while it comes to another one, or was opened before it",
+                field="run",
+                value=self._folder,
+                cure="Ask again, or close iterations of the run as it was opened earlier.",
+            )
+        amended = runs[0].after(proposal.request)
+        loaders = [one for one, run in [*self._loaders.items()] if run.fingerprint == before]
+        return _Change(amended, {one: one.delivery_of(amended.dataset) for one in loaders})
+
+    def _hold(self, step: int, loaders: Iterable[DataLoader]) -> None:
+        """Holds this host's plans at a step."""
         held_loaders: list[DataLoader] = []
-        for loader in list(self._loaders):
-            if loader.hold_plans(request.step):
+        for loader in loaders:
+            if loader.hold_plans(step):
                 held_loaders.append(loader)
                 continue
             for one in held_loaders:
@@ -461,18 +539,20 @@ class Steering:
             raise PlanMismatchError(
                 f"is planned already; the first step that can be changed is {earliest}",
                 field="step",
-                value=request.step,
+                value=step,
                 cure=f"Give step {earliest} or a later one.",
             )
 
-    def _settle(self, change: Change | None, answer: Answer) -> None:
+    def _settle(self, proposal: _Proposal, change: _Change | None, answer: Answer) -> None:
         """Goes on, with the changed run if the change was agreed."""
-        dataset = None
-        if change is not None and not answer.problem:
-            change.apply()
-            dataset = change.dataset
-        for loader in list(self._loaders):
-            loader.go_on(dataset)
+        if change is None:
+            return
+        is_agreed = not answer.problem
+        for run in [*self._runs.values()]:
+            if is_agreed and run.fingerprint == proposal.before:
+                run.become(change.run)
+        for loader, delivery in change.deliveries.items():
+            loader.go_on(delivery if is_agreed else None)
 
 
 class _Hosts:
@@ -487,19 +567,18 @@ class _Hosts:
         client = coordination_client() if len(processes) > 1 else None
         return _Hosts() if client is None else _SeveralHosts(client, processes, folder)
 
-    def proposal(self) -> Request | None:
-        """The next request of the first host; None: there is none yet."""
+    def proposal(self) -> _Proposal | None:
+        """The next proposal of the first host; None: there is none yet."""
         return None
 
-    def ask(self, request: Request, vote: Answer) -> Answer:
-        """Proposes a change, with the first host's own vote, and collects the others."""
+    def ask(self, proposal: _Proposal, vote: Answer, goes_on: Callable[[], bool]) -> Answer:
+        """Makes a proposal, with the first host's own vote, and collects the others as long as that
+        host goes on.
+        """
         return Answer()
 
-    def refuse(self, request: Request, answer: Answer) -> None:
-        """Tells the others of a request that is refused."""
-
-    def tell(self, answer: Answer) -> None:
-        """Tells the others the decision."""
+    def tell(self, proposal: _Proposal, answer: Answer) -> None:
+        """Tells the others what becomes of a proposal, of which they may not have heard yet."""
 
     def vote(self, vote: Answer, stop: threading.Event) -> Answer | None:
         """Votes on a proposal, and waits for the decision; None: the program ends."""
@@ -517,40 +596,35 @@ class _SeveralHosts(_Hosts):
         self._process = jax.process_index()
         self.is_first = self._process == processes[0]
         name = f"{','.join(map(str, processes))}/{hashlib.sha256(folder.encode()).hexdigest()[:12]}"
-        nth = _nth.get(name, 0)
-        _nth[name] = nth + 1
-        self._folder = f"headrace/steering/{name}/{nth}"
+        self._folder = f"headrace/steering/{name}"
         self._number = 0
 
-    def proposal(self) -> Request | None:
-        text = self._read().get("request")
-        return None if text is None else msgspec.json.decode(text, type=Request)
+    def proposal(self) -> _Proposal | None:
+        text = self._read().get("proposal")
+        return None if text is None else msgspec.json.decode(text, type=_Proposal)
 
-    def refuse(self, request: Request, answer: Answer) -> None:
-        self._write("request", request)
-        self.tell(answer)
-
-    def ask(self, request: Request, vote: Answer) -> Answer:
-        self._write("request", request)
+    def ask(self, proposal: _Proposal, vote: Answer, goes_on: Callable[[], bool]) -> Answer:
+        self._write("proposal", proposal)
         until = time.monotonic() + _VOTES_S
-        while time.monotonic() < until:
+        while time.monotonic() < until and goes_on():
             entries = self._read()
-            votes = [entries.get(f"vote {process}") for process in self._others]
-            others = [msgspec.json.decode(text, type=Answer) for text in votes if text is not None]
-            if refusals := [other for other in others if other.problem]:
-                return refusals[0]
+            others = {
+                process: msgspec.json.decode(entries[f"vote {process}"], type=Answer)
+                for process in self._others
+                if f"vote {process}" in entries
+            }
+            for process, other in others.items():
+                if other.problem:
+                    return structs.replace(other, problem=f"{other.problem} (host {process})")
             if len(others) == len(self._others):
-                if any(other.fingerprint != vote.fingerprint for other in others):
-                    return _OTHER_RUNS
-                # Hosts that have come to an earlier change planned on from there without this one.
-                # Where rows are exchanged, all must plan alike: so all have, or none.
-                return Answer() if all(other == vote for other in others) else _PASSING
+                return Answer() if all(one == vote for one in others.values()) else _OTHER_RUNS
             time.sleep(_EVERY_S / 10)
         return Answer(
             "was not agreed: not all hosts answered", "hosts", None, "Ask again when all train."
         )
 
-    def tell(self, answer: Answer) -> None:
+    def tell(self, proposal: _Proposal, answer: Answer) -> None:
+        self._write("proposal", proposal)
         self._write("answer", answer)
         self._number += 1
 
@@ -572,7 +646,7 @@ class _SeveralHosts(_Hosts):
 
     def _write(self, name: str, content: msgspec.Struct) -> None:
         text = msgspec.json.encode(content).decode()
-        with suppress(Exception):
+        with suppress(Exception):  # it is there already, or the store is gone
             self._client.key_value_set(f"{self._folder}/{self._number}/{name}", text)
 
 
@@ -582,15 +656,13 @@ _OTHER_RUNS = Answer(
     None,
     "Name the snapshot of each cache that comes in, and give all hosts the same files.",
 )
-_PASSING = Answer("was asked for while hosts come to an earlier change", "step", None, "Ask again.")
 
 
-def _key(request: Request) -> bytes:
-    return msgspec.json.encode(request)
+def _key(request: Request, place: int) -> bytes:
+    return msgspec.json.encode((request, place))
 
 
-_nth: dict[str, int] = {}
-"""How many loaders of a run there were in this process: each has decisions of its own."""
+_steerings: dict[str, Steering] = {}
 _stops: dict[threading.Thread, threading.Event] = {}
 
 
