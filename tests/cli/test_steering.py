@@ -90,7 +90,7 @@ def test_a_lock_is_not_changed_under_a_running_job(
             # the cure works as it is typed, and the job that has the lease takes it
             cure = refused.split("as it runs: headrace ")[1]
             assert headrace(*cure.replace(" N ", " 900 ").split()).code == 0
-        assert run.fingerprint != begun == evaluated.fingerprint
+        assert run.fingerprint == evaluated.fingerprint != begun
 
 
 JOB = """
