@@ -113,6 +113,6 @@ def _cache(name: str, run: ResolvedRun) -> dict[str, Any]:
     return {
         "paths": [member.path for member in cache.members] if exists else declared,
         "exists": exists,
-        "documents": cache.num_documents if exists else None,
+        "documents": cache.num_originals if exists else None,
         "tokens": cache.num_tokens - cache.padding_tokens,
     }

@@ -40,13 +40,13 @@ def command(
     source = open_cache(cache, settings=parse_format(format))
     with copying("copying", source, show=not as_json) as advance:
         copy = copy_cache(source, output, advance=advance)
-    counts = {"documents": copy.num_documents, "tokens": copy.num_tokens}
+    counts = {"documents": copy.num_originals, "tokens": copy.num_tokens}
     if as_json:
         say_json({"path": output, **counts, "fingerprint": copy.fingerprint})
         return
     say(
         f"Copied {format_count(len(source.parts), 'part')} of {cache} into one: {output},"
-        f" {format_count(copy.num_documents, 'document')}, {copy.num_tokens:,} tokens."
+        f" {format_count(copy.num_originals, 'document')}, {copy.num_tokens:,} tokens."
     )
 
 

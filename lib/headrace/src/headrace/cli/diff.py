@@ -80,7 +80,7 @@ def _facts(cache: TokenCache) -> dict[str, Any]:
     ledger = cache.ledger
     removed = cache.removed()
     return {
-        "documents": cache.num_documents,
+        "documents": cache.num_originals,
         "tokens": cache.num_tokens,
         "tokenizer": ledger.tokenizer,
         "layout": ledger.layout,

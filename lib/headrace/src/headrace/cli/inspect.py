@@ -273,15 +273,16 @@ def removal(cache: TokenCache, url: str) -> dict[str, int]:
     """Counts what a filter file would remove from a cache, including numbers that
     no document has.
     """
-    from headrace.data.documents import DocumentFilter
+    from headrace.data.documents import DocumentFilter, count_documents
 
     document_filter = DocumentFilter.load(url, name="--remove", count_not_found=True).of(cache)
+    moved = DocumentFilter([]).of(cache)  # the places that documents left
     return {
         "listed_documents": document_filter.listed,
         "repeated_documents": document_filter.repeated,
         "not_found_documents": document_filter.not_found,
-        "removed_documents": document_filter.num_documents,
-        "removed_tokens": document_filter.num_tokens,
+        "removed_documents": count_documents(cache, document_filter.which),
+        "removed_tokens": document_filter.num_tokens - moved.num_tokens,
     }
 
 

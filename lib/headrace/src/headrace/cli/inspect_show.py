@@ -285,7 +285,12 @@ def length_statistics(cache: TokenCache) -> LengthStatistics:
     """Lengths of all documents, or of a sample of some millions of them; reads offsets but no
     tokens.
     """
-    lengths = _looked_at(cache.lengths, cache.num_documents, MAX_COUNTED)
+    from headrace.data.document_numbers import lengths_of_documents
+
+    if cache.are_cut and cache.num_documents <= MAX_COUNTED:
+        lengths = lengths_of_documents(cache)
+    else:  # of some, and of pieces if they were cut
+        lengths = _looked_at(cache.lengths, cache.num_documents, MAX_COUNTED)
     names = {
         "min": 0.0,
         "p5": 0.05,
@@ -304,7 +309,11 @@ def length_statistics(cache: TokenCache) -> LengthStatistics:
     mean = float(lengths.mean()) if lengths.size else 0.0
     quantiles = dict(zip(names, values, strict=bool(values)))
     return LengthStatistics(
-        int(lengths.size), cache.num_documents, mean, quantiles, histogram(lengths)
+        int(lengths.size),
+        max(cache.num_originals, lengths.size),
+        mean,
+        quantiles,
+        histogram(lengths),
     )
 
 
@@ -363,7 +372,9 @@ def _attribute_statistics(
 
     with working(f"joining {name}"), errors_at(f"--attributes {name}: "):
         joined = joined_attribute(cache, name, config)
-        values = np.delete(joined.values, joined.without_value)
+        has_value = np.ones(joined.values.size, bool)
+        has_value[joined.without_value] = False
+        values = cache.by_number(joined.values)[cache.by_number(has_value)]
     names = ("min", "p5", "p25", "median", "p75", "p95", "max")
     shares = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
     quantiles = np.quantile(values, shares, method="lower").tolist() if values.size else []
@@ -373,7 +384,7 @@ def _attribute_statistics(
     listed = distinct.size <= _MOST_VALUES
     return AttributeStatistics(
         name=name,
-        documents=cache.num_documents,
+        documents=cache.num_originals,
         rows=joined.rows,
         not_found=joined.not_found,
         missing=joined.missing,

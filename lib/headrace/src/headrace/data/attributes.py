@@ -35,6 +35,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, Num, UInt64
 
+from headrace.data.documents import count_documents
 from headrace.data.filter_files import read_npy
 from headrace.data.id_index import IdIndex, hashes_of_numbers, hashes_of_texts
 from headrace.errors import (
@@ -46,6 +47,7 @@ from headrace.errors import (
 )
 from headrace.ingest.listing import Entry, list_path
 from headrace.ingest.records import import_extra
+from headrace.order.intervals import Intervals
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import ATTRIBUTES_FOLDER
@@ -138,18 +140,15 @@ class Attribute:
         values: The numbers, in the order of the cache.
         rows: Rows of the tables.
         not_found: Rows of no document.
-        without_value: The documents without a value of their own, rising.
+        without_value: The stored positions of documents without a value of their own, rising.
+        missing: How many documents these are.
     """
 
     values: Num[np.ndarray, " documents"]
     rows: int
     not_found: int
     without_value: Int64[np.ndarray, " missing"]
-
-    @property
-    def missing(self) -> int:
-        """How many documents have no value of their own."""
-        return self.without_value.size
+    missing: int = 0
 
 
 def open_attribute(
@@ -217,8 +216,8 @@ def joined_attribute(cache: TokenCache, name: str, config: AttributeConfig) -> A
     folder = files.join(cache.path, ATTRIBUTES_FOLDER, digest[:32])
     saved = _saved(folder, made_from)
     if saved is not None:
-        return saved
-    joined = _joined(cache, name, config, entries)
+        return _counted(cache, saved)
+    joined = _counted(cache, _joined(cache, name, config, entries))
     _LOG.info(
         "%s: attribute %s joined from %d files: %d rows, of which %d are of no document; %d of %d"
         " documents have no value",
@@ -228,7 +227,7 @@ def joined_attribute(cache: TokenCache, name: str, config: AttributeConfig) -> A
         joined.rows,
         joined.not_found,
         joined.missing,
-        cache.num_documents,
+        cache.num_originals,
     )
     if cache.takes_files:
         with suppress(OSError, HeadraceError):  # a run must not fail because it cannot be saved
@@ -236,12 +235,17 @@ def joined_attribute(cache: TokenCache, name: str, config: AttributeConfig) -> A
     return joined
 
 
+def _counted(cache: TokenCache, joined: Attribute) -> Attribute:
+    missing = count_documents(cache, Intervals.of_numbers(joined.without_value))
+    return replace(joined, missing=missing)
+
+
 def _completed(cache: TokenCache, joined: Attribute, config: AttributeConfig) -> Attribute:
     """An attribute whose documents without a value have the default, if there may be so many."""
     missing = joined.missing
-    documents = joined.values.size
+    documents = cache.num_originals
     if missing > config.missing * documents:
-        first = int(cache.originals(joined.without_value[:1])[0])
+        first = int(cache.originals(joined.without_value).min())
         share = missing / documents
         raise ConfigError(
             f"is less than {share:.3g}: {missing:,} of {documents:,} documents have no value,"
@@ -428,9 +432,14 @@ def _hashes_of_documents(cache: TokenCache, leaf: CacheLeaf) -> Iterator[UInt64[
     for first, stop in _blocks(cache):
         values = leaf.values(first, stop)
         if leaf.kind == "ragged":
-            yield hashes_of_texts(values, leaf.lengths(first, stop))
+            hashes = hashes_of_texts(values, leaf.lengths(first, stop))
         else:
-            yield hashes_of_numbers(values.astype(np.int64))
+            hashes = hashes_of_numbers(values.astype(np.int64))
+        if cache.pack is not None:  # padding has an empty text or 0, which may be an id
+            numbers = cache.originals(np.arange(first, stop))
+            padding = numbers >= cache.num_originals
+            hashes[:, padding] = ~hashes_of_numbers(numbers[padding])
+        yield hashes
 
 
 def _hashes_of_keys(keys: Any, key: str, url: str, *, are_texts: bool) -> UInt64[np.ndarray, "2 n"]:

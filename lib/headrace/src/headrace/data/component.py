@@ -21,7 +21,7 @@ from headrace.data.documents import DocumentFilter
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.packed_store import PackedStoreDataset, StoredDataset
 from headrace.data.pairs import is_of_pairs, pairs_of_component
-from headrace.data.rows import segments_of
+from headrace.data.rows import segments_of, without_padding
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
@@ -349,7 +349,7 @@ def account(
     train_tokens = side_tokens if subset is None else _tokens(subset)
     rows = len(train if subset is None else subset)
     return Account(
-        documents=dataset.cache.num_documents,
+        documents=dataset.cache.num_originals,
         tokens=tokens,
         listed_documents=removal.listed,
         repeated_documents=removal.repeated,
@@ -373,14 +373,17 @@ def account(
 
 
 def _tokens(side: PlannedDataset) -> int:
-    """Tokens of all rows: the sum of their segments if rows have segments, because such rows may be
-    padded.
+    """Tokens of all rows, without padding and without what is not trained on in the rows of a store
+    in packs.
     """
     if not any(source.max_segments for source in side.sources):
         return len(side) * side.seq_len
     total = 0
+    first_array = np.zeros(len(side.sources), np.int64)
     for at in range(0, len(side), _CHUNK):
         rows = side.locate(np.arange(at, min(at + _CHUNK, len(side))))
-        lengths = segments_of(side.sources, rows.source, rows.row)
-        total += 0 if lengths is None else int(lengths.sum())
+        segments = segments_of(side.sources, rows.source, rows.row)
+        pieces = side.joined_rows.pieces(rows.source, rows.row, first_array)
+        assert segments is not None
+        total += int(without_padding(pieces, segments).size.sum())
     return total

@@ -18,10 +18,10 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Num
+from jaxtyping import Bool, Int64, Num
 
 from headrace.data.attributes import AttributeConfig, open_attribute
-from headrace.data.documents import remove_others, removed_by
+from headrace.data.documents import count_documents, remove_others, removed_by
 from headrace.data.filter_files import read_npy
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean
@@ -209,8 +209,11 @@ class DocumentNumbers:
             (at, min(at + _CHUNK, cache.num_documents))
             for at in range(0, cache.num_documents, _CHUNK)
         ]
-        if name == LENGTH:
+        if name == LENGTH and not cache.are_cut:
             yield from (cache.lengths(first, stop) for first, stop in ranges)
+        elif name == LENGTH:
+            values = cache.in_stored_order(lengths_of_documents(cache))
+            yield from (values[first:stop] for first, stop in ranges)
         elif name in self.attributes:
             values = self.attribute(name)
             yield from (values[first:stop] for first, stop in ranges)
@@ -244,6 +247,23 @@ class DocumentNumbers:
         yield from (block.reshape(-1) for block in leaf.blocks(_CHUNK))
 
 
+def lengths_of_documents(cache: TokenCache) -> Int64[np.ndarray, " documents"]:
+    """Tokens of each document, by number, of a cache whose documents were cut.
+
+    Example:
+        >>> import headrace.testing
+        >>> lengths_of_documents(headrace.testing.tiny_cache(documents=4)).tolist()
+        [44, 33, 27, 14]
+    """
+    tokens = np.zeros(cache.num_originals, np.int64)
+    for first in range(0, cache.num_documents, _CHUNK):
+        stop = min(first + _CHUNK, cache.num_documents)
+        numbers = cache.originals(np.arange(first, stop))
+        is_document = numbers < tokens.size
+        np.add.at(tokens, numbers[is_document], cache.lengths(first, stop)[is_document])
+    return tokens
+
+
 def without_failing(
     numbers: DocumentNumbers, where: Where, removed: RemovedDocuments | None
 ) -> RemovedDocuments:
@@ -260,12 +280,15 @@ def without_failing(
     }
 
     def fails(first: int, stop: int) -> Bool[np.ndarray, " n"]:
-        return ~where.holds({name: values[first:stop] for name, values in every.items()})
+        failing = ~where.holds({name: values[first:stop] for name, values in every.items()})
+        if cache.pack is not None:  # whose padding is no document
+            failing &= cache.originals(np.arange(first, stop)) < cache.num_originals
+        return failing
 
     left_out = remove_others(cache, removed or removed_by(None, cache), fails)
-    if left_out.num_documents == cache.num_documents:
+    if count_documents(cache, left_out.which) == cache.num_originals:
         raise ConfigError(
-            f"leaves none of the {cache.num_documents:,} documents of {cache.path}",
+            f"leaves none of the {cache.num_originals:,} documents of {cache.path}",
             field=where.field,
             value=where.text,
             cure="Ask for less; headrace cache inspect CACHE shows what its leaves hold.",

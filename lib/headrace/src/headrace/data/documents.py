@@ -328,6 +328,25 @@ def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:
     return Intervals.of_numbers(cache.stored_at(originals.numbers(np.arange(originals.total))))
 
 
+def count_documents(cache: TokenCache, stored: NumberSet) -> int:
+    """How many documents lie at stored positions: one that was cut counts once, and padding and
+    places that documents left count as none.
+
+    Price: nothing, but 20 ns for each piece of a cache whose documents were cut.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(documents=20)
+        >>> count_documents(cache, Intervals.of_numbers(np.array([3, 4])))
+        2
+    """
+    if cache.are_cut:
+        return int(np.count_nonzero(cache.by_number(stored.mask(0, cache.num_documents))))
+    if not cache.moved_away.total:
+        return stored.total
+    return sum(some.without(cache.moved_away).total for some in stored.ranges())
+
+
 def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
     """Positions of documents in the token stream of a whole cache, all parts end to end.
 

@@ -175,14 +175,13 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         return 32 if self.plan.spec.in_order else 1
 
     def describe(self) -> dict[str, Any]:
+        removed = self.removal
         return {
             "packed": self.cache.fingerprint,
             "plan": self.plan.spec.describe(),
             "checksum": self.plan.checksum,
             **({} if self.unit == 1 else {"unit": self.unit}),
-            **(
-                {} if self.removed_documents == 0 else {"removed_documents": self.removed_documents}
-            ),
+            **({} if removed.num_documents == 0 else {"removed_documents": removed.num_documents}),
             **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
             **describe_columns(self._opened),
             **({"pairs": True} if self.pairs else {}),

@@ -76,7 +76,7 @@ class PackedStoreDataset(CacheDataset[RowSource]):
         record = check_packs(self.cache, int(seq_len))
         self.windows = Windows(self.cache.part_tokens, int(seq_len))
         packs = StoredPacks(self.cache, record, self.windows, name or self.cache.path, self._opened)
-        left_out = Erasure(self.removal.tokens, self.removed_documents, {})
+        left_out = Erasure(self.removal.tokens, self.removal.num_documents, {})
         self._rows = ErasedRows(packs, self.cache, left_out) if self.removed_tokens else packs
 
     def describe(self) -> dict[str, Any]:

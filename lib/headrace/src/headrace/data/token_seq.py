@@ -31,6 +31,7 @@ from headrace.data.columns import Column, ColumnConfig, describe_columns, open_c
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import (
     DocumentFilter,
+    count_documents,
     digest_of_documents,
     parts_left,
     remove,
@@ -165,7 +166,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     @property
     def removed_documents(self) -> int:
         """Documents of the cache that are left out."""
-        return self.removal.num_documents
+        return count_documents(self.cache, self.removal.which)
 
     @property
     def removed_tokens(self) -> int:
@@ -378,7 +379,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
     def _describe_removed(self) -> dict[str, Any]:
         """A description that is equal for filters that leave the same tokens."""
         return {
-            "documents": self.removed_documents,
+            "documents": self.removal.num_documents,
             "tokens": self.removed_tokens,
             "digest": self.removal.tokens_digest[:32],
             "clean_run": self._rows.clean_run,

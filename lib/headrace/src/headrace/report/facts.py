@@ -340,7 +340,7 @@ def _source(name: str, path: str, cache: TokenCache | None) -> Source:
         cache=path,
         exists=True,
         fingerprint=cache.fingerprint,
-        documents=cache.num_documents,
+        documents=cache.num_originals,
         tokens=cache.num_tokens - cache.padding_tokens,
         vocab_size=cache.vocab_size,
         tokenizer=str(ledger.tokenizer.get("path") or ""),

@@ -20,6 +20,7 @@ from typing import cast
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from headrace.data.document_numbers import lengths_of_documents
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import RunDataset
 from headrace.store.cache import TokenCache
@@ -154,7 +155,8 @@ def document_lengths(cache: TokenCache) -> Lengths:
     """
     total = cache.num_documents
     if total <= MAX_LOOKED:
-        lengths = cache.lengths(0, total)
+        lengths = lengths_of_documents(cache) if cache.are_cut else cache.lengths(0, total)
+        total = lengths.size
     else:
         run = MAX_LOOKED // _RUNS
         starts = np.linspace(0, total - run, _RUNS).astype(np.int64).tolist()

@@ -423,6 +423,14 @@ class TokenCache:
         """Stored positions that are no longer those of a document: a later member has it."""
         return Intervals.empty()
 
+    @property
+    def are_cut(self) -> bool:
+        """Whether what is stored are pieces of documents, and maybe padding of rows
+        (``headrace cache reshuffle --split``, ``--pack``).
+        """
+        record = self.recorded_shuffle
+        return record is not None and record.split > 0
+
     def check_unmoved(self) -> None:
         """Raises ConfigError if documents moved to other groups: a copy would have them twice."""
         if self.moved_away.total:
@@ -509,6 +517,24 @@ class TokenCache:
             numbers = self.originals(np.arange(first, min(first + _DOCUMENTS, ordered.size)))
             is_document = numbers < values.size
             ordered[first : first + numbers.size][is_document] = values[numbers[is_document]]
+        return ordered
+
+    def by_number(self, values: np.ndarray) -> np.ndarray:
+        """The values of documents by number, given those at all stored positions: the inverse of
+        :meth:`in_stored_order`. All pieces of a document have one value; where it moved, that of
+        its last place counts.
+
+        Example:
+            >>> import headrace.testing
+            >>> headrace.testing.tiny_cache(documents=3).by_number(np.array([5, 6, 7]))
+            array([5, 6, 7])
+        """
+        ordered = np.zeros(self.num_originals, values.dtype)
+        for first in range(0, values.size, _DOCUMENTS):
+            some = values[first : first + _DOCUMENTS]
+            numbers = self.originals(np.arange(first, first + some.size))
+            is_document = numbers < ordered.size
+            ordered[numbers[is_document]] = some[is_document]
         return ordered
 
     def pieces_of(self, stored_number: int) -> list[int]:

@@ -118,6 +118,10 @@ class JoinedCache(TokenCache):
         return any(cache.is_shuffled for cache in self._members)
 
     @property
+    def are_cut(self) -> bool:
+        return any(cache.are_cut for cache in self._members)
+
+    @property
     def num_originals(self) -> int:
         return int(self._first_originals[-1])
 

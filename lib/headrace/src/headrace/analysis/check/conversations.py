@@ -83,7 +83,7 @@ def look_at_conversations(trained: PlannedDataset, cache: TokenCache) -> Convers
         counts = stored.pack_plan.counts
         left_out = counts.dropped_documents
         tokens = counts.dropped_tokens
-        documents -= cast(PackedTokenDataset, stored).removed_documents
+        documents -= cast(PackedTokenDataset, stored).removal.num_documents
     unit = getattr(stored, "unit", 1)
     return Conversations(
         looked_rows=rows.size,
