@@ -14,6 +14,7 @@ import yaml
 
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.run import RunLock
+from headrace.run.anchors import last_checkpoint
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
 
@@ -38,7 +39,7 @@ def trained(train_config, recording, *, stop_at=None, **options):
 
 @pytest.mark.slow
 def test_stopped_and_resumed_its_losses_are_those_of_the_run_that_was_not(
-    train_config, recording, written, jax_settings
+    tmp_path, train_config, recording, written, jax_settings
 ):
     whole = trained(train_config, recording, run="whole", loader="levanter")
     first_logged = min(
@@ -49,6 +50,11 @@ def test_stopped_and_resumed_its_losses_are_those_of_the_run_that_was_not(
     assert len(set(whole.losses.values())) == 9 - first_logged
     first = trained(train_config, recording, run="parts", stop_at=5)
     written()  # a process that ends waits for its checkpoints too
+    folder = str(tmp_path / "checkpoints" / "parts" / "headrace")
+    lock = RunLock.load(folder)
+    assert lock is not None
+    assert last_checkpoint(folder, lock) == 4  # what came behind it is lost
+    assert recorded_losses(folder)[:5] == [0, 1, 2, 3, 4]
     assert max(first.losses) == 5
     rest = trained(train_config, recording, run="parts")
     assert min(rest.losses) == 4  # from the checkpoint of step 4, which three steps are between
@@ -93,12 +99,19 @@ def test_a_run_is_not_resumed_with_another_mixture(
         checkpoint.write_text(
             json.dumps({"step": step, "timestamp": "2026-01-01T00:00:00", "is_temporary": False})
         )
-    assert steps_done_in(folder) == 7
-    again = [*amended["amendments"], {"step": 6, "weights": {"a": 1}}]
+    assert steps_done_in(folder) == 8  # the checkpoint is named after the last of them
+    again = [*amended["amendments"], {"step": 7, "weights": {"a": 1}}]
     with pytest.raises(PlanMismatchError, match="past"):
         train_set({**amended, "amendments": again})
-    again[1]["step"] = 7
+    again[1]["step"] = 8
     train_set({**amended, "amendments": again})
+
+
+def recorded_losses(folder):
+    """The steps whose loss is in the log of a run."""
+    lines = Path(folder, "stats", "host-00000.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [r["step"] for r in records if r["kind"] == "figures" and "train/loss" in r["figures"]]
 
 
 def steps_done_in(folder):
@@ -184,5 +197,9 @@ def test_the_command_trains_evaluates_and_leaves(tmp_path, data_config, tokenize
     assert done.returncode == 0, done.stderr
     assert "eval loss" in done.stderr
     assert "b loss" in done.stderr
-    assert steps_done_in(str(tmp_path / "run")) == 1
-    assert RunLock.load(str(tmp_path / "run" / "headrace"))
+    assert steps_done_in(str(tmp_path / "run")) == 2
+    folder = str(tmp_path / "run" / "headrace")
+    lock = RunLock.load(folder)
+    assert lock is not None
+    assert last_checkpoint(folder, lock) == 2  # from which an amendment may begin
+    assert recorded_losses(folder) == [0, 1]

@@ -22,7 +22,7 @@ from headrace.report.charts import COLOURS, mixture_chart
 from headrace.report.facts import SHOWN_ROWS
 from headrace.report.page import sections
 from headrace.report.run_sections import verdicts
-from headrace.run import MixtureLearner
+from headrace.run import MixtureLearner, RunLock
 from headrace.testing import tiny_cache
 
 NASTY = "</script><img src=x onerror=alert(1)>&<b>"  # of conftest.py: a source
@@ -240,6 +240,12 @@ def test_a_run_whose_log_has_no_config(run_folder, config_file, tmp_path):
             for r in lines
         )
         (bare / "stats" / file.name).write_text(text)
+    plan = gather(str(bare)).plan  # of the config in the lock
+    assert plan is not None
+    lock = RunLock.load(str(bare))
+    assert lock is not None
+    assert plan.fingerprint == lock.fingerprint
+    replace(lock, config=None, edited=None).save(str(bare))
     facts = gather(str(bare))
     assert facts.plan is None
     text = " ".join(Outline(render(facts)).text)

@@ -5,13 +5,16 @@ here.
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from headrace.cli.application import application
 from headrace.config import LmDataConfig, load_config
 from headrace.config.parsing import decode, read_mapping
 from headrace.errors import ConfigError
@@ -423,3 +426,20 @@ def test_chats_that_levanter_trains_on_as_a_whole_are_not_masked():
 
     assert of({"type": "chat", "mask_user_turns": False})["loss_mask"] == "none"
     assert "loss_mask" not in of({"type": "chat"})  # auto: the mask that Levanter's cache has
+
+
+def test_a_command_that_gets_a_config_of_levanters_says_how_to_translate_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = {
+        "tokenizer": "gpt2",
+        "cache_dir": "cache",
+        "components": {"web": {"source": {"type": "url", "train_urls": ["web.jsonl"]}}},
+    }
+    theirs = {"data": data, "train_seq_len": 64, "trainer": {"train_batch_size": 8}}
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(theirs))
+    with pytest.raises(ConfigError, match="of Levanter's") as refused:
+        load_config("train.yaml")
+    command, _, output = str(refused.value.cure).partition(": ")[2].partition(" > ")
+    done = CliRunner().invoke(application(), shlex.split(command)[1:])
+    (tmp_path / output).write_text(done.stdout)
+    assert load_config(output).components["web"].cache == "cache/web/train"

@@ -144,8 +144,11 @@ class HeadraceDataConfig:
 
 
 def steps_done(run_dir: str) -> int:
-    """The step of Levanter's latest checkpoint in a folder; 0 if there is none."""
-    return max((candidate.step for candidate in discover_checkpoint_candidates(run_dir)), default=0)
+    """Steps that are done at Levanter's latest checkpoint in a folder, which has the number of the
+    last of them; 0 if there is none.
+    """
+    found = discover_checkpoint_candidates(run_dir)
+    return max((candidate.step + 1 for candidate in found), default=0)
 
 
 def config_beside(run_dir: str | None, config: LmDataConfig) -> LmDataConfig:
@@ -156,13 +159,14 @@ def config_beside(run_dir: str | None, config: LmDataConfig) -> LmDataConfig:
 
 
 def open_run_beside(run_dir: str | None, rows: HeadraceDataset) -> None:
-    """Compares a run with the lock beside its checkpoints; does nothing without a folder.
+    """Compares a run with the lock beside its checkpoints, and opens it for the trainer to record;
+    does nothing without a folder.
 
     Raises:
         PlanMismatchError: the run in the folder is a different one.
     """
     if run_dir is not None:
-        open_run(files.join(run_dir, _RUN_FOLDER), rows, steps_done(run_dir))
+        rows.run = open_run(files.join(run_dir, _RUN_FOLDER), rows, steps_done(run_dir))
 
 
 def check_length(Pos: Any, config: LmDataConfig) -> None:

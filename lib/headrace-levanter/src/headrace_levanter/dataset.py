@@ -38,6 +38,7 @@ from headrace.metrics import ReadStats
 from headrace.mix.limits import repeated_from
 from headrace.mix.schedule import BatchSchedule, ExchangeSetting, LastBatch, RowOrder
 from headrace.order.order import check_indices
+from headrace.run.run import Run
 from headrace_levanter.conversions import to_grug_example
 from headrace_levanter.leaving import stop_loaders_at_exit
 
@@ -72,6 +73,9 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         last_batch: As for that loader. Levanter's own loader sees the rows of whole batches, or of
             all with ``pad``.
 
+    Attributes:
+        run: The run beside the trainer's checkpoints; None: the trainer has no such folder.
+
     Raises:
         ConfigError: the row length changes during the run, but Levanter's position axis is fixed;
             the batch size is missing.
@@ -104,6 +108,7 @@ class HeadraceDataset(LevanterAsyncDataset[Any]):
         self.prefetch_bytes = prefetch_bytes
         self.row_exchange: ExchangeSetting = row_exchange
         self.read_stats = ReadStats()
+        self.run: Run | None = None
         self._named = named
         self.position_axis = position_axis
         stop_loaders_at_exit()

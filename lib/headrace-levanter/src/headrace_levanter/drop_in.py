@@ -37,6 +37,7 @@ from headrace_levanter.loader import check_schedule, headrace_schedule
 from headrace_levanter.translation.translate import translate
 
 COMPONENT = "headrace"
+_OF_CACHES = ("data.cache_options", "data.auto_build_caches")
 _LOG = logging.getLogger(__name__)
 
 
@@ -92,16 +93,19 @@ class FedDataConfig(LmDataConfig):
         own: The headrace config of the rows.
         rows: The rows, as ``GrugLmExample``.
         run_dir: As for :class:`~headrace_levanter.config.HeadraceDataConfig`.
+        notes: What differs from Levanter in the rows that are trained on.
     """
 
     own: Any = None
     rows: Any = None
     run_dir: str | None = None
+    notes: Sequence[str] = ()
 
     def train_set(
         self, Pos: Any, batch_schedule: Any, *, key: Any = None, **ignored: Any
     ) -> HeadraceDataset:
-        """The rows themselves, not mixed again, so that headrace's own loader can read them.
+        """The rows themselves, not mixed again, so that headrace's own loader can read them. The
+        differences from Levanter are logged.
 
         Raises:
             ConfigError: the trainer's batch size or length differs from that passed to :func:`fed`.
@@ -109,6 +113,8 @@ class FedDataConfig(LmDataConfig):
         """
         check_length(Pos, self.own)
         check_schedule(self.rows.dataset, None, headrace_schedule(batch_schedule))
+        for note in self.notes:
+            _LOG.info("%s", note)
         dataset = _rows(self.own, self.rows.dataset, position_axis=Pos.name)
         open_run_beside(self.run_dir, dataset)
         return dataset
@@ -146,8 +152,9 @@ def fed(
 ) -> FedDataConfig:
     """A Levanter data config whose training rows headrace delivers.
 
-    Levanter builds missing caches if ``auto_build_caches`` allows it. Differences from Levanter are
-    logged, with the notes of ``headrace config from-levanter``.
+    Levanter builds missing caches if ``auto_build_caches`` allows it, and evaluates. Of the notes
+    of ``headrace config from-levanter``, those about training are the config's ``notes``, which
+    ``train_set`` logs.
 
     Args:
         config: Levanter's config; it is not changed.
@@ -181,7 +188,7 @@ def fed(
             "is the name of what is fed", field=f"data.components.{COMPONENT}", cure=cure
         )
     cached = {name: one for name, one in config.components.items() if name not in direct}
-    translated = _translated(
+    translated, notes = _translated(
         replace(config, components=cached, train_weights=_weights_of(config, cached)),
         seq_len,
         batch_size,
@@ -206,13 +213,15 @@ def fed(
         "shuffle": False,
         "stop_strategy": "first_exhausted" if rows.is_finite() else "restart",
     }
-    return FedDataConfig(**values | changes, own=translated, rows=rows, run_dir=run_dir)
+    return FedDataConfig(
+        **values | changes, own=translated, rows=rows, run_dir=run_dir, notes=notes
+    )
 
 
 def _translated(
     config: LmDataConfig, seq_len: int, batch_size: int | Mapping[int, int], seed: int
-) -> dict[str, Any]:
-    """The config translated to headrace's, with caches only."""
+) -> tuple[dict[str, Any], list[str]]:
+    """The config translated to headrace's, with caches only, and what differs from Levanter."""
     batch = (
         batch_size
         if isinstance(batch_size, int)
@@ -224,13 +233,14 @@ def _translated(
     for note in translation.notes:
         if note.decides:
             raise ConfigError("has no counterpart", field=note.field, cure=note.text)
-        _LOG.info("%s", note)
     translation.config.pop("tokenizer", None)
     for name, component in translation.config["components"].items():
         component.pop("source", None)
         if translation.config.get("cache_catalog"):
             component["cache"] = _listed_caches(config, name)
-    return translation.config
+    # What is missing in headrace, Levanter does.
+    of_training = (n for n in translation.notes if n.kind == "differs")
+    return translation.config, [str(n) for n in of_training if n.field not in _OF_CACHES]
 
 
 def _opened(config: LmDataConfig, own: OwnConfig) -> tuple[OwnConfig, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import haliax as hax
 import jax
@@ -27,6 +27,7 @@ from headrace.metrics import LoaderStats
 from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace_levanter.conversions import to_lm_example
 from headrace_levanter.dataset import HeadraceDataset, check_whole_batches
+from headrace_levanter.recording import RunRecord
 
 
 class LmBatches(Iterator[Any]):
@@ -195,39 +196,54 @@ def check_schedule(
         )
 
 
-@contextlib.contextmanager
-def own_loader() -> Iterator[None]:
+def own_loader() -> contextlib.AbstractContextManager[None]:
     """Within this context, ``Trainer.data_loader`` returns headrace's loader for headrace's
     datasets.
 
     So an unchanged ``levanter.main.train_lm`` trains with headrace's own loader. Levanter's
-    datasets, and all datasets for evaluation, still get Levanter's loader.
+    datasets, and all datasets for evaluation, still get Levanter's loader. What the trainer does is
+    recorded in the folder of the run: :class:`~headrace_levanter.recording.RunRecord`.
 
     Example:
         >>> with own_loader():  # doctest: +SKIP
         ...     levanter.main.train_lm.main(config)
+    """
+    return recorded_loader("headrace")
+
+
+@contextlib.contextmanager
+def recorded_loader(kind: Literal["headrace", "levanter"]) -> Iterator[None]:
+    """Within this context, ``Trainer.data_loader`` returns headrace's or Levanter's loader for the
+    training set, and the trainer records its run.
     """
     levanter_loader = Trainer.data_loader
 
     def data_loader(self: Trainer, dataset: Any, batch: Any = None) -> Any:
         if batch is not None or not isinstance(dataset, HeadraceDataset):
             return levanter_loader(self, dataset, batch)
-        return LmLoader.of(
-            self,
-            dataset.dataset,
-            dataset.schedule,
-            position_axis=dataset.position_axis,
-            prefetch_bytes=dataset.prefetch_bytes,
-            row_order=dataset.row_order,
-            row_exchange=dataset.row_exchange,
-            last_batch=dataset.schedule.last_batch,
-        )
+        own = _loader_of(self, dataset) if kind == "headrace" else None
+        if dataset.run is not None:
+            self.add_hook(RunRecord(dataset.run, self, own))
+        return levanter_loader(self, dataset) if own is None else own
 
     Trainer.data_loader = data_loader
     try:
         yield
     finally:
         Trainer.data_loader = levanter_loader
+
+
+def _loader_of(trainer: Trainer, dataset: HeadraceDataset) -> LmLoader:
+    return LmLoader.of(
+        trainer,
+        dataset.dataset,
+        dataset.schedule,
+        position_axis=dataset.position_axis,
+        prefetch_bytes=dataset.prefetch_bytes,
+        row_order=dataset.row_order,
+        row_exchange=dataset.row_exchange,
+        last_batch=dataset.schedule.last_batch,
+    )
 
 
 def _sharding(

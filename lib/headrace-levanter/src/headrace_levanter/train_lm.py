@@ -8,7 +8,6 @@ selects the loader that reads it. Levanter makes checkpoints, evaluates, tracks 
 No ``from __future__ import annotations`` here: Levanter reads the types from :func:`main`.
 """
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from headrace.config.parsing import read_mapping
 from headrace.errors import ConfigError
 from headrace_levanter.config import HeadraceDataConfig
 from headrace_levanter.drop_in import fed
-from headrace_levanter.loader import headrace_schedule, own_loader
+from headrace_levanter.loader import headrace_schedule, recorded_loader
 
 
 @dataclasses.dataclass
@@ -118,8 +117,8 @@ def _run_dir(config: train_lm.TrainLmConfig) -> str | None:
     return None if trainer.id is None else trainer.checkpointer.expanded_path(trainer.id)
 
 
-def _train(config: train_lm.TrainLmConfig, loader: str) -> None:
-    with own_loader() if loader == "headrace" else contextlib.nullcontext():
+def _train(config: train_lm.TrainLmConfig, loader: Literal["headrace", "levanter"]) -> None:
+    with recorded_loader(loader):
         train_lm.main(config)
 
 

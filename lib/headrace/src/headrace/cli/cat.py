@@ -70,6 +70,7 @@ def command(
 
         headrace run cat run.yaml --step 0 batch_size=4 seed=1
     """
+    from headrace.cli.decoded import say_undecoded
     from headrace.data.dataset import rows_of_step
     from headrace.data.described import described_rows
 
@@ -82,7 +83,8 @@ def command(
         rows = rows_of_step(dataset, dataset.batch_schedule, step, resolved.row_order_setting)
         _check_rows(rows, row or [])
         _check_leaf(rows, id_leaf)
-        described = described_rows(rows, row or list(range(len(rows))), id_leaf, tokenizer)
+        shown = row or list(range(len(rows)))
+        described = described_rows(rows, shown, id_leaf, tokenizer, resolved.tokenizer)
         if row:
             _add_origins(rows, described)
     facts = {
@@ -95,6 +97,7 @@ def command(
         say_json(facts)
     else:
         show_rows(terminal(), facts, whole=bool(row))
+        say_undecoded(rows.caches[0], tokenizer or resolved.tokenizer)
 
 
 def _check_rows(rows: StepRows, asked: list[int]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.batch.masks import MASKS
+from headrace.cli.shown import say
 from headrace.data.described import trained_runs, value_of
 from headrace.errors import ConfigError
 from headrace.ingest.tokenize import decode
@@ -50,6 +51,20 @@ class Sample:
     runs: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
     tail_runs: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
     leaves: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def say_undecoded(cache: TokenCache, tokenizer: object) -> None:
+    """Says what shows text, where a cache has ids only because it names its tokenizer without a
+    copy of it.
+    """
+    from headrace.ingest.base_tokenizer import named_only
+
+    if tokenizer is None and named_only(cache.ledger.tokenizer):
+        path = cache.ledger.tokenizer["path"]
+        say(
+            f"{cache.path} has no copy of its tokenizer, {path}: --tokenizer FILE shows text",
+            err=True,
+        )
 
 
 def sample(

@@ -157,7 +157,7 @@ def command(
         return
     refuse_typed(context, _OF_ICC, "has no effect without --icc", "Add --icc, or leave it out.")
     from headrace.cli import inspect_show as show
-    from headrace.cli.decoded import sample
+    from headrace.cli.decoded import sample, say_undecoded
     from headrace.cli.remove import removal_line
     from headrace.ingest.tokenize import cache_tokenizer
     from headrace.store.joined import open_cache
@@ -197,6 +197,7 @@ def command(
     if removed is not None:
         console.print(removal_line(removed), soft_wrap=True)
     show.show_samples(console, all_samples)
+    say_undecoded(opened, decoder)
     if chosen is not None and len(chosen) > len(all_samples):
         more = len(chosen) - len(all_samples)
         console.print(f"{more:,} more have this id (all with --json)", style="dim")

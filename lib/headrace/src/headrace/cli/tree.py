@@ -137,7 +137,7 @@ def _groups(sources: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 def _run_line(facts: dict[str, Any]) -> str:
     steps = facts["steps"]
-    length = "no known end" if steps is None else format_count(steps, "step")
+    length = "steps without a known end," if steps is None else format_count(steps, "step")
     sizes = _by_step(facts["batch_sizes"].items())
     lengths = _by_step(facts["phases"])
     unit = facts["unit"].replace("_", " ") if facts["unit"].endswith("tokens") else "tokens"

@@ -684,6 +684,8 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDat
         ... ].cache
         'caches/a'
     """
-    return decode(
-        LmDataConfig, with_overrides(read_mapping(path) if path else {}, overrides, LmDataConfig)
-    )
+    raw = read_mapping(path) if path else {}
+    if "data" in raw and {"model", "trainer"} & raw.keys():
+        cure = f"Translate it: headrace config from-levanter {path} > data.yaml"
+        raise ConfigError("is a config of Levanter's", field="config", value=path, cure=cure)
+    return decode(LmDataConfig, with_overrides(raw, overrides, LmDataConfig))

@@ -22,7 +22,7 @@ from headrace.data.provenance import (
     spans_of_rows,
 )
 from headrace.errors import redact
-from headrace.ingest.tokenize import cache_tokenizer, decode
+from headrace.ingest.tokenize import TokenizerConfig, cache_tokenizer, decode
 from headrace.store.cache import TokenCache
 
 if TYPE_CHECKING:
@@ -39,9 +39,10 @@ def described_rows(
     places: Sequence[int],
     id_leaf: str = _ID_LEAF,
     tokenizer: str | None = None,
+    of_config: TokenizerConfig | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows as JSON values, with the text of each span; ``tokenizer`` is for caches that do not keep
-    theirs.
+    """Rows as JSON values, with the text of each span; ``tokenizer``, or else the one that the
+    config names, is for caches that do not keep theirs.
     """
     spans = spans_of_rows(rows, np.unique(np.asarray(places, np.int64)))
     tokens = read_spans(rows, spans)
@@ -49,8 +50,12 @@ def described_rows(
     decoders = {
         number: cache_tokenizer(rows.caches[number]) for number in set(spans.source.tolist())
     }
-    without = [number for number, decoder in decoders.items() if decoder is None] or [*decoders]
-    if tokenizer is not None:  # refused if each has its own
+    without = [number for number, decoder in decoders.items() if decoder is None]
+    if tokenizer is not None:
+        without = without or [*decoders]  # refused: each has its own
+    elif of_config is not None:
+        tokenizer = of_config.path
+    if tokenizer is not None:
         decoders |= {number: cache_tokenizer(rows.caches[number], tokenizer) for number in without}
     ids = {
         number: document_ids(cache, spans.document[spans.source == number].tolist(), id_leaf)

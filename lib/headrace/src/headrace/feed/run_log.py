@@ -87,7 +87,8 @@ class RunLog:
         loader: The loader; None: only the program's own figures are written.
         folder: Path or URL of the run's folder, as passed to
             :func:`headrace.run.run.open_run`.
-        config: The config of the run. With it ``headrace run report FOLDER`` needs nothing else.
+        config: The config of the run, for ``headrace run report FOLDER``, if the lock in the folder
+            has none.
         every: Steps between two lines; the first call always writes, and so does :meth:`close`.
         host: Number of this host; None: jax's process index.
         hosts: Number of hosts; None: jax's process count.

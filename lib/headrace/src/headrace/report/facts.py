@@ -23,6 +23,7 @@ import numpy as np
 from headrace.analysis.check.findings import Finding, findings
 from headrace.analysis.check.plan import RunPlan, plan_run
 from headrace.config.lm_data import LmDataConfig, load_config
+from headrace.config.parsing import decode, with_overrides
 from headrace.data.dataset import BatchOrder, rows_of_step
 from headrace.data.described import described_rows
 from headrace.data.packed import packed_datasets
@@ -229,12 +230,14 @@ def _of_folder(
         "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder
     )  # as in runs/1: the last part alone is often not enough
     plan = None
-    why = "The run's log has no config. Name one: headrace run report FOLDER --config run.yaml"
+    why = "The run has no config. Name one: headrace run report FOLDER --config run.yaml"
     if config is not None:
         plan = _plan(_of_run(load_config(config, settings), folder), options, records)
-    elif records.config is not None:
+    else:
         try:
-            plan = _plan(_of_run(_loaded(records.config, settings), folder), options, records)
+            recorded = _recorded_config(records, lock, settings)
+            if recorded is not None:
+                plan = _plan(config_of_run(lock, recorded), options, records)
         except (
             HeadraceError
         ) as error:  # paths that do not exist here: measurements can still be shown
@@ -257,6 +260,17 @@ def _records(folder: str, options: Options) -> RunRecords:
 def _of_run(config: LmDataConfig, folder: str | None) -> LmDataConfig:
     """The config of the run in a folder; the given one, if it has none."""
     return config_of_run(None if folder is None else RunLock.load(folder), config)
+
+
+def _recorded_config(
+    records: RunRecords, lock: RunLock | None, settings: Sequence[str]
+) -> LmDataConfig | None:
+    """The config in the log of a run, or else in its lock."""
+    if records.config is not None:
+        return _loaded(records.config, settings)
+    if lock is None or lock.config is None:
+        return None
+    return decode(LmDataConfig, with_overrides(lock.config, settings, LmDataConfig))
 
 
 def _loaded(text: str, settings: Sequence[str]) -> LmDataConfig:
@@ -286,7 +300,7 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
     some_rows = None
     if len(there) == len(opened):
         lock = RunLock.of(BatchOrder(dataset, row_order=config.row_order))
-        some_rows = cache(partial(some_rows_of_step, dataset, config.row_order))
+        some_rows = cache(partial(some_rows_of_step, dataset, config))
     stored = plan.run.config.datasets(opened)
     return PlanFacts(
         plan=plan,
@@ -312,16 +326,15 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
 
 
 def some_rows_of_step(
-    dataset: RunDataset, row_order: str, step: int
+    dataset: RunDataset, config: LmDataConfig, step: int
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Up to :data:`SHOWN_ROWS` rows of a step, evenly apart, as ``headrace run cat --json`` has
     them; and the number of rows of each source. Reads the tokens of these rows.
     """
-    order = "locality" if row_order == "locality" else "stream"
-    rows = rows_of_step(dataset, dataset.batch_schedule, step, order)
+    rows = rows_of_step(dataset, dataset.batch_schedule, step, config.row_order_setting)
     places = np.unique(np.linspace(0, len(rows) - 1, SHOWN_ROWS, dtype=np.int64)).tolist()
     names = [rows.names[number] for number in rows.component.tolist()]
-    return described_rows(rows, places), Counter(names)
+    return described_rows(rows, places, of_config=config.tokenizer), Counter(names)
 
 
 def _hosts(config: LmDataConfig, options: Options, records: RunRecords) -> list[int]:
