@@ -63,6 +63,9 @@
             const scrolls = ancestors(element.parentElement).slice(2).some((at) => getComputedStyle(at).overflowX !== "visible");
             if (!scrolls && element.getBoundingClientRect().right > width + 1) say("wider than the screen", element);
         }
+    for (const image of document.images) // on a narrow screen, a drawing may scroll
+        if (width > 1200 && image.parentElement.scrollWidth > image.parentElement.clientWidth + 1)
+            problems.set(`cut off: ${image.getAttribute("src")}`, [image.alt, 1]);
     for (const image of document.images)
         if (image.complete && !image.naturalWidth) problems.set(`broken image: ${image.getAttribute("src")}`, [image.alt, 1]);
     return [...problems].map(([key, [text, count]]) => `${key}: ${text} (${count})`);

@@ -282,3 +282,12 @@ def test_listings_of_a_web_server_keep_to_their_folder_and_end(tmp_path, caplog,
         for source in ("", "**/*.txt"):
             with pytest.raises(SourceError, match="more than 1 folders"):
                 SourceConfig([f"{server}/web/{source}"]).files()
+
+
+def test_a_function_without_its_format_is_told_what_to_add(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def documents():\n    yield {'text': 'a b'}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SourceError, match="add --format python"):
+        SourceConfig(["mine:documents"]).files()
+    (file,) = SourceConfig(["mine:documents"], format="python").files()
+    assert file.format == "python"

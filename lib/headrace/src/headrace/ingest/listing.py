@@ -214,6 +214,8 @@ def nearby(path: str) -> str:
         )
     if not files.is_local(path):
         return "Check the URL."
+    if re.fullmatch(r"[\w.]+:\w+", path):
+        return "If it is a Python function, add --format python, and its folder to PYTHONPATH."
     parent = os.path.dirname(os.path.normpath(path)) or "."
     if not os.path.isdir(parent):
         return f"There is no folder {parent!r} either."
