@@ -64,6 +64,7 @@ COMMANDS = {
 # renames, deletes, makes and syncs, and each piece that TensorStore writes.
 SERVER = """
 import contextlib, importlib, json, os, signal, sys
+from dataclasses import replace
 from headrace.cli import main
 from headrace.store import durable, ragged
 
@@ -99,8 +100,21 @@ def run(folder, words, kill_at):
         json.dump([code, seen, [*sys.modules]], answer)
     os._exit(0)
 
+def prepare_demo():
+    # Little text, which is read once, and a small model.
+    global is_prepared
+    import headrace.demo.run
+    from headrace.demo import corpus, settings
+    texts = corpus.standard_library(60_000)
+    corpus.standard_library = lambda max_chars: texts
+    settings.QUICK = replace(settings.QUICK, vocab_size=400, seq_len=32, dim=16)
+    is_prepared = True
+
+is_prepared = False
 for line in sys.stdin:
     folder, words, kill_at = json.loads(line)
+    if words[0] == "demo" and not is_prepared:
+        prepare_demo()
     read, report = os.pipe()
     child = os.fork()
     if not child:
@@ -110,9 +124,9 @@ for line in sys.stdin:
             os.dup2(log.fileno(), 2)
         run(folder, words, kill_at)
     os.close(report)
-    _, status = os.waitpid(child, 0)
-    with os.fdopen(read) as answer:
+    with os.fdopen(read) as answer:  # first: more than a pipe holds would keep the child waiting
         said = answer.read()
+    _, status = os.waitpid(child, 0)
     code, seen, modules = json.loads(said) if said else (-os.WTERMSIG(status), [], [])
     print(json.dumps([code, seen]), flush=True)
     for name in modules:

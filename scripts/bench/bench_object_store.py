@@ -21,7 +21,8 @@ included.
 every request for data beyond those blocks hangs.
 
 Table 2: one host that does nothing but read, every request 50 ms away (``bench_peers.py --latency
-50`` has the others).
+50`` has the others). The rate is that of the proxy, which is written in Python and runs in this
+process; moto, in Python too, is slower still, at any distance.
 
 Table 3: what a chunk of 65,536 uint16 tokens costs when the GCS server is no distance away and 16
 are asked for at a time: headrace's reader, TensorStore's own array, and TensorStore's request

@@ -358,6 +358,15 @@ def test_the_seconds_of_a_wait_are_shown_on_a_terminal(tmp_path, clock):
     assert shown.endswith("\r\x1b[K")
 
 
+def test_a_store_that_gives_no_answer_is_named(remote, monkeypatch):
+    monkeypatch.setattr(lease_module, "_ANSWER_S", 0.3)
+    remote.proxy.next("hang", times=9)
+    with pytest.raises(CacheError, match=r"cannot be written \(no answer within 0 s") as caught:
+        lease(remote.root).__enter__()
+    assert caught.value.value == f"{remote.root}/{LEASE_NAME}"
+    assert "does the bucket exist" in str(caught.value)
+
+
 CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--uts"]
 
 

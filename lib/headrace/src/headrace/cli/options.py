@@ -29,7 +29,7 @@ def check_local_folder(output: Path) -> None:
         raise ConfigError(
             "is a URL, and this is written on this machine only",
             field="--output",
-            value=str(output),
+            value=str(output).replace(":/", "://", 1),
             cure=cure,
         )
 

@@ -537,9 +537,14 @@ class _RemoteSlot:
         try:
             return future.result(_ANSWER_S)
         except (ValueError, OSError) as error:
-            cure = "Check the address, the network and the credentials of this machine."
+            # Of this wait, the error has no text.
+            why = reason(error) if str(error) else f"no answer within {_ANSWER_S:.0f} s"
             raise CacheError(
-                f"cannot be written ({reason(error)})", field="file", value=self._url, cure=cure
+                f"cannot be written ({why})",
+                field="file",
+                value=self._url,
+                cure="Check the address (does the bucket exist?), the network and the credentials"
+                " of this machine.",
             ) from error
 
 
