@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from headrace.analysis.icc import variance_ratio
 from headrace.order import BraidShuffle
@@ -67,6 +66,8 @@ def test_neighbours_in_a_block_are_drawn_apart() -> None:
 
 
 def test_it_looks_like_a_full_shuffle_from_afar() -> None:
+    from scipy import stats  # a second of CPU, and each process that collects would spend it
+
     for seed in range(4):
         order = BraidShuffle(100_003, io_block_size=50, strands=512, lap=64, seed=seed)(
             np.arange(100_003)
