@@ -5,9 +5,11 @@ form.
 import json
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from headrace.store import TokenCache
+from headrace.store import CacheLayout, TokenCache
+from headrace.store.layout import LeafSpec
 from headrace.testing import random_documents, write_cache
 
 
@@ -142,3 +144,29 @@ def test_what_cannot_be(headrace, tmp_path):
         "float32",
     )
     assert (done.code, "is not a dtype of tokens" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("form", ["consolidated", "sharded"])
+@pytest.mark.parametrize("gone", [[0], [3, 4, 5], [*range(12)], [0, 11, 12, 39], [7, 38, 39]])
+def test_documents_that_were_removed_are_not_written(tmp_path, headrace, form, gone):
+    """With their leaves: of a number a document, of numbers, and of two numbers a token."""
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 250, k % 5) for k in range(40)]
+    leaves = {
+        LeafSpec("score", "float32", "fixed"): lambda tokens: np.array([tokens.sum()], np.float32),
+        LeafSpec("half", "int32", "ragged"): lambda tokens: tokens[::2].astype(np.int32),
+        LeafSpec("pair", "int32", "ragged", 2): lambda tokens: np.stack([tokens] * 2, 1),
+    }
+    layout = CacheLayout("uint8", 16, 2)
+    parts = [documents[:12], documents[12:]]
+    cache = write_cache(tmp_path / "cache", parts, layout=layout, leaves=leaves)
+    removed = list(map(str, gone))
+    assert headrace("cache", "remove", cache.path, *removed).code == 0
+    done = headrace("cache", "convert", cache.path, f"{tmp_path}/theirs", "--form", form, "--json")
+    kept = [number for number in range(40) if number not in gone]
+    assert json.loads(done.out)["documents"] == len(kept)
+    theirs = TokenCache.open(tmp_path / "theirs")
+    assert theirs.num_documents == len(kept)
+    for name in ("input_ids", *cache.leaves):
+        found = [theirs.leaf(name).document(k).tolist() for k in range(len(kept))]
+        assert found == [cache.leaf(name).document(number).tolist() for number in kept]

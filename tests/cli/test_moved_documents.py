@@ -380,7 +380,18 @@ def test_documents_that_are_removed_stay_removed(scored, headrace):
     assert json.loads(shown.out)["documents"] == DOCUMENTS
 
 
-@pytest.mark.parametrize("copying", ["consolidate", "convert", "reshuffle"])
+def test_a_copy_for_levanter_has_each_document_once(scored, headrace):
+    assert headrace(*scored.command("later"), "--update").code == 0
+    assert headrace("cache", "remove", scored.store, "7", "4711").code == 0
+    copy = f"{scored.folder}/theirs"
+    assert headrace("cache", "convert", scored.store, copy).code == 0
+    theirs = TokenCache.open(copy)
+    numbers = [int(theirs.document(k)[0]) for k in range(theirs.num_documents)]
+    assert sorted(numbers) == sorted({*range(DOCUMENTS)} - {7, 4711})
+    assert theirs.num_tokens == np.delete(scored.lengths, [7, 4711]).sum()
+
+
+@pytest.mark.parametrize("copying", ["consolidate", "reshuffle"])
 def test_a_copy_that_would_have_documents_twice_is_refused(scored, headrace, copying):
     assert headrace(*scored.command("later"), "--update").code == 0
     done = headrace("cache", copying, scored.store, f"{scored.folder}/again")

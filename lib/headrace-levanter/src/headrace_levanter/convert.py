@@ -58,7 +58,7 @@ def command(
     """Write a token cache in Levanter's format, or one of Levanter's in headrace's.
 
     Levanter's caches can also be read in place; a copy in headrace's format has checksums, digests
-    and small chunks.
+    and small chunks. A copy in Levanter's format lacks documents that were removed.
 
     For example:
 
@@ -68,7 +68,7 @@ def command(
     """
     from headrace.store.consolidate import consolidate
     from headrace.store.joined import open_cache
-    from headrace.store.layout import CacheLayout
+    from headrace.store.layout import TOKENS, CacheLayout
     from headrace_levanter.export import write_levanter
 
     if dtype is not None:
@@ -77,22 +77,22 @@ def command(
     stated = None if tokenizer is None else _stated(source, layout, tokenizer)
     with copying("converting", source, show=not as_json) as advance:
         if layout == "levanter":
-            write_levanter(source, output, form=form, dtype=dtype or "int32", advance=advance)
+            ledger = write_levanter(
+                source, output, form=form, dtype=dtype or "int32", advance=advance
+            )
+            documents = ledger["total_num_rows"]
+            tokens = ledger["field_counts"].get(TOKENS, 0)
         else:
             target = CacheLayout(dtype or source.dtype.name)
-            consolidate(source, output, layout=target, tokenizer=stated, advance=advance)
-    facts = {
-        "path": output,
-        "layout": layout,
-        "documents": source.num_documents,
-        "tokens": source.num_tokens,
-    }
+            copy = consolidate(source, output, layout=target, tokenizer=stated, advance=advance)
+            documents = copy.num_originals
+            tokens = copy.num_tokens
+    facts = {"path": output, "layout": layout, "documents": documents, "tokens": tokens}
     say(
         json.dumps(facts)
         if as_json
         else f"Wrote {output} in {layout}'s format:"
-        f" {format_count(source.num_documents, 'document')},"
-        f" {source.num_tokens:,} tokens."
+        f" {format_count(documents, 'document')}, {tokens:,} tokens."
     )
 
 

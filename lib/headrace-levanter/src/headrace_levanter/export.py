@@ -10,21 +10,27 @@ elements that are never resized.
 ``consolidated`` is one pair of arrays for each leaf, which all releases read; ``sharded`` keeps a
 folder for each part, which those since May 2026 read.
 
-Invariant: documents and leaves in order, row by row; a leaf with one value per document becomes one
-with rows of one value. Price: one pass over the cache; memory of about three times one shard of
-Levanter's (1.5 GiB of int32), less for a smaller cache.
+Invariant: documents and leaves in order, row by row, without documents that were removed from the
+cache; a leaf with one value per document becomes one with rows of one value. Price: one pass over
+the cache; memory of about three times one shard of Levanter's (1.5 GiB of int32), less for a
+smaller cache.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from headrace.data.documents import stored_documents, value_ranges
 from headrace.errors import CacheError, ConfigError
+from headrace.order.intervals import Intervals
+from headrace.order.rising import starts
 from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout
@@ -62,10 +68,9 @@ def write_levanter(
     Raises:
         CacheError: the output contains something else, cannot be written, or an id does not fit the
             dtype.
-        ConfigError: documents of the cache moved to other groups, or it was written in packs.
+        ConfigError: it was written in packs.
     """
     files.check_writable(output)
-    cache.check_unmoved()
     if (packs := cache.pack) is not None:
         raise ConfigError(
             "was written in packs, whose padding would be documents there",
@@ -73,7 +78,9 @@ def write_levanter(
             value=cache.path,
             cure=f"Convert what it was made of: {packs.cache}.",
         )
-    ledger = _ledger(cache, form, np.dtype(dtype).name)
+    gone = Intervals.union([stored_documents(cache, cache.removed()), cache.moved_away])
+    leaves = [_Rows.of(cache, name, gone) for name in (TOKENS, *cache.leaves)]
+    ledger = _ledger(cache, leaves, form, np.dtype(dtype).name)
     is_done = _check_vacant(output, ledger)
     with lease(output) as held_lease:
 
@@ -83,12 +90,67 @@ def write_levanter(
                 advance(elements)
 
         if not is_done:
-            _write(cache, output, ledger, np.dtype(dtype), moved)
+            _write(leaves, output, ledger, np.dtype(dtype), moved)
     return ledger
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a leaf that are written.
+
+    Attributes:
+        leaf: The leaf.
+        gone: The documents that are left out.
+        gone_values: Their values.
+    """
+
+    leaf: CacheLeaf
+    gone: Intervals
+    gone_values: Intervals
+
+    @classmethod
+    def of(cls, cache: TokenCache, name: str, gone: Intervals) -> _Rows:
+        return cls(cache.leaf(name), gone, Intervals.union([value_ranges(cache, gone, name)]))
+
+    @property
+    def count(self) -> int:
+        return self.leaf.num_documents - self.gone.total
+
+    @property
+    def values(self) -> int:
+        return self.leaf.num_elements - self.gone_values.total
+
+    @cached_property
+    def of_parts(self) -> list[_Rows]:
+        """Those of each part."""
+        parts = [self.leaf.of_part(number) for number in range(len(self.leaf.parts))]
+        documents = starts([part.num_documents for part in parts]).tolist()
+        values = starts([part.num_elements for part in parts]).tolist()
+        return [
+            _Rows(part, self.gone.within(*pairs), self.gone_values.within(*ends))
+            for part, pairs, ends in zip(parts, pairwise(documents), pairwise(values), strict=True)
+        ]
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """All values in order, in blocks."""
+        first = 0
+        for block in self.leaf.blocks():
+            yield block[~self.gone_values.mask(first, first + block.size)]
+            first += block.size
+
+    def ends(self) -> Iterator[np.ndarray]:
+        """The end of each row in the values, in blocks."""
+        gone_before = starts(self.gone_values.stop - self.gone_values.start)
+        first = 0
+        for ends in self.leaf.ends():
+            is_left = ~self.gone.mask(first, first + ends.size)
+            first += ends.size
+            ends = ends[is_left]
+            yield ends - gone_before[np.searchsorted(self.gone_values.start, ends)]
+
+
 def _write(
-    cache: TokenCache,
+    leaves: Sequence[_Rows],
     output: str,
     ledger: dict[str, Any],
     dtype: np.dtype[Any],
@@ -99,33 +161,31 @@ def _write(
     for name in files.names_in(output):  # what an interrupted conversion left
         if name not in (LEASE_NAME, LEDGER_NAME):
             owned.remove_tree(files.join(output, name))
-    for name in (TOKENS, *cache.leaves):
-        leaf = cache.leaf(name)
-        stored = dtype if name == TOKENS else leaf.dtype
+    for rows in leaves:
+        name = rows.leaf.name
+        stored = dtype if name == TOKENS else rows.leaf.dtype
         if form == "consolidated":
-            _write_leaf(leaf, files.join(output, name), stored, advance)
+            _write_leaf(rows, files.join(output, name), stored, advance)
             continue
-        for number in range(len(leaf.parts)):
-            _write_leaf(
-                leaf.of_part(number), files.join(output, _shard_name(number), name), stored, advance
-            )
+        for number, part in enumerate(rows.of_parts):
+            _write_leaf(part, files.join(output, _shard_name(number), name), stored, advance)
     if form == "sharded":
-        for number in range(len(cache.parts)):
+        for number in range(len(leaves[0].of_parts)):
             shard = files.join(output, _shard_name(number), LEDGER_NAME)
             files.write_atomic(shard, _dump(_shard_ledger(ledger, _shard_name(number))))
     files.write_atomic(files.join(output, LEDGER_NAME), _dump(ledger))
 
 
 def _write_leaf(
-    leaf: CacheLeaf, folder: str, dtype: np.dtype[Any], advance: Callable[[int], None]
+    rows: _Rows, folder: str, dtype: np.dtype[Any], advance: Callable[[int], None]
 ) -> None:
     data = _writer(files.join(folder, "data"), dtype)
-    for block in leaf.blocks():
+    for block in rows.blocks():
         data.append(fitting(block, dtype, folder))
         advance(block.size)
     data.close()
     offsets = _writer(files.join(folder, "offsets"), np.dtype(np.int64))
-    for ends in chain([np.array([leaf.num_documents])], leaf.ends()):
+    for ends in chain([np.array([rows.count])], rows.ends()):
         offsets.append(ends)
     offsets.close()
 
@@ -157,8 +217,7 @@ def array_metadata(dtype: np.dtype[Any]) -> dict[str, Any]:
     }
 
 
-def _ledger(cache: TokenCache, form: Form, dtype: str) -> dict[str, Any]:
-    leaves = [cache.leaf(name) for name in (TOKENS, *cache.leaves)]
+def _ledger(cache: TokenCache, leaves: Sequence[_Rows], form: Form, dtype: str) -> dict[str, Any]:
     tokenizer = cache.ledger.tokenizer
     preprocessor = {
         "tokenizer": tokenizer.get("path", "unknown"),
@@ -169,17 +228,20 @@ def _ledger(cache: TokenCache, form: Form, dtype: str) -> dict[str, Any]:
     }
     own_fields = {"tokenizer": tokenizer, "fingerprint": cache.fingerprint, "dtype": dtype}
     names = [_shard_name(k) for k in range(len(cache.parts))] if form == "sharded" else [""]
-    rows = cache.part_documents.tolist() if form == "sharded" else [cache.num_documents]
+    if leaves[0].gone.total:
+        own_fields["removed"] = leaves[0].gone.digest()
+    parts = leaves[0].of_parts if form == "sharded" else leaves[:1]
+    rows = [part.count for part in parts]
 
     def counts(number: int) -> dict[str, int]:
-        return {leaf.name: leaf.parts[number].data.length for leaf in leaves}
+        return {rows.leaf.name: rows.of_parts[number].values for rows in leaves}
 
     return {
-        "total_num_rows": cache.num_documents,
+        "total_num_rows": leaves[0].count,
         "shard_rows": dict(zip(names, rows, strict=True)),
         "is_finished": True,
         "finished_shards": names,
-        "field_counts": {leaf.name: leaf.num_elements for leaf in leaves} if names else {},
+        "field_counts": {rows.leaf.name: rows.values for rows in leaves} if names else {},
         "field_counts_by_shard": {n: counts(k) for k, n in enumerate(names)}
         if form == "sharded"
         else {},

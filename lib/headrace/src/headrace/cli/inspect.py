@@ -274,10 +274,10 @@ def removal(cache: TokenCache, url: str) -> dict[str, int]:
     """Counts what a filter file would remove from a cache, including numbers that
     no document has.
     """
-    from headrace.data.documents import DocumentFilter, count_documents
+    from headrace.data.documents import DocumentFilter, count_documents, removed_by
 
     document_filter = DocumentFilter.load(url, name="--remove", count_not_found=True).of(cache)
-    moved = DocumentFilter([]).of(cache)  # the places that documents left
+    moved = removed_by(None, cache)  # the places that documents left
     return {
         "listed_documents": document_filter.listed,
         "repeated_documents": document_filter.repeated,

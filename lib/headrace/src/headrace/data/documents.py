@@ -245,12 +245,12 @@ class DocumentFilter:
 
     def _numbered_to(self, cache: TokenCache) -> int:
         """How many documents of a cache the list was made for."""
-        content = _numbered_in(cache)
+        content = cache.original_fingerprint
         named = self._listing.cache
         if named not in (
             "",
             content,
-            _numbered_in(cache.members[0]),
+            cache.members[0].original_fingerprint,
         ):  # numbers continue through what was appended
             raise ConfigError(
                 f"is of another cache: it names {named}, and {cache.path} is {content}",
@@ -305,12 +305,6 @@ def removed_by(listed: DocumentFilter | None, cache: TokenCache) -> RemovedDocum
     return remove(cache, cache.moved_away) if listed is None else listed.of(cache)
 
 
-def _numbered_in(cache: TokenCache) -> str:
-    """Fingerprint of the cache that numbers refer to: for a shuffled cache, its original."""
-    shuffled = cache.recorded_shuffle
-    return cache.fingerprint if shuffled is None else shuffled.fingerprint
-
-
 def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:
     """Positions of documents in a cache that may have been shuffled when it was written.
 
@@ -348,7 +342,12 @@ def count_documents(cache: TokenCache, stored: NumberSet) -> int:
 
 
 def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
-    """Positions of documents in the token stream of a whole cache, all parts end to end.
+    """Positions of documents in the token stream of a whole cache; see :func:`value_ranges`."""
+    return value_ranges(cache, documents, TOKENS)
+
+
+def value_ranges(cache: TokenCache, documents: Intervals, name: str) -> Intervals:
+    """Positions of documents in the values of a leaf of a whole cache, all parts end to end.
 
     Reads only the chunks of offsets in which a range of documents begins or ends; ReadError if it
     cannot.
@@ -356,14 +355,18 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
     Example:
         >>> import headrace.testing
         >>> cache = headrace.testing.tiny_cache(documents=20)
-        >>> ranges = token_ranges(cache, Intervals.of_numbers(np.array([3, 4, 19])))
+        >>> documents = Intervals.of_numbers(np.array([3, 4, 19]))
+        >>> ranges = value_ranges(cache, documents, "input_ids")
         >>> bool((ranges.stop == [cache.lengths(0, 5).sum(), cache.num_tokens]).all())
         True
     """
     ends = np.stack([documents.start, documents.stop], axis=1).ravel()  # rises strictly
-    tokens = np.full(ends.size, cache.num_tokens, np.int64)
+    leaf = cache.leaf(name)
+    if leaf.kind == "fixed":
+        return documents
+    tokens = np.full(ends.size, leaf.num_elements, np.int64)
     first_document = starts(cache.part_documents)
-    first_token = starts(cache.part_tokens)
+    first_token = starts(leaf.arrays.lengths)
     bounds = np.searchsorted(ends, first_document)
     flying: deque[tuple[slice, np.ndarray, int, ArrayFuture]] = deque()
 
@@ -373,8 +376,8 @@ def token_ranges(cache: TokenCache, documents: Intervals) -> Intervals:
 
     for number in np.flatnonzero(np.diff(bounds)).tolist():
         low, high = bounds[number : number + 2].tolist()
-        offsets = cache.leaf(TOKENS).parts.once(number).offsets  # an open one takes 70 KB
-        assert offsets is not None  # tokens are ragged
+        offsets = leaf.parts.once(number).offsets  # an open one takes 70 KB
+        assert offsets is not None
         at = ends[low:high] - first_document[number]
         for run in _chunk_runs(at, offsets.chunk_elements):
             first = int(at[run.start])

@@ -193,10 +193,10 @@ def as_copied(cache: TokenCache, output: str) -> TokenCache:
     """
     record = _record_of(output)
     number = cache.snapshots[0].number
-    while record is not None and _numbered_in(cache) != record.fingerprint and number > 1:
+    while record is not None and cache.original_fingerprint != record.fingerprint and number > 1:
         number -= 1
         earlier = open_cache(cache.path, number)
-        if _numbered_in(earlier) == record.fingerprint:
+        if earlier.original_fingerprint == record.fingerprint:
             return earlier
     return cache
 
@@ -236,12 +236,6 @@ def stored_groups(cache: TokenCache, output: str) -> Grouping | None:
 def _record_of(output: str) -> ShuffleRecord | None:
     ledger = read_ledger(output)
     return None if ledger is None else shuffle_record(ledger, output)
-
-
-def _numbered_in(cache: TokenCache) -> str:
-    """Fingerprint of the cache to which the numbers of its documents refer."""
-    shuffled = cache.recorded_shuffle
-    return cache.fingerprint if shuffled is None else shuffled.fingerprint
 
 
 @dataclass(frozen=True)
@@ -376,7 +370,7 @@ def _store_of(cache: TokenCache, output: str, how: ReshuffleConfig) -> TokenCach
         words = ["headrace", "cache", "reshuffle", cache.path, f"{output}-grouped", *by]
         cure = f"Write one beside it: {shlex.join(words)}"
         raise refused("is no store in groups of whole documents", cure=cure)
-    if record.fingerprint != _numbered_in(cache):
+    if record.fingerprint != cache.original_fingerprint:
         raise refused(
             f"is not a copy of {cache.path}", cure=f"Name the cache it was made of: {record.cache}."
         )

@@ -307,6 +307,14 @@ class TokenCache:
         """
         return self._table.fingerprint
 
+    @property
+    def original_fingerprint(self) -> str:
+        """Fingerprint of the cache to which the numbers of its documents refer: for a shuffled
+        cache, its original.
+        """
+        record = self.recorded_shuffle
+        return self.fingerprint if record is None else record.fingerprint
+
     def fingerprint_of(self, parts: Bool[np.ndarray, " parts"]) -> str:
         """The fingerprint of a cache of some of its parts.
 
