@@ -238,6 +238,27 @@ def test_wrong_groups_are_named(cache, tmp_path, headrace, options, problem):
     assert not (tmp_path / "copy").exists()
 
 
+@pytest.mark.parametrize(("leaf", "cure"), [("chosen", False), ("other", True)])
+def test_documents_that_stay_together_have_one_group_and_the_cure_works(
+    tmp_path, headrace, leaf, cure
+):
+    values = {LeafSpec(leaf, "uint8", "fixed"): lambda tokens: tokens[:1] % 2}
+    documents = [[np.full(3, k) for k in range(40)]]
+    cache = write_cache(tmp_path / "pairs", documents, leaves=values)
+    np.save(tmp_path / "score.npy", np.arange(40) % 3)
+    command = ["cache", "reshuffle", cache.path, f"{tmp_path}/store"]
+    command += ["--by", f"{tmp_path}/score.npy", *([] if leaf == "chosen" else ["--unit", "2"])]
+    done = headrace(*command)
+    assert (done.code, "--unit 1" in done.err) == (2, cure)
+    if cure:
+        assert headrace(*command[:-1], "1").code == 0
+    np.save(tmp_path / "score.npy", np.arange(40) // 2 % 3)
+    assert headrace(*command, *(["--restart"] if cure else [])).code == 0
+    np.save(tmp_path / "score.npy", np.arange(40) % 3)
+    done = headrace(*command, "--update")
+    assert (done.code, "parts documents that stay" in done.err, "--unit 1" in done.err) == (2, 1, 0)
+
+
 def test_too_many_values_and_one_value_are_refused(cache, tmp_path, headrace):
     for numbers, problem in ((np.arange(3000), "more than 255"), (np.ones(3000), "the same for")):
         np.save(tmp_path / "a.npy", numbers)

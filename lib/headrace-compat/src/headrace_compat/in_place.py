@@ -26,8 +26,12 @@ from headrace.store.ledger import Ledger
 from headrace.store.parts import LeafRecord, PartRecord
 from headrace.store.plain import PlainArray, corrupt, file_size, plain_layout
 
-FINGERPRINTED = "the fingerprint is of headers, sizes and samples, not of all tokens"
-NO_CHECKSUMS = "there are no checksums: flipped bits are not seen"
+FINGERPRINTED = (
+    "the fingerprint is of headers, sizes and samples, not of all tokens and ends of documents"
+)
+NO_CHECKSUMS = (
+    "there are no checksums: flipped bits are not seen, nor other ends of documents that still rise"
+)
 _FILES_AT_ONCE = 16
 _SAMPLE_BYTES = 4096
 _FEW_IDS = 32  # fewer say nothing of their dtype

@@ -344,12 +344,13 @@ def _group_sizes(
         )
     in_units = group[: group.size // unit * unit].reshape(-1, unit)
     if (in_units != in_units[:, :1]).any():
+        is_unit_free = _PAIRS not in cache.leaves and not how.groups.moved
+        one_by_one = ", or shuffle the documents one by one: --unit 1." if is_unit_free else "."
         raise ConfigError(
             f"parts documents that stay together, {unit} at a time",
             field="by",
             value=" ".join(how.groups.by),
-            cure="Group by a number that they have in common, or shuffle the documents one by one:"
-            " --unit 1.",
+            cure="Group by a number that they have in common" + one_by_one,
         )
     sizes = np.bincount(group)
     sizes += np.bincount(group[pieces.cut], np.diff(pieces.more), sizes.size).astype(np.int64)
