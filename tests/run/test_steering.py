@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import runpy
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,6 +20,7 @@ from headrace.errors import ConfigError, HeadraceError, PlanMismatchError
 from headrace.mix import AmendmentConfig
 from headrace.run.run import amend_run
 from headrace.run.steering import REQUEST_NAME, Request, _Mail, _Mailbox, ask
+from headrace.store.lease import LEASE_NAME
 from headrace.testing import tiny_cache
 
 PROGRAM = Path(__file__).with_name("steered.py")
@@ -221,6 +225,43 @@ def test_a_reader_writes_nothing_and_answers_nobody(root: Path):
             later.amend(3500, weights={"a": 2})
         assert (refused.value.field, refused.value.value) == ("trains", str(folder))
         assert files_of(folder) == before
+
+
+EVALUATION = """
+import runpy, sys
+from pathlib import Path
+from headrace import open_run
+root = Path(sys.argv[1])
+config = runpy.run_path(sys.argv[2])["config_of"](root, 4000)
+with open_run(root / "run", config).loader() as loader, loader.iter_from_step() as batches:
+    next(batches)
+    sys.stdin.readline()
+"""
+
+
+def test_a_job_says_that_another_one_has_the_lease_and_changed_the_run(
+    root: Path, caplog: pytest.LogCaptureFixture
+):
+    """Such as an evaluation that does not say that it only reads."""
+    config = config_of(root, 4000)
+    typed = [sys.executable, "-c", EVALUATION, str(root), str(PROGRAM)]
+    with subprocess.Popen(typed, stdin=subprocess.PIPE, text=True) as evaluation:
+        wait_for(lambda: (root / "run" / LEASE_NAME).exists())
+        run = open_run(root / "run", config)
+        with run.loader() as loader, loader.iter_from_step() as batches:
+            next(batches)
+            wait_for(lambda: "This job answers no headrace run amend" in caplog.text)
+            assert f"process {evaluation.pid}" in caplog.text
+            assert "trains=False" in caplog.text
+            ask(run.folder, Request.of(AmendmentConfig(3000, weights={"a": 5}), {}), 600)
+            wait_for(lambda: "Another job changed the run" in caplog.text)
+        evaluation.communicate("\n")
+    assert open_run(root / "run", config).fingerprint != run.fingerprint
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    while not happened():
+        time.sleep(0.05)
 
 
 def test_several_processes_ask_at_once_and_each_gets_its_own_answer(root: Path):

@@ -219,7 +219,7 @@ class _Mailbox:
     def withdraw(self, mail: _Mail) -> _Mail:
         """Removes a request; returns what has become of it."""
         raw, now = self.look()
-        while now is not None and now.until == mail.until:
+        while now is not None and (now.request, now.until) == (mail.request, mail.until):
             if self._slot.swap(raw, None):
                 return now
             raw, now = self.look()
@@ -350,7 +350,7 @@ class Steering:
     @property
     def earliest_step(self) -> int:
         """The first step that no host has planned until the trainer takes another batch."""
-        return max(loader.earliest_step for loader in self._iterating)
+        return max((loader.earliest_step for loader in self._iterating), default=0)
 
     def _begin(self) -> None:
         """Starts the thread, unless it runs."""
@@ -428,19 +428,30 @@ class Steering:
         """Takes requests, those of other processes too if this job has the lease of the run: of
         several that iterate it, one has. Where nobody may write, none has.
         """
-        said = False
+        said: set[str] = set()
         cure = f"If that job only reads the run: open_run({self._folder!r}, config, trains=False)."
         while self._takes_next():
             try:
-                with lease(self._folder, field="run", cure=cure) as run_lease:
+                with lease(self._folder, field="run", cure=cure, meanwhile=cure) as run_lease:
                     mailbox = _Mailbox(self._folder)
                     while self._takes_next():
                         run_lease.check()
                         mailbox.answer(self._decide)
             except (HeadraceError, OSError) as error:
-                if not said:
-                    _LOG.warning("This job answers no headrace run amend for now: %s", error)
-                said = True
+                problem = "This job answers no headrace run amend for now: %s"
+                if self._is_changed_by_another():
+                    problem = "Another job changed the run, which this one does not follow: %s"
+                if problem not in said:
+                    _LOG.warning(problem, error)
+                said.add(problem)
+
+    def _is_changed_by_another(self) -> bool:
+        """Whether the lock is of another run than this process has."""
+        with suppress(HeadraceError, OSError), self.changing:
+            stored = RunLock.load(self._folder)
+            own = {run.fingerprint for run in [*self._runs.values()]}
+            return stored is not None and stored.fingerprint not in own
+        return False
 
     def _takes_next(self) -> bool:
         """Takes the next request of this process, if there is one soon; False: the thread ends."""
@@ -473,7 +484,7 @@ class Steering:
             try:
                 self._check_unchanged(proposal.before)
                 change.run.lock.save(self._folder)
-            except (HeadraceError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, plans hold until the answer
                 answer = Answer.refusing(error)
         self._hosts.tell(proposal, answer)
         self._settle(proposal, change, answer)
