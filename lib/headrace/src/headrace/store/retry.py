@@ -45,6 +45,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from itertools import accumulate, takewhile
 from typing import Any, TypeVar
 
@@ -133,6 +134,7 @@ class RetryPolicy:
         return min(self.max_delay_s, self.first_delay_s * 2.0 ** min(failed, 60)) * uniform()
 
     @property
+    @lru_cache(maxsize=16)  # noqa: B019  # each array that is opened asks; policies are few
     def retries(self) -> int:
         """TensorStore's number of retries within the deadline, where it makes all of them, as when
         it writes.
