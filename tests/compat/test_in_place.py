@@ -349,7 +349,7 @@ def test_two_hundred_files_take_a_request_a_block_over_http(form, many_files):
     folder = many_files / form.case
     folder.mkdir()
     rng = np.random.default_rng(7)
-    tokens = 70_000  # two blocks of 65,536 each, and 17 rows
+    tokens = 74_000  # two blocks of 65,536 each, and 18 rows
     for number in range(200):
         form.write(folder / f"part-{number:03d}", [rng.integers(1, 50_000, tokens)])
     (folder / "c").mkdir()
@@ -367,7 +367,7 @@ def test_two_hundred_files_take_a_request_a_block_over_http(form, many_files):
             component(form, paths, None),
             seq_len=4096,
             batch_size=16,
-            num_steps=-(-200 * 17 // 16),
+            num_steps=200 * 18 // 16,
         )
         with config.loader(one_device()) as loader:
             opening = len(asked)
@@ -380,7 +380,7 @@ def test_two_hundred_files_take_a_request_a_block_over_http(form, many_files):
     assert len(asked) - opening <= 1.1 * blocks
     assert opening <= 200 * 9
     local = opened(form, folder, None)
-    rows = [local.tokens(k * tokens, k * tokens + 17 * 4096) for k in range(200)]
+    rows = [local.tokens(k * tokens, k * tokens + 18 * 4096) for k in range(200)]
     assert total == sum(int(row.sum(dtype=np.int64)) for row in rows)
 
 
