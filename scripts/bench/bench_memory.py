@@ -2,8 +2,9 @@
 
     python scripts/bench/bench_memory.py --check --json docs/bench/memory.json
 
-A corpus of 64 MiB of two-byte tokens is cut into 1, 10, 100 and 1,000 sources of equal weight, and
-read in batches of 64 rows of 512 tokens by processes that share a mesh. Figures are MiB of a
+A corpus of 64 MiB of two-byte tokens is cut into 1, 10, 100 and 1,000 sources of equal weight, in
+chunks and files as ``headrace cache build`` writes them, and read in batches of 64 rows of 512
+tokens by processes that share a mesh. Figures are MiB of a
 process after its last batch, the largest of the job's: ``own`` is memory that no file is behind;
 ``resident`` has mapped pages of files too, which the system takes back when it needs them;
 ``at first`` is its own memory when jax and the loader were imported. The bars are of ``own``,
@@ -185,13 +186,14 @@ def write_litdata(folder: Path, tokens: str) -> None:
 
 def write(folder: Path, all_rows: int, sources: int, loaders: list[str]) -> None:
     """The corpus as so many caches, as rows for Grain, and in the formats of others."""
+    from headrace.store.layout import CacheLayout
     from headrace.testing import write_cache
 
     rows = all_rows // sources
     tokens = np.random.default_rng(0).integers(0, 50_000, (rows, SEQ_LEN)).astype(np.uint16)
     caches = folder / f"{sources}"
     documents = np.split(tokens.reshape(-1), range(DOCUMENT, tokens.size, DOCUMENT))
-    write_cache(caches / "0", [documents], vocab_size=50_000)
+    write_cache(caches / "0", [documents], vocab_size=50_000, layout=CacheLayout())
     np.save(caches / "0.npy", tokens)
     if "streaming" in loaders:
         write_mosaic(caches / "0.mosaic", tokens)

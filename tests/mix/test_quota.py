@@ -256,9 +256,9 @@ def test_many_components_keep_few_tables():
     quota = Quota(rows_of(skewed(1000, 0)), 1000, BatchSchedule(64))
     for step in range(0, 8 * CHUNK, CHUNK):
         quota.counts_at(step)
-    kept = [entry[1][0].nbytes for entry in quota._tables if entry is not None]
+    kept = [entry[1][0].since.nbytes for entry in quota._tables if entry is not None]
     assert len(kept) == 2
-    assert sum(kept) < 5 << 20
+    assert sum(kept) < 3 << 19
 
 
 @given(abrupt(), st.integers(0, 2 * CHUNK + 30), st.integers(0, 10**6))

@@ -74,7 +74,7 @@ class _Watched:
             raise ReadError(
                 "was changed while it was mapped, and is not what was written",
                 field="array",
-                value=str(current.path),
+                value=current.path,
                 cure="Put the file back as it was (`headrace cache verify CACHE` says what else is"
                 " damaged), and go on from this step.",
             )

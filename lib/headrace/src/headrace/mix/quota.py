@@ -72,10 +72,10 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Int32, Int64, UInt
 
 from headrace.errors import IndexOutOfRangeError
 from headrace.mix.blend import LinesAt, WeightsAt
@@ -108,7 +108,7 @@ from headrace.mix.shares import BITS, PART, UNLIMITED, Shares
 
 _TABLES = 16
 """Chunks of counts that are kept: neighbours of a step, and what several readers ask for."""
-_TABLE_BYTES = 4 << 20
+_TABLE_BYTES = 1 << 20
 """Of many components, fewer are kept, but at least the step's and the one before."""
 _STRIDE = 16
 """Chunks between two anchors on the way to a far step."""
@@ -126,9 +126,27 @@ class _Anchor(Account):
     """Examples of the run from which on its beginning does not matter, if weights stay constant."""
 
 
-_Chunk: TypeAlias = tuple[Int64[np.ndarray, "m d"], _Anchor | None]
-"""Examples drawn before each step and after the last, one row more than steps that can be filled;
-and the state behind the chunk, None if the mixture ends in it."""
+class _Drawn(NamedTuple):
+    """Examples drawn before each step of a chunk and after the last, one row more than steps that
+    can be filled: those before the first, and in narrow numbers those since.
+    """
+
+    before: Int64[np.ndarray, " d"]
+    since: UInt[np.ndarray, "m d"]
+
+    @classmethod
+    def of(cls, counts: Int64[np.ndarray, "m d"]) -> _Drawn:
+        before = counts[0].copy()  # a view would keep them all
+        since = np.empty(counts.shape, np.min_scalar_type(int((counts[-1] - before).max())))
+        np.subtract(counts, before, out=since, casting="unsafe")  # nothing of their size between
+        return cls(before, since)
+
+    def rows(self, start: int, stop: int) -> Int64[np.ndarray, "n d"]:
+        return self.before + self.since[start:stop]
+
+
+_Chunk: TypeAlias = tuple[_Drawn, _Anchor | None]
+"""The counts of a chunk, and the state behind it, None if the mixture ends in it."""
 
 
 class Quota(MixingPolicy):
@@ -200,7 +218,7 @@ class Quota(MixingPolicy):
             0,
             _Anchor(start.whole, start.part, start.drawn, 0, promised, self._calm(start, 0, None)),
         )
-        fitting = _TABLE_BYTES // (8 * CHUNK * components)
+        fitting = _TABLE_BYTES // (2 * CHUNK * components)
         self._tables: list[tuple[int, _Chunk] | None] = [None] * min(max(fitting, 2), _TABLES)
 
     @property
@@ -219,13 +237,14 @@ class Quota(MixingPolicy):
 
     def counts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component in ``step``."""
-        table, row = self._locate(step, counts=True)
-        return table[row + 1] - table[row]
+        drawn, row = self._locate(step, counts=True)
+        before, after = drawn.rows(row, row + 2)
+        return after - before
 
     def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component in all steps before ``step``."""
-        table, row = self._locate(step, counts=False)
-        return table[row].copy()
+        drawn, row = self._locate(step, counts=False)
+        return drawn.rows(row, row + 1)[0]
 
     def components_at(self, step: int) -> Int32[np.ndarray, " b"]:
         """Component of each row of ``step``, in stream order: each spread evenly over the step."""
@@ -242,9 +261,9 @@ class Quota(MixingPolicy):
         parts: list[Int64[np.ndarray, "m d"]] = []
         step = first
         while step < stop:
-            table, row = self._locate(step, counts=True)
-            rows = min(stop - step, len(table) - 1 - row)
-            parts.append(table[row : row + rows + 1])
+            drawn, row = self._locate(step, counts=True)
+            rows = min(stop - step, len(drawn.since) - 1 - row)
+            parts.append(drawn.rows(row, row + rows + 1))
             step += rows
         if stop == self._end and self._last_is_partial:
             return None
@@ -330,8 +349,8 @@ class Quota(MixingPolicy):
                 "is not a step", field="step", value=step, cure="Steps count from 0 to 2**40."
             )
 
-    def _locate(self, step: int, counts: bool) -> tuple[Int64[np.ndarray, "m d"], int]:
-        """The table of the step's chunk, and the step's row in it.
+    def _locate(self, step: int, counts: bool) -> tuple[_Drawn, int]:
+        """The counts of the step's chunk, and the step's row in them.
 
         After that row there is one more if its ``counts`` are asked for.
         """
@@ -341,8 +360,8 @@ class Quota(MixingPolicy):
         if row == 0 < step == self._end:  # behind the last row of the chunk before
             chunk -= 1
             row = CHUNK
-        table = self._walk_chunk(chunk)[0] if chunk in self._anchors else None
-        if table is None or row + counts >= len(table):
+        drawn = self._walk_chunk(chunk)[0] if chunk in self._anchors else None
+        if drawn is None or row + counts >= len(drawn.since):
             raise IndexOutOfRangeError(
                 f"the mixture ends at step {self._end}: the components that have weight then have"
                 " too few examples left for it, or may have no more of it",
@@ -351,7 +370,7 @@ class Quota(MixingPolicy):
                 cure="Allow more epochs, a larger budget or share, or other sources, or train for"
                 " fewer steps.",
             )
-        return table, row
+        return drawn, row
 
     def _walk_chunk(self, chunk: int) -> _Chunk:
         """A chunk, walked for its table and for the anchor behind it in one go; the latest are
@@ -370,8 +389,9 @@ class Quota(MixingPolicy):
             self._end = chunk * CHUNK + len(counts) - 1
         else:
             following = self._behind(chunk, chunk + 1, walked)
-        self._tables[chunk % len(self._tables)] = (chunk, (counts, following))
-        return counts, following
+        kept = _Drawn.of(counts), following
+        self._tables[chunk % len(self._tables)] = (chunk, kept)
+        return kept
 
     def _walk_far(self, chunk: int) -> _Anchor | None:
         """The anchor many chunks behind another, None if the mixture ends before it."""

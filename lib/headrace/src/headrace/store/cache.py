@@ -719,7 +719,7 @@ class TokenCache:
         """What a reader needs to request chunks of an array directly; None: its ``zarr.json`` has
         to be read.
         """
-        if not isinstance(self._table, ColumnTable) or not self._table.head.described:
+        if not isinstance(self._table, ColumnTable) or not self._table.described:
             return None
         return ChunkPages(self._table, self.layout, self.leaf_specs)
 
@@ -751,5 +751,5 @@ def same_ledger(a: TokenCache, b: TokenCache) -> bool:
     """Whether two caches have the same ``ledger.json``."""
     tables = a.ledger.parts, b.ledger.parts
     if isinstance(tables[0], ColumnTable) and isinstance(tables[1], ColumnTable):
-        return tables[0].head.ledger == tables[1].head.ledger
+        return tables[0].ledger == tables[1].ledger
     return a.whole_ledger == b.whole_ledger

@@ -57,7 +57,7 @@ class ChunkPages:
             ReadError: the number of chunks in the table differs from its parts.
             StoreFailedError: the store failed.
         """
-        if not self._table.head.chunks:
+        if not self._table.chunks:
             return None
         first, stop = self._kinds[leaf, folder].first[part : part + 2].tolist()
         pages = range(first // PAGE_CHUNKS, pages_of(stop)) if stop > first else range(0)
@@ -71,12 +71,12 @@ class ChunkPages:
         """The pages that have to be requested to read the values of a leaf in some parts, or its
         ``offsets``.
         """
-        if not self._table.head.chunks:
+        if not self._table.chunks:
             return np.zeros(0, np.int64)
         first = self._kinds[leaf, folder].first
         low = first[parts] // PAGE_CHUNKS
         high = -(-first[parts + 1] // PAGE_CHUNKS)
-        steps = np.zeros(pages_of(self._table.head.chunks) + 1, np.int64)
+        steps = np.zeros(pages_of(self._table.chunks) + 1, np.int64)
         np.add.at(steps, low, 1)
         np.add.at(steps, np.maximum(low, high), -1)
         last_of_request = np.flatnonzero(np.cumsum(steps[:-1]))
@@ -85,10 +85,10 @@ class ChunkPages:
     @cached_property
     def _kinds(self) -> dict[tuple[str, str], ArrayChunks]:
         kinds = chunks_of(self._table, self._layout, self._leaves)
-        if (count := int(kinds[-1].first[-1])) != self._table.head.chunks:
+        if (count := int(kinds[-1].first[-1])) != self._table.chunks:
             root = self._table.url.removesuffix(f"/{TABLE_NAME}")
             cure = f"Write it anew: headrace cache verify {root} --repair"
-            problem = f"names {self._table.head.chunks} chunks, and its parts have {count}"
+            problem = f"names {self._table.chunks} chunks, and its parts have {count}"
             raise ReadError(problem, field="ledger", value=self._table.url, cure=cure)
         return {(kind.leaf, kind.folder): kind for kind in kinds}
 
@@ -97,7 +97,7 @@ class ChunkPages:
         """Pages in the bytes that were read when the cache was opened."""
         begin, stop = self._table.chunk_place
         if len(self._table.data) >= stop:
-            return pages_of(self._table.head.chunks)
+            return pages_of(self._table.chunks)
         return max(len(self._table.data) - begin, 0) // PAGE_BYTES
 
     async def _page(self, page: int) -> np.ndarray:

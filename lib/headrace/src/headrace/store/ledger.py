@@ -30,7 +30,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple, TypeVar, overload
 
@@ -264,7 +264,7 @@ def open_ledger(root: str) -> Ledger | None:
     table = read_table(table_url)
     if table is None:
         raise corrupt_table(table_url, "is missing")
-    if table.head.ledger != state.name:
+    if table.ledger != state.name:
         raise corrupt_table(table_url, f"is of another {LEDGER_NAME} than the one beside it")
     # 7. Of a remote cache only chunks are requested later, and these do not say whose they are.
     if not files.is_local(root) and len(table):
@@ -299,11 +299,17 @@ def ledger_of_table(root: str, table: ColumnTable) -> Ledger:
     """The ledger of a cache whose table was read."""
     url = files.join(root, TABLE_NAME)
     try:
-        ledger = msgspec.convert({**table.head.cache, "finished": True}, Ledger)
+        ledger = _ledger_like(json.dumps(table.head.cache))
     except msgspec.ValidationError as error:
         raise corrupt_table(url, f"has a head that cannot be used ({error})") from error
     # 8. A run needs no sources; whoever asks for them waits for all of ledger.json.
     return replace(ledger, parts=table, sources=LaterSources(partial(_sources_of, root)))
+
+
+@lru_cache(maxsize=64)  # most caches of a run were built alike, and share what is said of them
+def _ledger_like(head: str) -> Ledger:
+    """A finished ledger without parts, from what a head says of it."""
+    return msgspec.convert({**json.loads(head), "finished": True}, Ledger)
 
 
 def _sources_of(root: str) -> Sequence[dict[str, Any]]:

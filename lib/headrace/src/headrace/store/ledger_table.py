@@ -44,9 +44,10 @@ import json
 import os
 import re
 import string
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
@@ -134,49 +135,53 @@ class ColumnTable(PartTable):
         head: Its head.
         data: The bytes that it begins with.
         opened: Columns by name.
-        read: Returns the others.
 
     Attributes:
         data: The bytes that it begins with.
         reads: Number of reads of the file for opening it here; 0: another host did.
+        ledger: As :class:`TableHead` has it, like the next two.
+        chunks: Number of chunks whose checksums it lists.
+        described: Whether no array's ``zarr.json`` has more information about chunks.
     """
 
     def __init__(
-        self,
-        url: str,
-        head: TableHead,
-        data: bytes,
-        opened: Mapping[str, np.ndarray],
-        read: Callable[[str], np.ndarray],
+        self, url: str, head: TableHead, data: bytes, opened: Mapping[str, np.ndarray]
     ) -> None:
         self.url = url
-        self.head = head
         self.reads = 0
         self.data = data
+        self.ledger = head.ledger
+        self.chunks = head.chunks
+        self.described = head.described
+        self._parts = head.parts
         self._columns = dict(opened)
-        self._read = read
-        self._leaves = [
-            c.name.removeprefix("elements ") for c in head.columns if c.name.startswith("elements ")
-        ]
+        self._leaves = tuple(
+            name.removeprefix("elements ") for name in opened if name.startswith("elements ")
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return parse_table, (self.url, self.data)
 
     def __len__(self) -> int:
-        return self.head.parts
+        return self._parts
+
+    @property
+    def head(self) -> TableHead:
+        """Its head, parsed each time: it takes four times the memory of its text, and a run may
+        have a thousand caches.
+        """
+        return _parse_head(self.url, self.data)
 
     def column(self, name: str) -> np.ndarray:
         """A column by name, read at its first use. Raises CacheCorruptError if it is damaged."""
         if name not in self._columns:
-            self._columns[name] = self._read(name)
+            self._columns[name] = _read_column(self.url, self.head, self.data, name)
         return self._columns[name]
 
     @cached_property
     def chunk_place(self) -> tuple[int, int]:
         """Begin and end of the pages of checksums in the file."""
-        starts = _column_starts(self.head, _head_end(self.url, self.data))
-        number = next(k for k, column in enumerate(self.head.columns) if column.name == _CHUNKS)
-        return starts[number], starts[number] + _column_bytes(self.head, self.head.columns[number])
+        return _column_place(self.head, _head_end(self.url, self.data), _CHUNKS)
 
     def record(self, number: int) -> PartRecord:
         leaves = {
@@ -348,11 +353,11 @@ def parse_table(url: str, data: bytes) -> ColumnTable:
     head = _parse_head(url, data)
     starts = _column_starts(head, _head_end(url, data))
     opened = {
-        c.name: _column(url, head, c, memoryview(data)[at:])
+        sys.intern(c.name): _column(url, head, c, data, at)
         for c, at in zip(head.columns[: head.opened], starts, strict=False)
     }
     _check_columns(url, head, opened)
-    return ColumnTable(url, head, data, opened, partial(_read_column, url, head, starts))
+    return ColumnTable(url, head, data, opened)
 
 
 def corrupt_table(url: str, problem: str) -> CacheCorruptError:
@@ -451,29 +456,32 @@ def _column_bytes(head: TableHead, column: _Column) -> int:
     return entries * np.dtype(column.dtype).itemsize
 
 
-def _column(url: str, head: TableHead, column: _Column, data: memoryview) -> np.ndarray:
-    """A column, whose bytes ``data`` begins with."""
-    dtype = np.dtype(column.dtype).newbyteorder("<")
+def _column_place(head: TableHead, end: int, name: str) -> tuple[int, int]:
+    """Begin and end of a column; ``end`` is the end of the head."""
+    number = next(k for k, column in enumerate(head.columns) if column.name == name)
+    start = _column_starts(head, end)[number]
+    return start, start + _column_bytes(head, head.columns[number])
+
+
+def _column(url: str, head: TableHead, column: _Column, data: bytes, start: int) -> np.ndarray:
+    """The column that begins at ``start`` of ``data``."""
+    dtype = np.dtype(f"<{column.dtype}")
     size = _column_bytes(head, column)
     # 7., 8. Its length before its digest: a file that was cut off is named as such.
-    if len(data) < size:
+    if len(data) < start + size:
         raise corrupt_table(url, "is shorter than it was written")
-    if hashlib.sha256(data[:size]).hexdigest() != column.digest:
+    if hashlib.sha256(memoryview(data)[start : start + size]).hexdigest() != column.digest:
         raise corrupt_table(
             url, f"is not as it was written: the digest of its {column.name} is of other bytes"
         )
-    return np.frombuffer(data[:size], dtype)
+    return np.frombuffer(data, dtype, size // dtype.itemsize, start)
 
 
-def _read_column(url: str, head: TableHead, starts: Sequence[int], name: str) -> np.ndarray:
-    number = next(k for k, column in enumerate(head.columns) if column.name == name)
-    column = head.columns[number]
-    stop = starts[number] + _column_bytes(head, column)
+def _read_column(url: str, head: TableHead, data: bytes, name: str) -> np.ndarray:
+    start, stop = _column_place(head, _head_end(url, data), name)
+    column = next(column for column in head.columns if column.name == name)
     try:
-        return _retried(
-            url,
-            lambda: _column(url, head, column, memoryview(_read_range(url, starts[number], stop))),
-        )
+        return _retried(url, lambda: _column(url, head, column, _read_range(url, start, stop), 0))
     except OSError as error:
         raise corrupt_table(url, f"cannot be read any more ({error.strerror or error})") from error
 

@@ -125,15 +125,11 @@ class Location:
         if not self.is_local:
             return self.text
         path = self.key if self.key.startswith("/") else str(self.path().absolute())
-        return str(Path(path).resolve()) if ".." in Path(path).parts else path
+        return str(Path(path).resolve()) if ".." in path.split("/") else path
 
     def path(self) -> Path:
         """The local path; ``~`` is the home folder, unless there is no such user."""
-        path = Path(self.key)
-        try:
-            return path.expanduser()
-        except RuntimeError:  # no user of that name: the name of a file that begins so
-            return path
+        return Path(os.path.expanduser(self.key))
 
     def __truediv__(self, part: str) -> Location:
         """The file or folder of this name, or of these names with slashes between them, below this
@@ -352,7 +348,7 @@ class Location:
 _NAMES = {"s3": "S3", "gs": "GCS", "az": "Azure"}
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _parsed(text: str) -> Location:
     match = _SCHEME.fullmatch(text)
     if match is None:

@@ -112,14 +112,14 @@ class MappedFile(NamedTuple):
     set the mtime.
     """
 
-    path: Path
+    path: str
     device: int
     inode: int
     size: int
     changed_ns: int
 
     @classmethod
-    def of(cls, path: Path, status: os.stat_result) -> MappedFile:
+    def of(cls, path: str, status: os.stat_result) -> MappedFile:
         return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
 
     def again(self) -> MappedFile:
@@ -152,7 +152,7 @@ class MappedArray:
         checksums: np.ndarray | None = None,
     ) -> None:
         self._checksums = None if checksums is None else checksums.data
-        self.folder = folder
+        self._folder = str(folder)
         self.chunk_bytes = chunk_bytes
         self.shard_chunks = shard_chunks
         self._bytes = size
@@ -346,8 +346,8 @@ class MappedArray:
         self._shards[shard] = _MappedShard((address, size), MappedFile.of(path, status))
         return np.where(entries >= 0, entries + address, 0)
 
-    def _path(self, shard: int) -> Path:
-        return self.folder / "c" / str(shard)
+    def _path(self, shard: int) -> str:
+        return f"{self._folder}/c/{shard}"
 
     def _entries_in(self, fd: int, status: os.stat_result) -> Int64[np.ndarray, " c"] | None:
         """Offsets of the chunks in an open shard file, as :meth:`_entries` returns them."""
@@ -399,8 +399,8 @@ class MappedFileArray(MappedArray):
     def _named(self, chunks: Int64[np.ndarray, " m"]) -> np.ndarray:
         return np.full(chunks.size, _NO_CHECKSUM)
 
-    def _path(self, shard: int) -> Path:
-        return self._file
+    def _path(self, shard: int) -> str:
+        return str(self._file)
 
     def _entries_in(self, fd: int, status: os.stat_result) -> Int64[np.ndarray, " c"] | None:
         if status.st_size < self._first_byte + self._bytes:
@@ -454,10 +454,12 @@ def _is_remote(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> boo
     """Whether a folder is on another machine's disk; yes if unknown."""
     try:
         mounted = _filesystems(mounts.read_text())
-        where = folder.resolve(strict=True)
+        where = os.path.realpath(folder, strict=True)
     except OSError:
         return True
-    kind = next((mounted[str(p)] for p in (where, *where.parents) if str(p) in mounted), "")
+    while where not in mounted and where != "/":
+        where = os.path.dirname(where)
+    kind = mounted.get(where, "")
     return not kind or _REMOTE.fullmatch(kind) is not None
 
 

@@ -41,11 +41,11 @@ def _own_names(url: str, raw: bytes) -> ChunkNames | None:
     """The checksums that a table lists; None if it does not, or is damaged."""
     try:
         table = parse_table(url, raw)
-        if not table.head.chunks:
+        if not table.chunks:
             return None
         begin, end = table.chunk_place
         pages = enumerate(range(begin, end, PAGE_BYTES))
         pages_read = [from_page(page, raw[at : min(at + PAGE_BYTES, end)]) for page, at in pages]
-        return ChunkNames(np.concatenate(pages_read), table.head.described)
+        return ChunkNames(np.concatenate(pages_read), table.described)
     except (CacheCorruptError, ValueError):
         return None
