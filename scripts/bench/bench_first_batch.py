@@ -11,6 +11,9 @@ clock, from the start of the process. A resumed run begins at step 1,000,000 fro
 the state of an iterator to that step. Over HTTP, a server of this machine answers at once. Grain
 (``uv sync --group peers``) mixes sources of rows in memory-mapped files, shuffled, and is local.
 
+The second table has commands that plan without devices, on the same configs of 2,000 steps and
+their runs: CPU seconds of the whole process.
+
 Bars are of CPU, the least of all runs, as wall time depends on what else the machine does.
 ``--quick`` runs each once in place of five times, and leaves 200 sources over HTTP out.
 """
@@ -41,6 +44,16 @@ SEQ_LEN = 512
 BATCH = 64
 STEP = 1_000_000
 STAGES = ("jax", "imports", "opening", "batch")
+COMMANDS = (
+    "config check {0}.yaml",
+    "config simulate {0}.yaml",
+    "config show {0}.yaml",
+    "run tree {0}-run",
+    "run where {0}-run --step 500",
+    "run cat {0}-run --step 5",
+    "run blame {0}-run --steps 5:7",
+    "run report {0}-run",
+)
 
 Case = tuple[str, str, int, int]
 """Loader, where its data are, sources, and the first step."""
@@ -133,6 +146,41 @@ def run_once(folder: Path, loader: str, where: str, sources: int, step: int) -> 
     return [*stages, sum(stages), said["ended"] - began]
 
 
+def command_s(folder: Path, arguments: str) -> float:
+    """CPU seconds of a command."""
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
+    command = [sys.executable, "-m", "headrace", *arguments.split()]
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    if os.waitstatus_to_exitcode(status) not in (0, 1):  # 1: something was found
+        raise RuntimeError(f"headrace {arguments} ended with {status}")
+    return used.ru_utime + used.ru_stime
+
+
+def bench_commands(report: Report, folder: Path, repeats: int) -> None:
+    """Commands that plan without devices, with 3 and 200 sources."""
+    from headrace import load_config, open_run
+
+    names = {sources: f"planned-{sources}" for sources in (3, 200)}
+    for sources, name in names.items():
+        config = yaml.safe_load((folder / f"local-{sources}.yaml").read_text())
+        text = yaml.safe_dump(config | {"num_steps": 2000}, sort_keys=False)
+        (folder / f"{name}.yaml").write_text(text)
+        with contextlib.chdir(folder):
+            open_run(f"{name}-run", load_config(f"{name}.yaml"))
+    table: list[list[Any]] = []
+    for command in COMMANDS:
+        runs = [
+            [command_s(folder, command.format(name)) for name in names.values()]
+            for _ in range(1 + repeats)  # the first fills caches of bytecode
+        ]
+        few, many = (min(seconds) for seconds in zip(*runs, strict=True))
+        words = " ".join(command.split()[:2])
+        table.append([f"headrace {words}", few, many])
+        report.bar(f"{words}, 3 sources: CPU s", few, at_most=1)
+    report.table("Commands that plan, CPU s", ["command", "3 sources", "200 sources"], table)
+
+
 def measure(args: argparse.Namespace, report: Report) -> None:
     """The runs, and their table."""
     from headrace.testing import web_server
@@ -159,6 +207,12 @@ def measure(args: argparse.Namespace, report: Report) -> None:
                 found = run_once(folder, *case)
                 if number >= not_counted:
                     runs[case].append(found)
+        show(report, runs)
+        bench_commands(report, folder, repeats)
+
+
+def show(report: Report, runs: dict[Case, list[list[float]]]) -> None:
+    """The table of first batches, and its bars."""
     table: list[list[Any]] = []
     for (loader, where, sources, step), found in runs.items():
         median = [statistics.median(values) for values in zip(*found, strict=True)]

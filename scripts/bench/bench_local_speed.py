@@ -6,7 +6,9 @@ rows.
 
 Rows of 2,048 random tokens in batches of 128, shuffled by the braid, delivered as jax arrays. The
 floor gathers shuffled rows of the same corpus from a memory map into one buffer: no batch, no
-device, no order, no checksum. Each case is timed between two runs of the floor in the same process,
+device, no order, no checksum. The ``floor with jax arrays`` makes the two arrays of each batch as
+well, in the cheapest way there is, and nothing else: what is between the two floors is the price
+of delivering to jax at all. Each case is timed between two runs of the floor in the same process,
 several times; its share is the median of those pairs. ``core s per 1e9`` is the processor time of
 all threads for a billion tokens.
 
@@ -48,6 +50,8 @@ from _common import Report, run_bench, take_share, touch_memory
 
 from headrace import DataLoader, MixtureDataset, PackedBatch, TokenCache, TokenSeqDataset
 from headrace.data import AsyncDataset, PackedTokenDataset
+from headrace.feed.gathering import Buffers
+from headrace.feed.placement import Placement, batch_sharding
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 
@@ -100,6 +104,21 @@ class Floor:
             np.take(flat, rows, axis=0, out=out, mode="clip")
         return order.size * seq_len / (time.perf_counter() - started)
 
+    def speed_with_arrays(self, batches: int, seq_len: int) -> float:
+        """Tokens a second if tokens and sources of each batch become arrays of jax."""
+        flat = np.memmap(self.path, self.dtype, "r").reshape(-1, seq_len)
+        order = np.random.default_rng(1).integers(0, len(flat), (batches, BATCH))
+        buffers = Buffers()
+        placement = Placement(batch_sharding(None, None))
+        sources = np.zeros((batches, BATCH), np.int32)
+        started = time.perf_counter()
+        for rows, source in zip(order, sources, strict=True):
+            out = buffers.take(BATCH, seq_len, self.dtype)
+            np.take(flat, rows, axis=0, out=out, mode="clip")
+            arrays = placement.to_global(out, BATCH), placement.to_global(source, BATCH)
+        arrays[0].block_until_ready()
+        return order.size * seq_len / (time.perf_counter() - started)
+
 
 def loader_speed(
     dataset: AsyncDataset[Any], batches: int, skip: int, **options: Any
@@ -138,15 +157,25 @@ class Bench:
         self.core_s: dict[str, float] = {}
 
     def time(
-        self, name: str, make: Make, skip: int, *, seq_len: int = SEQ_LEN, **options: Any
+        self,
+        name: str,
+        make: Make,
+        skip: int,
+        *,
+        seq_len: int = SEQ_LEN,
+        with_arrays: bool = False,
+        **options: Any,
     ) -> None:
-        """Times batches of the datasets that ``make`` gives, one for each repetition."""
+        """Times batches of the datasets that ``make`` gives, one for each repetition; beside the
+        floor, or the one with jax arrays.
+        """
         batches = self.batches * max(1, min(SEQ_LEN // seq_len, 4))
+        floor_speed = self.floor.speed_with_arrays if with_arrays else self.floor.speed
         measurements = []
         for _ in range(self.repeats):
-            before = self.floor.speed(batches, seq_len)
+            before = floor_speed(batches, seq_len)
             speed, core_s = loader_speed(make(), batches, skip, **options)
-            floor = (before + self.floor.speed(batches, seq_len)) / 2
+            floor = (before + floor_speed(batches, seq_len)) / 2
             measurements.append((speed / floor, speed, core_s, floor))
         share, speed, core_s, floor = (
             statistics.median(column) for column in zip(*measurements, strict=True)
@@ -227,7 +256,10 @@ def bench_corpus(
             at_least=MANY_SOURCES,
         )
         short = braid(TokenSeqDataset(cache, 128))
-        bench.time("rows of 128 tokens", kept(short), 64, seq_len=128, prefetch_bytes=whole)
+        of_short = {"seq_len": 128, "prefetch_bytes": whole}
+        bench.time("rows of 128 tokens", kept(short), 64, **of_short)
+        name = "rows of 128 tokens, of the floor with jax arrays"
+        bench.time(name, kept(short), 64, with_arrays=True, **of_short)
         report.bar("rows of 128 tokens", bench.share["rows of 128 tokens"], at_least=SHORT_ROWS)
     report.bar(
         f"{dtype}, within the budget", bench.share["within the budget"], at_least=WITHIN[dtype]
