@@ -44,15 +44,15 @@ def test_lengths_under_stop_strategies(parts, stop, size, greedy):
         return  # nothing, or endless: see below
     batch = BatchSchedule(size)
     config = {str(i): w for i, w in enumerate(weights)}
-    draws = Draws(GreedyBlend(weights, batch)) if greedy else draws_of(config, batch)
-    expected = first_scan(*draws.route(np.arange(SCAN)), sizes, stop)
+    draws: Draws = Draws(GreedyBlend(weights, batch)) if greedy else draws_of(config, batch)
+    component, ordinal = draws.route(np.arange(SCAN))
+    expected = first_scan(component, ordinal, sizes, stop)
     assert mixture_length(draws, sizes, stop) == expected
 
 
 def test_lengths_where_weights_stop():
-    draws = draws_of(
-        {"a": {"step": {0: 1, 20: 0}}, "b": 1}, BatchSchedule(4)
-    )  # a is drawn 40 times
+    weights = {"a": {"step": {0: 1, 20: 0}}, "b": 1}
+    draws = draws_of(weights, BatchSchedule(4))  # a is drawn 40 times
     assert mixture_length(draws, [40, None], "first_exhausted") is None
     assert mixture_length(draws, [39, None], "first_exhausted") == draws.index_of(0, 39)
     assert (
