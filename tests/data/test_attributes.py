@@ -486,3 +486,11 @@ def test_inspect_refuses_attributes_that_cannot_be_joined(plain, tmp_path, optio
     status, printed = inspected(plain, "--attributes", option.format(kinds=kinds))
     assert status != 0
     assert re.search(problem, " ".join(printed.split())), printed
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
+def test_a_file_of_one_line_is_a_row_however_it_ends(tmp_path, ending):
+    cache = tiny_cache(tmp_path / "cache", documents=2)
+    (tmp_path / "score.jsonl").write_bytes(b'{"document": 1, "score": 7}' + ending.encode())
+    config = AttributeConfig(f"{tmp_path}/score.jsonl", key="document", missing=0.5, default=0)
+    assert open_attribute(cache, "score", config).values.tolist() == [0, 7]
