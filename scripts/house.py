@@ -543,8 +543,8 @@ def measure_names() -> Measure:
 
 
 WALKS: dict[str, int | None] = {
-    "first_batch_at": 48,
-    "batch_at": 35,
+    "first_batch_at": 49,
+    "batch_at": 37,
     "dataset": 56,
     "build": 31,
 }
