@@ -135,7 +135,8 @@ def test_a_slow_copy_of_a_mapped_chunk(stored, clock, monkeypatch):
 
 def test_a_slow_transfer(stored, clock, monkeypatch):
     loader = loader_of(stored)
-    monkeypatch.setattr(loader, "_deliver", late_at(loader._deliver, clock, 17, 17))
+    delivery = loader._horizons.loads
+    monkeypatch.setattr(delivery, "_deliver", late_at(delivery._deliver, clock, 17, 17))
     (stall,) = stalls_of(loader, clock)
     assert (stall.step, stall.cause, stall.array, stall.block) == (17, "transfer", None, None)
 

@@ -23,7 +23,7 @@ from headrace.feed.exchange import RowExchange, check_exchange
 from headrace.feed.horizon import Horizon
 from headrace.feed.host_gate import HostBarrier
 from headrace.feed.micro_batches import StepSplitter
-from headrace.feed.placement import BatchMaker, Placement
+from headrace.feed.placement import BatchMaker, HostRows, Placement
 from headrace.feed.pooled_rows import PooledRows, holders_of
 from headrace.feed.reader import Grouping, open_reader
 from headrace.metrics import IterationStats
@@ -105,7 +105,7 @@ class Delivery:
         self._deliver = None
         if order.planned is not None and not order.functions:
             maker = BatchMaker(order.planned.eos_id, order.planned.pairs)
-            self._deliver = partial(maker.of_devices, placement=placement)
+            self._deliver = partial(maker.of_devices, placement)
         # functions get whole rows, even if each device then holds only some columns
         self._reads = placement if self._deliver is not None else Placement(placement.rows_sharding)
         self.row_exchange: ExchangeSetting = check_exchange(
@@ -164,8 +164,23 @@ class Delivery:
             horizon=horizon,
         )
 
-    def to_devices(self, host: Any, step: int, stats: IterationStats) -> Any:
-        """A batch that was read, on the devices."""
+    def to_devices(
+        self, group: list[Any], first_step: int, ready: list[Any], stats: IterationStats
+    ) -> None:
+        """Takes batches of consecutive steps that were read from ``group``, and adds them to
+        ``ready`` on the devices.
+        """
+        if self._deliver is not None and self._splitter is None and isinstance(group[0], HostRows):
+            with stats.watch.phase("transfer"), stats.waits.during("transfer"):
+                self._deliver(group, ready)
+            return
+        step = first_step
+        while group:
+            ready.append(self._delivered_alone(group.pop(0), step, stats))
+            step += 1
+
+    def _delivered_alone(self, host: Any, step: int, stats: IterationStats) -> Any:
+        """A batch that comes from functions, or is put together only when the trainer takes it."""
         with stats.watch.phase("transfer"), stats.waits.during("transfer"):
             if isinstance(host, PooledRows):
                 origin = self._placement.to_global(host.origin, host.batch_size)
@@ -182,9 +197,11 @@ class Delivery:
         return Partial(split, delivered)
 
     def _deliver_arrays(self, host: Any, sizes: Sequence[int]) -> Any:
-        if self._deliver is not None:
-            return self._deliver(host)
-        return jax.tree.map(partial(self._leaf_to_devices, sizes=sizes), host)
+        if self._deliver is None:
+            return jax.tree.map(partial(self._leaf_to_devices, sizes=sizes), host)
+        ready: list[Any] = []
+        self._deliver([host], ready)
+        return ready[0]
 
     def _leaf_to_devices(self, leaf: Any, sizes: Sequence[int]) -> jax.Array:
         shape = np.shape(leaf)

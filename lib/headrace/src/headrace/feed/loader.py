@@ -7,7 +7,6 @@ does not depend on the number of processes or devices.
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 import weakref
@@ -55,6 +54,8 @@ DEFAULT_PREFETCH_BYTES = 1 << 30
 _MAX_READY = (GATHERING + 3) * GROUP
 _MOST_PLANNED = _MAX_READY + MOST_AHEAD
 """Steps beyond those that the trainer has that may be planned."""
+_SMALL_GROUP = 1 << 20
+"""Bytes up to which twice as many batches are gathered together: their work is that of a group."""
 _READY_REPLAYS = 2
 _POLL_S = 0.1
 
@@ -164,7 +165,9 @@ class DataLoader(BatchOrder):
         stats = IterationStats(self._stall_rule, WaitLog(step))
         delivery = self._horizons.loads
         read = next(iter(delivery.reader(stats, Grouping(0)).batches(step, step + 1)))
-        return _finished(delivery.to_devices(read, step, stats))
+        ready: list[Any] = []
+        delivery.to_devices([read], step, ready, stats)
+        return _finished(ready[0])
 
     def iter_from_step(self, step: int = 0) -> Prefetched[Any]:
         """Batches from ``step`` on, prepared in the background.
@@ -288,10 +291,13 @@ class DataLoader(BatchOrder):
             if gate is not None and isinstance(error, HeadraceError):
                 gate.leave(error)
             raise
-        ready = self._ready_batches(delivery)
+        batch_bytes = self._batch_bytes(delivery)
+        ready = int(np.clip(self.prefetch_bytes // 8 // batch_bytes, 1, _MAX_READY))
         # One group is taken, one ready, one delivered, the others gathered; without room for four,
         # batches come singly
         group = 0 if ready < 4 else int(np.clip(ready // (GATHERING + 3), 1, GROUP))
+        if group == GROUP and 2 * GROUP * batch_bytes <= _SMALL_GROUP:
+            group = 2 * GROUP
         gathering = min(ready // group - 3, GATHERING) if group else 0
 
         def open_reader(delivery: Delivery, horizon: Horizon) -> BatchReader:
@@ -416,10 +422,10 @@ class DataLoader(BatchOrder):
             "cannot be pickled: it holds devices and threads", field="loader", cure=cure
         )
 
-    def _ready_batches(self, delivery: Delivery) -> int:
+    def _batch_bytes(self, delivery: Delivery) -> int:
+        """Bytes of the largest batch on this host."""
         rows = self.placement.local_rows(self.schedule.max_size).size
-        batch_bytes = max(rows * delivery.row_bytes, 1)
-        return int(np.clip(self.prefetch_bytes // 8 // batch_bytes, 1, _MAX_READY))
+        return max(rows * delivery.row_bytes, 1)
 
     def _checked_step(self, step: int) -> int:
         step = as_whole("step", step)
@@ -495,14 +501,17 @@ def _finished(delivered: Any) -> Any:
 
 
 def _delivered(
-    reader: BatchReader, step: int, stop: int | None, to_devices: Callable[[Any, int], Any]
+    reader: BatchReader,
+    step: int,
+    stop: int | None,
+    to_devices: Callable[[list[Any], int, list[Any]], None],
 ) -> Iterator[list[Any]]:
     ready: list[Any] = []  # emptied by whoever takes it
-    numbers = itertools.count(step)
     try:
         for group in reader.groups(step, stop):
-            while group:
-                ready.append(to_devices(group.pop(0), next(numbers)))
+            size = len(group)
+            to_devices(group, step, ready)
+            step += size
             yield ready
             ready = []
     except Exception:

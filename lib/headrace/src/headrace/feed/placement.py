@@ -8,7 +8,7 @@ here: a training step derives everything else that it needs itself (batch/packed
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -168,15 +168,24 @@ class Placement:
 
         On CPU devices the array may share memory with ``local``: do not write to it afterwards.
         """
-        key = local.shape, local.dtype, batch_size, along_rows, seq_len
-        transfer = self._transfers.get(key)
-        if transfer is None:
-            transfer = self._transfers[key] = self._transfer(
-                local.shape, batch_size, along_rows, seq_len
-            )
+        transfer = self.transfer(local, batch_size, along_rows=along_rows, seq_len=seq_len)
         return transfer(local)
 
-    def _transfer(
+    def transfer(
+        self,
+        local: Shaped[np.ndarray, "n ..."],
+        batch_size: int,
+        *,
+        along_rows: bool = False,
+        seq_len: int | None = None,
+    ) -> Transfer:
+        """What makes global arrays of local ones like this; see :meth:`to_global`."""
+        key = local.shape, local.dtype, batch_size, along_rows, seq_len
+        if key not in self._transfers:
+            self._transfers[key] = self._made(local.shape, batch_size, along_rows, seq_len)
+        return self._transfers[key]
+
+    def _made(
         self, local_shape: tuple[Any, ...], batch_size: int, along_rows: bool, seq_len: int | None
     ) -> Transfer:
         sharding = self.rows_sharding if along_rows or len(local_shape) == 1 else self.sharding
@@ -195,6 +204,19 @@ class Placement:
         return Transfer(shape, sharding, local_index)
 
 
+_HAS_ROW_VALUES = {
+    "tokens": False,
+    "source_id": True,
+    "segment_lengths": True,
+    "document_ends": True,
+    "row_weights": True,
+    "token_mask": False,
+}
+"""Fields of :class:`HostRows`, in the order of a batch's leaves: whether they have values of rows,
+and not of tokens.
+"""
+
+
 class HostRows(NamedTuple):
     """This process's rows of one batch, as they travel to the devices.
 
@@ -209,7 +231,7 @@ class HostRows(NamedTuple):
             on, or None if all tokens are trained on.
         extras: Other columns by name, ``[local rows, local columns, ...]``, or None if there are
             none.
-        row_weights: float32 ``[local rows]``, the weight of each row's loss, or None if all are
+        row_weights: float32 ``[local rows, 1]``, the weight of each row's loss, or None if all are
             equal.
         document_ends: uint8 ``[local rows, W]``, where documents end in whole rows, or None if rows
             are not divided.
@@ -224,6 +246,12 @@ class HostRows(NamedTuple):
     extras: dict[str, np.ndarray] | None = None
     row_weights: np.ndarray | None = None
     document_ends: np.ndarray | None = None
+
+    def arrays(self) -> list[np.ndarray]:
+        """Its arrays, in the order of the leaves of a batch."""
+        extras = self.extras or {}
+        fields = [one for name in _HAS_ROW_VALUES if (one := getattr(self, name)) is not None]
+        return fields + [extras[name] for name in sorted(extras)]
 
 
 class BatchMaker:
@@ -240,29 +268,23 @@ class BatchMaker:
 
     def of_host(self, host: HostRows) -> PackedBatch:
         """The rows as a batch on the host."""
-        return self._make(host, lambda values, **_: values)
+        return self._structure(host).unflatten(host.arrays())
 
-    def of_devices(self, host: HostRows, placement: Placement) -> PackedBatch:
-        """The global batch on the devices of a placement. ``host.tokens`` belongs to it from now
-        on.
+    def of_devices(
+        self, placement: Placement, group: list[HostRows], ready: list[PackedBatch]
+    ) -> None:
+        """Moves batches of equal shapes from ``group`` to the devices of a placement, and adds
+        them to ``ready``, one by one. Their arrays belong to the batches from now on.
 
         Batches share no arrays, so a training step may donate everything that it gets.
         """
-        return self._make(host, partial(placement.to_global, batch_size=host.batch_size))
-
-    def _make(self, host: HostRows, put: Callable[..., Any]) -> PackedBatch:
-        leaves = [put(host.tokens, seq_len=host.seq_len), put(host.source_id)]
-        if host.segment_lengths is not None:
-            leaves.append(put(host.segment_lengths, along_rows=True))
-        if host.document_ends is not None:
-            leaves.append(put(host.document_ends, along_rows=True))
-        if host.row_weights is not None:
-            leaves.append(put(host.row_weights[:, None], along_rows=True))
-        if host.token_mask is not None:
-            leaves.append(put(host.token_mask, seq_len=host.seq_len))
-        if host.extras is not None:
-            leaves += [put(host.extras[name], seq_len=host.seq_len) for name in sorted(host.extras)]
-        return jax.tree.unflatten(self._structure(host), leaves)
+        structure = self._structure(group[0])
+        transfers = _transfers(group[0], placement)
+        while group:
+            arrays = group.pop(0).arrays()
+            ready.append(
+                structure.unflatten([put(one) for put, one in zip(transfers, arrays, strict=True)])
+            )
 
     def _structure(self, host: HostRows) -> Any:
         """The tree structure that makes a batch of the leaves."""
@@ -289,6 +311,18 @@ class BatchMaker:
             )
             self._structures[key] = jax.tree.structure(batch)
         return self._structures[key]
+
+
+def _transfers(host: HostRows, placement: Placement) -> list[Transfer]:
+    """What moves each of :meth:`HostRows.arrays`."""
+    along = [rows for name, rows in _HAS_ROW_VALUES.items() if getattr(host, name) is not None]
+    along += [False] * len(host.extras or ())
+    return [
+        placement.transfer(one, host.batch_size, along_rows=True)
+        if along_rows
+        else placement.transfer(one, host.batch_size, seq_len=host.seq_len)
+        for one, along_rows in zip(host.arrays(), along, strict=True)
+    ]
 
 
 def fresh_copy(batch: Any) -> Any:

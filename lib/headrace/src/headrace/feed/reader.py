@@ -293,7 +293,7 @@ class PlannedReader(BatchReader):
             None if plan.segments is None else _at_places(steps, plan.segments[rows].copy())
         )  # may be donated
         weights = served.loss_weights_at(plan.first_step + steps.row_step, plan.source[rows])
-        weights = None if weights is None else _at_places(steps, weights)
+        weights = None if weights is None else _at_places(steps, weights)[:, None]
         ends = None if plan.ends is None else _at_places(steps, plan.ends[rows].copy())
         add_ends_by_token(ends, served.sources, source_id, tokens)
         return HostRows(tokens, source_id, 0, plan.seq_len, segments, mask, extras, weights, ends)
