@@ -33,7 +33,7 @@ typedef struct {
     u64 key, part, first, keyed;
 } Placed;
 
-EXPORT u64 headrace_spec_bytes(void) { return sizeof(Spec); } // order/braid/kernel.py asks
+EXPORT u64 headrace_spec_bytes(void) { return sizeof(Spec); } // order/braid/table.py asks
 EXPORT u64 headrace_epoch_bytes(void) { return sizeof(Epoch); }
 EXPORT u64 headrace_placed_bytes(void) { return sizeof(Placed); }
 
