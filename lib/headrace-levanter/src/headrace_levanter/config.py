@@ -147,8 +147,8 @@ def steps_done(run_dir: str) -> int:
     """Steps that are done at Levanter's latest checkpoint in a folder, which has the number of the
     last of them; 0 if there is none.
     """
-    found = discover_checkpoint_candidates(run_dir)
-    return max((candidate.step + 1 for candidate in found), default=0)
+    candidates = discover_checkpoint_candidates(run_dir)
+    return max((candidate.step + 1 for candidate in candidates), default=0)
 
 
 def config_beside(run_dir: str | None, config: LmDataConfig) -> LmDataConfig:

@@ -78,8 +78,8 @@ def write_levanter(
             value=cache.path,
             cure=f"Convert what it was made of: {packs.cache}.",
         )
-    gone = Intervals.union([stored_documents(cache, cache.removed()), cache.moved_away])
-    leaves = [_Rows.of(cache, name, gone) for name in (TOKENS, *cache.leaves)]
+    left_out = Intervals.union([stored_documents(cache, cache.removed()), cache.moved_away])
+    leaves = [_Rows.of(cache, name, left_out) for name in (TOKENS, *cache.leaves)]
     ledger = _ledger(cache, leaves, form, np.dtype(dtype).name)
     is_done = _check_vacant(output, ledger)
     with lease(output) as held_lease:
@@ -100,25 +100,27 @@ class _Rows:
 
     Attributes:
         leaf: The leaf.
-        gone: The documents that are left out.
-        gone_values: Their values.
+        left_out: The documents that are left out.
+        left_out_values: Their values.
     """
 
     leaf: CacheLeaf
-    gone: Intervals
-    gone_values: Intervals
+    left_out: Intervals
+    left_out_values: Intervals
 
     @classmethod
-    def of(cls, cache: TokenCache, name: str, gone: Intervals) -> _Rows:
-        return cls(cache.leaf(name), gone, Intervals.union([value_ranges(cache, gone, name)]))
+    def of(cls, cache: TokenCache, name: str, left_out: Intervals) -> _Rows:
+        return cls(
+            cache.leaf(name), left_out, Intervals.union([value_ranges(cache, left_out, name)])
+        )
 
     @property
     def count(self) -> int:
-        return self.leaf.num_documents - self.gone.total
+        return self.leaf.num_documents - self.left_out.total
 
     @property
     def values(self) -> int:
-        return self.leaf.num_elements - self.gone_values.total
+        return self.leaf.num_elements - self.left_out_values.total
 
     @cached_property
     def of_parts(self) -> list[_Rows]:
@@ -127,7 +129,7 @@ class _Rows:
         documents = starts([part.num_documents for part in parts]).tolist()
         values = starts([part.num_elements for part in parts]).tolist()
         return [
-            _Rows(part, self.gone.within(*pairs), self.gone_values.within(*ends))
+            _Rows(part, self.left_out.within(*pairs), self.left_out_values.within(*ends))
             for part, pairs, ends in zip(parts, pairwise(documents), pairwise(values), strict=True)
         ]
 
@@ -135,18 +137,18 @@ class _Rows:
         """All values in order, in blocks."""
         first = 0
         for block in self.leaf.blocks():
-            yield block[~self.gone_values.mask(first, first + block.size)]
+            yield block[~self.left_out_values.mask(first, first + block.size)]
             first += block.size
 
     def ends(self) -> Iterator[np.ndarray]:
         """The end of each row in the values, in blocks."""
-        gone_before = starts(self.gone_values.stop - self.gone_values.start)
+        gone_before = starts(self.left_out_values.stop - self.left_out_values.start)
         first = 0
         for ends in self.leaf.ends():
-            is_left = ~self.gone.mask(first, first + ends.size)
+            is_left = ~self.left_out.mask(first, first + ends.size)
             first += ends.size
             ends = ends[is_left]
-            yield ends - gone_before[np.searchsorted(self.gone_values.start, ends)]
+            yield ends - gone_before[np.searchsorted(self.left_out_values.start, ends)]
 
 
 def _write(
@@ -228,8 +230,8 @@ def _ledger(cache: TokenCache, leaves: Sequence[_Rows], form: Form, dtype: str) 
     }
     own_fields = {"tokenizer": tokenizer, "fingerprint": cache.fingerprint, "dtype": dtype}
     names = [_shard_name(k) for k in range(len(cache.parts))] if form == "sharded" else [""]
-    if leaves[0].gone.total:
-        own_fields["removed"] = leaves[0].gone.digest()
+    if leaves[0].left_out.total:
+        own_fields["removed"] = leaves[0].left_out.digest()
     parts = leaves[0].of_parts if form == "sharded" else leaves[:1]
     rows = [part.count for part in parts]
 

@@ -221,10 +221,10 @@ def recorded_loader(kind: Literal["headrace", "levanter"]) -> Iterator[None]:
     def data_loader(self: Trainer, dataset: Any, batch: Any = None) -> Any:
         if batch is not None or not isinstance(dataset, HeadraceDataset):
             return levanter_loader(self, dataset, batch)
-        own = _loader_of(self, dataset) if kind == "headrace" else None
+        headrace_loader = _loader_of(self, dataset) if kind == "headrace" else None
         if dataset.run is not None:
-            self.add_hook(RunRecord(dataset.run, self, own))
-        return levanter_loader(self, dataset) if own is None else own
+            self.add_hook(RunRecord(dataset.run, self, headrace_loader))
+        return levanter_loader(self, dataset) if headrace_loader is None else headrace_loader
 
     Trainer.data_loader = data_loader
     try:

@@ -83,8 +83,8 @@ def command(
         rows = rows_of_step(dataset, dataset.batch_schedule, step, resolved.row_order_setting)
         _check_rows(rows, row or [])
         _check_leaf(rows, id_leaf)
-        shown = row or list(range(len(rows)))
-        described = described_rows(rows, shown, id_leaf, tokenizer, resolved.tokenizer)
+        numbers = row or list(range(len(rows)))
+        described = described_rows(rows, numbers, id_leaf, tokenizer, resolved.tokenizer)
         if row:
             _add_origins(rows, described)
     facts = {

@@ -77,8 +77,8 @@ def tell(app: typer.Typer) -> None:
     except OSError as error:
         named = f"{error.filename}: " if error.filename else ""
         cure = ". Make room, then run the same command again." if error.errno == ENOSPC else ""
-        said = f"{named}{error.strerror or error}{cure}"
-        status = _say("error", printable(redact(said)), REFUSED)
+        line = f"{named}{error.strerror or error}{cure}"
+        status = _say("error", printable(redact(line)), REFUSED)
     except Exception as error:  # noqa: BLE001  (the last place that can report it in one line)
         text = " ".join(str(error).split())
         hint = f" (a bug in headrace: please report it with the output of {DEBUG}=1)"

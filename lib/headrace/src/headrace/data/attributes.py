@@ -216,8 +216,8 @@ def joined_attribute(cache: TokenCache, name: str, config: AttributeConfig) -> A
     folder = files.join(cache.path, ATTRIBUTES_FOLDER, digest[:32])
     saved = _saved(folder, made_from)
     if saved is not None:
-        return _counted(cache, saved)
-    joined = _counted(cache, _joined(cache, name, config, entries))
+        return _with_documents_counted(cache, saved)
+    joined = _with_documents_counted(cache, _joined(cache, name, config, entries))
     _LOG.info(
         "%s: attribute %s joined from %d files: %d rows, of which %d are of no document; %d of %d"
         " documents have no value",
@@ -235,7 +235,7 @@ def joined_attribute(cache: TokenCache, name: str, config: AttributeConfig) -> A
     return joined
 
 
-def _counted(cache: TokenCache, joined: Attribute) -> Attribute:
+def _with_documents_counted(cache: TokenCache, joined: Attribute) -> Attribute:
     missing = count_documents(cache, Intervals.of_numbers(joined.without_value))
     return replace(joined, missing=missing)
 

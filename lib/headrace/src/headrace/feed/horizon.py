@@ -176,8 +176,8 @@ class Horizons(Generic[T]):
             if ended.is_closed or ended.stop is None:
                 return None
             change, stats = self._plans[ended]
-            begun = [later for later in change.all_later() if later.step == ended.stop]
-            following = self._open(ended.stop, begun[-1], stats)
+            changes = [later for later in change.all_later() if later.step == ended.stop]
+            following = self._open(ended.stop, changes[-1], stats)
             ended.close()
             return following
 

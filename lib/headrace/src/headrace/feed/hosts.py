@@ -75,8 +75,8 @@ def check_same(
             break
         compared = digests
         look_again()
-    own = [{"headrace": __version__, **named()}, description]
-    gathered = gather(devices, json.dumps(own, default=_NUMPY_TO_PLAIN).encode())
+    description_here = [{"headrace": __version__, **named()}, description]
+    gathered = gather(devices, json.dumps(description_here, default=_NUMPY_TO_PLAIN).encode())
     known, plans = zip(*(json.loads(text) for text in gathered.values()), strict=True)
     lines = host_differences(dict(zip(gathered, known, strict=True)))
     if not lines:

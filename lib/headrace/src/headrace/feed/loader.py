@@ -341,9 +341,9 @@ class DataLoader(BatchOrder):
             """Begins with what is agreed by now: a host may hear of it after the others."""
             nonlocal horizon, delivery
             if not replayed:
-                begun = horizon
+                outdated = horizon
                 horizon, delivery = self._horizons.begin(step, stats)
-                begun.close()  # last: the loader iterates all the time
+                outdated.close()  # last: the loader iterates all the time
 
         devices = self.placement.sharding.device_set
         check_same(devices, described, lambda: self._named(step), begin_again)

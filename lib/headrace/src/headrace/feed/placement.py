@@ -182,10 +182,10 @@ class Placement:
         """What makes global arrays of local ones like this; see :meth:`to_global`."""
         key = local.shape, local.dtype, batch_size, along_rows, seq_len
         if key not in self._transfers:
-            self._transfers[key] = self._made(local.shape, batch_size, along_rows, seq_len)
+            self._transfers[key] = self._new_transfer(local.shape, batch_size, along_rows, seq_len)
         return self._transfers[key]
 
-    def _made(
+    def _new_transfer(
         self, local_shape: tuple[Any, ...], batch_size: int, along_rows: bool, seq_len: int | None
     ) -> Transfer:
         sharding = self.rows_sharding if along_rows or len(local_shape) == 1 else self.sharding

@@ -238,8 +238,8 @@ class Quota(MixingPolicy):
     def counts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component in ``step``."""
         drawn, row = self._locate(step, counts=True)
-        before, after = drawn.rows(row, row + 2)
-        return after - before
+        at_begin, at_end = drawn.rows(row, row + 2)
+        return at_end - at_begin
 
     def starts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component in all steps before ``step``."""
@@ -388,18 +388,18 @@ class Quota(MixingPolicy):
             counts = self._with_rest(counts[: walked.steps + 1], chunk * CHUNK)
             self._end = chunk * CHUNK + len(counts) - 1
         else:
-            following = self._behind(chunk, chunk + 1, walked)
-        kept = _Drawn.of(counts), following
-        self._tables[chunk % len(self._tables)] = (chunk, kept)
-        return kept
+            following = self._anchor_behind(chunk, chunk + 1, walked)
+        chunk_counts = _Drawn.of(counts), following
+        self._tables[chunk % len(self._tables)] = (chunk, chunk_counts)
+        return chunk_counts
 
     def _walk_far(self, chunk: int) -> _Anchor | None:
         """The anchor many chunks behind another, None if the mixture ends before it."""
         steps = _STRIDE * CHUNK
         walked = self._walk.walk(self._anchors[chunk], chunk * CHUNK, steps, self._no_counts)
-        return None if walked.steps < steps else self._behind(chunk, chunk + _STRIDE, walked)
+        return None if walked.steps < steps else self._anchor_behind(chunk, chunk + _STRIDE, walked)
 
-    def _behind(self, before: int, chunk: int, walked: Walked) -> _Anchor:
+    def _anchor_behind(self, before: int, chunk: int, walked: Walked) -> _Anchor:
         """The anchor of a chunk, to which one walked from another."""
         anchor = self._anchors[before]
         account = walked.account

@@ -167,9 +167,9 @@ class Walk:
         walked = 0
         while walked < steps:
             span = self._span(state, first + walked, steps - walked)
-            taken = self._walk_span(span, state, counts[walked:], off[walked:])
-            walked += taken
-            if taken < span.size.size:
+            steps_walked = self._walk_span(span, state, counts[walked:], off[walked:])
+            walked += steps_walked
+            if steps_walked < span.size.size:
                 break
         late = int((off[:walked] >= 1).sum())
         return Walked(walked, self._account(state), late, float(off[:walked].max(initial=0.0)))

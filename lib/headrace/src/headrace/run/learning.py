@@ -185,11 +185,11 @@ class MixtureLearner:
         """
         if step <= self._decided:  # it goes on from an earlier checkpoint, as the lock says
             return False
-        before = self._measured
-        if before is None or before.sums.shape != losses.sums.shape:  # a source has joined
+        earlier = self._measured
+        if earlier is None or earlier.sums.shape != losses.sums.shape:  # a source has joined
             self._measured = losses
         else:
-            self._measured = before + losses
+            self._measured = earlier + losses
         if step % self._every:
             return False
         # A host that has voted on a change waits for it here, so all decide with it or without.

@@ -112,14 +112,14 @@ class _Proposal(msgspec.Struct, frozen=True):
 
     Attributes:
         request: The request.
-        before: Fingerprint of the run that is to change.
-        place: Steps that the trainer had where the program asks, which all hosts may do; None:
+        fingerprint: Fingerprint of the run that is to change.
+        asked_at: Steps that the trainer had where the program asks, which all hosts may do; None:
             another process asks.
     """
 
     request: Request
-    before: str
-    place: int | None
+    fingerprint: str
+    asked_at: int | None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -279,7 +279,7 @@ class _Asked:
     """A request of this process."""
 
     request: Request
-    place: int
+    asked_at: int
     answer: Answer | None = None
     is_withdrawn: bool = False
 
@@ -370,20 +370,20 @@ class Steering:
             PlanMismatchError: it is refused.
         """
         of_all = [one.step for one in self._iterating if one.processes == self._processes]
-        place = max(of_all, default=0)
+        asked_at = max(of_all, default=0)
         if not self._hosts.is_first:
-            key = _key(request, place)
+            key = _key(request, asked_at)
             self._await(lambda: bool(self._answers.get(key)))
             self._answers[key].pop(0).check()
             return
-        asked = _Asked(request, place)
-        self._asked.put(asked)
+        waiting = _Asked(request, asked_at)
+        self._asked.put(waiting)
         try:
-            self._await(lambda: asked.answer is not None)
+            self._await(lambda: waiting.answer is not None)
         finally:
-            asked.is_withdrawn = True
-        assert asked.answer is not None
-        asked.answer.check()
+            waiting.is_withdrawn = True
+        assert waiting.answer is not None
+        waiting.answer.check()
 
     def _await(self, is_answered: Callable[[], bool]) -> None:
         while not is_answered():
@@ -428,7 +428,7 @@ class Steering:
         """Takes requests, those of other processes too if this job has the lease of the run: of
         several that iterate it, one has. Where nobody may write, none has.
         """
-        said: set[str] = set()
+        logged_problems: set[str] = set()
         cure = f"If that job only reads the run: open_run({self._folder!r}, config, trains=False)."
         while self._takes_next():
             try:
@@ -441,16 +441,16 @@ class Steering:
                 problem = "This job answers no headrace run amend for now: %s"
                 if self._is_changed_by_another():
                     problem = "Another job changed the run, which this one does not follow: %s"
-                if problem not in said:
+                if problem not in logged_problems:
                     _LOG.warning(problem, error)
-                said.add(problem)
+                logged_problems.add(problem)
 
     def _is_changed_by_another(self) -> bool:
         """Whether the lock is of another run than this process has."""
         with suppress(HeadraceError, OSError), self.changing:
             stored = RunLock.load(self._folder)
-            own = {run.fingerprint for run in [*self._runs.values()]}
-            return stored is not None and stored.fingerprint not in own
+            fingerprints = {run.fingerprint for run in [*self._runs.values()]}
+            return stored is not None and stored.fingerprint not in fingerprints
         return False
 
     def _takes_next(self) -> bool:
@@ -460,13 +460,13 @@ class Steering:
         with suppress(Empty):
             asked = self._asked.get(timeout=_EVERY_S)
             if not asked.is_withdrawn:
-                asked.answer = self._decide(asked.request, asked.place)
+                asked.answer = self._decide(asked.request, asked.asked_at)
         return True
 
-    def _decide(self, request: Request, place: int | None = None) -> Answer:
+    def _decide(self, request: Request, asked_at: int | None = None) -> Answer:
         with self.changing:
             running = {run.fingerprint for run in self._iterating.values()}
-            proposal = _Proposal(request, min(running, default=""), place)
+            proposal = _Proposal(request, min(running, default=""), asked_at)
             answer = self._decided(proposal)
         try:
             answer.check()
@@ -482,7 +482,7 @@ class Steering:
             answer = self._hosts.ask(proposal, vote, self._is_wanted)
         if change is not None and not answer.problem:
             try:
-                self._check_unchanged(proposal.before)
+                self._check_unchanged(proposal.fingerprint)
                 change.run.lock.save(self._folder)
             except Exception as error:  # noqa: BLE001 - whatever it is, plans hold until the answer
                 answer = Answer.refusing(error)
@@ -507,8 +507,8 @@ class Steering:
         if answer is None:
             return
         self._settle(proposal, change, answer)
-        if proposal.place is not None:
-            key = _key(proposal.request, proposal.place)
+        if proposal.asked_at is not None:
+            key = _key(proposal.request, proposal.asked_at)
             self._answers.setdefault(key, []).append(answer)
 
     def _prepared(self, proposal: _Proposal) -> tuple[_Change | None, Answer]:
@@ -523,10 +523,10 @@ class Steering:
         return change, Answer(fingerprint=change.run.fingerprint)
 
     def _change(self, proposal: _Proposal) -> _Change:
-        before = proposal.before
+        fingerprint = proposal.fingerprint
         running = {run.fingerprint for run in self._iterating.values()}
-        runs = [run for run in [*self._runs.values()] if run.fingerprint == before]
-        if not runs or running - {before}:
+        runs = [run for run in [*self._runs.values()] if run.fingerprint == fingerprint]
+        if not runs or running - {fingerprint}:
             raise PlanMismatchError(
                 "is asked for a change while it comes to another one, or was opened before it",
                 field="run",
@@ -534,7 +534,7 @@ class Steering:
                 cure="Ask again, or close iterations of the run as it was opened earlier.",
             )
         amended = runs[0].after(proposal.request)
-        loaders = [one for one, run in [*self._loaders.items()] if run.fingerprint == before]
+        loaders = [one for one, run in [*self._loaders.items()] if run.fingerprint == fingerprint]
         return _Change(amended, {one: one.delivery_of(amended.dataset) for one in loaders})
 
     def _hold(self, step: int, loaders: Iterable[DataLoader]) -> None:
@@ -560,7 +560,7 @@ class Steering:
             return
         is_agreed = not answer.problem
         for run in [*self._runs.values()]:
-            if is_agreed and run.fingerprint == proposal.before:
+            if is_agreed and run.fingerprint == proposal.fingerprint:
                 run.become(change.run)
         for loader, delivery in change.deliveries.items():
             loader.go_on(delivery if is_agreed else None)
@@ -669,8 +669,8 @@ _OTHER_RUNS = Answer(
 )
 
 
-def _key(request: Request, place: int) -> bytes:
-    return msgspec.json.encode((request, place))
+def _key(request: Request, asked_at: int) -> bytes:
+    return msgspec.json.encode((request, asked_at))
 
 
 _steerings: dict[str, Steering] = {}
