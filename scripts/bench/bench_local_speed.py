@@ -111,12 +111,14 @@ class Floor:
         buffers = Buffers()
         placement = Placement(batch_sharding(None, None))
         sources = np.zeros((batches, BATCH), np.int32)
+        tokens = placement.to_global(buffers.take(BATCH, seq_len, self.dtype), BATCH)
         started = time.perf_counter()
         for rows, source in zip(order, sources, strict=True):
             out = buffers.take(BATCH, seq_len, self.dtype)
             np.take(flat, rows, axis=0, out=out, mode="clip")
-            arrays = placement.to_global(out, BATCH), placement.to_global(source, BATCH)
-        arrays[0].block_until_ready()
+            tokens = placement.to_global(out, BATCH)
+            placement.to_global(source, BATCH)
+        tokens.block_until_ready()
         return order.size * seq_len / (time.perf_counter() - started)
 
 

@@ -88,12 +88,12 @@ def test_conditions_leave_out_the_same_documents_of_every_store(written, where, 
         assert stored[name] - unused * (name == "removed_tokens") == plain[name]
     assert stored["dropped_tokens"] >= 0
     assert plain["removed_documents"] > 0
-    trained = [
-        np.unique(rows.read(np.arange(len(rows))).tokens)
-        for cache in (open_cache("plain"), written)
-        for rows in load_config(overrides=overrides(cache, where)).datasets().values()
-    ]
-    missing = np.setxor1d(*trained)
+
+    def trained_on(cache):
+        (rows,) = load_config(overrides=overrides(cache, where)).datasets().values()
+        return np.unique(rows.read(np.arange(len(rows))).tokens)
+
+    missing = np.setxor1d(trained_on(open_cache("plain")), trained_on(written))
     assert missing.size <= 0.1 * DOCUMENTS  # what fills no row; zeros for what is left out
 
 
