@@ -81,5 +81,5 @@ if (
     importlib.util.find_spec("levanter") is None
 ):  # it needs Python 3.12: .ci/run newest runs its tests there
     _SEAM = Path("lib/headrace-levanter/src/headrace_levanter")
-    _NAMES = ("config", "dataset", "drop_in", "leaving", "loader", "train_lm")
+    _NAMES = ("config", "dataset", "drop_in", "leaving", "loader", "recording", "train_lm")
     collect_ignore += [str(_SEAM / f"{name}.py") for name in _NAMES]

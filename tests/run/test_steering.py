@@ -250,8 +250,8 @@ def test_a_job_says_that_another_one_has_the_lease_and_changed_the_run(
         run = open_run(root / "run", config)
         with run.loader() as loader, loader.iter_from_step() as batches:
             next(batches)
-            wait_for(lambda: "This job answers no headrace run amend" in caplog.text)
-            assert f"process {evaluation.pid}" in caplog.text
+            wait_for(lambda: f"process {evaluation.pid}" in caplog.text)
+            assert "This job answers no headrace run amend" in caplog.text
             assert "trains=False" in caplog.text
             ask(run.folder, Request.of(AmendmentConfig(3000, weights={"a": 5}), {}), 600)
             wait_for(lambda: "Another job changed the run" in caplog.text)

@@ -108,6 +108,7 @@ def tokens_of_rows(dataset: PlannedDataset, rows: Int64[np.ndarray, " n"]) -> In
 
     Example:
         >>> import headrace.testing
+        >>> from headrace import TokenSeqDataset
         >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
         >>> tokens_of_rows(dataset, np.array([5, 0, 1]))
         Intervals(0..16, 40..48)

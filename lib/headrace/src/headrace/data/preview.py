@@ -65,6 +65,7 @@ def preview(rows: StepRows) -> Preview:
 
     Example:
         >>> import headrace.testing
+        >>> import numpy as np
         >>> from headrace import TokenSeqDataset
         >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
         >>> rows = preview(dataset.rows_of_examples(np.array([0])))

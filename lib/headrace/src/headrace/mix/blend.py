@@ -244,7 +244,7 @@ class Blend:
         Example:
             >>> lines = Blend({"a": {"linear": {10: 1, 20: 2}}, "b": 3}).lines_at(5, first=10)
             >>> lines.pieces.tolist(), lines.stop
-            ([[0.0, -10.0], [10.0, -9.0], [1.0, 3.0], [2.0, 3.0], [1.0, 1.0]], 10)
+            ([[0.0, 0.0], [10.0, 10.0], [1.0, 3.0], [2.0, 3.0], [1.0, 1.0]], 10)
         """
         if self.flat is None:
             return None
