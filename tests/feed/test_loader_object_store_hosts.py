@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import unquote
 
 import jax
@@ -67,7 +68,7 @@ class HostPlacement(Placement):
             self.number * batch_size // self.hosts, (self.number + 1) * batch_size // self.hosts
         )
 
-    def transfer(self, local, batch_size, **_):
+    def transfer(self, local, batch_size, **_) -> Any:
         return jax.device_put
 
 
