@@ -49,7 +49,8 @@ def refusal_of(check: Callable[[], None]) -> ConfigError | None:
 def test_below_is_by_whole_steps(one, other):
     above = Location.parse(f"s3://b/{one}")
     assert not above.is_below(above)
-    assert Location.parse(f"s3://b/{one.rstrip('/')}/{other}").is_below(above) or not one.strip("/")
+    if one.strip("/") and other.strip("/"):  # slashes alone name the folder itself
+        assert Location.parse(f"s3://b/{one.rstrip('/')}/{other}").is_below(above)
     assert not Location.parse(f"s3://b/{one}#{other.replace('/', '')}").is_below(above)
     assert not Location.parse(f"s3://c/{one}/{other}").is_below(above)
 
