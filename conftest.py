@@ -54,8 +54,10 @@ if (
         "JAX_COMPILATION_CACHE_DIR": _PROGRAMS,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    sys.path.insert(0, str(Path(__file__).with_name("lib") / "headrace"))
+_CORE = Path(__file__).with_name("lib") / "headrace"  # not there in an unpacked sdist
+if "PYTEST_XDIST_WORKER" not in os.environ and _CORE.is_dir():
+    # A changed C file is compiled before anything imports the library; once, not by each worker.
+    sys.path.insert(0, str(_CORE))
     import build_native
 
     build_native.rebuild()
