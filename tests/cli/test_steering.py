@@ -17,7 +17,8 @@ import pytest
 from headrace import ComponentConfig, LmDataConfig, RunLog, load_config, open_run
 from headrace.errors import PlanMismatchError
 from headrace.report.blame import blame
-from headrace.run import Run
+from headrace.run import Run, steering
+from headrace.run.steering import ask
 from headrace.store.lease import LEASE_NAME
 from headrace.testing import remove, tiny_cache
 
@@ -132,7 +133,15 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_path: Path):
+def asks_twice(*request: Any) -> None:
+    """As if a command that was killed had asked for the same before."""
+    ask(*request)
+    ask(*request)
+
+
+def test_a_running_job_goes_on_as_its_config_was_edited(
+    headrace: Headrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     caches = {name: tiny_cache(tmp_path / name, seed=seed).path for seed, name in enumerate("abc")}
     fields: dict[str, Any] = {
         "components": {name: {"cache": caches[name]} for name in "ab"},
@@ -168,6 +177,11 @@ def test_a_running_job_goes_on_as_its_config_was_edited(headrace: Headrace, tmp_
         at_1100 = ("--step", "1100", "--live")
         for weight in (2, 7, 5):  # the last word is that of the run
             assert headrace(*amend, f"components.a.weight={weight}", *at_1100).code == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(steering, "ask", asks_twice)
+            asked_before = headrace(*amend, "components.a.weight=4", *at_1100)
+        assert "goes on so already" in asked_before.out
+        assert headrace(*amend, "components.a.weight=5", *at_1100).code == 0
         twice = headrace(*amend, "components.a.weight=7", "--step", "1050", "--live").err
         stopped = twice.split("Stop the job, then: headrace ")[1].split()
         seed = headrace(*amend, "seed=7", "--step", "1200", "--live")

@@ -193,7 +193,13 @@ def amend(
         raise typer.Exit(1)
     if live:
         typed = [run, config, *(settings or []), "--step", str(step)]
-        _ask(run, _live_request(lock, changes, edited, typed), wait, as_json)
+        request = _live_request(lock, changes, edited, typed)
+
+        def is_done() -> bool:
+            changed = lock_in(run, "RUN")
+            return _changes(changed, run, config, settings, step, newest_caches)[0].same
+
+        _ask_as_edited(run, request, is_done, wait, as_json)
         return
     if not as_json:
         _show_changes(changes, run, False)
@@ -283,6 +289,23 @@ def _ask(run: str, request: Request, wait: float, as_json: bool) -> None:
         return
     say(f"From step {amendment.step:,} on: {', '.join(_written(amendment).splitlines())}")
     say(f"Written into {run}/lock.json; the job goes on with it.")
+
+
+def _ask_as_edited(
+    run: str, request: Request, is_done: Callable[[], bool], wait: float, as_json: bool
+) -> None:
+    """Asks a running job for the changes of an edited config. A command like this one that was
+    killed may have asked for them: then the job refuses what it did meanwhile.
+    """
+    try:
+        _ask(run, request, wait, as_json)
+    except (ConfigError, PlanMismatchError):
+        if not is_done():
+            raise
+        if as_json:
+            say_json({"run": run, "written": False})
+        else:
+            say(f"{run} goes on so already: the job did it when it was asked before.")
 
 
 def _typed_amendment(
