@@ -131,8 +131,8 @@ class HostPlacement(Placement):
             self.number * batch_size // self.hosts, (self.number + 1) * batch_size // self.hosts
         )
 
-    def to_global(self, local: np.ndarray, batch_size: int, **_: Any) -> jax.Array:
-        return jax.device_put(local)
+    def transfer(self, local: Any, batch_size: int, **_: Any) -> Any:
+        return jax.device_put
 
 
 _patching = threading.Lock()
