@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Float64
 from headrace import DataLoader, LmDataConfig, PackedBatch, TokenCache
 from headrace.batch import pack_rows
 from headrace.data import PlannedDataset
-from headrace.demo import Transformer, make_optimizer
+from headrace.demo import Transformer, make_optimizer, train_step
 from headrace.testing import SlowArray, with_arrays
 
 
@@ -57,6 +57,19 @@ class ModelSpec:
         return Transformer(
             self.vocab_size, dim=self.dim, layers=self.layers, heads=self.heads, key=key
         )
+
+
+class Computing(eqx.Module):
+    """A model that computes in another type than that of its weights; its logits are float32."""
+
+    model: Transformer
+    dtype: str = eqx.field(static=True)
+
+    def __call__(self, *row: Array) -> Float[Array, "seq vocab"]:
+        def cast(leaf: Any) -> Any:
+            return leaf.astype(self.dtype) if eqx.is_inexact_array(leaf) else leaf
+
+        return jax.tree.map(cast, self.model)(*row).astype(jnp.float32)
 
 
 @dataclass(frozen=True)
@@ -114,8 +127,8 @@ def train(
         progress: Told the steps done and the loss.
     """
     optimizer = _optimizer(steps, model.peak_lr)
-    weights = model.initial(seed)
-    state = optimizer.init(eqx.filter(weights, eqx.is_array))
+    trained: Any = Computing(model.initial(seed), model.compute)
+    state = optimizer.init(eqx.filter(trained, eqx.is_array))
     when = {round(steps * (k + 1) / evaluations) for k in range(evaluations)}
     curve: list[list[float]] = []
     losses: list[Array] = []
@@ -124,14 +137,12 @@ def train(
     with _loader(config) as loader, loader.iter_from_step(0) as batches:
         started = time.perf_counter()
         for step in range(steps):
-            weights, state, loss = _train_step(
-                weights, state, optimizer, next(batches), model.compute
-            )
+            trained, state, loss = train_step(trained, state, optimizer, next(batches))
             losses.append(loss)
             if step + 1 in when:
                 jax.block_until_ready(loss)
                 training_s += time.perf_counter() - started
-                per_row = row_losses(weights, evaluation.tokens)
+                per_row = row_losses(trained.model, evaluation.tokens)
                 curve.append([step + 1, float(per_row.mean())])
                 by_name = evaluation.by_name(per_row)
                 if progress is not None:
@@ -153,7 +164,7 @@ def train(
         "bytes_read": reads.bytes_read,
         "examples": reads.examples_requested,
     }
-    return TrainedRun(weights, record)
+    return TrainedRun(trained.model, record)
 
 
 def data_alone(config: LmDataConfig, *, steps: int, latency_s: float = 0.0) -> float:
@@ -186,32 +197,6 @@ def row_losses(
 def read_rows(dataset: PlannedDataset, indices: np.ndarray) -> np.ndarray:
     """Tokens of rows, int32 ``[n, seq]``."""
     return np.asarray(dataset.read(indices).token_ids, np.int32)
-
-
-@eqx.filter_jit
-def _train_step(
-    model: Transformer,
-    state: optax.OptState,
-    optimizer: optax.GradientTransformation,
-    batch: PackedBatch,
-    compute: str,
-) -> tuple[Transformer, optax.OptState, Float[Array, ""]]:
-    """The demo's step, whose matrix products may be in a shorter type."""
-
-    def loss_of(weights: Transformer) -> Float[Array, ""]:
-        def cast(leaf: Any) -> Any:
-            return leaf.astype(compute) if eqx.is_inexact_array(leaf) else leaf
-
-        computing = jax.tree.map(cast, weights)
-        logits = jax.vmap(computing)(batch.tokens, batch.position_ids, batch.segment_ids)
-        nll = optax.softmax_cross_entropy_with_integer_labels(
-            logits.astype(jnp.float32), batch.labels
-        )
-        return (batch.token_weights * nll).sum() / jnp.maximum(1.0, batch.token_weights.sum())
-
-    loss, gradients = eqx.filter_value_and_grad(loss_of)(model)
-    updates, state = optimizer.update(gradients, state, eqx.filter(model, eqx.is_array))
-    return eqx.apply_updates(model, updates), state, loss
 
 
 @eqx.filter_jit

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,13 +24,13 @@ from urllib.parse import unquote
 import jax
 import numpy as np
 from _common import Report, run_bench
+from bench_object_store import HostPlacement
 from jax.sharding import Mesh
 
 from headrace import ComponentConfig, DataLoader, LmDataConfig
 from headrace.analysis.simulate.replay import Windows, replay
 from headrace.data import MixtureDataset
 from headrace.feed import loader as loader_module
-from headrace.feed.placement import Placement
 from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.order.shuffle_config import BraidShuffleConfig
 from headrace.pack.spec import PackingConfig
@@ -94,20 +95,6 @@ def memory_of(dataset: MixtureDataset, hosts: int) -> int:
     return int(OPEN * TOUCHED * strands / hosts) + 64
 
 
-class HostPlacement(Placement):
-    """One device in place of all those of a host."""
-
-    number = 0
-    hosts = 1
-
-    def local_rows(self, batch_size: int) -> np.ndarray:
-        first, stop = (batch_size * host // self.hosts for host in (self.number, self.number + 1))
-        return np.arange(first, stop)
-
-    def transfer(self, local: Any, batch_size: int, **_: Any) -> Any:
-        return jax.device_put
-
-
 class Counted(FaultProxy):
     """Counts requests for chunks of tokens."""
 
@@ -132,8 +119,8 @@ def count_at_server(server: Counted, dataset: MixtureDataset, hosts: int) -> flo
     device = Mesh(np.array(jax.devices()[:1]), ("data",))
     server.chunks = 0
     for number in range(hosts):
-        host = type("Host", (HostPlacement,), {"number": number, "hosts": hosts})
-        with patch.object(loader_module, "Placement", host):
+        placement = partial(HostPlacement, number=number, hosts=hosts)
+        with patch.object(loader_module, "Placement", placement):
             loader = DataLoader(dataset, mesh=device, prefetch_bytes=memory, row_exchange="off")
         with loader, loader.iter_from_step(0) as batches:
             for _ in batches:

@@ -30,15 +30,13 @@ def stage_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) ->
     if not blend.is_constant:
         problem = "knows constant weights only, and these change with the step"
         raise ConfigError(problem, field="policy", value=policy, cure="Use policy: quota.")
-    if (
-        blend.flat is not None
-    ):  # as written: the originals normalise themselves, and twice is not the same to the bit
+    # As written: the originals normalise themselves, and twice is not the same to the bit
+    if blend.flat is not None:
         weights = [w.points[0][1] * w.scale for w in blend.flat]
     else:
         weights = blend.at(np.zeros(1, np.int64))[0].tolist()
-    by_name = dict(
-        zip(blend.names, weights, strict=True)
-    )  # the blend may list its leaves in another order
+    # The blend may list its leaves in another order
+    by_name = dict(zip(blend.names, weights, strict=True))
     return [by_name.get(name, 0.0) for name in inputs.names]
 
 

@@ -84,7 +84,7 @@ from headrace.order.braid.spec import MAX_HOSTS
 from headrace.order.holdout import ValidationConfig
 from headrace.order.residency import checked_budget
 from headrace.order.seeds import check_seed
-from headrace.order.shuffle_config import BraidShuffleConfig, Shuffle, check_shuffle, shuffle_of
+from headrace.order.shuffle_config import BraidShuffleConfig, Shuffle, check_shuffle
 from headrace.order.subset import SubsetConfig
 from headrace.pack.spec import check_packing
 from headrace.store.cache import TokenCache
@@ -493,8 +493,7 @@ class LmDataConfig:
 
     def shuffle_for(self, name: str) -> Shuffle:
         """How a component is shuffled: its own setting, or the config's."""
-        own_shuffle = self.components[name].shuffle
-        return shuffle_of(self.shuffle if own_shuffle is None else own_shuffle)
+        return self.components[name].shuffle_or(self.shuffle)
 
     def _scores(self, caches: Mapping[str, TokenCache]) -> dict[str, RowScores]:
         """What computes the scores of rows, of each component that is shuffled by a number."""

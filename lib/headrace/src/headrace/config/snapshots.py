@@ -35,7 +35,7 @@ from headrace.mix.amendments import number_of_each
 from headrace.mix.stage_config import AmendmentConfig, added_later
 from headrace.order.holdout import ValidationConfig
 from headrace.order.intervals import Intervals
-from headrace.order.shuffle_config import ShuffleConfig, shuffle_of
+from headrace.order.shuffle_config import ShuffleConfig
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.snapshots import History, Snapshot, choose_snapshot, parse_history
@@ -266,8 +266,7 @@ def _check_can_grow(
     gained: Snapshot,
 ) -> None:
     """Raises ConfigError if no component can stand beside one for what its caches gain."""
-    own_shuffle = shuffle if component.shuffle is None else component.shuffle
-    scored_by = shuffle_of(own_shuffle).scored_by or ""
+    scored_by = component.shuffle_or(shuffle).scored_by or ""
     limits = {
         "max_tokens": component.max_tokens,
         "max_share": component.max_share,

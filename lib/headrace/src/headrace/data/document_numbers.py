@@ -256,11 +256,10 @@ def lengths_of_documents(cache: TokenCache) -> Int64[np.ndarray, " documents"]:
         [44, 33, 27, 14]
     """
     tokens = np.zeros(cache.num_originals, np.int64)
-    for first in range(0, cache.num_documents, _CHUNK):
-        stop = min(first + _CHUNK, cache.num_documents)
-        numbers = cache.originals(np.arange(first, stop))
+    for positions, numbers in cache.number_ranges():
         is_document = numbers < tokens.size
-        np.add.at(tokens, numbers[is_document], cache.lengths(first, stop)[is_document])
+        lengths = cache.lengths(positions.start, positions.stop)
+        np.add.at(tokens, numbers[is_document], lengths[is_document])
     return tokens
 
 

@@ -35,7 +35,6 @@ from headrace.store.snapshots import history_of
 
 if TYPE_CHECKING:
     from headrace.batch.packed_batch import PackedBatch
-    from headrace.config.lm_data import LmDataConfig
     from headrace.data.phased import RunDataset
 
 _Entries: TypeAlias = dict[str, tuple[tuple[str, ...], Any]]

@@ -8,7 +8,7 @@ created at their first use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import compress
@@ -521,10 +521,9 @@ class TokenCache:
             array([5, 6, 7])
         """
         ordered = np.zeros(self.num_documents, values.dtype)
-        for first in range(0, ordered.size, _DOCUMENTS):
-            numbers = self.originals(np.arange(first, min(first + _DOCUMENTS, ordered.size)))
+        for positions, numbers in self.number_ranges():
             is_document = numbers < values.size
-            ordered[first : first + numbers.size][is_document] = values[numbers[is_document]]
+            ordered[positions][is_document] = values[numbers[is_document]]
         return ordered
 
     def by_number(self, values: np.ndarray) -> np.ndarray:
@@ -538,12 +537,18 @@ class TokenCache:
             array([5, 6, 7])
         """
         ordered = np.zeros(self.num_originals, values.dtype)
-        for first in range(0, values.size, _DOCUMENTS):
-            some = values[first : first + _DOCUMENTS]
-            numbers = self.originals(np.arange(first, first + some.size))
+        for positions, numbers in self.number_ranges():
             is_document = numbers < ordered.size
-            ordered[numbers[is_document]] = some[is_document]
+            ordered[numbers[is_document]] = values[positions][is_document]
         return ordered
+
+    def number_ranges(self) -> Iterator[tuple[slice, Int64[np.ndarray, " n"]]]:
+        """All stored positions, a range at a time, and the numbers of their documents; those of
+        padding are beyond all of documents.
+        """
+        for first in range(0, self.num_documents, _DOCUMENTS):
+            positions = np.arange(first, min(first + _DOCUMENTS, self.num_documents))
+            yield slice(first, first + positions.size), self.originals(positions)
 
     def pieces_of(self, stored_number: int) -> list[int]:
         """Stored positions of all pieces of the document that has one at this position."""

@@ -375,7 +375,8 @@ def _opened(
             root = files.absolute(path)
             if raw:
                 table = parse_table(files.join(root, TABLE_NAME), raw)
-                # A request for all of the group, and one to see that arrays are those of the ledger
+                # Opening a cache takes two requests and `reads` more. Here all of a group take two:
+                # for its file, and to see that the last member's arrays are those of its ledger.
                 table.reads = 0 if number == group[-1] else -2
                 if number == group[-1]:
                     check_first(root, table)
