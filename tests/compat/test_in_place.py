@@ -596,6 +596,23 @@ def test_documents_of_several_sequences_are_one(tmp_path, dtype, each):
     assert cache.lengths(3, 9).tolist() == [len(text) for text in texts[3:9]]
 
 
+def test_megatrons_order_of_documents_of_several_sequences_is_refused(tmp_path):
+    """Its GPT data shuffles sequences: seen with megatron-core 0.16.1."""
+    fields = {"compat": {"system": "megatron"}, "seq_len": 9, "batch_size": 2, "num_steps": 5}
+    texts = random_texts(4, 20, 30)
+    for each in (1, 3):
+        path = str(write_megatron(tmp_path / f"{each}_document", texts, each=each))
+        config = config_of(tmp_path, {"cache": path}, **fields)
+        if each == 1:
+            assert len(config.dataset()) == 10
+            continue
+        with pytest.raises(ConfigError, match="not one sequence") as refused:
+            config.dataset()
+        assert (refused.value.field, refused.value.value) == ("components.a.cache", path)
+        limits = open_cache(path).ledger.metadata["limits"]
+        assert any("each sequence as one" in limit for limit in limits)
+
+
 def test_another_format_or_dtype_than_the_files_is_refused(tmp_path):
     base = megatron_pair(tmp_path)
     with pytest.raises(ConfigError, match="uint16") as refused:

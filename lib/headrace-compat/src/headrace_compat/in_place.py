@@ -53,6 +53,7 @@ class TokenFile:
         digest: Digest of its headers, its size, and samples.
         leaves: Arrays with a number for each token, by name.
         piece: Number of the piece of a file with several parts; None: the part is the whole file.
+        limits: What this file cannot promise, though others of its format may.
     """
 
     path: str
@@ -64,6 +65,7 @@ class TokenFile:
     digest: str
     leaves: Mapping[str, StoredArray] = field(default_factory=dict[str, StoredArray])
     piece: int | None = None
+    limits: tuple[str, ...] = ()
 
     @property
     def documents(self) -> int:
@@ -110,6 +112,7 @@ class FileStore(Layout):
         self._check_signed_ids(settings)
         sources = {file.path: file.size for file in self.files}
         short_names = dict(zip(sources, _part_names([*sources]), strict=True))
+        own_limits = dict.fromkeys(limit for file in self.files for limit in file.limits)
         self.ledger = Ledger(
             finished=True,
             tokenizer=settings.tokenizer(dtype),
@@ -123,7 +126,7 @@ class FileStore(Layout):
                 for path, size in sources.items()
             ],
             parts=[_record(file, short_names[file.path]) for file in self.files],
-            metadata={FORMAT: name, LIMITS: list(limits), WHOLE_FILES: whole_files},
+            metadata={FORMAT: name, LIMITS: [*limits, *own_limits], WHOLE_FILES: whole_files},
             code_version=name,
         )
 

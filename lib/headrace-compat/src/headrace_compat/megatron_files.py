@@ -42,6 +42,10 @@ _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16
 _OTHER_DTYPES = {6: "float64", 7: "float32"}
 _HEADER = len(MAGIC) + 8 + 1 + 8 + 8
 _HEAD_BYTES = 1 << 16
+NOT_ONE_SEQUENCE = (
+    "Some documents are not one sequence. Each is one document here; Megatron's GPT data takes each"
+    " sequence as one."
+)
 
 
 class MegatronFiles(FileStore):
@@ -126,7 +130,8 @@ def _token_file(prefix: str) -> TokenFile:
         raise corrupt(url, problem)
     digest = digest_of("megatron", data, data_size, 0, head, repr((index_size, end)).encode())
     offsets = _offsets(index, index_size, tokens)
-    return TokenFile(data, data_size, index.dtype.name, 0, tokens, offsets, digest)
+    limits = () if index.bounds == index.sequences + 1 else (NOT_ONE_SEQUENCE,)
+    return TokenFile(data, data_size, index.dtype.name, 0, tokens, offsets, digest, limits=limits)
 
 
 def _parse(url: str, head: bytes) -> _Index:

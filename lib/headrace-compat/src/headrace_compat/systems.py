@@ -35,10 +35,12 @@ from headrace.mix.policies.kind import PolicyInputs
 from headrace.mix.schedule import BatchSchedule
 from headrace.pack.saved_plans import first_tokens
 from headrace.store.cache import TokenCache
+from headrace.store.layouts import LIMITS
 from headrace_compat.constant_weights import stage_weights
 from headrace_compat.gpt_index import GptIndex
 from headrace_compat.listed import ListedDataset, Listing
 from headrace_compat.megatron import megatron_sizes, split_documents
+from headrace_compat.megatron_files import NOT_ONE_SEQUENCE
 
 _OF_RUN = ("validation", "subset", "max_epochs", "amendments")
 _OF_COMPONENT = (
@@ -229,6 +231,15 @@ def _gpt(
 ) -> Listing:
     overlap = int(compat.extra_token)
     seq_len = config.phases[0][1]
+    if any(NOT_ONE_SEQUENCE in one.ledger.metadata.get(LIMITS, ()) for one in cache.members):
+        raise ConfigError(
+            "has documents that are not one sequence, and Megatron shuffles sequences: its samples"
+            " would be others",
+            field=f"components.{name}.cache",
+            value=cache.path,
+            cure="Write each document as one sequence (preprocess_data.py without"
+            " --split-sentences), or leave compat out.",
+        )
     documents = split_documents(compat.split or "1", cache.num_documents)[side == "validation"]
     if not documents:
         cure = "Give this part a share, or leave compat.split out."
