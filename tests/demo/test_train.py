@@ -126,7 +126,10 @@ def test_a_killed_and_a_stopped_run_go_on(folder, processes):
         first
     ).items()
     assert (folder / "runs/parts/report.html").stat().st_size > 10_000
-    assert sorted(p.name for p in (folder / "runs/parts/checkpoints").iterdir()) == ["55", "60"]
+    # on a slow machine, the run may be stopped behind step 55
+    stopped_at = max(55, int(re.search(r"resumes from step (\d+)", third).group(1)))
+    kept = {p.name for p in (folder / "runs/parts/checkpoints").iterdir()}
+    assert kept == {f"{stopped_at}", "60"}
     logged = figures(folder / "runs/parts")
     assert {name for _, name in logged} == {"train/loss", "eval/a", "eval/b"}
     assert logged == figures(folder / "runs/whole")
