@@ -2,7 +2,6 @@
 headrace says.
 """
 
-import gzip
 import json
 import re
 import shlex
@@ -91,7 +90,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     )
     write_lines(tmp_path / "ids.jsonl", [{"ids": [1, 2, 50303]}] * 5)
     write_broken(tmp_path / "broken")
-    (tmp_path / "mended").mkdir()
     write_tables(tmp_path)
     write_megatron(tmp_path / "tokens_text_document")
     (tmp_path / "megatron").mkdir()
@@ -115,9 +113,6 @@ def write_broken(folder: Path) -> None:
     write_lines(folder / "column.jsonl", [{"body": f"row {k}"} for k in range(30)])
     records = [{"text": f"row {k}"} for k in range(30)]
     good = "".join(json.dumps(record) + "\n" for record in records)
-    (folder / "cut.jsonl.gz").write_bytes(gzip.compress(good.encode(), mtime=0)[:-9])
-    latin = "".join(f'{{"text": "caf\xe9 {k}"}}\n' for k in range(30))
-    (folder / "latin.jsonl").write_bytes(latin.encode("latin-1"))
     lines = good.splitlines()
     (folder / "line.jsonl").write_text("\n".join([*lines[:2], "no JSON", *lines[2:]]))
 

@@ -267,8 +267,10 @@ class SourceConfig:
     """Where the documents come from.
 
     Attributes:
-        paths: Files, folders (searched recursively, hidden files left out; datasets saved in them
-            are read as such), globs (``**`` too), braces (``part-{00..99}.parquet``) or URLs.
+        paths: Files, folders (searched recursively, symbolic links included, hidden files left out;
+            datasets saved in them are read as such), globs (``**`` too), braces
+            (``part-{00..99}.parquet``) or URLs. In a pattern, ``[*]``, ``[?]``, ``[[]`` and ``[{]``
+            stand for the letters themselves.
             ``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV`` is a dataset of the Hugging
             Face Hub or, as ``hf://./FOLDER``, on this machine (``&streaming=true`` reads it without
             a copy on disk); with ``format="python"`` a path is ``module:function``.
@@ -283,7 +285,30 @@ class SourceConfig:
             ``auto``: tokens if the files contain ids, else text.
         fields: Fields that differ from the usual ones of the kind, e.g. ``{"messages":
             "conversation"}``; ``none`` ignores a field: ``{"tools": "none"}``. Every record must
-            have the fields named here.
+            have the fields named here. Columns beside token ids are known by these names:
+
+            - 0: the token is not trained on: ``loss_mask``, ``loss_masks``, ``completion_mask``,
+              ``assistant_mask``, ``assistant_masks``, ``response_mask``, ``target_mask``,
+              ``answer_mask``, ``label_mask``, ``labels_mask``; and, with no other numbers than 0
+              and 1, ``weights``, ``loss_weights``, ``loss_weight``, ``token_weights``.
+            - 1: the token is not trained on: ``prompt_mask``, ``prompt_masks``.
+            - -100: the token is not trained on; else the id itself: ``labels``, ``label_ids``,
+              ``targets``, ``target_ids``, ``target_tokens``.
+            - So many ids at the start of a document, after padding, are not trained on (a list has
+              a number for each document of a packed record): ``prompt_len``, ``prompt_lens``,
+              ``prompt_length``, ``prompt_lengths``.
+            - The ids begin with these, which are not trained on: ``prompt_ids``,
+              ``prompt_token_ids``.
+            - The ids end with these, and only these are trained on: ``completion_ids``,
+              ``response_ids``.
+            - 0 before and after the ids: padding, which is left out: ``attention_mask``.
+            - Lengths of the documents of a packed record, each of which becomes a document:
+              ``seq_lengths``, ``seq_lens``, ``doc_lens``; their bounds, from 0 to the number of
+              ids: ``cu_seqlens``, ``cu_seq_lens``, the same with ``_q`` and ``_k``; 0 where a
+              document begins: ``position_ids``, ``input_pos``; a number that changes where one
+              begins: ``segment_ids``, ``seq_idx``, ``doc_ids``, ``document_ids``.
+
+            A mask that the first record has, every record must have.
         leaves: Further values to store for each document, by name.
         chat: Template and masks of conversations.
         fim: How documents of text or token ids are rearranged for filling in the middle; None: they
@@ -294,7 +319,8 @@ class SourceConfig:
         special_tokens_in_text: What to do with the name of a special token in a text, such as
             ``<|endoftext|>``: ``token``: it becomes that token; ``text``: it is encoded like any
             text; ``error``: the record is bad. Special tokens are those that the tokenizer marks as
-            such. In conversations, this applies to the record's strings, not to the template;
+            such, and the ``bos`` and ``eos`` of the build; other added tokens are always tokens. In
+            conversations, this applies to the record's strings, not to the template;
             ``text`` is not available there.
 
     Raises:
