@@ -1,12 +1,18 @@
-"""MaxText's own training loop on headrace's batches: the model, loss and checkpoints of the
+r"""MaxText's own training loop on headrace's batches: the model, loss and checkpoints of the
 ``maxtext`` package.
 
     python examples/maxtext_train.py run.yaml --folder out --steps 20 base_emb_dim=512
 
-MaxText needs Python 3.12 and brings its dependencies as extras (``maxtext[tpu]``,
-``maxtext[cuda12]``). For a CPU docs/coming_from.md lists them. What stands behind the options goes
-to MaxText's config. Started again with more steps, the run goes on from its last checkpoint, which
-has the iterator's state beside the model's.
+What stands behind the options goes to MaxText's config. Started again with more steps, the run goes
+on from its last checkpoint, which has the iterator's state beside the model's. MaxText needs Python
+3.12 and brings its dependencies as extras (``maxtext[tpu]``, ``maxtext[cuda12]``). For a CPU::
+
+    pip install maxtext headrace jax flax optax orbax-checkpoint grain absl-py aqtp qwix pydantic \
+        tensorboardX transformers sentencepiece omegaconf psutil etils chex drjax tokamax \
+        ml-goodput-measurement cloud-accelerator-diagnostics cloud-tpu-diagnostics \
+        google-cloud-mldiagnostics google-cloud-storage gcsfs tiktoken tensorflow-cpu datasets \
+        tensorflow-datasets jsonlines pathwaysutils einshape google-jetstream math-verify jinja2 \
+        pillow
 """
 
 # maxtext is no dependency of headrace, so its types may not be there

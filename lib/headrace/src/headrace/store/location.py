@@ -14,7 +14,12 @@ Invariant: a name that a client library would change on its way to the store is 
 anything is asked of it or written (:meth:`Location.check`, :meth:`Location.check_arrays`). Neither
 library keeps every key: TensorStore sends keys to S3 as they are, so that a server sees ``a%20b``
 as ``a b`` and the rest behind ``#`` or ``?`` not at all; on a local disk it takes a backslash for a
-slash.
+slash. So these are refused:
+
+- everywhere: a line break, a step ``.`` or ``..``, a slash at the beginning, more than 1,024 bytes;
+- as a cache: other control characters, ``//``, no key at all, more than 824 bytes; on S3 also a
+  space, ``#``, ``?`` and ``%``, on Azure a backslash;
+- on S3, ``?versionId=``.
 """
 
 from __future__ import annotations
