@@ -135,5 +135,5 @@ def test_workers_without_a_part_are_named(
     ):
         caplog.clear()
         tasks = [PartTask(f"{i:05d}", ()) for i in range(parts)]
-        assert [*engines.run_tasks("zephyr", job, tasks, workers, None)] == []
+        assert [*engines.run_tasks("zephyr", job, tasks, workers, lambda _: None)] == []
         assert " ".join(caplog.messages) == message

@@ -49,7 +49,7 @@ def test_a_terminal_sees_share_and_rates(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "140")
-    with show_progress(100) as report:
+    with show_progress(100, "building") as report:
         report(Progress(documents=1, tokens=10, text_bytes=30, stored_bytes=50))
     assert "50%" in terminal.getvalue()
     assert "tokens/s" in terminal.getvalue()

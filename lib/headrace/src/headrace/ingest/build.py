@@ -22,11 +22,9 @@ Price of resuming: one small read per part, and repeating the work on one part (
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
@@ -44,13 +42,8 @@ from headrace.errors import (
 from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import make_kind, split_file
-from headrace.ingest.engine import (
-    BuildJob,
-    PartBuilder,
-    check_tokenizer_engine,
-    plan_encoding,
-)
-from headrace.ingest.engines import check_engine, choose_engine, run_tasks
+from headrace.ingest.engine import BuildJob, check_tokenizer_engine, plan_encoding
+from headrace.ingest.engines import Work, clear, sole_builder
 from headrace.ingest.first_look import Input, refuse_faults
 from headrace.ingest.kinds.kind import LOSS_MASK
 from headrace.ingest.plan import (
@@ -67,27 +60,16 @@ from headrace.ingest.plan import (
     with_hashes,
     with_restart,
 )
-from headrace.ingest.progress import NOTHING, EncoderCounts, Progress, Report, show_progress
+from headrace.ingest.progress import EncoderCounts
 from headrace.ingest.records import MAX_RECORD_BYTES
-from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
-from headrace.store import files, owned
+from headrace.store import files
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
-from headrace.store.lease import Lease, check_vacant, lease
-from headrace.store.ledger import (
-    LEDGER_NAME,
-    PART_RECORD_NAME,
-    Ledger,
-    is_finished,
-    part_folder,
-    read_ledger,
-    write_ledger,
-)
-from headrace.store.ledger_table import TABLE_NAME
+from headrace.store.lease import Lease
+from headrace.store.ledger import Ledger, is_finished, write_ledger
 from headrace.store.parts import PartRecord
 from headrace.store.retry import wire
-from headrace.store.snapshots import remove_snapshots
 
 INGEST_VERSION = 4
 """Increased when the same input would give other tokens or another layout: builds cannot be resumed
@@ -239,12 +221,16 @@ def build_cache(
     check_path("output", output, "Give the folder or URL of the cache.")
     output = str(output)
     files.check_writable(output)
-    check_engine(engine, workers)
+    work = Work(engine, workers, options.get("progress", True))
     if is_finished(output) and not restart:
         options["first_look"] = False  # nothing is read of the files
     try:
         plan = plan_build(source, tokenizer, output, part_bytes, options)
-        built = _build(replace(plan, engine=engine, workers=workers, restart=restart))
+        with sole_builder(output) as (held_lease, begun):
+            if begun is not None and (restart or began_in_vain(output, begun, plan.ledger)):
+                clear(output, begun)
+                begun = None
+            built = _build_missing(plan, begun, tokenizer.engine, work, held_lease)
     except SourceError as error:
         refuse_faults([with_restart(output, fault) for fault in error.faults or [error]])
         raise
@@ -260,16 +246,11 @@ def build_cache(
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build is to make and how, before anything is written. ``ledger``: its first one."""
+    """What a build is to make, before anything is written. ``ledger``: its first one."""
 
     inputs: Input
     job: BuildJob
     ledger: Ledger
-    tokenizer_engine: TokenizerEngine
-    shows_progress: bool
-    engine: Engine = "auto"
-    workers: int | None = None
-    restart: bool = False
 
 
 def plan_build(
@@ -320,8 +301,7 @@ def plan_build(
     if options.get("hash_sources"):
         sources = with_hashes(ledger.sources, content_hashes(inputs.listed))
         ledger = structs.replace(ledger, sources=sources)
-    shows = options.get("progress", True) and sys.stderr.isatty()
-    return BuildPlan(inputs, job, ledger, tokenizer.engine, shows)
+    return BuildPlan(inputs, job, ledger)
 
 
 def _planned(job: BuildJob, inputs: Input, part_bytes: int) -> Ledger:
@@ -355,61 +335,26 @@ def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pair for pair in fields if pair not in usual)
 
 
-def _build(plan: BuildPlan) -> BuildReport:
+def _build_missing(
+    plan: BuildPlan, begun: Ledger | None, engine: TokenizerEngine, work: Work, held: Lease
+) -> BuildReport:
     """Builds what is missing, as the only builder of the folder."""
     output = plan.job.root
-    try:
-        if read_ledger(output) is None:
-            check_vacant(output)
-        with lease(output) as held_lease:
-            return _build_alone(plan, held_lease)
-    except OSError as error:  # sources raise SourceError, so this is the output
-        raise files.not_written(output, error) from error
-
-
-def _build_alone(plan: BuildPlan, held: Lease) -> BuildReport:
-    output = plan.job.root
-    old_ledger = read_ledger(output)
-    if files.is_local(output):
-        # Left by a kill during an atomic write; object stores have no such files.
-        for name in (LEDGER_NAME, TABLE_NAME, FILE_NAME):
-            owned.remove_tree(files.join(output, f"{name}.tmp"))
-    if old_ledger is not None and (plan.restart or began_in_vain(output, old_ledger, plan.ledger)):
-        _clear(output, old_ledger)
-        old_ledger = None
-    # Left by a kill while a part was built twice.
-    owned.remove_tree(files.join(output, ATTEMPTS_FOLDER))
     listed = {file.shown_path: file for file in plan.inputs.listed}
-    ledger, tasks, finished = _begin(output, plan.ledger, old_ledger, listed)
+    ledger, tasks, finished = _begin(output, plan.ledger, begun, listed)
     tokenizer_file = files.join(output, FILE_NAME)
     content = plan.inputs.tokenizer.content
     if content is not None and files.read_bytes(tokenizer_file) != content:
         files.write_atomic(tokenizer_file, content)
-    missing = [t for t in tasks if t.name not in finished]
+    missing = [task for task in tasks if task.name not in finished]
     encoding = plan_encoding(
-        plan.tokenizer_engine,
-        plan.inputs.tokenizer,
-        plan.job.kind,
-        [t.stored_bytes for t in missing],
+        engine, plan.inputs.tokenizer, plan.job.kind, [task.stored_bytes for task in missing]
     )
     job = replace(plan.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
-    built: dict[str, PartRecord] = {}
-    costs = NOTHING
-
-    def note(progress: Progress) -> None:
-        nonlocal costs
-        costs += Progress(encoder=progress.encoder, wire=progress.wire)
-        if move_bar is not None:
-            move_bar(progress)
-
-    shows = bool(missing) and plan.shows_progress
     what = f"building {output.rstrip('/').rpartition('/')[2]}"
-    bar = show_progress(sum(t.stored_bytes for t in missing), what) if shows else nullcontext()
-    with bar as move_bar, closing(_run(plan, job, missing, note)) as finished_parts:
-        for record in finished_parts:
-            built[record.name] = record
-            held.check()
-    records = [built.get(t.name) or finished[t.name] for t in tasks]
+    paths = (file.path for task in missing for file in task.files)
+    built, costs = work.build(what, job, missing, paths, held)
+    records = [built.get(task.name) or finished[task.name] for task in tasks]
     report = replace(
         report_of(output, records, built),
         **encoding.report(),
@@ -448,21 +393,6 @@ def _refuse_empty(report: BuildReport, ledger: Ledger) -> None:
         )
 
 
-def _run(
-    plan: BuildPlan, job: BuildJob, tasks: Sequence[PartTask], report: Report
-) -> Generator[PartRecord]:
-    """Builds parts with an engine; yields the record of each when it is complete, in any order."""
-    listed = [file for task in tasks for file in task.files]
-    sizes = [None if any(f.num_bytes is None for f in t.files) else t.stored_bytes for t in tasks]
-    engine = choose_engine(plan.engine, job, sizes, (f.path for f in listed), plan.workers)
-    if engine != "inline":
-        yield from run_tasks(engine, job, tasks, plan.workers, report)
-    elif tasks:
-        build = PartBuilder(job, plan.inputs.tokenizer)
-        for task in tasks:
-            yield build(task, job.root, report)
-
-
 def _begin(
     output: str, wanted: Ledger, begun: Ledger | None, listed: dict[str, SourceFile]
 ) -> tuple[Ledger, list[PartTask], dict[str, PartRecord]]:
@@ -484,20 +414,6 @@ def _begin(
     if ledger != begun:
         write_ledger(output, ledger)
     return ledger, tasks_from_records(sources, listed), records
-
-
-def _clear(output: str, begun: Ledger) -> None:
-    """Deletes a cache, ledger last: after a kill, it is an unfinished cache, not a broken one."""
-    if begun.finished:
-        write_ledger(output, structs.replace(begun, finished=False, parts=[]))
-    for name in {
-        str(s["part"]) for s in begun.sources
-    }:  # a part without its record is never taken for complete
-        owned.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
-    owned.remove_tree(files.join(output, "parts"))
-    remove_snapshots(output)
-    for name in (ATTEMPTS_FOLDER, FILE_NAME, TABLE_NAME, LEDGER_NAME):
-        owned.remove_tree(files.join(output, name))
 
 
 def unused_fields_of(records: Sequence[PartRecord]) -> dict[str, int]:

@@ -20,17 +20,16 @@ from msgspec import structs
 from headrace.errors import CacheError, PlanMismatchError, SourceError
 from headrace.ingest.build import BuildOptions, BuildReport, build_cache, plan_build, report_of
 from headrace.ingest.choices import Engine
-from headrace.ingest.engines import check_engine
+from headrace.ingest.engines import PLAIN_FOLDER, Work, sole_builder
 from headrace.ingest.first_look import faults_of_sources, refuse_faults
 from headrace.ingest.plan import DEFAULT_PART_BYTES, check_same_build, cure_of_begun, is_changed
-from headrace.ingest.reshuffle import PLAIN_FOLDER, Reshuffling, clear
+from headrace.ingest.reshuffle import Reshuffling, clear_shuffled
 from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, cost_of
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store import files, owned
 from headrace.store.cache import TokenCache
-from headrace.store.lease import check_vacant, lease
-from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
+from headrace.store.ledger import SHUFFLED, Ledger
 
 
 class ShuffledBuildOptions(BuildOptions, total=False):
@@ -87,39 +86,31 @@ def build_shuffled(
     began = time.monotonic()
     output = str(output)
     files.check_writable(output)
-    engine = options.get("engine", "auto")
-    workers = options.get("workers")
-    check_engine(engine, workers)
+    work = Work(
+        options.get("engine", "auto"), options.get("workers"), bool(options.get("progress", True))
+    )
     plain = files.join(output, PLAIN_FOLDER)
     if options.get("restart") and options.get("first_look", True):
         refuse_faults(faults_of_sources([(source, tokenizer)])[0])  # before anything is deleted
         options["first_look"] = False
-    try:
-        if read_ledger(output) is None:
-            check_vacant(output, but=PLAIN_FOLDER)
-        with lease(output) as held_lease:
-            old_ledger = read_ledger(output)
-            if old_ledger is not None and options.get("restart"):
-                clear(output, old_ledger)
-                old_ledger = None
-            if old_ledger is not None:
-                part_bytes = options.get("part_bytes", DEFAULT_PART_BYTES)
-                unlooked: ShuffledBuildOptions = {**options, "first_look": False}
-                planned = plan_build(source, tokenizer, output, part_bytes, unlooked).ledger
-                _check_same(output, old_ledger, how, planned)
-            if old_ledger is None or not old_ledger.finished:
-                report = build_cache(source, tokenizer, plain, **options)
-                cache = TokenCache.open(plain)
-                if announce is not None:
-                    announce(cost_of(cache, how))
-                Reshuffling(
-                    cache, output, how, engine, workers, bool(options.get("progress", True)), None
-                ).run(held_lease)
-            else:
-                report = report_of(output, old_ledger.parts, {})
-            owned.remove_tree(plain)
-    except OSError as error:
-        raise files.not_written(output, error) from error
+    with sole_builder(output, but=PLAIN_FOLDER) as (held_lease, begun):
+        if begun is not None and options.get("restart"):
+            clear_shuffled(output, begun)
+            begun = None
+        if begun is not None:
+            part_bytes = options.get("part_bytes", DEFAULT_PART_BYTES)
+            unlooked: ShuffledBuildOptions = {**options, "first_look": False}
+            planned = plan_build(source, tokenizer, output, part_bytes, unlooked).ledger
+            _check_same(output, begun, how, planned)
+        if begun is None or not begun.finished:
+            report = build_cache(source, tokenizer, plain, **options)
+            cache = TokenCache.open(plain)
+            if announce is not None:
+                announce(cost_of(cache, how))
+            Reshuffling(cache, output, how, work, None).run(begun, held_lease)
+        else:
+            report = report_of(output, begun.parts, {})
+        owned.remove_tree(plain)
     return replace(report, path=output, seconds=time.monotonic() - began)
 
 

@@ -1,63 +1,159 @@
-"""The engines that build parts: this process, worker processes of this machine, a Ray cluster or a
-Zephyr pipeline.
+"""Who writes a folder of parts: one builder at a time, and the engine that builds them for it: this
+process, worker processes of this machine, a Ray cluster or a Zephyr pipeline.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import get_args
+
+from msgspec import structs
 
 from headrace import extensions
 from headrace.errors import check_at_least, check_choice, check_whole
+from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine
 from headrace.ingest.pool import PoolWorkers, workers_for
-from headrace.ingest.progress import Report
+from headrace.ingest.progress import NOTHING, Progress, Report, show_progress
 from headrace.ingest.ray_workers import RayWorkers
-from headrace.ingest.schedule import Job, Scheduler, Task
+from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Scheduler, Task
+from headrace.store import files, owned
+from headrace.store.grouped import TABLES
+from headrace.store.lease import Lease, check_vacant, lease
+from headrace.store.ledger import (
+    LEDGER_NAME,
+    PART_RECORD_NAME,
+    Ledger,
+    part_folder,
+    read_ledger,
+    write_ledger,
+)
+from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
+from headrace.store.snapshots import remove_snapshots
 
 _LOG = logging.getLogger(__name__)
 POOL_FROM_BYTES = 32 << 20
 """Less than this is built faster than worker processes start."""
+RUNS_FOLDER = "runs"
+"""Folder of the documents of a shuffle on their way."""
+PLAIN_FOLDER = "unshuffled"
+"""Folder in the output where ``headrace build --shuffle`` keeps the plain cache until it is
+done.
+"""
 _ONLY_HERE = ("memory://", "local-memory://")
 
 
-def check_engine(engine: Engine, workers: int | None) -> None:
-    """Raises ConfigError for an unknown engine or an invalid number of workers."""
-    check_choice("engine", engine, get_args(Engine), "is no engine")
-    check_whole("workers", workers)
-    check_at_least("workers", workers, cure="Leave it out: one a core.")
-
-
-def choose_engine(
-    engine: Engine, job: Job, sizes: Sequence[int | None], paths: Iterable[str], workers: int | None
-) -> Engine:
-    """The engine, with ``auto`` resolved: a pool, unless there is too little to do for one.
+@contextmanager
+def sole_builder(output: str, *, but: str = "") -> Iterator[tuple[Lease, Ledger | None]]:
+    """Within it, nobody else builds in a folder, and what a killed builder left there besides parts
+    is gone. Yields the lease, and the ledger of what was begun there.
 
     Args:
-        engine: The user's choice.
-        job: The job to run.
-        sizes: Bytes to read for each part; None if unknown.
-        paths: All paths to be read and written.
-        workers: Number of workers; None: as many as fit.
+        output: Folder or URL of the cache.
+        but: Name of a folder that may be in it before there is a ledger.
+
+    Raises:
+        CacheError: the folder has something else, is being written, or cannot be written.
     """
-    if engine != "auto":
-        return engine
-    if any(
-        path.startswith(_ONLY_HERE) for path in (job.root, *paths)
-    ):  # what no other process sees
-        return "inline"
-    little = None not in sizes and sum(size or 0 for size in sizes) < POOL_FROM_BYTES
-    return "inline" if little or (workers or workers_for(job, len(sizes))) == 1 else "pool"
+    try:
+        if read_ledger(output) is None:
+            check_vacant(output, but=but)
+        with lease(output) as held_lease:
+            if files.is_local(output):  # of an atomic write; object stores have no such files
+                for name in (LEDGER_NAME, TABLE_NAME, FILE_NAME):
+                    owned.remove_tree(files.join(output, f"{name}.tmp"))
+            owned.remove_tree(files.join(output, ATTEMPTS_FOLDER))  # of a part that was built twice
+            yield held_lease, read_ledger(output)
+    except OSError as error:  # sources raise SourceError, so this is the output
+        raise files.not_written(output, error) from error
+
+
+def clear(output: str, begun: Ledger) -> None:
+    """Deletes a cache, ledger last: after a kill, it is an unfinished cache, not a broken one."""
+    if begun.finished:
+        write_ledger(output, structs.replace(begun, finished=False, parts=[]))
+    # a part without its record is never taken for complete
+    for name in {str(source["part"]) for source in begun.sources}:
+        owned.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
+    remove_snapshots(output)
+    tables = [f"{name}.bin" for name in TABLES]
+    folders = ("parts", RUNS_FOLDER, PLAIN_FOLDER, ATTEMPTS_FOLDER)
+    for name in (*folders, FILE_NAME, TABLE_NAME, *tables, LEDGER_NAME):
+        owned.remove_tree(files.join(output, name))
+
+
+@dataclass(frozen=True)
+class Work:
+    """How parts are built.
+
+    Attributes:
+        engine: What builds them; ``auto``: a pool, unless there is too little to do for one.
+        workers: Number of workers; None: as many as fit.
+        progress: Whether a bar is shown, if stderr is a terminal.
+
+    Raises:
+        ConfigError: the engine is unknown, or the number of workers invalid.
+    """
+
+    engine: Engine = "auto"
+    workers: int | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("engine", self.engine, get_args(Engine), "is no engine")
+        check_whole("workers", self.workers)
+        check_at_least("workers", self.workers, cure="Leave it out: one a core.")
+
+    def build(
+        self, what: str, job: Job, tasks: Sequence[Task], paths: Iterable[str], held: Lease
+    ) -> tuple[dict[str, PartRecord], Progress]:
+        """Builds parts while the lease is held.
+
+        Args:
+            what: What is done, for the bar.
+            job: What the parts have in common.
+            tasks: The parts.
+            paths: All paths to be read.
+            held: Checked after each part.
+
+        Returns:
+            The records of the parts, by name, and the costs of the workers.
+        """
+        records: dict[str, PartRecord] = {}
+        costs = NOTHING
+        engine = self._engine_for(job, tasks, paths)
+        total = sum(task.stored_bytes for task in tasks)
+        with show_progress(total, what, show=self.progress and bool(tasks)) as move_bar:
+
+            def report(progress: Progress) -> None:
+                nonlocal costs
+                costs += Progress(encoder=progress.encoder, wire=progress.wire)
+                move_bar(progress)
+
+            with closing(run_tasks(engine, job, tasks, self.workers, report)) as finished:
+                for record in finished:
+                    records[record.name] = record
+                    held.check()
+        return records, costs
+
+    def _engine_for(self, job: Job, tasks: Sequence[Task], paths: Iterable[str]) -> Engine:
+        if self.engine != "auto":
+            return self.engine
+        if any(path.startswith(_ONLY_HERE) for path in (job.root, *paths)):
+            return "inline"  # what no other process sees
+        is_known = all(task.has_known_size for task in tasks)
+        is_little = is_known and sum(task.stored_bytes for task in tasks) < POOL_FROM_BYTES
+        if is_little or (self.workers or workers_for(job, len(tasks))) == 1:
+            return "inline"
+        return "pool"
 
 
 def run_tasks(
-    engine: Engine,
-    job: Job,
-    tasks: Sequence[Task],
-    workers: int | None,
-    report: Report | None,
+    engine: Engine, job: Job, tasks: Sequence[Task], workers: int | None, report: Report
 ) -> Generator[PartRecord]:
     """Builds parts with an engine that is not ``auto``; yields the record of each when it is
     complete, in any order.
@@ -67,7 +163,7 @@ def run_tasks(
     if engine == "inline":
         build = job.part_builder()
         for task in tasks:
-            yield build(task, job.root, report or (lambda _: None))
+            yield build(task, job.root, report)
         return
     if workers is not None and workers > len(tasks):
         parts = "1 part is" if len(tasks) == 1 else f"{len(tasks)} parts are"

@@ -75,6 +75,11 @@ class PartTask:
         """Bytes of its files as stored; files of unknown size count 0."""
         return sum(f.num_bytes or 0 for f in self.files)
 
+    @property
+    def has_known_size(self) -> bool:
+        """Whether the sizes of all files are known."""
+        return all(f.num_bytes is not None for f in self.files)
+
 
 def plan_parts(
     files: Sequence[SourceFile],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,9 +67,15 @@ Report: TypeAlias = Callable[[Progress], None]
 
 
 @contextmanager
-def show_progress(total: int, what: str = "building") -> Iterator[Report]:
-    """A bar over ``total`` stored bytes on stderr, and the function that moves it."""
+def show_progress(total: int, what: str, *, show: bool = True) -> Iterator[Report]:
+    """A bar over ``total`` stored bytes on stderr, if that is a terminal, and the function that
+    moves it.
+    """
     from headrace import progress
+
+    if not (show and sys.stderr.isatty()):
+        yield lambda _: None
+        return
 
     rates = Rates()
     with progress.bar() as bar:

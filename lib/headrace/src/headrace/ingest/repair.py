@@ -19,14 +19,13 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from headrace.errors import CacheError, HeadraceError, SourceError
-from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.build import INGEST_VERSION
 from headrace.ingest.documents import described
 from headrace.ingest.engine import BuildJob, PartBuilder
 from headrace.ingest.plan import PartTask, source_of, tasks_from_records
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, publish
 from headrace.ingest.source import SourceConfig, SourceFile
-from headrace.ingest.tokenize import load_tokenizer, recorded_config, recorded_tokenizer
+from headrace.ingest.tokenize import load_tokenizer, recorded_config
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files, owned
 from headrace.store.layout import ATTRIBUTES_FOLDER, FILTERS_FOLDER, CacheLayout
@@ -137,16 +136,15 @@ class _Repair:
                 self.report.restored.append(record)
                 del damaged[name]
         self._drop_plans()
-        tokenizer = self._tokenizer()
+        why_no_tokenizer = self._restore_tokenizer()
         mended = (*self.report.restored, *self.report.dropped, *self.report.left)
         for damage in self.damages:
             if not damage.part and not damage.file.startswith(mended):
                 self.report.left[damage.file] = damage.problem
-        why = self._why_not() or ("" if tokenizer else "its tokenizer is gone")
-        if why or tokenizer is None:
+        if why := self._why_not() or why_no_tokenizer:
             self.report.left.update(dict.fromkeys(damaged, why))
         else:
-            self._rebuild(tokenizer, list(damaged))
+            self._rebuild(list(damaged))
 
     def _record(self, name: str) -> PartRecord:
         return next(record for record in self.ledger.parts if record.name == name)
@@ -176,25 +174,28 @@ class _Repair:
                 owned.remove_tree(root + name)
                 self.report.dropped.append(root + name)
 
-    def _tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the cache; restores a damaged copy if the original is the same."""
+    def _restore_tokenizer(self) -> str:
+        """Restores the cache's copy of its tokenizer, if it is damaged and the original is the
+        same; returns why there is none, if there is none.
+        """
         record = self.ledger.tokenizer
         url = files.join(self.path, str(record.get("file")))
+        is_gone = "its tokenizer is gone"
         if not any(d.file == url for d in self.damages):
-            return recorded_tokenizer(self.path, record) if record.get("fingerprint") else None
+            return "" if record.get("fingerprint") else is_gone
         try:
             original = load_tokenizer(recorded_config(record))
         except HeadraceError as error:
             self.report.left[url] = f"{record['path']} {error.problem}"
-            return None
+            return is_gone
         if original.content is None or original.fingerprint != record["fingerprint"]:
             self.report.left[url] = f"{record['path']} is another tokenizer now"
-            return None
+            return is_gone
         files.write_atomic(url, original.content)
         self.report.restored.append(url)
-        return original
+        return ""
 
-    def _rebuild(self, tokenizer: Tokenizer, names: Sequence[str]) -> None:
+    def _rebuild(self, names: Sequence[str]) -> None:
         ledger = self.ledger
         source = source_of(ledger)
         listed = _listed(source)
@@ -204,7 +205,7 @@ class _Repair:
         kind = source.kind_of(listed.values())
         template = ledger.metadata.get("template")
         job = BuildJob(self.path, source, ledger.tokenizer, layout, kind, template)
-        build = PartBuilder(job, tokenizer)
+        build = job.part_builder()
         for name in names:
             records = [record for record in ledger.sources if str(record.get("part")) == name]
             lost = [str(record["path"]) for record in records if record["path"] not in listed]

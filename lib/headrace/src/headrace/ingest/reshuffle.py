@@ -35,10 +35,8 @@ import itertools
 import os
 import shlex
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
@@ -49,14 +47,10 @@ from jaxtyping import Int64, UInt8
 from msgspec import structs
 
 from headrace.errors import CacheError, ConfigError, PlanMismatchError, redact
-from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine
-from headrace.ingest.engines import check_engine, choose_engine, run_tasks
+from headrace.ingest.engines import RUNS_FOLDER, Work, clear, sole_builder
 from headrace.ingest.plan import cure_of_begun
-from headrace.ingest.progress import show_progress
-from headrace.ingest.schedule import ATTEMPTS_FOLDER
 from headrace.ingest.shuffle_parts import (
-    RUNS_FOLDER,
     DealJob,
     OrderJob,
     ShufflePlan,
@@ -77,7 +71,6 @@ from headrace.store import files, owned
 from headrace.store.cache import TokenCache
 from headrace.store.consolidate import summed
 from headrace.store.grouped import (
-    TABLES,
     numbers_of_places,
     open_tables,
     table_problems,
@@ -85,10 +78,9 @@ from headrace.store.grouped import (
 )
 from headrace.store.joined import open_cache
 from headrace.store.layouts import as_option
-from headrace.store.lease import Lease, check_vacant, lease
+from headrace.store.lease import Lease
 from headrace.store.ledger import (
     GROUPED,
-    LEDGER_NAME,
     SHUFFLED,
     Ledger,
     ShuffleRecord,
@@ -97,14 +89,9 @@ from headrace.store.ledger import (
     shuffle_record,
     write_ledger,
 )
-from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.parts import PartRecord
-from headrace.store.snapshots import add_appended, copy_removed, member_path, remove_snapshots
+from headrace.store.snapshots import add_appended, copy_removed, member_path
 
-PLAIN_FOLDER = "unshuffled"
-"""Folder in the output where ``headrace build --shuffle`` keeps the plain cache
-until it is done.
-"""
 _RUNS = "runs"
 _DOCUMENTS = 1 << 20  # that are looked up together
 
@@ -177,10 +164,10 @@ def reshuffle(
     cache = cache if isinstance(cache, TokenCache) else open_cache(cache)
     output = str(output)
     files.check_writable(output)
-    check_engine(engine, workers)
+    work = Work(engine, workers, progress)
     cache.check_unmoved()
     cache.check_one_numbering()
-    report = _written(cache, output, how, engine, workers, restart, progress)
+    report = _written(cache, output, how, work, restart)
     copy = TokenCache.open(output)
     if not copy.are_moved:
         copy_removed(cache.removed(), copy.path, copy.as_member)
@@ -327,7 +314,7 @@ def move_documents(
     )
     number = len(store.members)
     folder = member_path(output, number)
-    _written(cache, folder, how, engine, workers, restart, progress)
+    _written(cache, folder, how, Work(engine, workers, progress), restart)
     member = TokenCache.open(folder).as_member
     history = add_appended(output, store.members[0].as_member, number, member)
     seconds = time.monotonic() - began
@@ -386,29 +373,16 @@ def _groups_of_places(member: TokenCache) -> UInt8[np.ndarray, " documents"]:
 
 
 def _written(
-    cache: TokenCache,
-    output: str,
-    how: ReshuffleConfig,
-    engine: Engine,
-    workers: int | None,
-    restart: bool,
-    progress: bool,
+    cache: TokenCache, output: str, how: ReshuffleConfig, work: Work, restart: bool
 ) -> ReshuffleReport:
     """Writes a copy, or finishes it."""
     sizes_of(cache, how)
     _check_apart(cache.path, output)
-    try:
-        old_ledger = read_ledger(output)
-        if old_ledger is None:
-            check_vacant(output)
-        with lease(output) as held_lease:
-            old_ledger = read_ledger(output)
-            if old_ledger is not None and restart:
-                clear(output, old_ledger)
-            work = Reshuffling(cache, output, how, engine, workers, progress, redact(cache.path))
-            return work.run(held_lease)
-    except OSError as error:
-        raise files.not_written(output, error) from error
+    with sole_builder(output) as (held_lease, begun):
+        if begun is not None and restart:
+            clear_shuffled(output, begun)
+            begun = None
+        return Reshuffling(cache, output, how, work, redact(cache.path)).run(begun, held_lease)
 
 
 def _check_apart(cache: str, output: str) -> None:
@@ -424,27 +398,18 @@ def _check_apart(cache: str, output: str) -> None:
         )
 
 
-def clear(output: str, begun: Ledger) -> None:
-    """Deletes a shuffled cache, finished or not, its ledger last."""
+def clear_shuffled(output: str, begun: Ledger) -> None:
+    """Deletes a shuffled cache, finished or not.
+
+    Raises:
+        CacheError: it was not shuffled here.
+    """
     if SHUFFLED not in begun.metadata:
         cure = "Choose a folder that is new or empty, or delete it yourself."
         raise CacheError(
             "holds a cache that was not shuffled here", field="output", value=output, cure=cure
         )
-    if begun.finished:
-        write_ledger(output, structs.replace(begun, finished=False, parts=[]))
-    remove_snapshots(output)
-    for name in (
-        "parts",
-        RUNS_FOLDER,
-        PLAIN_FOLDER,
-        ATTEMPTS_FOLDER,
-        FILE_NAME,
-        TABLE_NAME,
-        *(f"{name}.bin" for name in TABLES),
-        LEDGER_NAME,
-    ):
-        owned.remove_tree(files.join(output, name))
+    clear(output, begun)
 
 
 @dataclass(frozen=True)
@@ -456,20 +421,13 @@ class Reshuffling:
     cache: TokenCache
     output: str
     how: ReshuffleConfig
-    engine: Engine
-    workers: int | None
-    progress: bool
+    work: Work
     origin: str | None
 
-    def run(self, held: Lease) -> ReshuffleReport:
+    def run(self, old_ledger: Ledger | None, held: Lease) -> ReshuffleReport:
         """Does what is left to do."""
         began = time.monotonic()
         output = self.output
-        if files.is_local(output):  # what a kill within an atomic write left
-            for name in (LEDGER_NAME, FILE_NAME):
-                owned.remove_tree(files.join(output, f"{name}.tmp"))
-        owned.remove_tree(files.join(output, ATTEMPTS_FOLDER))
-        old_ledger = read_ledger(output)
         sizes = sizes_of(self.cache, self.how, _recorded_runs(old_ledger).get("memory"))
         planned = _start_ledger(sizes, self.origin)
         if old_ledger is not None:
@@ -552,25 +510,10 @@ class Reshuffling:
             if read_part_record(plan.runs_root, run_name(k)) is None
         ]
         _check_room(self.output, sum(t.stored_bytes for t in (*runs, *parts)))
-        self._run(DealJob(plan), runs, "dealing", held)
-        records |= self._run(OrderJob(plan), parts, "ordering", held)
+        build = self.work.build
+        build("dealing", DealJob(plan), runs, [self.cache.path], held)
+        records |= build("ordering", OrderJob(plan), parts, [self.cache.path], held)[0]
         return len(runs)
-
-    def _run(
-        self, job: DealJob | OrderJob, tasks: Sequence[ShuffleTask], what: str, held: Lease
-    ) -> dict[str, PartRecord]:
-        sizes = [task.stored_bytes for task in tasks]
-        engine = choose_engine(self.engine, job, sizes, [self.cache.path], self.workers)
-        shows = bool(tasks) and self.progress and sys.stderr.isatty()
-        records: dict[str, PartRecord] = {}
-        with (
-            show_progress(sum(sizes), what) if shows else nullcontext() as report,
-            closing(run_tasks(engine, job, tasks, self.workers, report)) as finished,
-        ):
-            for record in finished:
-                records[record.name] = record
-                held.check()
-        return records
 
     def _planned(self, sizes: ShuffleSizes, wanted: Ledger, begun: Ledger | None) -> ShufflePlan:
         """The existing plan if it is for the same memory; else a new one, and the runs of the old

@@ -50,6 +50,11 @@ class Task(Protocol):
         """Bytes to read for it, about."""
         ...
 
+    @property
+    def has_known_size(self) -> bool:
+        """Whether these are all."""
+        ...
+
 
 BuildPart: TypeAlias = Callable[[Any, str, Report], PartRecord]
 """Builds the part of a task below a root, reports progress, and returns the part's record once it

@@ -29,6 +29,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from headrace.errors import CacheCorruptError
+from headrace.ingest.engines import RUNS_FOLDER
 from headrace.ingest.progress import Progress
 from headrace.ingest.schedule import BuildPart
 from headrace.order.document_shuffle import (
@@ -48,7 +49,6 @@ from headrace.store.parts import PartRecord
 from headrace.store.ragged import LeafValues, PartWriter
 from headrace.store.retry import RetryPolicy, policy
 
-RUNS_FOLDER = "runs"
 INDEX_NAME = "index.bin"
 FILE_BYTES = 16 << 20
 _BATCH_BYTES = 8 << 20
@@ -64,6 +64,10 @@ class ShuffleTask:
     first: int
     last: int
     stored_bytes: int
+
+    @property
+    def has_known_size(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

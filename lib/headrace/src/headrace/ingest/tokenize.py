@@ -25,6 +25,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -238,7 +239,7 @@ class FileTokenizer(Tokenizer):
         self.folder = folder
         self.content = content
         self.encoder: Encoder = self.encode_plain
-        self.rules, self._tokenizer, model = _parse(content, path)
+        self.rules, self._tokenizer, unknown = _parse(content, path)
         self.vocab_size = (
             max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         )
@@ -255,7 +256,6 @@ class FileTokenizer(Tokenizer):
         refused = [
             i for i, token in added.items() if token.special or i in (self.bos_id, self.eos_id)
         ]
-        unknown = _unknown_id(model, self.id_of)
         self._refused = np.zeros(self.vocab_size, np.bool_)
         self._refused[np.array([i for i in refused if i != unknown], np.int64)] = True
 
@@ -401,22 +401,26 @@ def _refusals() -> Iterator[None]:
         raise BadRecordError(f"cannot be encoded by this tokenizer ({one_line(error)})") from error
 
 
-def _unknown_id(model: dict[str, Any], id_of: Callable[[str], int | None]) -> int | None:
+def _unknown_id(model: dict[str, Any], tokenizer: tokenizers.Tokenizer) -> int | None:
     """The id for unknown text: a special token by name, which may occur in texts without special
     tokens.
     """
     if model.get("unk_id") is not None:  # Unigram
         return int(model["unk_id"])
-    return None if model.get("unk_token") is None else id_of(str(model["unk_token"]))
+    return None if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
 
 
-def _parse(content: bytes, path: str) -> tuple[bytes, tokenizers.Tokenizer, dict[str, Any]]:
-    """The rules, what the library makes of them, and its model."""
+@lru_cache(maxsize=1)
+def _parse(content: bytes, path: str) -> tuple[bytes, tokenizers.Tokenizer, int | None]:
+    """The rules, what the library makes of them, and the id for unknown text. A build asks for its
+    tokenizer twice, of its file and of the cache's copy, and parsing takes a second.
+    """
     try:
         data = tokenizer_content(content)
         rules = canonical_tokenizer(data)
         with _panics_as_errors():
-            return rules, tokenizers.Tokenizer.from_str(rules.decode()), data.get("model") or {}
+            tokenizer = tokenizers.Tokenizer.from_str(rules.decode())
+        return rules, tokenizer, _unknown_id(data.get("model") or {}, tokenizer)
     except Exception as error:  # the library raises plain Exception
         raise ConfigError(
             f"is not a file of the tokenizers library ({error})",
