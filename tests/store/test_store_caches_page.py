@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from headrace.cli import main
-from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, gigatoken_encoder
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.store import TokenCache, retry
 from headrace_levanter.export import write_levanter
 
@@ -53,9 +53,6 @@ def train(path: Path) -> None:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with all that the page's commands name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        gigatoken_encoder, "code_points_of", lambda tokenizer: ()
-    )  # to compare all takes 20 s
     train(tmp_path / "tokenizer.json")
     train(tmp_path / "chat-model" / "tokenizer.json")
     (tmp_path / "chat-model" / "chat_template.jinja").write_text(TEMPLATE)
