@@ -15,7 +15,7 @@ from headrace import extensions
 from headrace.cli.exits import COMPLETE, EPILOG, say_all
 from headrace.cli.panels import PanelCommand, PlainCommand
 from headrace.cli.shown import say
-from headrace.errors import check_choice
+from headrace.errors import ConfigError, check_choice
 
 COMMANDS = {  # as typed: module.function
     "init": "init.command",
@@ -141,11 +141,10 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that was typed, and its arguments."""
-        old_name = self._full_name(args[0])
-        if args[0] not in self.commands and not ctx.resilient_parsing:
-            from headrace.cli.moved import refuse_moved
-
-            refuse_moved(old_name, args[1:])
+        in_groups = [name for name in COMMANDS if name.endswith(f" {args[0]}")]
+        if in_groups and args[0] not in self.commands and not ctx.resilient_parsing:
+            cure = f"Type headrace {' or headrace '.join(in_groups)}."
+            raise ConfigError("is in a group", field="command", value=args[0], cure=cure)
         return super().resolve_command(ctx, args)
 
     def _full_name(self, name: str) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli import build_options as flags
-from headrace.cli.append import Encoder, append_as_typed
 from headrace.cli.exits import kept_when_interrupted
-from headrace.cli.options import AsJson, refuse_typed
+from headrace.cli.options import AsJson, refuse_typed, typed_options
 from headrace.cli.panels import HelpAll
 from headrace.cli.shown import say, say_json
 from headrace.cli.snapshots import to_use_it
@@ -21,7 +19,6 @@ from headrace.numbers import in_bytes, short
 
 if TYPE_CHECKING:
     from headrace.ingest.build import BuildReport
-    from headrace.ingest.records import LeafConfig
     from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost
     from headrace.ingest.source import SourceConfig
 
@@ -99,6 +96,7 @@ def command(
 
         headrace build dump/2026-11/ -o cache --append
     """
+    from headrace.ingest.records import parse_leaf
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
 
     _refuse_without_effect(context)
@@ -111,7 +109,7 @@ def command(
         extension or [],
         kind=kind,
         fields=dict(_pair(text, "field", "messages=conversation") for text in field or []),
-        leaves=_leaves(leaf or []),
+        leaves=dict(map(parse_leaf, leaf or [])),
         chat=ChatConfig(chat_template, mask, mask_role or ["assistant"], variables),
         fim=None if fim is None else FimConfig(*fim, fim_rate, fim_spm_rate, fim_seed),
         max_record_bytes=max_record_bytes,
@@ -127,11 +125,13 @@ def command(
         "hash_sources": hash_sources,
         "restart": restart,
     }
-    encoder: Encoder = (tokenizer, bos, eos, tokenizer_engine)
+    encoder = {"path": tokenizer, "bos": bos, "eos": eos, "engine": tokenizer_engine}
     how = shuffle_config(shuffle, memory)
-    report = (partial(append_as_typed, context) if append else _build)(
-        source, encoder, output, repair, how, options
-    )
+    with kept_when_interrupted():
+        if append:
+            report = _append(context, source, encoder, output, how, options)
+        else:
+            report = _build(source, encoder, output, repair, how, options)
     say_json(report.to_dict()) if as_json else say(summary(report))
     if append and not as_json:
         from headrace.store.snapshots import history_of
@@ -164,9 +164,56 @@ def _refuse_without_effect(context: typer.Context) -> None:
         )
 
 
+_SOURCE: dict[str, tuple[str, ...]] = {
+    "format": ("format",),
+    "text_field": ("text_field",),
+    "on_bad_line": ("on_bad_line",),
+    "extensions": ("extension",),
+    "kind": ("kind",),
+    "fields": ("field",),
+    "leaves": ("leaf",),
+    "chat": ("chat_template", "chat_variable", "mask", "mask_role"),
+    "fim": ("fim", "fim_rate", "fim_spm_rate", "fim_seed"),
+    "max_record_bytes": ("max_record_bytes",),
+    "special_tokens_in_text": ("special_tokens_in_text",),
+}
+"""Fields of a source, and the parameters of the command that set them."""
+_TOKENIZER = {"path": "tokenizer", "bos": "bos", "eos": "eos", "engine": "tokenizer_engine"}
+_OF_CACHE = ("dtype", "chunk_tokens", "compression", "part_bytes")
+
+
+def _append(
+    context: typer.Context,
+    source: SourceConfig,
+    encoder: dict[str, Any],
+    output: str,
+    how: ReshuffleConfig | None,
+    options: dict[str, Any],
+) -> BuildReport:
+    """Appends to a cache; settings that the command line leaves out are those of the cache."""
+    from headrace.ingest.append import append_cache
+
+    cure = (
+        "Leave it out: headrace cache verify CACHE --repair repairs a cache and everything"
+        " appended to it."
+    )
+    refuse_typed(context, ("repair",), "cannot be combined with --append", cure)
+    typed = typed_options(context)
+    reading = {
+        field: getattr(source, field)
+        for field, names in _SOURCE.items()
+        if typed.intersection(names)
+    }
+    tokens = {field: value for field, value in encoder.items() if _TOKENIZER[field] in typed}
+    settings = {
+        name: value for name, value in options.items() if name in typed or name not in _OF_CACHE
+    }
+    return append_cache(source.paths, output, source=reading, tokenizer=tokens, how=how, **settings)
+
+
 def _build(
     source: SourceConfig,
-    encoder: Encoder,
+    encoder: dict[str, Any],
     output: str,
     repair: bool,
     how: ReshuffleConfig | None,
@@ -177,38 +224,36 @@ def _build(
     from headrace.ingest.tokenize import TokenizerConfig
     from headrace.store.ledger import is_finished
 
-    path, bos, eos, engine = encoder
-    if path is None:
+    if encoder["path"] is None:
         cure = (
             "Give a tokenizer.json, hf://OWNER/NAME or bytes; only --append takes the tokenizer of"
             " the cache."
         )
         raise ConfigError("is missing", field="--tokenizer", cure=cure)
-    tokenizer = TokenizerConfig(path, bos, eos, engine)
-    with kept_when_interrupted():
-        if repair:
-            repair_parts(output)
-        if options["restart"] and is_finished(output):
-            say(
-                f"Once the first look at the sources finds no fault, the finished cache {output} is"
-                " deleted. To keep it until the new one is complete, build into another folder.",
-                err=True,
-            )
-        if how is None:
-            return build_cache(source, tokenizer, output, **options)
+    tokenizer = TokenizerConfig(**encoder)
+    if repair:
+        repair_parts(output)
+    if options["restart"] and is_finished(output):
         say(
-            f"Builds {output}/unshuffled, then shuffles it: meanwhile, {output} takes three times"
-            " its final size.",
+            f"Once the first look at the sources finds no fault, the finished cache {output} is"
+            " deleted. To keep it until the new one is complete, build into another folder.",
             err=True,
         )
-        return build_shuffled(
-            source,
-            tokenizer,
-            output,
-            how,
-            announce=lambda cost: say(cost_in_words(cost), err=True),
-            **options,
-        )
+    if how is None:
+        return build_cache(source, tokenizer, output, **options)
+    say(
+        f"Builds {output}/unshuffled, then shuffles it: meanwhile, {output} takes three times"
+        " its final size.",
+        err=True,
+    )
+    return build_shuffled(
+        source,
+        tokenizer,
+        output,
+        how,
+        announce=lambda cost: say(cost_in_words(cost), err=True),
+        **options,
+    )
 
 
 def shuffle_config(seed: int | None, memory: str | None) -> ReshuffleConfig | None:
@@ -226,12 +271,6 @@ def shuffle_config(seed: int | None, memory: str | None) -> ReshuffleConfig | No
             )
         return None
     return ReshuffleConfig(seed, memory=memory_bytes(memory))
-
-
-def _leaves(texts: list[str]) -> dict[str, LeafConfig]:
-    from headrace.ingest.records import parse_leaf
-
-    return dict(parse_leaf(text) for text in texts)
 
 
 def _pair(text: str, option: str, example: str) -> tuple[str, str]:

@@ -408,7 +408,7 @@ def build_command(cache: str, ledger: Ledger) -> str:
         "mask_role": chat["roles"] if chat["mask"] == "roles" else None,
         "chat_variable": [f"{name}={value}" for name, value in chat.get("variables", {}).items()],
         "field": [f"{name}={field}" for name, field in source["fields"].items()],
-        "leaf": [f"{name}={LeafConfig(**leaf).typed}" for name, leaf in source["leaves"].items()],
+        "leaf": [LeafConfig(**leaf).typed(name) for name, leaf in source["leaves"].items()],
         "fim": [(fim["prefix"], fim["suffix"], fim["middle"])] if fim else None,
         "fim_rate": fim.get("rate"),
         "fim_spm_rate": fim.get("spm_rate"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -113,17 +113,6 @@ def one_line(text: str, width: int) -> str:
     line = Text(printable(text[: width + 1].replace("\t", " ").replace("\n", "⏎")))
     line.truncate(width, overflow="ellipsis")
     return line.plain
-
-
-def listed(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are.
-
-    Example:
-        >>> listed(["web", "code", "books"], 2)
-        'web, code and 1 more'
-    """
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def bar(share: float) -> str:

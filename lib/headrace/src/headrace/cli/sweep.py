@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from headrace.cli.options import AsJson, Config, Settings, parse_shares
-from headrace.cli.shown import listed, say, say_json, working
-from headrace.errors import ConfigError, format_count
+from headrace.cli.shown import say, say_json, working
+from headrace.errors import ConfigError, format_count, format_some
 
 if TYPE_CHECKING:
     from headrace.analysis.sweep import Sweep
@@ -125,7 +125,7 @@ def _show(planned: Sweep, output: str) -> None:
     if planned.unmatched:
         say(
             f"Not repeated as often as in the full run, within 1 %, because they are too small:"
-            f" {listed(planned.unmatched, _SHOWN_NAMES)}. Arms of --steps"
+            f" {format_some(planned.unmatched, _SHOWN_NAMES)}. Arms of --steps"
             f" {planned.matched_steps} repeat all sources as often."
         )
     say(

@@ -11,8 +11,8 @@ import typer
 
 from headrace.cli.options import AsJson, ConfigOrRun, Settings, load_config_or_run, lock_at
 from headrace.cli.remove import removal_line
-from headrace.cli.shown import labelled, listed, say_json, terminal, working
-from headrace.errors import format_count
+from headrace.cli.shown import labelled, say_json, terminal, working
+from headrace.errors import format_count, format_some
 from headrace.numbers import in_bytes
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _stage_line(stage: dict[str, Any]) -> str:
         else f"{name} {json.dumps(weight)}"
         for name, weight in stage["weights"].items()
     ]
-    return f"from step {stage['step']:,}{called}: {listed(weights, _SHOWN_WEIGHTS)}"
+    return f"from step {stage['step']:,}{called}: {format_some(weights, _SHOWN_WEIGHTS)}"
 
 
 def _learned_line(facts: dict[str, Any]) -> str:
@@ -174,7 +174,7 @@ def _learned_line(facts: dict[str, Any]) -> str:
     weights = sorted(last["weights"].items(), key=lambda item: -item[1])
     lines = [f"{name} {weight:.4g} (planned {planned[name]:.4g})" for name, weight in weights]
     decisions = format_count(len(facts["learned"]), "decision")
-    changes = listed(lines, _SHOWN_WEIGHTS)
+    changes = format_some(lines, _SHOWN_WEIGHTS)
     return f"learned in {decisions}, the last at step {last['step']:,}: {changes}"
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import AsJson, Format, parse_format
-from headrace.cli.shown import counting, labelled, listed, say, say_json, terminal
-from headrace.errors import format_count
+from headrace.cli.shown import counting, labelled, say, say_json, terminal
+from headrace.errors import format_count, format_some
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -209,5 +209,5 @@ def _in_words(damage: Damage) -> str:
     lost = ", ".join(f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in damage.documents)
     text += f", documents {lost}" if lost else ""
     if damage.sources:
-        text += f"; rebuilt from {listed(damage.sources, _SHOWN_SOURCES)}"
+        text += f"; rebuilt from {format_some(damage.sources, _SHOWN_SOURCES)}"
     return text

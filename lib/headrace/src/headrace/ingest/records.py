@@ -227,35 +227,40 @@ def one_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
+_Shape: TypeAlias = tuple[tuple[str, ...], str]
+"""Fields of usual records, and the options that read them."""
+
+
+def _read_as(*names: str) -> Callable[..., _Shape]:
+    """Makes shapes of records whose fields are read under these names."""
+
+    def shape(*fields: str) -> _Shape:
+        pairs = zip(names, fields, strict=True)
+        return fields, " ".join(f"--field {name}={field}" for name, field in pairs)
+
+    return shape
+
+
+_answer = _read_as("question", "answer")
+_answer_in_context = _read_as("question", "context", "answer")
 _CONVERSATIONS = (
-    (("conversations",), "--field messages=conversations"),
-    (("conversation",), "--field messages=conversation"),
-    (("dialog",), "--field messages=dialog"),
-    (("dialogue",), "--field messages=dialogue"),
-    (("turns",), "--field messages=turns"),
-    (
-        ("instruction", "input", "output"),
-        "--field question=instruction --field context=input --field answer=output",
-    ),
-    (("instruction", "output"), "--field question=instruction --field answer=output"),
-    (
-        ("instruction", "context", "response"),
-        "--field question=instruction --field context=context --field answer=response",
-    ),
-    (("instruction", "response"), "--field question=instruction --field answer=response"),
-    (("prompt", "completion"), "--field question=prompt --field answer=completion"),
-    (("prompt", "response"), "--field question=prompt --field answer=response"),
-    (("question", "answer"), "--field question=question --field answer=answer"),
-    (("question", "response"), "--field question=question --field answer=response"),
-    (("problem", "solution"), "--field question=problem --field answer=solution"),
-    (("query", "response"), "--field question=query --field answer=response"),
-    (("query", "answer"), "--field question=query --field answer=answer"),
-    (("input", "output"), "--field question=input --field answer=output"),
+    *map(_read_as("messages"), ("conversations", "conversation", "dialog", "dialogue", "turns")),
+    _answer_in_context("instruction", "input", "output"),
+    _answer("instruction", "output"),
+    _answer_in_context("instruction", "context", "response"),
+    _answer("instruction", "response"),
+    _answer("prompt", "completion"),
+    _answer("prompt", "response"),
+    _answer("question", "answer"),
+    _answer("question", "response"),
+    _answer("problem", "solution"),
+    _answer("query", "response"),
+    _answer("query", "answer"),
+    _answer("input", "output"),
 )
-"""Fields of usual records of conversations, and the options that read them."""
 _SYSTEMS = ("system_prompt", "system_message", "sys_prompt")
 """Usual names of the system message of a conversation, besides ``system``, which is read."""
-_KINDS = (
+_KINDS: tuple[_Shape, ...] = (
     (("input_ids",), "--kind tokens"),
     (("chosen", "rejected"), "--kind preference"),
     (("messages",), "--kind chat"),
@@ -263,14 +268,10 @@ _KINDS = (
     (("text",), "--kind text"),
 )
 _PROMPTS = ("question", "instruction", "problem", "query", "messages", "conversations", "input")
-_IDS = ("tokens", "token_ids", "ids", "inputs")
-_OTHER_SHAPES = {
+_OTHER_SHAPES: dict[str, tuple[_Shape, ...]] = {
     "messages": (*_CONVERSATIONS, *(one for one in _KINDS if "--kind chat" not in one[1])),
     "chosen": (
-        (
-            ("response_chosen", "response_rejected"),
-            "--field chosen=response_chosen --field rejected=response_rejected",
-        ),
+        _read_as("chosen", "rejected")("response_chosen", "response_rejected"),
         (
             ("input", "preferred_output", "non_preferred_output"),
             "--field prompt=input.messages --field chosen=preferred_output --field"
@@ -279,19 +280,16 @@ _OTHER_SHAPES = {
         (("accepted", "rejected"), "--field chosen=accepted"),
         *_KINDS,
     ),
-    "prompt": tuple(((name,), f"--field prompt={name}") for name in _PROMPTS),
+    "prompt": tuple(map(_read_as("prompt"), _PROMPTS)),
     "input_ids": (
-        (
-            ("prompt_ids", "completion_ids"),
-            "--field question=prompt_ids --field answer=completion_ids",
-        ),
-        (("prompt_ids", "response_ids"), "--field question=prompt_ids --field answer=response_ids"),
-        *(((name,), f"--field tokens={name}") for name in _IDS),
+        _answer("prompt_ids", "completion_ids"),
+        _answer("prompt_ids", "response_ids"),
+        *map(_read_as("tokens"), ("tokens", "token_ids", "ids", "inputs")),
         *_KINDS,
     ),
     "text": tuple(one for one in _KINDS if one[0] != ("text",)),
 }
-"""By the field that is missing: fields of other usual records, and the options that read them."""
+"""By the field that is missing: other usual records."""
 
 
 def cure_of_shape(missing: str, names: Iterable[str]) -> str:
@@ -467,15 +465,6 @@ class LeafConfig:
     kind: Literal["auto", "fixed", "ragged"] = "auto"
     width: int | None = None
 
-    @property
-    def typed(self) -> str:
-        """As it is typed after its name on the command line, from which :func:`parse_leaf` makes
-        it again.
-        """
-        if self.width is not None:
-            return f"{self.field}:{self.dtype}:token:{self.width}"
-        return f"{self.field}:{self.dtype}" + ("" if self.kind == "auto" else f":{self.kind}")
-
     def __post_init__(self) -> None:
         if self.width is not None and (self.kind == "fixed" or self.is_text):
             cure = "Leave it out, or give the numbers of tokens: {dtype: float32, width: 1}."
@@ -491,17 +480,18 @@ class LeafConfig:
         """Whether it is stored as UTF-8."""
         return self.dtype in (TEXT, ANY)
 
-    def option(self, name: str, field: str) -> str:
-        """The option of ``headrace build`` that reads this leaf from a field.
+    def typed(self, name: str, field: str | None = None) -> str:
+        """As it is typed on the command line, from which :func:`parse_leaf` makes it again; with
+        another field, if one is given.
 
         Example:
-            >>> LeafConfig("a", "int32", width=8).option("topk", "b")
-            '--leaf topk=b:int32:token:8'
+            >>> LeafConfig("a", "int32", width=8).typed("topk")
+            'topk=a:int32:token:8'
         """
         kind = "" if self.kind == "auto" else f":{self.kind}"
         if self.width is not None:
             kind = f":token:{self.width}"
-        return f"--leaf {name}={field}:{self.dtype}{kind}"
+        return f"{name}={field or self.field}:{self.dtype}{kind}"
 
     def spec(self, name: str) -> LeafSpec:
         """The leaf's specification for the store.
@@ -541,7 +531,7 @@ class LeafConfig:
             )
             utf8_length(text)
             return np.frombuffer(text.encode(), np.uint8)
-        value = lookup(record, self.field, f"Choose the field: {self.option(name, 'FIELD')}.")
+        value = lookup(record, self.field, f"Choose the field: --leaf {self.typed(name, 'FIELD')}.")
         if self.kind == "ragged" or self.width is not None:
             return numbers(_flat(value, self.width or 1, self.field), self.dtype, self.field)
         if is_list(value):

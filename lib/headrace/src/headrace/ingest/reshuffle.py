@@ -49,7 +49,7 @@ from msgspec import structs
 from headrace.errors import CacheError, ConfigError, PlanMismatchError, redact
 from headrace.ingest.choices import Engine
 from headrace.ingest.engines import RUNS_FOLDER, Work, clear, sole_builder
-from headrace.ingest.plan import cure_of_begun
+from headrace.ingest.plan import cure_of_begun, differing_values
 from headrace.ingest.shuffle_parts import (
     DealJob,
     OrderJob,
@@ -619,11 +619,7 @@ def _check_same(output: str, begun: Ledger, wanted: Ledger) -> None:
         cure = "Choose a folder that is new or empty."
         raise CacheError("holds another cache", field="output", value=output, cure=cure)
     keys = ("seed", "unit", "part_bytes", "split", "pack", "groups_digest")
-    different = [
-        f"{key} {one.get(key)} there, {two.get(key)} now"
-        for key in keys
-        if one.get(key) != two.get(key)
-    ]
+    different = differing_values(one, two, keys)
     if one["fingerprint"] != two["fingerprint"]:
         different.append("another cache was shuffled")
     if different:

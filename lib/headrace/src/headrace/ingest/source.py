@@ -456,7 +456,7 @@ class SourceConfig:
     def cures(self, kind: Kind) -> dict[str, str]:
         """What to type if a field that is read does not exist, by the field."""
         cures = {
-            leaf.field: f"Choose the field: {leaf.option(name, 'FIELD')}."
+            leaf.field: f"Choose the field: --leaf {leaf.typed(name, 'FIELD')}."
             for name, leaf in self.leaves.items()
         }
         return cures | {read.field: read.cure for read in self.reads(kind).values()}
