@@ -1,6 +1,4 @@
-"""The reference pages name every command, field and rule that there is, and show errors as they
-are.
-"""
+"""The reference names every command, field and rule that there is, and shows errors as they are."""
 
 import ast
 import dataclasses
@@ -35,7 +33,7 @@ def test_every_field_is_in_the_reference(node: type[Any]):
     assert {field.name for field in dataclasses.fields(node)} <= described
 
 
-def test_every_rule_has_its_row():
+def test_every_rule_is_in_the_table_of_its_module():
     calls = [
         n
         for n in ast.walk(ast.parse(Path(findings.__file__).read_text()))
@@ -48,7 +46,9 @@ def test_every_rule_has_its_row():
     ]
     rules = {n.value for n in made if isinstance(n, ast.Constant)}
     assert len(rules) > 10
-    assert rules <= first_cells(CONFIG)
+    rows = (findings.__doc__ or "").partition("what they find\n")[2].splitlines()
+    first_column = " ".join(row[:44] for row in rows)
+    assert rules <= set(re.findall(r"\w+", first_column))
 
 
 def test_every_command_has_its_row():
@@ -66,8 +66,6 @@ def test_every_command_has_its_row():
     "text",
     [
         "stages: [{weights: {web: 1}}, {stpe: 50, weights: {web: 1}}]",
-        "components: {web: {cache: a, source: {paths: [x], on_bad_line: ignore}}}",
-        "components: {web: {cache: a, weight: 2}}\nweights: {web: 1}",
         "shuffle: {strands: 8, window_blocks: 4}",
     ],
 )

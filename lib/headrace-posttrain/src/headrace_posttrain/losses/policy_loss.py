@@ -204,6 +204,11 @@ def policy_loss(
         share out of bounds; ``sequence_mask_share``. Metrics whose inputs or settings are missing
         are omitted.
 
+        Elsewhere: clip shares are trl's ``clip_ratio/low_mean`` and ``high_mean``, and their sum is
+        slime's ``pg_clipfrac``; ``old_kl`` is slime's ``ppo_kl``; ``sampler_kl``,
+        ``sampler_kl_k2`` and ``sampler_entropy`` are tinker's ``kl_sample_train_v1``, ``_v2`` and
+        ``optim/entropy``; the correction's are trl's ``sampling/importance_sampling_ratio/*``.
+
     Raises:
         ConfigError: log probabilities that the settings need are missing; shapes do not match; no
             such preset.

@@ -237,11 +237,27 @@ class RLDataset(AsyncDataset[PackedBatch]):
                 time.sleep(_POLL_S)
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Counters and figures (:mod:`headrace_posttrain.rollouts.rollout_metrics`) of a step that
-        was made, for a log.
+        """Counters and figures of a step that was made, for a log.
 
         Pass them to :class:`~headrace.feed.run_log.RunLog` with ``log(step,
         rollout=dataset.metrics(step))``.
+
+        Returns:
+            The counters of the step (``valid_groups``, ``aborted_groups``, ``retries``, ...), and:
+            ``reward_mean``, ``_std``, ``_min``, ``_max`` over all completions that were scored for
+            it, also of groups that were left out; ``length_mean``, ``_max``, their tokens behind
+            the prompt; ``truncated_share`` of these, cut off at their limit, if the sampler says so
+            (``ScoredGroup(truncated=...)``); ``zero_variance_share`` of the groups, left out
+            because all rewards are equal; ``staleness_mean``, ``_max``, versions between the policy
+            that trains on a token and the one that sampled it; ``sample_s_mean``, ``_max``, seconds
+            of the sampler's calls that ended since the step before, in the process that makes
+            steps; ``wait_s``, seconds that the step waited for groups.
+
+            Elsewhere: rewards are slime's ``raw_reward`` and tinker's ``env/all/reward/total``;
+            lengths are ``response_len/mean`` and ``/max``, and ``ac_tokens_per_turn``;
+            ``truncated_share`` is ``truncated_ratio``; ``zero_variance_share`` is
+            ``zero_std/count_*``, and ``by_group/frac_all_good`` and ``_bad``; ``sample_s_mean`` is
+            ``perf/rollout_time``, and ``wait_s`` ``perf/train_wait_time``.
 
         Raises:
             ConfigError: the step has not been made.

@@ -3,6 +3,50 @@
 A rule is a function of a resolved run (:class:`~headrace.analysis.check.plan.RunPlan`) that yields
 findings. A ``problem`` keeps a run from starting or from being what was asked for; a ``warning``
 makes it slow, costly or worse than necessary, and may be intended.
+
+============================================  ======================================================
+rules                                         what they find
+============================================  ======================================================
+cache_missing, size_differs,                  caches that are planned with declared sizes, or differ
+planned_unpacked                              from them
+unused_attribute                              attributes that neither ``where``, nor buckets, a
+                                              shuffle or columns ask for
+bad_source                                    files of a source whose cache is not built yet that
+                                              cannot be built from
+replica_unreached                             locations of a cache that cannot be read from this
+                                              machine
+no_tokenizer                                  a tokenizer that cannot be loaded
+padding_counts                                units that count the padding of packed rows
+untrained_rows                                share of the rows without a token that is trained on;
+                                              a problem if it is all of them
+cut_conversations, left_out_conversations     conversations that rows cut from their question; those
+                                              that are longer than a row
+unseen_rows, skipped_tokens                   rows that the last batch leaves unseen, though
+                                              ``max_epochs`` allows them; tokens that a change of
+                                              ``seq_len`` leaves out
+mostly_padding                                batches of more rows than the data have, of which the
+                                              last is mostly empty (``last_batch: pad``)
+no_bos                                        documents without the token that their tokenizer puts
+                                              before a text
+ends_by_token                                 documents that are told by a token, because a foreign
+                                              cache stores none
+no_end, ends_early                            a run of unknown length; limits that end it before
+                                              ``num_steps``
+random_reads, reads_by_score, not_shuffled,   orders that read a chunk for each row or each step of
+small_window, excess_loss                     scores, mix too little, or cost loss compared with a
+                                              full shuffle
+shared_blocks, more_hosts, small_chunks,      hosts that read the same blocks; more hosts than
+uneven_hosts                                  ``max_hosts``; rows that span several chunks; a batch
+                                              that does not divide by the hosts
+no_memory, little_memory                      a budget that the loader refuses, or with which it
+                                              reads blocks repeatedly
+scattered_buckets                             buckets that read each other's chunks again; with the
+                                              command that groups the cache, or moves what has
+                                              changed
+many_epochs, capped, never_drawn,             sources that repeat, run out, or are never used
+weight_not_reached, weight_before_schedule,
+shorter_than_a_batch
+============================================  ======================================================
 """
 
 from __future__ import annotations
