@@ -308,6 +308,14 @@ def test_a_run_ends_after_its_steps_or_the_tokens_of_its_last_stage(caches):
     )  # it may be prolonged
 
 
+def test_repeats_with_as_many_epochs_end_after_one_pass(caches):
+    """Energon's ``blend_epochized`` with ``repeat=False``."""
+    times = {"a": 5, "b": 2}
+    own = {name: {"weight": {"repeat": n}, "max_epochs": n} for name, n in times.items()}
+    dataset = opened(config(own=own), caches)
+    assert dataset.length == sum(n * TOKENS[name] // 16 for name, n in times.items())
+
+
 def test_weights_from_sizes_are_resolved_and_shown(caches):
     flat = opened(config(weights={"temperature": 2}), caches)
     assert flat.describe()["stages"][0]["weights"] == pytest.approx({"a": 2 / 3, "b": 1 / 3})
