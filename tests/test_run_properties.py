@@ -20,7 +20,7 @@ from headrace.data.phased import Continued, PhasedDataset
 from headrace.errors import ConfigError
 from headrace.mix import AmendmentConfig, StageConfig
 from headrace.mix.amendments import sources_of
-from headrace.mix.policies.kind import POLICIES
+from headrace.mix.plan import POLICIES
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
 from headrace.store import TokenCache
 from headrace.testing import write_cache

@@ -8,7 +8,7 @@ import pytest
 import headrace
 from headrace.config import LmDataConfig, load_config
 from headrace.errors import ConfigError
-from headrace.mix.policies.kind import POLICIES
+from headrace.mix.plan import POLICIES
 from headrace.testing import tiny_cache
 
 FORMS = [

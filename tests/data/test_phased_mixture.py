@@ -2,6 +2,7 @@
 is lost, shows.
 """
 
+import dataclasses
 import itertools
 import json
 from collections import defaultdict
@@ -15,13 +16,13 @@ from headrace.data import MixtureDataset, PackedTokenDataset, PlannedDataset, To
 from headrace.data.dataset import ReorderedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.phased import Continued, PhasedDataset
-from headrace.data.phased_mixture import RunRecipe, run_dataset
+from headrace.data.phased_mixture import Orders, run_dataset
 from headrace.data.strands import shuffle_components
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.phases import phase_block
-from headrace.mix.policies.kind import plan_of
+from headrace.mix.plan import plan_of
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig, ValidationConfig
 from headrace.store import TokenCache
 from headrace.testing import write_cache
@@ -138,14 +139,14 @@ def make(caches, phases, shuffle, batch, removed, held, **more) -> PhasedDataset
 
 
 def phased(
-    sources, phases, shuffles, weights, batch, *, policy="quota", validation=None, **more
+    sources, phases, shuffles, weights, batch, *, policy="quota", validation=None, **limits
 ) -> PhasedDataset:
     """The dataset of a run; ``validation`` is what is held out of each component."""
     plan = plan_of(weights, policy, [*sources], batch)
     split = (validation, "validation")
     held_out = {} if validation is None else dict.fromkeys(sources, split)
-    recipe = RunRecipe(plan, batch, tuple(phases), 5, shuffles, validation=held_out, **more)
-    dataset = run_dataset(sources, recipe)
+    plan = dataclasses.replace(plan, phases=phases, **limits)
+    dataset = run_dataset(sources, plan, Orders(5, shuffles, validation=held_out))
     if isinstance(dataset, PhasedDataset):
         return dataset
     return PhasedDataset([(0, dataset)], batch)  # one phase is a plain mixture

@@ -14,7 +14,8 @@ from headrace.errors import ConfigError
 from headrace.mix import AmendmentConfig, BatchSchedule, Blend, StageConfig
 from headrace.mix.amendments import amend, sources_of
 from headrace.mix.blend import weights_of_sizes
-from headrace.mix.stage_config import MixtureConfig, check_plan, resolve_stages
+from headrace.mix.plan import MixtureConfig, resolve_stages
+from headrace.mix.stage_config import check_plan
 
 NAMES = ["a", "b", "c", "d", "e"]
 NESTED = {"x": {"weight": 2, "blend": {"a": 1, "b": 1}}, "c": 1}

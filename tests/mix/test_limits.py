@@ -1,5 +1,7 @@
 """Epochs, budgets, largest shares and stop strategies, against loops over the routed examples."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,8 @@ from tests.mix.drawn import draws_of
 from headrace.errors import ConfigError
 from headrace.mix import BatchSchedule
 from headrace.mix.draws import Draws
-from headrace.mix.limits import STOP_STRATEGIES, example_limits, mixture_length
+from headrace.mix.limits import STOP_STRATEGIES, mixture_length
+from headrace.mix.plan import plan_of
 from headrace.mix.quota import Quota
 from headrace.mix.shares import bound_shares
 from headrace_compat.megatron import GreedyBlend
@@ -86,6 +89,12 @@ def test_a_limit_uses_a_source_up():
     assert mixture_length(more, [20, 30], "first_exhausted", [40, None]) == more.index_of(0, 20)
 
 
+def limits_of(sizes, epochs=None, rows=None):
+    """Most rows of components of these sizes."""
+    plan = plan_of(dict.fromkeys(sizes, 1), "quota", [*sizes], BatchSchedule(1))
+    return replace(plan, max_epochs=epochs, max_rows=rows or {}).limits_of(sizes)
+
+
 @given(
     st.dictionaries(st.sampled_from("abc"), st.integers(0, 10**9), min_size=1),
     st.floats(0.1, 9),
@@ -95,30 +104,30 @@ def test_limits_are_the_smaller_of_epochs_and_budget(sizes, epochs, budget):
     name = min(sizes)
     if any(size and epochs and int(size * epochs) == 0 for size in sizes.values()):
         with pytest.raises(ConfigError, match="holds no row"):
-            example_limits(sizes, epochs)
+            limits_of(sizes, epochs)
         return
-    got = example_limits(sizes, epochs, {name: budget})
+    got = limits_of(sizes, epochs, {name: budget})
     assert list(got) == list(sizes)
     for key, size in sizes.items():
         bound = int(size * epochs)
         assert got[key] == (min(bound, budget) if key == name else bound)
-    assert example_limits(sizes) == dict.fromkeys(sizes)
+    assert limits_of(sizes) == dict.fromkeys(sizes)
 
 
 def test_bad_limits_are_refused():
     with pytest.raises(ConfigError, match="Did you mean 'docs'"):
-        example_limits({"docs": 3}, {"dosc": 1.0})
+        limits_of({"docs": 3}, {"dosc": 1.0})
     for bad in (-1.0, 0, float("inf"), float("nan"), True, "2"):
         with pytest.raises(ConfigError, match="max_epochs = "):
-            example_limits({"docs": 3}, bad)
+            limits_of({"docs": 3}, bad)
         with pytest.raises(ConfigError, match=r"max_epochs\.docs"):
-            example_limits({"docs": 3}, {"docs": bad})
-    with pytest.raises(ConfigError, match=r"budgets\.docs"):
-        example_limits({"docs": 3}, None, {"docs": -1})
+            limits_of({"docs": 3}, {"docs": bad})
+    with pytest.raises(ConfigError, match=r"max_examples\.docs"):
+        limits_of({"docs": 3}, None, {"docs": -1})
     with pytest.raises(ConfigError, match=r"max_epochs\.docs.*without an end"):
-        example_limits({"docs": None, "web": 9}, {"docs": 1.0})
+        limits_of({"docs": None, "web": 9}, {"docs": 1.0})
     with pytest.raises(ConfigError, match=r"components\.docs\.max_epochs.*Give at least 0\.337"):
-        example_limits({"docs": 3}, {"docs": 0.3})
+        limits_of({"docs": 3}, {"docs": 0.3})
     draws = draws_of({"a": 1}, BatchSchedule(1))
     with pytest.raises(ConfigError, match="Did you mean 'restart'"):
         mixture_length(draws, [1], "restrat")

@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix.limits import phase_lengths
 from headrace.mix.phases import RowsOfBlocks, phase_block, untouched_blocks
+from headrace.mix.schedule import phase_lengths
 from headrace.order import BlockShuffle, BraidShuffle, EraShuffle, Feistel, Identity, Order, Slice
 from headrace.testing import check_order
 

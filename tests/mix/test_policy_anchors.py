@@ -5,7 +5,8 @@ to.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tests.mix.drawn import draws_of
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
-from headrace.mix.policies.kind import PolicyInputs, policy_kind, policy_names
+from headrace.mix.plan import plan_of, policy_names
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.quota import Quota
 from headrace.mix.shares import UNLIMITED
@@ -27,6 +28,19 @@ from headrace_compat.sequence import STRETCH, SequencePolicy
 
 NAMES = ("a", "b", "c")
 weights = st.lists(st.floats(0.05, 10), min_size=3, max_size=3)
+
+
+def drawing(
+    policy: str,
+    names: Sequence[str],
+    stages: Sequence[Stage],
+    batch: BatchSchedule,
+    sizes: Sequence[int | None],
+    limits: Sequence[int | None],
+) -> MixingPolicy:
+    """A policy over components of these sizes and limits."""
+    plan = plan_of(stages, policy, names, batch)
+    return plan.make(replace(plan, sizes=sizes, limits=limits, seq_len=8))
 
 
 @st.composite
@@ -70,7 +84,7 @@ def policies(draw: st.DrawFn) -> Callable[[], MixingPolicy]:
             )
         )
     sizes: list[int | None] = [9000, 400, 5000]
-    return lambda: policy_kind(name).make(PolicyInputs(NAMES, stages, batch, sizes, limits, 8))
+    return lambda: drawing(name, NAMES, stages, batch, sizes, limits)
 
 
 def same(one: MixingPolicy, other: MixingPolicy, step: int) -> None:
@@ -90,9 +104,7 @@ def empty_from_the_start() -> MixingPolicy:
     examples for it.
     """
     stages = [Stage(0, Blend({"a": 1, "b": 1, "c": 1})), Stage(5, Blend({"a": 1, "c": 1}))]
-    return policy_kind("quota").make(
-        PolicyInputs(NAMES, stages, BatchSchedule(4), [9, 9, 9], [0, 1, 0], 8)
-    )
+    return drawing("quota", NAMES, stages, BatchSchedule(4), [9, 9, 9], [0, 1, 0])
 
 
 @given(policies(), st.integers(0, 1200), st.lists(st.integers(0, 1300), min_size=1, max_size=4))
@@ -123,9 +135,7 @@ def test_nothing_is_walked_to_but_the_stretch_that_is_asked_for(
 
     def make() -> SequencePolicy[object]:
         sizes: list[int | None] = [90_000, 70_000]
-        made = policy_kind(name).make(
-            PolicyInputs("ab", stages, BatchSchedule(16), sizes, [None, None], 8)
-        )
+        made = drawing(name, "ab", stages, BatchSchedule(16), sizes, [None, None])
         assert isinstance(made, SequencePolicy)
         return made
 
@@ -160,9 +170,7 @@ def test_least_consumed_goes_on_for_ever_or_to_its_limits() -> None:
     stages = [Stage(0, Blend({"a": 1, "b": 1}))]
 
     def made(limits: list[int | None]) -> MixingPolicy:
-        return policy_kind("least_consumed").make(
-            PolicyInputs("ab", stages, BatchSchedule(4), [6, 9], limits, 8)
-        )
+        return drawing("least_consumed", "ab", stages, BatchSchedule(4), [6, 9], limits)
 
     assert np.bincount(Draws(made([None, None])).route(np.arange(4000))[0]).tolist() == [2000, 2000]
     assert np.bincount(Draws(made([6, None])).route(np.arange(4000))[0]).tolist() == [6, 3994]
@@ -219,8 +227,10 @@ def test_damaged_anchors_are_refused(change: dict[str, object]) -> None:
 def test_anchors_on_disk_name_policies_by_these_names() -> None:
     stages = [Stage(0, Blend({"a": 1, "b": 1}))]
     none = [None, None]
-    inputs = PolicyInputs("ab", stages, BatchSchedule(4), [90, 70], none, 8)
-    names = {name: Draws(policy_kind(name).make(inputs)).anchor_at(3) for name in policy_names()}
+    names = {
+        name: Draws(drawing(name, "ab", stages, BatchSchedule(4), [90, 70], none)).anchor_at(3)
+        for name in policy_names()
+    }
     names["staged"] = Draws(
         StageStream(StagePlan([PlannedStage("x", {"a": 1}, 90)], 1), BatchSchedule(4))
     ).anchor_at(3)
@@ -249,9 +259,7 @@ def test_the_supply_of_stages_is_what_they_give_until_they_end(
     stages = [
         Stage(s, Blend(dict(zip(NAMES, w, strict=True)))) for s, w in zip(begins, ws, strict=False)
     ]
-    policy = policy_kind("quota").make(
-        PolicyInputs(NAMES, stages, BatchSchedule(4), [None] * 3, limits, 8)
-    )
+    policy = drawing("quota", NAMES, stages, BatchSchedule(4), [None] * 3, limits)
     drawn = np.zeros(3, np.int64)
     for step in range(80):
         try:

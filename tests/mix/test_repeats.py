@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix.repeats import check_weight, repeats_somewhere, with_rows, without_repeats
+from headrace.mix.blend import check_weight, repeats_somewhere, with_rows, without_repeats
 
 ROWS = {"a": 100, "b": 10, "c": 7}
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import IndexOutOfRangeError
 from headrace.mix import AmendmentConfig, BatchSchedule, Blend, StageConfig
+from headrace.mix.plan import MixtureConfig, resolve_stages
 from headrace.mix.quota_walk import CHUNK
 from headrace.mix.schedule import Weight
-from headrace.mix.stage_config import MixtureConfig, resolve_stages
 from headrace.mix.stages import Stages
 
 NAMES = ("a", "b", "c", "d")

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.mix.policies.kind import PolicyInputs
+from headrace.mix.plan import Plan
 from headrace.mix.schedule import Weight
 
 
-def stage_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) -> list[float]:
+def stage_weights(plan: Plan, policy: str, *, limits: bool = False) -> list[float]:
     """Weights of the components, for a policy that supports one stage of constant weights; and
     limits, if allowed.
     """
-    blend = inputs.stages[0].blend
+    blend = plan.stages[0].blend
     unknown = {
-        "stages": len(inputs.stages) > 1,
-        "limits": not limits and any(limit is not None for limit in inputs.limits),
-        "largest shares": bool(inputs.stages[0].max_share),
+        "stages": len(plan.stages) > 1,
+        "limits": not limits and any(limit is not None for limit in plan.limits),
+        "largest shares": bool(plan.stages[0].max_share),
     }
     for what, setting in unknown.items():
         if setting:
@@ -37,12 +37,12 @@ def stage_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) ->
         weights = blend.at(np.zeros(1, np.int64))[0].tolist()
     # The blend may list its leaves in another order
     by_name = dict(zip(blend.names, weights, strict=True))
-    return [by_name.get(name, 0.0) for name in inputs.names]
+    return [by_name.get(name, 0.0) for name in plan.names]
 
 
-def equal_weights(inputs: PolicyInputs, policy: str, *, limits: bool = False) -> None:
+def equal_weights(plan: Plan, policy: str, *, limits: bool = False) -> None:
     """Raises ConfigError for what :func:`stage_weights` refuses, or for weights that differ."""
-    if len(set(stage_weights(inputs, policy, limits=limits))) > 1:
+    if len(set(stage_weights(plan, policy, limits=limits))) > 1:
         cure = "Give equal weights, or none."
         raise ConfigError(
             "takes no weights: sizes or tokens decide", field="policy", value=policy, cure=cure

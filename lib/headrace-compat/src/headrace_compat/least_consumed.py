@@ -31,8 +31,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
-from headrace.mix.measure import TokensInOrder
-from headrace.mix.policies.kind import PolicyInputs, PolicyKind
+from headrace.mix.plan import Plan, PolicyKind, TokensInOrder
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import UNLIMITED
 from headrace_compat.constant_weights import equal_weights
@@ -315,21 +314,19 @@ class LeastConsumedFirst(PolicyKind):
     example_s = 2e-6
     counts_tokens = True
 
-    def make(self, inputs: PolicyInputs) -> LeastConsumedPlan:
-        for stage in inputs.stages:
-            alone = dataclasses.replace(inputs, names=stage.blend.names, stages=[stage])
+    def make(self, plan: Plan) -> LeastConsumedPlan:
+        for stage in plan.stages:
+            alone = dataclasses.replace(plan, names=stage.blend.names, stages=[stage])
             equal_weights(alone, "least_consumed", limits=True)
-        samples: Sequence[Equal | InOrder] = [
-            Equal(inputs.tokens, limit) for limit in inputs.limits
-        ]
-        if inputs.lengths is not None:
-            samples = [InOrder(*one) for one in zip(inputs.lengths, inputs.limits, strict=True)]
-        numbers = {name: number for number, name in enumerate(inputs.names)}
+        samples: Sequence[Equal | InOrder] = [Equal(plan.seq_len, limit) for limit in plan.limits]
+        if plan.lengths is not None:
+            samples = [InOrder(*one) for one in zip(plan.lengths, plan.limits, strict=True)]
+        numbers = {name: number for number, name in enumerate(plan.names)}
         stages = [
             (
-                inputs.batch.rows_at(stage.first_step)[0],
+                plan.batch.rows_at(stage.first_step)[0],
                 [numbers[name] for name in stage.blend.names],
             )
-            for stage in inputs.stages
+            for stage in plan.stages
         ]
-        return LeastConsumedPlan(samples, inputs.batch, stages=stages)
+        return LeastConsumedPlan(samples, plan.batch, stages=stages)

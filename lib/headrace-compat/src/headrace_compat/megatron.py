@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from headrace.errors import ConfigError
-from headrace.mix.policies.kind import PolicyInputs, PolicyKind
+from headrace.mix.plan import Plan, PolicyKind
 from headrace.mix.schedule import BatchSchedule, Weight
 from headrace.mix.shares import UNLIMITED, sum_of_weights
 from headrace_compat.constant_weights import constant_weights, equal_weights, stage_weights
@@ -106,8 +106,8 @@ class Greedy(PolicyKind):
 
     example_s = 4e-6
 
-    def make(self, inputs: PolicyInputs) -> GreedyBlend:
-        return GreedyBlend(stage_weights(inputs, "greedy"), inputs.batch)
+    def make(self, plan: Plan) -> GreedyBlend:
+        return GreedyBlend(stage_weights(plan, "greedy"), plan.batch)
 
 
 class Exhaustive(PolicyKind):
@@ -115,15 +115,15 @@ class Exhaustive(PolicyKind):
 
     example_s = 4e-6
 
-    def make(self, inputs: PolicyInputs) -> ExhaustiveBlend:
-        equal_weights(inputs, "exhaustive")
-        sizes = [size for size in inputs.sizes if size is not None]
-        if len(sizes) < len(inputs.sizes):
+    def make(self, plan: Plan) -> ExhaustiveBlend:
+        equal_weights(plan, "exhaustive")
+        sizes = [size for size in plan.sizes if size is not None]
+        if len(sizes) < len(plan.sizes):
             cure = "Leave out repeat()."
             raise ConfigError(
                 "needs components with an end", field="policy", value="exhaustive", cure=cure
             )
-        return ExhaustiveBlend(sizes, inputs.batch)
+        return ExhaustiveBlend(sizes, plan.batch)
 
 
 def megatron_sizes(

@@ -31,11 +31,11 @@ from jaxtyping import Int32, Int64
 
 from headrace.errors import ConfigError, check_at_least, did_you_mean
 from headrace.mix.blend import Blend
-from headrace.mix.policies.kind import MixturePlan, PolicyInputs, PolicyKind, WeightPlan
+from headrace.mix.plan import MixtureConfig, Plan, PolicyKind
 from headrace.mix.policy import Watch
 from headrace.mix.schedule import BatchSchedule, Weight
 from headrace.mix.shares import UNLIMITED, largest_remainder
-from headrace.mix.stage_config import MixtureConfig, StageConfig
+from headrace.mix.stage_config import StageConfig
 from headrace.mix.stages import Stage
 from headrace_compat.constant_weights import constant_weights, stage_weights
 from headrace_compat.sequence import STRETCH, SequencePolicy
@@ -93,7 +93,7 @@ def scale_stages(stages: Sequence[PlannedStage], total_tokens: int) -> list[Plan
     return [PlannedStage(s.name, s.weights, s.tokens * total_tokens // total) for s in stages]
 
 
-class StagePlan(WeightPlan):
+class StagePlan:
     """Stages in their order, in examples.
 
     Args:
@@ -171,12 +171,9 @@ class StagePlan(WeightPlan):
             else StagePlan(self.stages, self.example_tokens, names)
         )
 
-    def mixture_plan(self, names: Sequence[str], batch: BatchSchedule) -> MixturePlan:
-        return self.over(names).mixture(batch)
-
-    def mixture(self, batch: BatchSchedule) -> MixturePlan:
-        """The plan with its stages at the steps that contain their first examples, for code that
-        counts in steps.
+    def mixture(self, batch: BatchSchedule) -> Plan:
+        """The plan of a run with its stages at the steps that contain their first examples, for
+        ``MixtureDataset.of``.
         """
         stages = [
             Stage(step, Blend(dict(stage.weights), f"stages[{k}].weights"), stage.name)
@@ -184,20 +181,20 @@ class StagePlan(WeightPlan):
                 zip(self.stages, StageStream(self, batch).first_steps(), strict=True)
             )
         ]
-        return MixturePlan(tuple(stages), self.make)
+        return Plan(self.names, stages, batch, self.make)
 
-    def make(self, inputs: PolicyInputs) -> StageStream:
+    def make(self, plan: Plan) -> StageStream:
         """The policy that runs the plan.
 
         Raises:
             ConfigError: there are limits, which it does not support.
         """
-        if any(limit is not None for limit in inputs.limits):
+        if any(limit is not None for limit in plan.limits):
             problem = "brings its own policy, and knows no limits"
             raise ConfigError(
                 problem, field="weights", value="StagePlan", cure="Use Stage with limits."
             )
-        return StageStream(self, inputs.batch)
+        return StageStream(self, plan.batch)
 
     @property
     def digest(self) -> str:
@@ -316,7 +313,7 @@ class Swrr(PolicyKind):
             return super().run_steps(replace(config, stages=(), num_steps=end))
         return super().run_steps(config)  # stages of whole steps
 
-    def plan(self, config: MixtureConfig) -> MixturePlan:
+    def plan(self, config: MixtureConfig) -> Plan:
         if not config.stages:
             return super().plan(config)
         for name, weight in config.components.items():
@@ -336,8 +333,8 @@ class Swrr(PolicyKind):
             config.batch
         )
 
-    def make(self, inputs: PolicyInputs) -> SmoothRoundRobin:
-        return SmoothRoundRobin(stage_weights(inputs, "swrr"), inputs.batch)
+    def make(self, plan: Plan) -> SmoothRoundRobin:
+        return SmoothRoundRobin(stage_weights(plan, "swrr"), plan.batch)
 
 
 def smooth_plan(

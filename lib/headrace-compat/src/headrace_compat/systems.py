@@ -31,7 +31,6 @@ from headrace.config.lm_data import LmDataConfig
 from headrace.data.columns import columns_by_component
 from headrace.data.pairs import pairs_of_component
 from headrace.errors import ConfigError
-from headrace.mix.policies.kind import PolicyInputs
 from headrace.mix.schedule import BatchSchedule
 from headrace.pack.saved_plans import first_tokens
 from headrace.store.cache import TokenCache
@@ -211,11 +210,7 @@ def _samples(config: LmDataConfig) -> dict[str, int | None]:
     target = batch.rows_at(steps)[0]
     if len(names) == 1:
         return {names[0]: target}
-    nothing = [None] * len(names)
-    stages = config.resolved_stages({})
-    weights = stage_weights(
-        PolicyInputs(names, stages, batch, nothing, nothing, config.phases[0][1]), "greedy"
-    )
+    weights = stage_weights(config.plan({}), "greedy")
     return {
         name: size for name, [size] in zip(names, megatron_sizes(weights, [target]), strict=True)
     }

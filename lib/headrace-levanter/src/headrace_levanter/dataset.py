@@ -35,8 +35,7 @@ from headrace.errors import ConfigError
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
 from headrace.feed.plan import global_rows
 from headrace.metrics import ReadStats
-from headrace.mix.limits import repeated_from
-from headrace.mix.schedule import BatchSchedule, ExchangeSetting, LastBatch, RowOrder
+from headrace.mix.schedule import BatchSchedule, ExchangeSetting, LastBatch, RowOrder, repeated_from
 from headrace.order.order import check_indices
 from headrace.run.run import Run
 from headrace_levanter.conversions import to_grug_example

@@ -8,7 +8,7 @@ imports none of these packages.
 ========================  ==========================================================================
 group                     what an entry point names
 ========================  ==========================================================================
-``headrace.policies``     a class :class:`~headrace.mix.policies.kind.PolicyKind`: ``policy: NAME``
+``headrace.policies``     a class :class:`~headrace.mix.plan.PolicyKind`: ``policy: NAME``
 ``headrace.systems``      a class :class:`~headrace.config.compat.CompatSystem`: ``compat: NAME``
 ``headrace.commands``     a function with typer's annotations: ``headrace NAME``; a name with
                           a space is a command of a group: ``cache convert``

@@ -28,10 +28,9 @@ from headrace.data.sources_at import sources_at
 from headrace.errors import ConfigError
 from headrace.feed.micro_steps import MicroForecast
 from headrace.metrics import SourceAt
-from headrace.mix.blend import is_size_rule
-from headrace.mix.limits import DataEnd, check_some_batch, data_end
+from headrace.mix.blend import is_size_rule, repeats_somewhere
 from headrace.mix.policy import Watch
-from headrace.mix.repeats import repeats_somewhere
+from headrace.mix.schedule import DataEnd, check_some_batch, data_end
 from headrace.order.order import Identity
 from headrace.store.cache import TokenCache
 

@@ -180,7 +180,7 @@ def _check_csv(path: str) -> None:
 
 def _say_if_long(config: LmDataConfig) -> None:
     """Warns if the examples before a change of row length, or before limits, take long to count."""
-    from headrace.mix.policies.kind import policy_kind
+    from headrace.mix.plan import policy_kind
     from headrace.mix.schedule import BatchSchedule
 
     limits = config.max_epochs is not None or any(

@@ -16,8 +16,7 @@ from typing import Any
 from headrace.config.component import ComponentConfig
 from headrace.data.buckets import BucketsConfig, expected_repeats
 from headrace.errors import ConfigError
-from headrace.mix.blend import is_size_rule
-from headrace.mix.repeats import REPEAT, blend_of
+from headrace.mix.blend import REPEAT, blend_of, is_size_rule
 from headrace.mix.stage_config import AmendmentConfig, StageConfig, weights_at_begin
 from headrace.order.holdout import ValidationConfig
 

@@ -23,8 +23,8 @@ from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.mix.amendments import number_of_each
+from headrace.mix.blend import check_weight
 from headrace.mix.limits import check_component_budgets
-from headrace.mix.repeats import check_weight
 from headrace.mix.schedule import CountedTokens, weight_from_config
 from headrace.order import shuffle_config
 from headrace.order.holdout import ValidationConfig

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast, get_args
 
@@ -50,19 +50,18 @@ from headrace.data.budgets import OpenBytes, require_steps
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
 from headrace.data.component import Account, account, component_sides, stored_rows, subset_side
 from headrace.data.dataset import PlannedDataset
-from headrace.data.mixture import mixture_of
 from headrace.data.packed_store import StoredDataset
 from headrace.data.phased import RunDataset
-from headrace.data.phased_mixture import RunRecipe, run_dataset
+from headrace.data.phased_mixture import Orders, run_dataset
 from headrace.data.row_scores import row_scores
 from headrace.data.strands import RowScores
 from headrace.errors import ConfigError, check_at_least, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.blend import is_size_rule
 from headrace.mix.draws import Skips
-from headrace.mix.limits import STOP_STRATEGIES, check_epochs, phase_lengths, tightest_bounds
+from headrace.mix.limits import STOP_STRATEGIES, check_epochs, check_steps
 from headrace.mix.phases import phase_block
-from headrace.mix.policies.kind import MixturePlan, check_unit, policy_kind, policy_names
+from headrace.mix.plan import MixtureConfig, Plan, check_unit, policy_kind, policy_names
 from headrace.mix.schedule import (
     BatchSchedule,
     CountedTokens,
@@ -70,14 +69,9 @@ from headrace.mix.schedule import (
     LastBatch,
     RowOrder,
     WeightUnit,
+    phase_lengths,
 )
-from headrace.mix.stage_config import (
-    AmendmentConfig,
-    MixtureConfig,
-    StageConfig,
-    check_plan,
-    skips_of,
-)
+from headrace.mix.stage_config import AmendmentConfig, StageConfig, check_plan, skips_of
 from headrace.mix.stages import Stage
 from headrace.order import shuffle_config
 from headrace.order.braid.spec import MAX_HOSTS
@@ -131,7 +125,7 @@ class LmDataConfig:
         stop_strategy: ``restart``, ``first_exhausted`` or ``all_exhausted``.
         last_batch: What becomes of a last batch that the data do not fill: ``pad`` it with empty
             rows, ``drop`` its rows, or ``fill`` it with the first rows again; see
-            :mod:`headrace.mix.limits`.
+            :mod:`headrace.mix.schedule`.
         policy: ``quota``; ``whole_batches``, each batch from one component; or the sequence of
             another system: ``swrr``, ``greedy``, ``exhaustive``, ``least_consumed``.
         validation: What to hold out of every component that has no setting of its own:
@@ -242,6 +236,7 @@ class LmDataConfig:
             self.max_epochs,
         )
         vars(self).update(expanded)  # it is frozen
+        check_steps("num_steps", self.num_steps)
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
@@ -275,16 +270,34 @@ class LmDataConfig:
         return skips_of(self.amendments)
 
     def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
-        """The mixtures of the run, in order, including amendments; ``instead`` as in
-        :meth:`open_caches`. Caches are opened only if weights follow from sizes. ConfigError:
-        weights given in two places, an unknown source, an amendment out of order.
+        """The mixtures of the run, in order, including amendments: the stages of :meth:`plan`."""
+        return list(self.plan(instead).stages)
+
+    def plan(self, instead: Mapping[str, TokenCache] | None = None) -> Plan:
+        """The plan of the run: its weights, limits and lengths, as a list of stages; ``instead`` as
+        in :meth:`open_caches`. Caches are opened only if weights follow from sizes.
+
+        Raises:
+            ConfigError: weights given in two places, an unknown source, an amendment out of order.
         """
         moves = any(amendment.caches for amendment in self.amendments)
         config = self.at_snapshots(instead) if moves else self
-        return list(config._mixture_plan(instead).stages)
-
-    def _mixture_plan(self, instead: Mapping[str, TokenCache] | None) -> MixturePlan:
-        return policy_kind(self.policy).plan(self._mixture_config(instead))
+        components = config.components
+        own = {n: c.max_epochs for n, c in components.items() if c.max_epochs is not None}
+        epochs = own
+        if self.max_epochs is not None:
+            epochs = (
+                {**dict.fromkeys(components, self.max_epochs), **own} if own else self.max_epochs
+            )
+        return replace(
+            policy_kind(self.policy).plan(config._mixture_config(instead)),
+            batch=BatchSchedule(self.batch_size, last_batch=cast(LastBatch, self.last_batch)),
+            phases=self.phases,
+            max_epochs=epochs or None,
+            max_tokens={n: c.max_tokens for n, c in components.items() if c.max_tokens is not None},
+            stop_strategy=self.stop_strategy,
+            num_steps=config._planned_steps,
+        )
 
     def _mixture_config(self, instead: Mapping[str, TokenCache] | None = None) -> MixtureConfig:
         weights = {name: component.weight for name, component in self.components.items()}
@@ -515,40 +528,20 @@ class LmDataConfig:
         config = self.at_snapshots(instead)
         opened = config.open_caches(instead)
         components = config.components
-        epochs = {
-            n: self.max_epochs if c.max_epochs is None else c.max_epochs
-            for n, c in components.items()
-        }
-        bounded = {n: most for n, most in epochs.items() if most is not None}
-        tokens = {n: c.max_tokens for n, c in components.items() if c.max_tokens is not None}
-        recipe = RunRecipe(
-            config._mixture_plan(opened),
-            BatchSchedule(self.batch_size, last_batch=cast(LastBatch, self.last_batch)),
-            self.phases,
+        plan = config.plan(opened)
+        orders = Orders(
             self.seed,
             {name: config.shuffle_for(name) for name in components},
             own_shuffles={name for name, c in components.items() if c.shuffle is not None},
             validation=config.held_out,
             subsets=subsets_of(components, self.subset),
-            max_epochs=bounded
-            if any(c.max_epochs is not None for c in components.values())
-            else self.max_epochs,
-            max_tokens=tokens,
-            stop_strategy=self.stop_strategy,
-            num_steps=config._planned_steps,
             max_hosts=self.max_hosts,
             scores=config._scores(opened),
         )
-        dataset = run_dataset(config.datasets(opened), recipe)
-        if recipe.num_steps is not None and self.stop_strategy == "restart":
-            # of the rows that are trained on: what is held out or removed limits nothing
-            first = mixture_of(dataset.at_step(0)[0])
-            assert first is not None
-            sizes = {name: first.tokens_of_pass(name) or 0 for name in opened}
-            with_own_limit = {name for name, c in components.items() if c.max_epochs is not None}
-            require_steps(
-                dataset, recipe.num_steps, tightest_bounds(bounded, tokens, sizes, with_own_limit)
-            )
+        dataset = run_dataset(config.datasets(opened), plan, orders)
+        if plan.num_steps is not None and self.stop_strategy == "restart":
+            own = {name for name, c in components.items() if c.max_epochs is not None}
+            require_steps(dataset, plan.num_steps, plan, own)
         weighed = {
             name: c.loss_weight for name, c in components.items() if c.loss_weight is not None
         }

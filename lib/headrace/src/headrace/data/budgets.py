@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import MixtureDataset, mixture_of
 from headrace.errors import ConfigError, IndexOutOfRangeError, format_count
+from headrace.mix.plan import Plan
 from headrace.mix.schedule import ExchangeSetting
 
 
@@ -139,12 +140,21 @@ class OpenBytes(NamedTuple):
 
 
 _CHUNK = 4096
-Bounds = Mapping[str, tuple[str, float]]
-"""By component: the config field of the limit that applies to it, and its value."""
+_BoundOf: TypeAlias = Callable[[MixtureDataset, str], tuple[str, float]]
+"""The field of the limit that applies to a component of a mixture, and its value."""
 
 
-def require_steps(dataset: PlannedDataset, num_steps: int, bounds: Bounds | None = None) -> None:
-    """Checks that a mixture, phased or not, can fill this many steps; ``bounds`` are for the error.
+def require_steps(
+    dataset: PlannedDataset, num_steps: int, plan: Plan | None = None, own: Collection[str] = ()
+) -> None:
+    """Checks that a mixture, phased or not, can fill this many steps.
+
+    Args:
+        dataset: The mixture.
+        num_steps: Steps.
+        plan: The plan of a config that it meets, for the error; None: its limits were given as
+            ``max_examples``.
+        own: Components whose ``max_epochs`` are set under their own name, not for all.
 
     Raises:
         ConfigError: it cannot; names the component, what it has, what is needed, and the cure.
@@ -156,18 +166,29 @@ def require_steps(dataset: PlannedDataset, num_steps: int, bounds: Bounds | None
         >>> mixture = MixtureDataset({"a": dataset}, {"a": 1}, batch_size=4, max_examples={"a": 10})
         >>> require_steps(mixture, 2)
         >>> try:
-        ...     require_steps(mixture, 5, {"a": ("components.a.max_tokens", 80)})
+        ...     require_steps(mixture, 5)
         ... except ConfigError as error:
         ...     print(error.field, error.cure)
-        components.a.max_tokens Raise it to 160 or more, or lower num_steps to 3.
+        max_examples.a Raise it to 20 or more, or lower num_steps to 3.
     """
+
+    def bound_of(mixture: MixtureDataset, name: str) -> tuple[str, float]:
+        epochs = None if plan is None else plan.epochs_of(name)
+        tokens = None if plan is None else plan.max_tokens.get(name)
+        size = mixture.tokens_of_pass(name) or 0
+        if tokens is not None and (epochs is None or tokens < epochs * size):
+            return f"components.{name}.max_tokens", tokens
+        if epochs is not None:
+            return f"components.{name}.max_epochs" if name in own else "max_epochs", epochs
+        return f"max_examples.{name}", float(mixture.limits[name] or 0)
+
     for step, phase in dataset.phases:
         until = dataset.at_step(step)[1]
         if (mixture := mixture_of(phase)) is not None:
-            _require(mixture, num_steps if until is None else min(until, num_steps), bounds or {})
+            _require(mixture, num_steps if until is None else min(until, num_steps), bound_of)
 
 
-def _require(mixture: MixtureDataset, steps: int, bounds: Bounds) -> None:
+def _require(mixture: MixtureDataset, steps: int, bound_of: _BoundOf) -> None:
     bounded = any(limit is not None for limit in mixture.limits.values())
     if not bounded and not any(stage.max_share for stage in mixture.stages):
         return
@@ -176,7 +197,7 @@ def _require(mixture: MixtureDataset, steps: int, bounds: Bounds) -> None:
     if is_short(mixture, steps):
         most = _steps_until(mixture, steps, is_short)
         full = _steps_until(mixture, steps, _falls_short)
-        raise _too_small(mixture, full, steps) or _short(mixture, full, most, steps, bounds)
+        raise _too_small(mixture, full, steps) or _short(mixture, full, most, steps, bound_of)
 
 
 def _steps_until(
@@ -221,7 +242,7 @@ def _shares_at(mixture: MixtureDataset, step: int) -> dict[str, float]:
 
 
 def _short(
-    mixture: MixtureDataset, whole: int, most: int, steps: int, bounds: Bounds
+    mixture: MixtureDataset, whole: int, most: int, steps: int, bound_of: _BoundOf
 ) -> ConfigError:
     """What to say of limits that fill ``whole`` of ``steps`` steps, and leave rows for ``most``."""
     drawn = mixture.draws.starts_at(most)
@@ -236,7 +257,7 @@ def _short(
     has = f"has {limit} of the {due} that its weight asks for"
     if due <= limit:
         has = f"is used up after {limit}, as it stood in for others"
-    field, value = bounds.get(name, (f"max_examples.{name}", float(limit)))
+    field, value = bound_of(mixture, name)
     rows = int(drawn[mixture.names.index(name)]) + needed - have
     enough = str(mixture.tokens_of_rows(name, rows) if field.endswith("max_tokens") else rows)
     if field.endswith("max_epochs"):

@@ -35,9 +35,17 @@ from headrace.data.rows import (
 )
 from headrace.errors import ConfigError, IndexOutOfRangeError, check_at_least, check_whole
 from headrace.metrics import ReadStats
-from headrace.mix.limits import DataEnd, check_some_batch, data_end, held_rows, repeated_from
 from headrace.mix.phases import PhaseChange
-from headrace.mix.schedule import BatchSchedule, LastBatch, RowOrder
+from headrace.mix.schedule import (
+    BatchSchedule,
+    DataEnd,
+    LastBatch,
+    RowOrder,
+    check_some_batch,
+    data_end,
+    held_rows,
+    repeated_from,
+)
 from headrace.order.braid.shuffle import PendingBraid
 from headrace.order.compose import fixed_set, window_of_part
 from headrace.order.order import Identity, OpenWindow, Order, Repeat, check_indices
@@ -586,7 +594,7 @@ class BatchOrder:
         row_order: Order of the rows within a batch, ``"locality"`` or ``"stream"``; see
             ``DataLoader``.
         last_batch: What becomes of a last batch that the data do not fill: ``"pad"``, ``"drop"`` or
-            ``"fill"``; see :mod:`headrace.mix.limits`. None: as ``batch_size`` or the mixture
+            ``"fill"``; see :mod:`headrace.mix.schedule`. None: as ``batch_size`` or the mixture
             says, or ``"pad"``.
 
     Raises:
@@ -665,7 +673,7 @@ class BatchOrder:
     @property
     def last_batch(self) -> LastBatch:
         """What becomes of a last batch that the data do not fill; see
-        :mod:`headrace.mix.limits`.
+        :mod:`headrace.mix.schedule`.
         """
         return self.schedule.last_batch
 

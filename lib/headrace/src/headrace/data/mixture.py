@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from headrace.data.async_dataset import AsyncDataset, check_dataset
 from headrace.data.columns import run_columns
 from headrace.data.dataset import PlannedDataset, WrappingDataset
-from headrace.data.row_tokens import MixtureTokens, measured_plan
+from headrace.data.row_tokens import MixtureTokens, counted_plan
 from headrace.data.rows import Explained, Rows, RowSource
 from headrace.data.strands import share_strands
 from headrace.errors import (
@@ -31,9 +32,9 @@ from headrace.errors import (
 from headrace.metrics import ReadStats
 from headrace.mix.blend import Blend
 from headrace.mix.draws import NO_SKIPS, Draws, Skips
-from headrace.mix.limits import STOP_STRATEGIES, data_end, example_limits, mixture_length
-from headrace.mix.policies.kind import MixturePlan, PolicyInputs, WeightPlan, plan_of
-from headrace.mix.schedule import BatchSchedule, Weight, weight_from_config
+from headrace.mix.limits import STOP_STRATEGIES, mixture_length
+from headrace.mix.plan import Plan, plan_of
+from headrace.mix.schedule import BatchSchedule, Weight, data_end, weight_from_config
 from headrace.mix.shares import row_shares
 from headrace.mix.stages import Stage, Stages, check_components
 from headrace.order.braid.table import BraidTable
@@ -51,16 +52,14 @@ class MixtureDataset(WrappingDataset):
         weights: A weight for each component: a number, ``{"step": {step: w}}`` or ``{"linear":
             {step: w}}``; or a nested :class:`~headrace.mix.blend.Blend` with the components as
             leaves (normalised at each step and node); or several
-            :class:`~headrace.mix.stages.Stage`, each over any of the components; or nmoe's
-            :class:`~headrace_compat.nmoe.StagePlan`; or a
-            :class:`~headrace.mix.policies.kind.MixturePlan`.
+            :class:`~headrace.mix.stages.Stage`, each over any of the components.
         batch_size: Rows in a step, an int or a :class:`~headrace.mix.schedule.BatchSchedule`.
         max_epochs: Largest number of passes over the components, one number or by name, fractions
             allowed. The share of a used-up component goes to the others in proportion to their
             weights.
         max_examples: Largest number of rows of components in the whole run, by name.
         stop_strategy: ``restart`` (continue endlessly), ``first_exhausted`` or ``all_exhausted``.
-        policy: The order in which sources are drawn; see :mod:`headrace.mix.policies.kind`.
+        policy: The order in which sources are drawn; see :mod:`headrace.mix.plan`.
         num_steps: Steps of the run, after which the mixture ends, unless limits end it earlier;
             None: endless. Does not change any step.
 
@@ -85,7 +84,7 @@ class MixtureDataset(WrappingDataset):
     def __init__(
         self,
         components: Mapping[str, AsyncDataset[Any]],
-        weights: Mapping[str, object] | Blend | Sequence[Stage] | WeightPlan | MixturePlan,
+        weights: Mapping[str, object] | Blend | Sequence[Stage],
         batch_size: int | Mapping[int, int] | BatchSchedule,
         *,
         max_epochs: float | Mapping[str, float] | None = None,
@@ -107,39 +106,53 @@ class MixtureDataset(WrappingDataset):
         check_whole("num_steps", num_steps)
         check_at_least("num_steps", num_steps, cure="Leave it out for a run without an end.")
         check_choice("stop_strategy", stop_strategy, STOP_STRATEGIES, "is no stop strategy")
-        self.names = tuple(components)
-        self.batch_schedule = (
-            batch_size if isinstance(batch_size, BatchSchedule) else BatchSchedule(batch_size)
+        batch = batch_size if isinstance(batch_size, BatchSchedule) else BatchSchedule(batch_size)
+        plan = plan_of(weights, policy, [*components], batch)
+        self._draw(
+            components,
+            replace(
+                plan,
+                max_epochs=max_epochs,
+                max_rows=max_examples or {},
+                stop_strategy=stop_strategy,
+                num_steps=num_steps,
+            ),
         )
-        plan = plan_of(weights, policy, self.names, self.batch_schedule)
-        if plan.measure is not None:
-            plan = measured_plan(plan, plan.measure, components)
-        self.stages = plan.stages
-        check_components(self.names, self.stages)
-        components = share_strands(components, self.stages, self.batch_schedule, plan.planned)
+
+    @classmethod
+    def of(cls, components: Mapping[str, AsyncDataset[Any]], plan: Plan) -> MixtureDataset:
+        """The mixture of components that meets a plan; raises what the constructor does."""
+        mixture = cls.__new__(cls)
+        mixture._draw(components, plan)
+        return mixture
+
+    def _draw(self, components: Mapping[str, AsyncDataset[Any]], plan: Plan) -> None:
+        """Completes the plan with what the rows of the components tell, and draws to meet it."""
+        self.names = tuple(components)
+        self.batch_schedule = plan.batch
+        if plan.counted is not None:
+            plan = counted_plan(plan, components)
+        check_components(self.names, plan.stages)
+        components = share_strands(components, plan.stages, plan.batch, plan.planned)
         sizes = {name: dataset.length for name, dataset in components.items()}
         self.components = tuple(_repeated(name, dataset) for name, dataset in components.items())
         self.base = self.components[0]  # all have rows like this one
         self._check_rows()
-        self.limits = example_limits(sizes, max_epochs, max_examples)
-        self.stop_strategy = stop_strategy
+        self.limits = plan.limits_of(sizes)
+        self.stop_strategy = plan.stop_strategy
         self._tokens: MixtureTokens | None = None
-        if plan.measure is not None:
-            self._tokens = MixtureTokens(
-                plan.measure, dict(zip(self.names, self.components, strict=True))
-            )
-            self.limits = self._tokens.bounded(self.limits)
-        rows = [*sizes.values()]
-        limits = [*self.limits.values()]
-        inputs = PolicyInputs(
-            self.names, self.stages, self.batch_schedule, rows, limits, self.seq_len, plan.planned
+        if plan.counted is not None:
+            ordered = dict(zip(self.names, self.components, strict=True))
+            self._tokens = MixtureTokens(plan, ordered)
+            self.limits = self._tokens.bounded(self.limits, plan.max_tokens)
+        plan = replace(
+            plan, sizes=[*sizes.values()], limits=[*self.limits.values()], seq_len=self.seq_len
         )
         if self._tokens is not None:
-            inputs, end = self._tokens.timed(inputs, plan.make)
-            self.stages = tuple(inputs.stages)
-            num_steps = end if num_steps is None else num_steps
-        self.draws = Draws(plan.make(inputs))
-        self._length = self._end(rows, num_steps)
+            plan = self._tokens.timed(plan)
+        self.stages = tuple(plan.stages)
+        self.draws = Draws(plan.make(plan))
+        self._length = self._end(plan.sizes, plan.num_steps)
         self._check_weights()
         self._braids = Braids(self.components)
         self._sources = tuple(
@@ -249,7 +262,7 @@ class MixtureDataset(WrappingDataset):
         rows = self.components[self.names.index(name)].rows_of_pass
         return None if rows is None else self.tokens_of_rows(name, rows)
 
-    def _end(self, sizes: list[int | None], num_steps: int | None) -> int | None:
+    def _end(self, sizes: Sequence[int | None], num_steps: int | None) -> int | None:
         """Number of examples until limits, sources, the policy or the run's length
         end the mixture.
         """

@@ -1,4 +1,4 @@
-"""Makes the dataset of a run from its recipe: a mixture, or several if rows change their length at
+"""Makes the dataset of a run from its plan: a mixture, or several if rows change their length at
 given steps.
 
 :mod:`headrace.mix.phases` explains phases. Each is an ordinary mixture with the same draws. The
@@ -25,7 +25,7 @@ from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import LeftPieces, PackedRows, PackedTokenDataset, pack_left
 from headrace.data.packed_store import StoredDataset
 from headrace.data.phased import Continued, PhasedDataset, RunDataset
-from headrace.data.row_tokens import measured_plan
+from headrace.data.row_tokens import counted_plan
 from headrace.data.strands import RowScores, placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
@@ -36,7 +36,7 @@ from headrace.mix.phases import (
     rows_in_touched_blocks,
     untouched_blocks,
 )
-from headrace.mix.policies.kind import MixturePlan
+from headrace.mix.plan import Plan
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.braid.spec import MAX_HOSTS
 from headrace.order.compose import Compose
@@ -50,27 +50,20 @@ from headrace.order.windows import rows_outside
 
 
 @dataclasses.dataclass(frozen=True)
-class RunRecipe:
-    """Values of a run's config, by component, from which its dataset is made.
+class Orders:
+    """How the rows of each component of a run are split and ordered.
 
     Attributes:
-        phases: First step and row length of each phase; see
-            :func:`~headrace.mix.limits.phase_lengths`.
+        seed: Seed of all shuffles.
         shuffles: How each component is shuffled. If rows change their length, a block has the same
             tokens in all phases, and ``io_block_size`` counts rows of the first phase.
         own_shuffles: Components whose shuffle is set under their own name, for errors.
         validation: What is held out of components, by name, with its path in the config.
         subsets: Subsets of components by name, with their path in the config; one phase only.
-        max_epochs: Largest number of passes over components, one number or by name. An epoch that a
-            change of length cuts short counts as one.
-        stop_strategy: ``restart`` with more than one phase.
         max_hosts: As for :func:`~headrace.data.strands.shuffle_components`.
         scores: As there; one phase only.
     """
 
-    plan: MixturePlan
-    batch: BatchSchedule
-    phases: tuple[tuple[int, int], ...]
     seed: int
     shuffles: Mapping[str, ShuffleConfig | Shuffle]
     own_shuffles: Collection[str] = ()
@@ -80,20 +73,17 @@ class RunRecipe:
     subsets: Mapping[str, tuple[SubsetConfig, str]] = dataclasses.field(
         default_factory=dict[str, tuple[SubsetConfig, str]]
     )
-    max_epochs: float | Mapping[str, float] | None = None
-    max_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
-    stop_strategy: str = "restart"
-    num_steps: int | None = None
     max_hosts: int | None = MAX_HOSTS
     scores: Mapping[str, RowScores] = dataclasses.field(default_factory=dict[str, RowScores])
 
 
-def run_dataset(sources: Mapping[str, StoredDataset], recipe: RunRecipe) -> RunDataset:
+def run_dataset(sources: Mapping[str, StoredDataset], plan: Plan, orders: Orders) -> RunDataset:
     """The dataset of a run.
 
     Args:
         sources: Components by name, in rows of the first phase, before anything is held out.
-        recipe: How to combine them.
+        plan: How much is drawn of each, and when.
+        orders: In which order.
 
     Raises:
         ConfigError: with several phases, rows that are longer than the data; else as for
@@ -101,76 +91,70 @@ def run_dataset(sources: Mapping[str, StoredDataset], recipe: RunRecipe) -> RunD
             :func:`~headrace.data.strands.shuffle_components`.
     """
     courses: dict[str, _Course] = {}
+    lengths = [length for _, length in plan.phases]
     for name, source in sources.items():
-        shuffle = shuffle_of(recipe.shuffles[name])
-        with placed([name], recipe.own_shuffles, shuffle):
-            if len(recipe.phases) > 1:
+        shuffle = shuffle_of(orders.shuffles[name])
+        with placed([name], orders.own_shuffles, shuffle):
+            if len(lengths) > 1:
                 shuffle = shuffle.of_one_length()
-            if isinstance(source, PackedTokenDataset) and len(recipe.phases) > 1:
-                courses[name] = _PackedCourse(name, source, shuffle, recipe)
+            if isinstance(source, PackedTokenDataset) and len(lengths) > 1:
+                courses[name] = _PackedCourse(name, source, shuffle, lengths, orders)
             else:
-                courses[name] = _Course(name, source, shuffle, recipe)
-    mixture = _first_mixture(courses, recipe)
-    if len(recipe.phases) == 1:
+                courses[name] = _Course(name, source, shuffle, lengths, orders)
+    mixture = _first_mixture(courses, plan, orders)
+    if len(lengths) == 1:
         return mixture
     phases: list[tuple[int, PlannedDataset]] = [(0, mixture)]
     changes: list[PhaseChange] = []
-    for number, (step, length) in enumerate(recipe.phases[1:], start=1):
-        if mixture.length is not None and mixture.length <= recipe.batch.rows_at(step)[0]:
+    for number, (step, length) in enumerate(plan.phases[1:], start=1):
+        if mixture.length is not None and mixture.length <= plan.batch.rows_at(step)[0]:
             break  # limits end the mixture before
         drawn = mixture.draws.starts_at(step).tolist()
         changes += [
             courses[name].change(step, length, n)
             for name, n in zip(mixture.names, drawn, strict=True)
         ]
-        mixture = _next_mixture(mixture, courses, recipe, number)
+        mixture = _next_mixture(mixture, courses, plan, orders, number)
         phases.append((step, mixture))
-    return PhasedDataset(phases, recipe.batch, changes)
+    return PhasedDataset(phases, plan.batch, changes)
 
 
-def _first_mixture(courses: Mapping[str, _Course], recipe: RunRecipe) -> MixtureDataset:
-    seq_len = recipe.phases[0][1]
+def _first_mixture(courses: Mapping[str, _Course], plan: Plan, orders: Orders) -> MixtureDataset:
+    seq_len = plan.phases[0][1]
     stored = {name: course.cut(seq_len, first=True) for name, course in courses.items()}
     shuffles = {name: course.sized(seq_len, None) for name, course in courses.items()}
-    budgets = {name: tokens // seq_len for name, tokens in recipe.max_tokens.items()}
-    if (measure := recipe.plan.measure) is not None:
-        measure = dataclasses.replace(measure, max_tokens=recipe.max_tokens)
-        budgets = {}
-        plan = measured_plan(
-            recipe.plan, measure, {name: cut.dataset for name, cut in stored.items()}
-        )
-        recipe = dataclasses.replace(recipe, plan=plan)
-    shuffled = _shuffled(stored, shuffles, recipe, recipe.batch, recipe.seed, recipe.own_shuffles)
-    if len(recipe.phases) > 1:
+    if plan.counted is not None:
+        plan = counted_plan(plan, {name: cut.dataset for name, cut in stored.items()})
+    else:
+        budgets = {name: tokens // seq_len for name, tokens in plan.max_tokens.items()}
+        plan = dataclasses.replace(plan, max_rows=budgets)
+    shuffled = _shuffled(stored, shuffles, plan, orders, orders.seed, orders.own_shuffles)
+    if len(plan.phases) > 1:
         for name, course in courses.items():
             course.begin(stored[name], shuffled[name])
-    mixture = MixtureDataset(
-        shuffled,
-        recipe.plan,
-        recipe.batch,
-        max_epochs=recipe.max_epochs,
-        max_examples=budgets,
-        stop_strategy=recipe.stop_strategy,
-        num_steps=recipe.num_steps,
-    )
+    mixture = MixtureDataset.of(shuffled, plan)
     for name, course in courses.items():
-        course.token_limit = budgets.get(name)
-        if recipe.plan.measure is not None and name in recipe.max_tokens:
+        course.token_limit = plan.max_rows.get(name)
+        if plan.counted is not None and name in plan.max_tokens:
             course.token_limit = mixture.limits[name]
     return mixture
 
 
 def _next_mixture(
-    mixture: MixtureDataset, courses: Mapping[str, _Course], recipe: RunRecipe, number: int
+    mixture: MixtureDataset,
+    courses: Mapping[str, _Course],
+    plan: Plan,
+    orders: Orders,
+    number: int,
 ) -> MixtureDataset:
     """The mixture of a phase, made from that of the previous phase, which the courses have left."""
-    step, length = recipe.phases[number]
-    size = int(
-        recipe.batch.size_at(np.array([step]))[0]
-    )  # strands and laps of a phase follow its own batches
-    batch = BatchSchedule({0: size, **{s - step: n for s, n in recipe.batch.points if s > step}})
+    step, length = plan.phases[number]
+    # Strands and laps of a phase follow its own batches
+    size = plan.batch.rows_at(step)[1]
+    batch = BatchSchedule({0: size, **{s - step: n for s, n in plan.batch.points if s > step}})
+    own = dataclasses.replace(plan, batch=batch)
     stored = {name: course.cut(length, first=False) for name, course in courses.items()}
-    of_phase = derive(recipe.seed, "phase", number)
+    of_phase = derive(orders.seed, "phase", number)
     rests = {name: course.rests(stored[name]) for name, course in courses.items()}
     # The untouched blocks of all components share one budget of strands, and so does what is left
     # of touched ones
@@ -178,27 +162,28 @@ def _next_mixture(
     for part, seed in ((0, of_phase), (1, derive(of_phase, "left"))):
         started = {name: cuts[part] for name, cuts in rests.items() if cuts[part].rows}
         shuffles = {name: courses[name].sized(length, cut.rows) for name, cut in started.items()}
-        for name, rest in _shuffled(started, shuffles, recipe, batch, seed).items():
+        for name, rest in _shuffled(started, shuffles, own, orders, seed).items():
             shuffled_rests[name].append(rest)
     shuffles = {name: course.sized(length, stored[name].rows) for name, course in courses.items()}
-    reshuffled = _shuffled(stored, shuffles, recipe, batch, recipe.seed)
+    reshuffled = _shuffled(stored, shuffles, own, orders, orders.seed)
     components = {
         name: course.enter(stored[name], rests[name], reshuffled[name], shuffled_rests[name])
         for name, course in courses.items()
     }
     limits = {
-        name: _limit(name, courses[name], component, mixture, recipe)
+        name: _limit(name, courses[name], component, mixture, plan.epochs_of(name))
         for name, component in components.items()
     }
     policy = mixture.draws.policy
-    same_draws = limits == mixture.limits and not policy.follows_sizes
-    return MixtureDataset(
-        components,
-        recipe.plan.drawn_by(policy) if same_draws else recipe.plan,
-        recipe.batch,
-        max_examples={name: limit for name, limit in limits.items() if limit is not None},
-        num_steps=recipe.num_steps,
+    # These limits hold all others
+    plan = dataclasses.replace(
+        plan,
+        max_epochs=None,
+        max_rows={name: limit for name, limit in limits.items() if limit is not None},
     )
+    if limits == mixture.limits and not policy.follows_sizes:  # what was counted is shared
+        plan = dataclasses.replace(plan, make=lambda _: policy)
+    return MixtureDataset.of(components, plan)
 
 
 class _Cut(NamedTuple):
@@ -232,9 +217,10 @@ class _Course:
         name: str,
         dataset: StoredDataset,
         shuffle: Shuffle,
-        recipe: RunRecipe,
+        lengths: Sequence[int],
+        orders: Orders,
     ) -> None:
-        validation, path = recipe.validation.get(name, (None, ""))
+        validation, path = orders.validation.get(name, (None, ""))
         self._name = name
         self._shuffle = shuffle
         self._validation = validation
@@ -242,12 +228,11 @@ class _Course:
         self._blocks: Order = Identity(0)
         self._has_left = False
         self._block_tokens = 0
-        if len(recipe.phases) == 1:  # blocks matter only where rows change their length
+        if len(lengths) == 1:  # blocks matter only where rows change their length
             train = component_sides(name, dataset, validation, path=path)[0]
-            self._train = subset_side(name, train, *recipe.subsets.get(name, (None, "")))
+            self._train = subset_side(name, train, *orders.subsets.get(name, (None, "")))
             return
         self._dataset = cast("TokenSeqDataset", dataset)
-        lengths = [length for _, length in recipe.phases]
         self._block_tokens = phase_block(
             dataset.cache.layout.chunk_elements, lengths, shuffle.io_block_size
         )
@@ -385,9 +370,14 @@ class _PackedCourse(_Course):
     """
 
     def __init__(
-        self, name: str, dataset: PackedTokenDataset, shuffle: Shuffle, recipe: RunRecipe
+        self,
+        name: str,
+        dataset: PackedTokenDataset,
+        shuffle: Shuffle,
+        lengths: Sequence[int],
+        orders: Orders,
     ) -> None:
-        validation, path = recipe.validation.get(name, (None, ""))
+        validation, path = orders.validation.get(name, (None, ""))
         if validation is not None and validation.by == "blocks":
             raise ConfigError(
                 f"cuts documents, and component {name!r} packs them into rows of several lengths",
@@ -402,10 +392,9 @@ class _PackedCourse(_Course):
         self._has_left = False
         train = component_sides(name, dataset, validation, path=path)[0]
         self._packed = cast(PackedTokenDataset, train)
-        first_length = recipe.phases[0][1]
         chunk = dataset.cache.layout.chunk_elements
         self._block_tokens = (
-            chunk if shuffle.io_block_size is None else shuffle.io_block_size * first_length
+            chunk if shuffle.io_block_size is None else shuffle.io_block_size * lengths[0]
         )
 
     def cut(self, seq_len: int, *, first: bool) -> _Cut:
@@ -463,28 +452,31 @@ def _rows_behind(blocks: int, block: int, rows: int, row: int) -> Int64[np.ndarr
 def _shuffled(
     cuts: Mapping[str, _Cut],
     shuffles: Mapping[str, Shuffle],
-    recipe: RunRecipe,
-    batch: BatchSchedule,
+    plan: Plan,
+    orders: Orders,
     seed: int,
     own: Collection[str] = (),
 ) -> dict[str, PlannedDataset]:
     stored = {name: cut.dataset for name, cut in cuts.items()}
-    plan = recipe.plan
     return shuffle_components(
         stored,
         shuffles,
         plan.stages,
-        batch,
+        plan.batch,
         seed,
         planned=plan.planned,
         own=own,
-        max_hosts=recipe.max_hosts,
-        scores=recipe.scores,
+        max_hosts=orders.max_hosts,
+        scores=orders.scores,
     )
 
 
 def _limit(
-    name: str, course: _Course, component: Continued, mixture: MixtureDataset, recipe: RunRecipe
+    name: str,
+    course: _Course,
+    component: Continued,
+    mixture: MixtureDataset,
+    epochs: float | None,
 ) -> int | None:
     """Largest number of examples of a component in the run if its rows keep the new length;
     ``mixture`` ends here.
@@ -493,9 +485,6 @@ def _limit(
     if limit is None:
         return None
     remaining_rows = max(limit - component.first, 0) * mixture.seq_len // component.seq_len
-    epochs = recipe.max_epochs
-    if isinstance(epochs, Mapping):
-        epochs = epochs.get(name)
     if epochs is None:
         return component.first + remaining_rows
     # A pass has as many rows as it has: those of packs follow from their padding, not from the rows

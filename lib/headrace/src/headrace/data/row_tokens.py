@@ -18,9 +18,8 @@ sums are saved; one pass over the leaf of a mask, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 import numpy as np
@@ -42,9 +41,8 @@ from headrace.data.rows import (
 )
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
-from headrace.mix.measure import TokenMeasure, time_stages
-from headrace.mix.policies.kind import MixturePlan, PolicyInputs
-from headrace.mix.policy import MixingPolicy
+from headrace.mix.measure import time_stages
+from headrace.mix.plan import Plan
 from headrace.mix.schedule import CountedTokens
 from headrace.mix.stages import Stage
 
@@ -140,7 +138,7 @@ class RowTokens:
 
 class OrderedTokens:
     """Tokens of a component's examples in the order of drawing: a
-    :class:`~headrace.mix.measure.TokensInOrder`.
+    :class:`~headrace.mix.plan.TokensInOrder`.
 
     Args:
         dataset: The component in its order, pass after pass.
@@ -349,18 +347,18 @@ def _first_tokens(
     return first[:, :length]
 
 
-def measured_plan(
-    plan: MixturePlan, measure: TokenMeasure, components: Mapping[str, AsyncDataset[object]]
-) -> MixturePlan:
-    """The plan of a mixture that counts individual tokens, with the tokens of its components' rows.
+def counted_plan(plan: Plan, components: Mapping[str, AsyncDataset[object]]) -> Plan:
+    """A plan that counts individual tokens, with those of the rows of its components.
 
     Raises:
         ConfigError: tokens of a component cannot be counted.
     """
-    if measure.rows:
+    if plan.rows or plan.counted is None:
         return plan
-    planned = {name: cast(PlannedDataset, dataset.planned) for name, dataset in components.items()}
-    rows = {name: RowTokens(dataset, measure.counted, name) for name, dataset in planned.items()}
+    rows = {
+        name: RowTokens(cast(PlannedDataset, dataset.planned), plan.counted, name)
+        for name, dataset in components.items()
+    }
 
     def in_tokens(stage: Stage) -> Stage:
         counts = {name: rows[name] for name in stage.blend.names}
@@ -370,8 +368,7 @@ def measured_plan(
         row_tokens = {name: (count.total, count.rows) for name, count in counts.items()}
         return replace(stage, row_tokens=row_tokens)
 
-    stages = tuple(in_tokens(stage) for stage in plan.stages)
-    return replace(plan, stages=stages, measure=replace(measure, rows=rows))
+    return replace(plan, stages=[in_tokens(stage) for stage in plan.stages], rows=rows)
 
 
 class MixtureTokens:
@@ -379,27 +376,26 @@ class MixtureTokens:
     what follows from them.
 
     Args:
-        measure: What is counted, with the tokens of the components' rows.
+        plan: With the tokens of the components' rows.
         components: Components in their orders, pass after pass.
 
     Attributes:
         of_component: Tokens of each component.
     """
 
-    def __init__(self, measure: TokenMeasure, components: Mapping[str, PlannedDataset]) -> None:
-        self._measure = measure
-        self.of_component = {
-            name: OrderedTokens(d, measure.rows[name]) for name, d in components.items()
-        }
+    def __init__(self, plan: Plan, components: Mapping[str, PlannedDataset]) -> None:
+        self.of_component = {n: OrderedTokens(d, plan.rows[n]) for n, d in components.items()}
 
-    def bounded(self, limits: Mapping[str, int | None]) -> dict[str, int | None]:
+    def bounded(
+        self, limits: Mapping[str, int | None], max_tokens: Mapping[str, int]
+    ) -> dict[str, int | None]:
         """Largest number of rows of each component that does not exceed its ``max_tokens``.
 
         Raises:
             ConfigError: the limit is less than one row.
         """
         bounded = dict(limits)
-        for name, most in self._measure.max_tokens.items():
+        for name, most in max_tokens.items():
             tokens = self.of_component[name]
             limit = limits[name]
             rows = tokens.fitting(most)
@@ -413,56 +409,38 @@ class MixtureTokens:
             bounded[name] = rows if limit is None else min(limit, rows)
         return bounded
 
-    def timed(
-        self, inputs: PolicyInputs, make: Callable[[PolicyInputs], MixingPolicy]
-    ) -> tuple[PolicyInputs, int | None]:
-        """What a policy is made from, with stages that start where the tokens of the previous ones
-        end; and the step at which the tokens of the last stage end the run.
+    def timed(self, plan: Plan) -> Plan:
+        """The plan with stages that start where the tokens of the previous ones end, and with its
+        end where those of the last one do.
         """
         tokens = [*self.of_component.values()]
-        if any(stage.row_tokens for stage in inputs.stages):
-            inputs = replace(inputs, lengths=tokens)
-        if not any(self._measure.budgets):
-            return inputs, None
+        if any(stage.row_tokens for stage in plan.stages):
+            plan = replace(plan, lengths=tokens)
+        if not any(plan.stage_tokens):
+            return plan
         # as where amendments end a stage: its draws must not depend on its end, which follows from
         # them
-        inputs = replace(inputs, planned=1)
-        timed = time_stages(
-            inputs.stages,
-            self._measure.budgets,
-            lambda stages: make(replace(inputs, stages=stages)),
-            tokens,
-            partial(self._kept_step, inputs, make),
-        )
-        return replace(inputs, stages=timed.stages), timed.end
+        return time_stages(replace(plan, planned=1), tokens, self._kept_step)
 
-    def _kept_step(
-        self,
-        inputs: PolicyInputs,
-        make: Callable[[PolicyInputs], MixingPolicy],
-        stages: Sequence[Stage],
-        tokens: int,
-        find: Callable[[], int],
-    ) -> int:
-        """The step at which the tokens of a stage are used up. Far steps, which may take long to
-        reach, are saved.
+    def _kept_step(self, plan: Plan, tokens: int, find: Callable[[], int]) -> int:
+        """The step at which the tokens of a plan's stage are used up. Far steps, which may take
+        long to reach, are saved.
         """
         first = next(iter(self.of_component.values()))
-        batch = inputs.batch
         made_from = {
             "step_after": tokens,
-            "counted": self._measure.counted,
+            "counted": plan.counted,
             "components": {name: one.dataset.describe() for name, one in self.of_component.items()},
-            "limits": [*inputs.limits],
-            "stages": [stage.describe() for stage in stages],
-            "batch_size": batch.to_config(),
-            **make(replace(inputs, stages=stages[:1])).describe(),
+            "limits": [*plan.limits],
+            "stages": [stage.describe() for stage in plan.stages],
+            "batch_size": plan.batch.to_config(),
+            **plan.make(replace(plan, stages=plan.stages[:1])).describe(),
             "version": _VERSION,
         }
         step = load_or_add_up(
             plans_of(first.dataset),
             made_from,
             lambda: np.array([find()]),
-            lambda found: batch.rows_at(int(found[0]))[0] >= _STRETCH * _SAVED_STRETCHES,
+            lambda found: plan.batch.rows_at(int(found[0]))[0] >= _STRETCH * _SAVED_STRETCHES,
         )
         return int(step[0])

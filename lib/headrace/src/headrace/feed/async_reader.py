@@ -19,8 +19,7 @@ from headrace.data.async_dataset import AsyncDataset, run_blocking
 from headrace.errors import ConfigError, ReadError
 from headrace.feed.placement import Placement
 from headrace.metrics import IterationStats, ReadStats
-from headrace.mix.limits import DataEnd, data_end, held_rows, repeated_from
-from headrace.mix.schedule import BatchSchedule
+from headrace.mix.schedule import BatchSchedule, DataEnd, data_end, held_rows, repeated_from
 
 
 class BatchReader(ABC):

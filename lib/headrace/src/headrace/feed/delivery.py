@@ -60,7 +60,7 @@ class LoaderOptions(TypedDict, total=False):
             :meth:`DataLoader.batch_at` run a collective.
         last_batch: What becomes of a last batch that the data do not fill: ``"pad"`` it with empty
             rows, ``"drop"`` its rows, or ``"fill"`` it with the first rows again; see
-            :mod:`headrace.mix.limits`. None (the default): as the dataset's config says, or
+            :mod:`headrace.mix.schedule`. None (the default): as the dataset's config says, or
             ``"pad"``.
     """
 

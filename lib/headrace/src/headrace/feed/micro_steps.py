@@ -13,8 +13,7 @@ from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import segments_of
 from headrace.errors import ConfigError
 from headrace.feed.plan import global_rows
-from headrace.mix.limits import data_end
-from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.mix.schedule import BatchSchedule, RowOrder, data_end
 
 _LOOKED_STEPS = 8
 

@@ -42,8 +42,7 @@ from headrace.data.rows import (
     without_padding,
 )
 from headrace.feed.exchange import Arranged, Look, RowExchange
-from headrace.mix.limits import held_rows, repeated_from
-from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.mix.schedule import BatchSchedule, RowOrder, held_rows, repeated_from
 from headrace.order.residency import WINDOW_STEPS, WindowUses, window_uses
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.document_ends import DocumentEnds

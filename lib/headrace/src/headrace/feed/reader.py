@@ -36,8 +36,7 @@ from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
 from headrace.feed.pooled_rows import PooledRows
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Window
 from headrace.metrics import IterationStats
-from headrace.mix.limits import data_end
-from headrace.mix.schedule import BatchSchedule, RowOrder
+from headrace.mix.schedule import BatchSchedule, RowOrder, data_end
 from headrace.order.residency import Residency
 
 GROUP = 8

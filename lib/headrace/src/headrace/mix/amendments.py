@@ -20,8 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from headrace.errors import ConfigError, did_you_mean
-from headrace.mix.blend import check_weights
-from headrace.mix.repeats import REPEAT, without_repeats
+from headrace.mix.blend import REPEAT, blend_of, check_weights, without_repeats
 
 BlendPath: TypeAlias = tuple[str, ...]
 """Names from the top of a blend down to one of its entries."""
@@ -71,11 +70,11 @@ def amend(
     touched: list[BlendPath] = []
     places = _places(tree)
     for name in sorted(
-        weights, key=lambda name: _blend_of(weights[name]) is None
+        weights, key=lambda name: blend_of(weights[name]) is None
     ):  # blends written out anew first
         value = weights[name]
         field = f"{path}.weights.{name}"
-        is_blend = _blend_of(value) is not None
+        is_blend = blend_of(value) is not None
         path_of_entry = _find(tree, places, name, field, components, group=is_blend)
         tree = _put(tree, path_of_entry, _weighed(tree, path_of_entry, value, field))
         touched.append(path_of_entry)
@@ -163,7 +162,7 @@ def family(name: str, names: Iterable[str]) -> list[str]:
 
 def _is_extended(name: str, value: object) -> bool:
     """Whether an entry of a blend is the group that a source became when it was extended."""
-    blend = _blend_of(value)
+    blend = blend_of(value)
     return blend is not None and name in blend and family(name, blend) == [*blend]
 
 
@@ -209,24 +208,14 @@ def added_sources(
     amendment_add: Mapping[str, Any], amendment_weights: Mapping[str, Any]
 ) -> set[str]:
     """Sources that an amendment may add: those of its additions and of new blends."""
-    anew = {
-        name: value for name, value in amendment_weights.items() if _blend_of(value) is not None
-    }
+    anew = {name: value for name, value in amendment_weights.items() if blend_of(value) is not None}
     return {*sources_of(amendment_add), *sources_of(anew)}
-
-
-def _blend_of(value: object) -> Mapping[str, Any] | None:
-    """The blend of a group, None for a source."""
-    if not isinstance(value, Mapping):
-        return None
-    blend = cast("Mapping[str, Any]", value).get("blend")
-    return cast("Mapping[str, Any]", blend) if isinstance(blend, Mapping) else None
 
 
 def _entries(tree: Mapping[str, Any], above: BlendPath = ()) -> Iterator[tuple[BlendPath, bool]]:
     """Place of each entry, at all depths, and whether it is a group."""
     for name, value in tree.items():
-        blend = _blend_of(value)
+        blend = blend_of(value)
         entry_path = (*above, str(name))
         yield entry_path, blend is not None
         if blend is not None:
@@ -311,8 +300,8 @@ def _at(tree: Mapping[str, Any], place: BlendPath) -> Any:
 def _weighed(tree: Mapping[str, Any], place: BlendPath, value: Any, field: str) -> Any:
     """What stands at a place after a new weight, or blend, for it."""
     old = _at(tree, place)
-    anew = _blend_of(value)
-    blend = _blend_of(old)
+    anew = blend_of(value)
+    blend = blend_of(old)
     if blend is None:
         if anew is not None:
             cure = (

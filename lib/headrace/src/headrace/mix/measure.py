@@ -22,112 +22,66 @@ All of them depend only on the step.
 from __future__ import annotations
 
 import bisect
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
-
-import numpy as np
-from jaxtyping import Int64
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix.blend import Blend
+from headrace.mix.plan import Plan, TokensInOrder
 from headrace.mix.policy import MixingPolicy
-from headrace.mix.schedule import MAX_STEP, CountedTokens
+from headrace.mix.schedule import MAX_STEP
 from headrace.mix.stages import Stage
 
 
-class TokensInOrder(Protocol):
-    """Tokens of a component's examples, in the order in which they are drawn."""
-
-    def between(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
-        """Tokens of each of the examples ``first .. stop``."""
-        ...
-
-    def count_first(self, examples: int) -> int:
-        """Tokens of the first ``examples`` examples together."""
-        ...
-
-
-@dataclass(frozen=True)
-class TokenMeasure:
-    """What a mixture counts in individual tokens.
-
-    Attributes:
-        counted: Which tokens.
-        budgets: Tokens of each planned stage; None: until the next begins.
-        max_tokens: Largest number of tokens of components in the whole run, by name.
-        rows: Tokens of the rows of each component, once they are counted
-            (:class:`headrace.data.row_tokens.RowTokens`).
-    """
-
-    counted: CountedTokens
-    budgets: Sequence[int | None] = ()
-    max_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
-    rows: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True)
-class TimedStages:
-    """Stages whose first steps are known, and the step at which the tokens of the last planned one
-    are used up.
-    """
-
-    stages: tuple[Stage, ...]
-    end: int | None
-
-
 def time_stages(
-    stages: Sequence[Stage],
-    budgets: Sequence[int | None],
-    make: Callable[[Sequence[Stage]], MixingPolicy],
+    plan: Plan,
     lengths: Sequence[TokensInOrder],
-    keep: Callable[[Sequence[Stage], int, Callable[[], int]], int],
-) -> TimedStages:
-    """Starts each stage at the first step before which the previous stage had its tokens.
+    keep: Callable[[Plan, int, Callable[[], int]], int],
+) -> Plan:
+    """The plan with each stage at the first step before which the previous one had its tokens. It
+    ends where those of the last planned stage are used up, unless it says where.
 
     Args:
-        stages: Planned stages (first steps after a budget are ignored) and amendments.
-        budgets: Tokens of each planned stage, None for those that end where the next begins.
-        make: Makes the policy over stages.
+        plan: First steps after a stage with tokens are ignored.
         lengths: Tokens of the examples of each component.
-        keep: Called with stages, the tokens of the last planned one, and a function that finds the
-            step at which these are used up; returns that step, computed or saved.
+        keep: Called with a plan of the stages up to one with tokens, with these, and with a
+            function that finds the step at which they are used up; returns that step, computed or
+            saved.
 
     Raises:
         ConfigError: limits end the mixture before the tokens of a stage are used up; an amendment
             that begins before the last planned stage.
     """
-    timed = list(stages[: len(budgets)])
+    last = len(plan.stage_tokens) - 1
+    timed = list(plan.stages[: last + 1])
+    amendments = plan.stages[last + 1 :]
     end = None
-    amendments = list(stages[len(budgets) :])
-    for number, tokens in enumerate(budgets):
+    for number, tokens in enumerate(plan.stage_tokens):
         stage = timed[number]
-        last = number == len(budgets) - 1
-        for amendment in amendments if last else ():
-            _check_after(amendment, stage)
+        if number == last:
+            for amendment in amendments:
+                _check_after(amendment, stage)
         if tokens is None:
             continue
         open_ended = [*timed[:number], _between(stage, stage.first_step, None)]
-        if last:
+        if number == last:
             open_ended = [
                 *timed[:number],
                 _between(stage, stage.first_step, _first(amendments)),
                 *amendments,
             ]
         path = f"stages[{number}].tokens"
-        step_after = partial(
-            _step_after, partial(make, open_ended), stage.first_step, tokens, lengths, path
-        )
-        end = keep(open_ended, tokens, step_after)
-        if not last:
+        of_stages = replace(plan, stages=open_ended)
+        step_after = partial(_step_after, of_stages, stage.first_step, tokens, lengths, path)
+        end = keep(of_stages, tokens, step_after)
+        if number < last:
             timed[number] = _between(stage, stage.first_step, end)
-            next_stage = timed[number + 1]
-            timed[number + 1] = _between(next_stage, end, None)
+            timed[number + 1] = _between(timed[number + 1], end, None)
             end = None
     timed[-1] = _between(timed[-1], timed[-1].first_step, _first(amendments))
-    return TimedStages((*timed, *amendments), end)
+    num_steps = end if plan.num_steps is None else plan.num_steps
+    return replace(plan, stages=[*timed, *amendments], num_steps=num_steps)
 
 
 def _first(stages: Sequence[Stage]) -> int | None:
@@ -139,7 +93,7 @@ def _between(stage: Stage, first: int, stop: int | None) -> Stage:
     blend = Blend(
         stage.blend.to_config(), stage.blend.path, num_steps=stop, first_step=first, may_end=True
     )
-    return dataclasses.replace(stage, first_step=first, blend=blend)
+    return replace(stage, first_step=first, blend=blend)
 
 
 def _check_after(amendment: Stage, stage: Stage) -> None:
@@ -167,14 +121,14 @@ def tokens_before(policy: MixingPolicy, step: int, lengths: Sequence[TokensInOrd
 
 
 def _step_after(
-    make: Callable[[], MixingPolicy],
+    plan: Plan,
     first: int,
     tokens: int,
     lengths: Sequence[TokensInOrder],
     path: str,
 ) -> int:
     """The first step by which this many tokens were drawn since step ``first``."""
-    policy = make()
+    policy = plan.make(plan)
     begin = tokens_before(policy, first, lengths)
 
     def is_met(step: int) -> bool:

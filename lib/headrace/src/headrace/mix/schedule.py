@@ -1,4 +1,5 @@
-"""Weights and batch sizes as pure functions of the **global step**.
+"""Weights, batch sizes and row lengths as pure functions of the **global step**, and how data end
+in batches.
 
 A :class:`Weight` is a number, or a schedule over steps: ``step`` (the last point at or before the
 step) or ``linear`` (interpolated, held constant outside its points). Because it depends only on the
@@ -11,6 +12,25 @@ machine (elementwise IEEE operations only). Price: about 30 ns per step and weig
 steps.
 
 Blends of many weights, and their normalisation, are in :mod:`headrace.mix.blend`.
+
+**The last batch** is the same for whatever brings the end about (:class:`DataEnd`): a dataset that
+is read once, limits that leave too few rows for a step, or a stop strategy. The rows up to there
+seldom fill it. With 154 rows and batches of 8, 19 steps are full and 2 rows are left:
+
+=========  =====  ==================================================================================
+pad        20     every row once; 6 rows of the last batch are empty: ``valid`` is False, their
+                  weights are 0
+drop       19     the 2 rows are in no batch
+fill       20     every row once, and 6 rows again: those with which the data began, in their order
+=========  =====  ==================================================================================
+
+``fill`` and ``drop`` are the alignment of pack plans
+(:meth:`~headrace.pack.plan.PackPlan.aligned_plan`) with the batch in the place of the ranks: ``rows
++ rows[:missing]``, around again if there are fewer rows than that; ``rows[:full]``. If the length
+of rows changes during the run, ``fill`` repeats rows of the last length.
+
+A run that stops earlier, at ``num_steps``, has no such batch. No other batch depends on
+``last_batch``.
 """
 
 from __future__ import annotations
@@ -27,7 +47,7 @@ from typing import Literal, TypeAlias, cast, get_args
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.errors import ConfigError, check_choice, did_you_mean
+from headrace.errors import ConfigError, check_choice, did_you_mean, format_count
 
 Steps: TypeAlias = Int64[np.ndarray, " n"]
 RowOrder: TypeAlias = Literal["locality", "stream"]
@@ -35,7 +55,7 @@ RowOrder: TypeAlias = Literal["locality", "stream"]
 ExchangeSetting: TypeAlias = Literal["auto", "on", "off"]
 """Whether hosts exchange rows; see :mod:`headrace.feed.exchange`."""
 LastBatch: TypeAlias = Literal["pad", "drop", "fill"]
-"""What becomes of a last batch that the data do not fill; see :mod:`headrace.mix.limits`."""
+"""What becomes of a last batch that the data do not fill; see above."""
 WeightUnit: TypeAlias = Literal["examples", "tokens", "content_tokens", "trained_tokens"]
 """What weights, budgets and sizes count; see :mod:`headrace.mix.measure`."""
 CountedTokens: TypeAlias = Literal["content", "trained"]
@@ -478,6 +498,183 @@ class BatchSchedule:
         """First example index and size of one step."""
         at = np.array([step], np.int64)
         return int(self.offset_at(at)[0]), int(self.size_at(at)[0])
+
+
+def phase_lengths(seq_len: int | Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """First step and row length of each phase; neighbours differ in length.
+
+    ``seq_len`` are the tokens of a row, or ``{first step: tokens}`` beginning at step 0, in the
+    order of steps.
+
+    Raises:
+        ConfigError: no phase at step 0, steps out of order, a length below 2.
+
+    Example:
+        >>> phase_lengths(2048), phase_lengths({0: 4096, 1000: 4096, 10_000: 32_768})
+        (((0, 2048),), ((0, 4096), (10000, 32768)))
+    """
+    points = [*seq_len.items()] if isinstance(seq_len, Mapping) else [(0, seq_len)]
+    cure = "Write a number of tokens, or {0: 4096, 10000: 32768}."
+    if not points or points[0][0] != 0:
+        raise ConfigError("must begin at step 0", field="seq_len", value=seq_len, cure=cure)
+    for (first_length, _), (next_length, _) in itertools.pairwise(points):
+        if not first_length < next_length <= MAX_STEP:
+            raise ConfigError(
+                "names its steps out of order", field="seq_len", value=seq_len, cure=cure
+            )
+    for step, length in points:
+        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 2:
+            where = f"seq_len[{step}]" if isinstance(seq_len, Mapping) else "seq_len"
+            raise ConfigError(
+                "must be a whole number of at least 2", field=where, value=length, cure=cure
+            )
+    return tuple(
+        (int(s), int(n)) for k, (s, n) in enumerate(points) if k == 0 or n != points[k - 1][1]
+    )
+
+
+def step_after_tokens(
+    first: int, tokens: int, batch: BatchSchedule, phases: Sequence[tuple[int, int]]
+) -> int:
+    """The step before which this many tokens (at least 1) were delivered since the step ``first``,
+    rounded up.
+
+    Example:
+        >>> step_after_tokens(0, 1000, BatchSchedule(8), [(0, 16)])  # 7.8 steps of 128 tokens
+        8
+        >>> step_after_tokens(
+        ...     0, 1000, BatchSchedule(8), [(0, 16), (5, 32)]
+        ... )  # 5 of 128 tokens, 1.4 of 256
+        7
+    """
+    ends = [*(begin for begin, _ in phases[1:]), None]
+    for (begin, length), end in zip(phases, ends, strict=True):
+        start = max(first, begin)
+        if end is not None and end <= start:
+            continue
+        row = batch.rows_at(start)[0]
+        step = int(batch.step_of(np.asarray([row - (-tokens // length) - 1]))[0]) + 1
+        if end is None or step <= end:
+            return step
+        tokens -= (batch.rows_at(end)[0] - row) * length
+    raise AssertionError("the last phase has no end")
+
+
+def tokens_of_steps(steps: int, batch: BatchSchedule, phases: Sequence[tuple[int, int]]) -> int:
+    """Tokens of the first ``steps`` steps.
+
+    Example:
+        >>> tokens_of_steps(7, BatchSchedule(8), [(0, 16), (5, 32)])
+        1152
+    """
+    bounds = [*(min(begin, steps) for begin, _ in phases), steps]
+    rows = [batch.rows_at(step)[0] for step in bounds]
+    return sum(
+        (end - first) * length
+        for (first, end), (_, length) in zip(itertools.pairwise(rows), phases, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class DataEnd:
+    """How finite data end.
+
+    Attributes:
+        rows: Rows of the data.
+        num_steps: Steps that deliver them.
+        padded_rows: Empty rows of the last batch.
+        dropped_rows: Rows at the end that are in no batch.
+        filled_rows: Rows of the last batch that were delivered before.
+    """
+
+    rows: int
+    num_steps: int
+    padded_rows: int = 0
+    dropped_rows: int = 0
+    filled_rows: int = 0
+
+    def __str__(self) -> str:
+        """What becomes of the last batch, as a sentence; empty if the data fill it.
+
+        Example:
+            >>> str(DataEnd(154, 20, padded_rows=6))
+            'The data end after 154 rows: 6 rows of the last batch are empty (last_batch: pad).'
+        """
+        last = {
+            "pad": (self.padded_rows, "of the last batch are empty"),
+            "drop": (self.dropped_rows, "at the end are in no batch"),
+            "fill": (self.filled_rows, "of the last batch are the first ones again"),
+        }
+        for name, (rows, what) in last.items():
+            if rows:
+                row_count = format_count(rows, "row")
+                return (
+                    f"The data end after {self.rows:,} rows: {row_count} {what} (last_batch:"
+                    f" {name})."
+                )
+        return ""
+
+
+def data_end(schedule: BatchSchedule, length: int | None) -> DataEnd | None:
+    """The end of data of ``length`` rows in these batches; None if they have no end.
+
+    Example:
+        >>> data_end(BatchSchedule(8), 154)
+        DataEnd(rows=154, num_steps=20, padded_rows=6, dropped_rows=0, filled_rows=0)
+        >>> data_end(BatchSchedule(8, last_batch="drop"), 154)
+        DataEnd(rows=154, num_steps=19, padded_rows=0, dropped_rows=2, filled_rows=0)
+    """
+    if length is None:
+        return None
+    if length == 0:
+        return DataEnd(0, 0)
+    last = int(schedule.step_of(np.asarray([length - 1]))[0])
+    first, size = schedule.rows_at(last)
+    later_rows = length - first
+    missing = size - later_rows
+    if missing == 0 or schedule.last_batch == "pad":
+        return DataEnd(length, last + 1, padded_rows=missing)
+    if schedule.last_batch == "drop":
+        return DataEnd(length, last, dropped_rows=later_rows)
+    return DataEnd(length, last + 1, filled_rows=missing)
+
+
+def check_some_batch(schedule: BatchSchedule, length: int | None) -> None:
+    """Raises ConfigError if dropping the last batch leaves none."""
+    end = data_end(schedule, length)
+    if end is not None and end.dropped_rows == end.rows > 0:
+        raise ConfigError(
+            f"leaves no batch: the data have {end.rows} rows, and a batch {schedule.rows_at(0)[1]}",
+            field="last_batch",
+            value="drop",
+            cure="Use last_batch: pad or last_batch: fill, or a smaller batch_size.",
+        )
+
+
+def held_rows(
+    schedule: BatchSchedule, length: int | None, steps: Int64[np.ndarray, " n"]
+) -> Int64[np.ndarray, " n"]:
+    """How many rows of each step hold data, repeated ones included; 0 behind the end."""
+    sizes = schedule.size_at(steps)
+    end = data_end(schedule, length)
+    if end is None:
+        return sizes
+    rows = end.rows + end.filled_rows - end.dropped_rows
+    return np.clip(rows - schedule.offset_at(steps), 0, sizes)
+
+
+def repeated_from(
+    indices: Int64[np.ndarray, " n"], length: int | None, begin: int = 0
+) -> Int64[np.ndarray, " n"]:
+    """Examples by which rows behind the end are filled: those from ``begin`` on, again.
+
+    Example:
+        >>> repeated_from(np.arange(8, 14), 10), repeated_from(np.arange(8, 14), 10, begin=8)
+        (array([8, 9, 0, 1, 2, 3]), array([8, 9, 8, 9, 8, 9]))
+    """
+    if length is None or indices.size == 0 or int(indices.max()) < length:
+        return indices
+    return np.where(indices < length, indices, begin + (indices - length) % (length - begin))
 
 
 def whole_number(value: object) -> object:

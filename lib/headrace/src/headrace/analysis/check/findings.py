@@ -69,7 +69,7 @@ from headrace.data.dataset import PlannedDataset
 from headrace.data.strands import too_many_hosts
 from headrace.errors import HeadraceError, format_count
 from headrace.ingest.tokenize import load_tokenizer
-from headrace.mix.repeats import without_repeats
+from headrace.mix.blend import without_repeats
 from headrace.mix.schedule import weight_from_config
 from headrace.pack.spec import CUTTING
 from headrace.store.layouts import as_option

@@ -28,7 +28,7 @@ from headrace.data.rows import ends_by_token, segments_of
 from headrace.errors import ConfigError
 from headrace.feed.micro_steps import MicroForecast
 from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
-from headrace.mix.limits import DataEnd
+from headrace.mix.schedule import DataEnd
 from headrace.store.replicas import ReplicaState, ReplicatedCache
 
 _LOOKED_PACKS = 1 << 10

@@ -31,9 +31,16 @@ from headrace.data.budgets import OpenBytes, require_steps
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import mixture_of
 from headrace.errors import ConfigError, format_count
-from headrace.mix.limits import DataEnd, check_some_batch, data_end
 from headrace.mix.policy import Watch
-from headrace.mix.schedule import MAX_STEP, BatchSchedule, ExchangeSetting, RowOrder
+from headrace.mix.schedule import (
+    MAX_STEP,
+    BatchSchedule,
+    DataEnd,
+    ExchangeSetting,
+    RowOrder,
+    check_some_batch,
+    data_end,
+)
 
 DEFAULT_ROWS = 1 << 18
 """Rows that all commands examine: half a second, whatever the run."""

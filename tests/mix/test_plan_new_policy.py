@@ -19,7 +19,7 @@ from headrace.data.phased import PhasedDataset
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.mix import BatchSchedule
-from headrace.mix.policies.kind import POLICIES, PolicyInputs, PolicyKind
+from headrace.mix.plan import POLICIES, Plan, PolicyKind
 from headrace.mix.policy import Anchor, MixingPolicy, Watch, anchor_integer
 from headrace.mix.shares import UNLIMITED
 from headrace.run import open_run, where
@@ -68,9 +68,9 @@ class InTurns(MixingPolicy):
 class TakeTurns(PolicyKind):
     example_s = 1e-6
 
-    def make(self, inputs: PolicyInputs) -> InTurns:
-        equal_weights(inputs, "in_turns")
-        return InTurns(len(inputs.names), inputs.batch)
+    def make(self, plan: Plan) -> InTurns:
+        equal_weights(plan, "in_turns")
+        return InTurns(len(plan.names), plan.batch)
 
 
 @pytest.fixture

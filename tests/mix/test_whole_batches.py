@@ -9,7 +9,7 @@ from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.buckets import BucketsConfig
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix import BatchSchedule, Blend, Stage
-from headrace.mix.policies.whole_batches import WholeBatches, check_whole
+from headrace.mix.whole_batches import WholeBatches, check_whole
 from headrace.pack import PackingConfig
 from headrace.testing import random_documents, write_cache
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,10 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.mix import BatchSchedule, Blend, Stage
 from headrace.mix.draws import Draws
-from headrace.mix.policies.kind import POLICIES, PolicyInputs, policy_kind
+from headrace.mix.plan import POLICIES, Plan, plan_of, policy_kind
 from headrace.mix.policy import MixingPolicy
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def policy(
@@ -24,8 +25,9 @@ def policy(
     blend = Blend(dict(zip(names, weights, strict=True)))
     stages = [Stage(0, blend), *extra.pop("more", [])]  # pyright: ignore[reportGeneralTypeIssues]
     none = [None] * len(names)
-    arguments: dict[str, object] = {"sizes": sizes or none, "limits": none, "tokens": 8} | extra
-    return policy_kind(name).make(PolicyInputs(names, stages, BatchSchedule(4), **arguments))  # pyright: ignore[reportArgumentType]
+    arguments: dict[str, object] = {"sizes": sizes or none, "limits": none, "seq_len": 8} | extra
+    make = policy_kind(name).make
+    return make(Plan(names, stages, BatchSchedule(4), make, **arguments))  # pyright: ignore[reportArgumentType]
 
 
 def sequence(made: MixingPolicy, n: int) -> list[int]:
@@ -46,9 +48,8 @@ def test_sequences_of_other_systems(file, name, wanted):
 def test_weights_go_to_their_names_whatever_their_order(name):
     blend = Blend({"b": 3, "a": 1})
     none = [None, None]
-    made = policy_kind(name).make(
-        PolicyInputs("ab", [Stage(0, blend)], BatchSchedule(8), none, none, 8)
-    )
+    plan = plan_of([Stage(0, blend)], name, "ab", BatchSchedule(8))
+    made = plan.make(replace(plan, sizes=none, limits=none, seq_len=8))
     assert np.bincount(sequence(made, 64)).tolist() == [16, 48]
 
 

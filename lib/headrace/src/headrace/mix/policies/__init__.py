@@ -1,3 +1,0 @@
-"""Policies other than quotas: sequences of other systems, and the registry of the names that
-configs use.
-"""
