@@ -70,7 +70,9 @@ def test_the_config_loads_and_the_commands_work(caches: Path, monkeypatch, capsy
     (caches / "run.yaml").write_text(config)
     with load_config("run.yaml").loader() as loader:
         assert loader.batch_at(0).tokens.shape == (8, 512)
-    for line in "".join(blocks("bash")).splitlines():
+    said = "headrace config check micro.yaml"
+    assert f"`{said}`" in TEXT
+    for line in [*"".join(blocks("bash")).splitlines(), said]:
         monkeypatch.setattr(sys, "argv", shlex.split(line))
         with pytest.raises(SystemExit) as left:
             main()
