@@ -81,10 +81,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     )
     appended = [{"text": f"the new fox {i} " * 9, "id": f"new-{i}"} for i in range(20)]
     write_lines(tmp_path / "corpus-new" / "c.jsonl", appended)
-    (tmp_path / "growing.yaml").write_text(
-        "seq_len: 64\nbatch_size: 4\ncomponents: {docs: {cache: caches/growing,"
-        " snapshot: 1}}\namendments: [{step: 20, caches: {docs: 3}}]\n"
-    )
     write_lines(tmp_path / "ids.jsonl", [{"ids": [1, 2, 50303]}] * 5)
     write_broken(tmp_path / "broken")
     write_tables(tmp_path)
