@@ -312,7 +312,7 @@ class Run:
 
 def read_steps(root: str, hosts: int, run: Run) -> int:
     """All hosts read a cache; the block fetches, by their own count."""
-    read = SharedLedgers(KeyValueStore())
+    shared = SharedLedgers(KeyValueStore())
     fetches = 0
     real = plan_module.global_rows
     planned: dict[tuple[int, int], Any] = {}
@@ -324,7 +324,7 @@ def read_steps(root: str, hosts: int, run: Run) -> int:
 
     with mock.patch.object(plan_module, "global_rows", once):
         for number in range(hosts):
-            order = BatchOrder(run.dataset(TokenCache.open(root, read=read)), BATCH)
+            order = BatchOrder(run.dataset(TokenCache.open(root, once=shared)), BATCH)
             stats = IterationStats()
             reader = PlannedReader(order, HostPlacement(number, hosts), 1 << 26, stats)
             for _ in reader.batches(0, run.steps):

@@ -12,11 +12,11 @@ import pytest
 from headrace.data import filter_files
 from headrace.data.documents import DocumentFilter
 from headrace.errors import CacheCorruptError, CacheMissingError
-from headrace.feed.host_ledgers import SharedLedgers, ledger_reader
-from headrace.store import CacheLayout, TokenCache
+from headrace.feed.host_ledgers import SharedLedgers, job_reader
+from headrace.store import CacheLayout, TokenCache, files
 from headrace.store.joined import open_components
 from headrace.store.ledger import open_ledger
-from headrace.store.snapshots import SNAPSHOTS_NAME, choose_snapshot, parse_history
+from headrace.store.snapshots import SNAPSHOTS_NAME, choose_snapshot, history_of
 from headrace.testing import (
     FaultProxy,
     free_port,
@@ -89,7 +89,7 @@ def test_one_reads_for_all(served):
     url, proxy = served
     store = KeyValueStore()
     ledgers = [SharedLedgers(store) for _ in range(16)]
-    caches = [TokenCache.open(f"{url}/a", read=read) for read in ledgers]
+    caches = [TokenCache.open(f"{url}/a", once=once) for once in ledgers]
     assert len(opened(proxy)) == 3  # ledger.json, ledger.bin, and the zarr.json of the first part
     assert len({cache.fingerprint for cache in caches}) == 1
     tokens = [cache.tokens(0, cache.num_tokens) for cache in caches[::5]]
@@ -126,15 +126,17 @@ def test_one_works_out_a_filter_for_all(served, root, monkeypatch):
 def test_all_have_the_snapshots_that_the_first_has_read(served, root):
     url, proxy = served
     store = KeyValueStore()
-    assert [SharedLedgers(store).history(f"{url}/b") for _ in range(3)] == [b""] * 3
+
+    def newest(values):
+        return history_of(f"{url}/b", once=SharedLedgers(values)).newest
+
+    assert [newest(store) for _ in range(3)] == [1] * 3
     try:
         remove(root / "b", 3)
-        assert SharedLedgers(store).history(f"{url}/b") == b""  # for the whole job
+        assert newest(store) == 1  # for the whole job
         assert len(opened(proxy)) == 1
         later = KeyValueStore()
-        assert [SharedLedgers(later).history(f"{url}/b") for _ in range(3)] == [
-            (root / "b" / SNAPSHOTS_NAME).read_bytes()
-        ] * 3
+        assert [newest(later) for _ in range(3)] == [2] * 3
         assert len(opened(proxy)) == 2
     finally:
         (root / "b" / SNAPSHOTS_NAME).unlink(missing_ok=True)
@@ -145,9 +147,9 @@ def test_caches_are_opened_with_the_snapshots_that_the_first_has_read(served):
     store = KeyValueStore()
     for _ in range(3):
         shared = SharedLedgers(store)
-        history = parse_history(f"{url}/b", shared.history(f"{url}/b"))
+        history = history_of(f"{url}/b", once=shared)
         chosen = choose_snapshot(f"{url}/b", None, history)
-        assert open_components({"b": [chosen]}, read=shared)["b"].snapshots[0].number == 1
+        assert open_components({"b": [chosen]}, once=shared)["b"].snapshots[0].number == 1
     assert len(opened(proxy)) == 3 + 1
 
 
@@ -156,8 +158,8 @@ def test_those_of_whom_nothing_came_read_it_themselves(served, caplog):
     store = KeyValueStore()
     # a store that takes no pieces
     store.key_value_set_bytes = store.blocking_key_value_get  # pyright: ignore
-    assert TokenCache.open(f"{url}/a", read=SharedLedgers(store)).num_documents == 20 * PARTS
-    assert TokenCache.open(f"{url}/a", read=SharedLedgers(store)).num_documents == 20 * PARTS
+    assert TokenCache.open(f"{url}/a", once=SharedLedgers(store)).num_documents == 20 * PARTS
+    assert TokenCache.open(f"{url}/a", once=SharedLedgers(store)).num_documents == 20 * PARTS
     assert len(opened(proxy)) == 6
     assert "ledgers are not shared" in caplog.text
     assert "left none" in caplog.text
@@ -170,28 +172,28 @@ def test_an_error_is_that_of_each_process(root, tmp_path):
     with web_server(tmp_path) as url:
         for _ in range(2):
             with pytest.raises(CacheCorruptError, match=r"is of another ledger\.json"):
-                SharedLedgers(store)(f"{url}/c")
+                open_ledger(f"{url}/c", SharedLedgers(store))
         for _ in range(2):
             with pytest.raises(CacheMissingError):
-                TokenCache.open(f"{url}/none", read=SharedLedgers(store))
+                TokenCache.open(f"{url}/none", once=SharedLedgers(store))
 
 
 def test_a_piece_that_was_changed_on_its_way_is_refused(served):
     url, _ = served
     store = KeyValueStore()
-    SharedLedgers(store)(f"{url}/a")
+    open_ledger(f"{url}/a", SharedLedgers(store))
     (key,) = (key for key in store.values if key.endswith("/0"))
     raw = bytearray(store.values[key])
     raw[len(raw) // 2] ^= 1
     store.values[key] = bytes(raw)
-    assert TokenCache.open(f"{url}/a", read=SharedLedgers(store)).num_documents == 20 * PARTS
+    assert TokenCache.open(f"{url}/a", once=SharedLedgers(store)).num_documents == 20 * PARTS
 
 
 def test_local_caches_are_read_by_each_process():
     store = KeyValueStore()
-    assert SharedLedgers(store)(tiny_cache().path).finished
+    assert open_ledger(tiny_cache().path, SharedLedgers(store)).finished
     assert store.values == {}
-    assert ledger_reader() is open_ledger
+    assert job_reader() is files.read_here
 
 
 @pytest.mark.slow

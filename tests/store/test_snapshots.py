@@ -44,8 +44,6 @@ from headrace.store.snapshots import (
     groups_of,
     history_of,
     member_path,
-    parse_history,
-    read_history,
     remove_documents,
     remove_snapshots,
 )
@@ -150,7 +148,7 @@ def test_what_is_not_of_the_cache_is_refused(tmp_path: Path):
 def test_damage_is_refused_with_the_commands_that_make_it_again(tmp_path: Path):
     root = tiny_cache(tmp_path / "c", documents=30).path
     grow(root, 5)
-    raw = read_history(root)
+    raw = (tmp_path / "c" / SNAPSHOTS_NAME).read_bytes()
     for damaged in (b"{}", raw[:-9], raw.replace(b'"documents":5', b'"documents":6')):
         (tmp_path / "c" / SNAPSHOTS_NAME).write_bytes(damaged)
         with pytest.raises(CacheCorruptError, match="is damaged") as error:
@@ -452,4 +450,4 @@ def test_caches_in_object_stores_grow(tmp_path: Path, store: str, request: pytes
         web, seq_len=4, batch_size=2, amendments=[AmendmentConfig(3, caches={"web": 2})]
     )
     assert config.open_caches()["web@2"].num_documents == 1
-    assert parse_history("elsewhere", b"").newest == 1
+    assert history_of("elsewhere").newest == 1

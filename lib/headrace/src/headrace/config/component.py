@@ -18,7 +18,7 @@ from headrace.data.pairs import is_of_pairs
 from headrace.data.row_tokens import RowTokens
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean, format_count
-from headrace.feed.host_ledgers import filter_reader, group_reader, ledger_reader
+from headrace.feed.host_ledgers import filter_reader, job_reader
 from headrace.ingest.base_tokenizer import check_one_tokenizer, name_tokenizer
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
@@ -469,7 +469,7 @@ def open_caches(
     first = {content: name for name, content in reversed(contents.items())}
     chosen = {name: several for name, several in snapshots.items() if name in first.values()}
     formats = {name: c.format for name, c in components.items() if c.format is not None}
-    shared = open_components(chosen, catalog, replicas, ledger_reader(), formats, group_reader())
+    shared = open_components(chosen, catalog, replicas, formats, job_reader())
     caches = {name: shared[first[content]] for name, content in contents.items()}
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
     if opened and tokenizer is None:

@@ -16,7 +16,7 @@ Past this module, snapshots are numbers in the record of a run, which readers ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,15 +30,15 @@ from headrace.data.erased import Erasure, Erasures
 from headrace.data.pairs import is_of_pairs
 from headrace.data.phased import PhasedDataset, RunDataset
 from headrace.errors import CacheError, ConfigError, did_you_mean, format_count
-from headrace.feed.host_ledgers import history_reader
+from headrace.feed.host_ledgers import job_reader
 from headrace.mix.amendments import number_of_each
 from headrace.mix.stage_config import AmendmentConfig, added_later
 from headrace.order.holdout import ValidationConfig
 from headrace.order.intervals import Intervals
 from headrace.order.shuffle_config import ShuffleConfig
-from headrace.store import files
 from headrace.store.cache import TokenCache
-from headrace.store.snapshots import History, Snapshot, choose_snapshot, parse_history
+from headrace.store.files import ReadForAll
+from headrace.store.snapshots import History, Snapshot, choose_snapshot, history_of
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _starts(
         if name not in instead and (name in first or number != 1)
     }
     with ThreadPoolExecutor(max_workers=16) as pool:
-        read = pool.map(partial(_history, history_reader()), listed.values())
+        read = pool.map(partial(_history, job_reader()), listed.values())
         histories = dict(zip(listed, read, strict=True))
     starts: dict[str, list[Snapshot]] = {}
     for name, component in components.items():
@@ -215,13 +215,12 @@ def _starts(
     return starts
 
 
-def _history(read: Callable[[str], bytes], locations: Sequence[str]) -> History:
+def _history(once: ReadForAll, locations: Sequence[str]) -> History:
     """The changes of a cache, from the first of its locations that answers."""
     failures: list[CacheError] = []
     for location in locations:
-        root = files.absolute(location)
         try:
-            return parse_history(root, read(root))
+            return history_of(location, once=once)
         except CacheError as error:
             failures.append(error)
     first = failures[0]

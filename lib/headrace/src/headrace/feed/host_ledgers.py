@@ -26,11 +26,7 @@ from typing import Any, TypeVar
 from headrace.data.saved_filters import ReadOnce
 from headrace.feed.host_board import coordination_client
 from headrace.store import files, retry
-from headrace.store.cache import ReadLedger
-from headrace.store.joined import ReadGroup
-from headrace.store.ledger import Ledger, ledger_of_table, open_ledger
-from headrace.store.ledger_table import TABLE_NAME, ColumnTable, parse_table
-from headrace.store.snapshots import read_group, read_history
+from headrace.store.files import ReadForAll
 
 T = TypeVar("T")
 _FOLDER = "headrace/ledgers"
@@ -39,39 +35,16 @@ _WORK_S = 3600.0  # time limit for one process to work out a filter
 _LOG = logging.getLogger(__name__)
 
 
-def ledger_reader() -> ReadLedger:
-    """The function that reads ledgers for a run, shared by the processes that
+def job_reader() -> ReadForAll:
+    """What reads ledgers and lists of snapshots for a run: one for all of the processes that
     ``jax.distributed.initialize`` connected, if any.
 
     Example:
-        >>> ledger_reader() is open_ledger
+        >>> job_reader() is files.read_here
         True
     """
     client = coordination_client() if "jax" in sys.modules else None
-    return open_ledger if client is None else SharedLedgers(client)
-
-
-def history_reader() -> Callable[[str], bytes]:
-    """The function that reads the snapshots of caches for a run, shared in the same way.
-
-    Example:
-        >>> history_reader() is read_history
-        True
-    """
-    client = coordination_client() if "jax" in sys.modules else None
-    return read_history if client is None else SharedLedgers(client).history
-
-
-def group_reader() -> ReadGroup:
-    """The function that reads ledgers of several members of a cache for a run, shared in the same
-    way.
-
-    Example:
-        >>> group_reader() is read_group
-        True
-    """
-    client = coordination_client() if "jax" in sys.modules else None
-    return read_group if client is None else SharedLedgers(client).group
+    return files.read_here if client is None else SharedLedgers(client)
 
 
 def filter_reader(filter_file: str) -> ReadOnce | None:
@@ -93,61 +66,53 @@ class SharedLedgers:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def __call__(self, root: str) -> Ledger | None:
-        """The ledger of a cache. Raises the same errors as
-        :func:`~headrace.store.ledger.open_ledger`.
-        """
+    def __call__(
+        self,
+        url: str,
+        parse: Callable[[bytes], T],
+        read: Callable[[], tuple[T | None, bytes | None]] | None = None,
+    ) -> T | None:
+        """What one process reads for all: a :class:`~headrace.store.files.ReadForAll`."""
 
-        def unpack(raw: bytes) -> Ledger:
-            return ledger_of_table(root, parse_table(files.join(root, TABLE_NAME), raw))
+        def read_file() -> tuple[T | None, bytes | None]:
+            return files.read_as(url, lambda raw: (parse(raw), raw)) or (None, b"")
 
-        return self._read_once(root, "", open_ledger, _packed_table, unpack)
-
-    def history(self, root: str) -> bytes:
-        """The result of :func:`~headrace.store.snapshots.read_history`, the same for all
-        processes.
-        """
-        return self._read_once(root, "/snapshots", read_history, zlib.compress, bytes)
-
-    def group(self, url: str) -> bytes:
-        """The result of :func:`~headrace.store.snapshots.read_group`, the same for all
-        processes.
-        """
-        return self._read_once(url, "/group", read_group, zlib.compress, bytes)
+        return self._read_once(url, parse, read or read_file)
 
     def filter(self, filter_file: str, root: str, read: Callable[[str], bytes]) -> bytes:
         """The result of ``read`` for a cache's folder and a filter, the same for all processes; it
         may be empty.
         """
-        name = f"/filter/{hashlib.sha256(filter_file.encode()).hexdigest()[:32]}"
-        return self._read_once(
-            root, name, read, lambda raw: raw and zlib.compress(raw), bytes, _WORK_S
-        )
+
+        def read_filter() -> tuple[bytes, bytes | None]:
+            raw = read(root)
+            return raw, raw or None
+
+        what = f"/filter/{hashlib.sha256(filter_file.encode()).hexdigest()[:32]}"
+        return self._read_once(root, bytes, read_filter, what, _WORK_S) or b""
 
     def _read_once(
         self,
-        root: str,
-        what: str,
-        read: Callable[[str], T],
-        pack: Callable[[T], bytes],
-        unpack: Callable[[bytes], T],
+        url: str,
+        parse: Callable[[bytes], T],
+        read: Callable[[], tuple[T | None, bytes | None]],
+        what: str = "",
         wait_s: float | None = None,
-    ) -> T:
-        """What one process reads for all. ``pack`` returns compressed bytes, empty if the others
-        have to read themselves.
-        """
-        if files.is_local(root):
-            return read(root)
-        key = f"{_FOLDER}/{hashlib.sha256(root.rstrip('/').encode()).hexdigest()[:32]}{what}"
+    ) -> T | None:
+        if files.is_local(url):
+            return read()[0]
+        key = f"{_FOLDER}/{hashlib.sha256(url.rstrip('/').encode()).hexdigest()[:32]}{what}"
         try:
             self._client.key_value_set(f"{key}/claimed", "")
         except Exception:  # noqa: BLE001  # another process has claimed it; other causes show below
-            raw = self._take(root, key, wait_s)
-            return read(root) if raw is None else unpack(raw)
+            raw = self._take(url, key, wait_s)
+            if raw is None:
+                return read()[0]
+            return parse(raw) if raw else None  # nothing: there is no such file
         packed = b""
         try:
-            value = read(root)
-            packed = pack(value)
+            value, raw = read()
+            packed = b"" if raw is None else zlib.compress(raw, 1)
             return value
         finally:
             self._leave(
@@ -182,12 +147,3 @@ class SharedLedgers:
                 error,
             )
             return None
-
-
-def _packed_table(ledger: Ledger | None) -> bytes:
-    """The table of a ledger, for others to take; empty if there is none."""
-    return (
-        ledger.parts.packed()
-        if ledger is not None and isinstance(ledger.parts, ColumnTable)
-        else b""
-    )

@@ -35,6 +35,7 @@ from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.document_ends import DocumentEnds
+from headrace.store.files import ReadForAll
 from headrace.store.grouped import open_tables
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.layouts import FORMAT, NAMED_ONLY, FormatConfig, open_layout
@@ -104,12 +105,6 @@ OpenPart: TypeAlias = Callable[[str, LeafKind, int], LeafPart]
 """
 
 
-ReadLedger: TypeAlias = Callable[[str], Ledger | None]
-"""Reads the ledger of a cache: :func:`~headrace.store.ledger.open_ledger`, or a variant that shares
-the work.
-"""
-
-
 _DOCUMENTS = 1 << 20  # whose numbers are looked up together
 _FEWEST_BLOCKS = 16  # documents that are all equally long by chance are fewer
 _LOOKED_LENGTHS = 1024
@@ -169,7 +164,7 @@ class TokenCache:
         cls,
         path: str | Path,
         *,
-        read: ReadLedger = open_ledger,
+        once: ReadForAll = files.read_here,
         settings: FormatConfig | None = None,
     ) -> TokenCache:
         """Opens the cache at a local path or URL (``gs://``, ``s3://``, ``https://``): headrace's
@@ -177,8 +172,7 @@ class TokenCache:
 
         Args:
             path: Its folder; of other systems also a file, a prefix or a pattern.
-            read: Reads the ledger; several hosts may have one of them do it
-                (:mod:`headrace.feed.host_ledgers`).
+            once: How the ledger is read: here, or by one host for several.
             settings: How another system's files are read.
 
         Raises:
@@ -194,7 +188,7 @@ class TokenCache:
         path = str(path)
         Location.parse(path).check_folder("cache")
         root = files.absolute(path)
-        ledger = read(root) if settings is None or settings.name is None else None
+        ledger = open_ledger(root, once) if settings is None or settings.name is None else None
         if ledger is None:
             if (other := open_layout(root, settings)) is not None:
                 cache = cls(path, other.ledger, other.part)

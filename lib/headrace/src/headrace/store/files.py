@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, Protocol, TypeVar, cast
 from urllib.request import getproxies
 
 from fsspec import filesystem as fsspec_client
@@ -381,6 +381,31 @@ def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
         url,
         retry.policy().damaged_attempts,
     )
+
+
+class ReadForAll(Protocol):
+    """Reads a file, parsed with ``parse``: here (:func:`read_here`), or in one process of a job for
+    all (:mod:`headrace.feed.host_ledgers`).
+
+    ``read`` replaces :func:`read_as`. It returns the result, and the bytes of which ``parse`` makes
+    the same in other processes; None in place of these: each of them has to read by itself.
+    """
+
+    def __call__(
+        self,
+        url: str,
+        parse: Callable[[bytes], T],
+        read: Callable[[], tuple[T | None, bytes | None]] | None = None,
+    ) -> T | None: ...
+
+
+def read_here(
+    url: str,
+    parse: Callable[[bytes], T],
+    read: Callable[[], tuple[T | None, bytes | None]] | None = None,
+) -> T | None:
+    """Reads it in this process: a :class:`ReadForAll`."""
+    return read_as(url, parse) if read is None else read()[0]
 
 
 def check_writable(output: str, field: str = "output") -> None:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as replace_fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -23,7 +23,8 @@ from headrace.errors import CacheError, CacheMissingError, ConfigError, errors_a
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store import files
-from headrace.store.cache import OriginalDocument, ReadLedger, TokenCache
+from headrace.store.cache import OriginalDocument, TokenCache
+from headrace.store.files import ReadForAll
 from headrace.store.layout import LeafKind
 from headrace.store.layouts import FormatConfig
 from headrace.store.leaf import ArrayList, LeafPart
@@ -32,7 +33,6 @@ from headrace.store.ledger import (
     Ledger,
     check_first,
     ledger_of_table,
-    open_ledger,
 )
 from headrace.store.ledger_table import TABLE_NAME, parse_table
 from headrace.store.levanter_layout import read_catalog, read_levanter
@@ -47,14 +47,8 @@ from headrace.store.snapshots import (
     groups_of,
     history_of,
     member_path,
-    parse_group,
     read_group,
 )
-
-ReadGroup: TypeAlias = Callable[[str], bytes]
-"""Reads a file with ledgers of members: :func:`~headrace.store.snapshots.read_group`, or a variant
-that shares the work.
-"""
 
 
 class JoinedCache(TokenCache):
@@ -363,14 +357,14 @@ def _opened(
     snapshot: Snapshot,
     replicas: Sequence[str],
     open_one: Callable[[str], TokenCache],
-    read: ReadGroup = read_group,
+    once: ReadForAll = files.read_here,
 ) -> list[TokenCache]:
     """The members of a snapshot of a cache with one or several locations."""
     together: dict[int, TokenCache] = {}
 
     def open_group(group: range) -> None:
         url = group_path(files.absolute(snapshot.path), group)
-        for number, raw in zip(group, parse_group(url, read(url)), strict=False):
+        for number, raw in zip(group, read_group(url, once), strict=False):
             path = member_path(snapshot.path, number)
             root = files.absolute(path)
             if raw:
@@ -423,9 +417,8 @@ def open_components(
     snapshots: Mapping[str, Sequence[Snapshot]],
     catalog: str | None = None,
     replicas: Mapping[str, Sequence[str]] | None = None,
-    read: ReadLedger = open_ledger,
     settings: Mapping[str, FormatConfig] | None = None,
-    read_group: ReadGroup = read_group,
+    once: ReadForAll = files.read_here,
 ) -> dict[str, TokenCache]:
     """The caches of components, by name, those of several paths or members joined; 16 are opened at
     a time.
@@ -435,9 +428,9 @@ def open_components(
         catalog: Catalog with ledgers of some of them; None: each is read in its own folder.
         replicas: Other locations of a cache, by its path; see
             :func:`~headrace.store.replicas.open_replicas`.
-        read: Reads a ledger, as for :meth:`TokenCache.open`; not used for a cache with replicas.
         settings: How another system's files are read, by component.
-        read_group: Reads a file with ledgers of members, see :mod:`headrace.store.snapshots`.
+        once: How ledgers are read, as for :meth:`TokenCache.open`; not used for a cache with
+            replicas.
 
     Raises:
         CacheError: one cannot be opened; reports the first in order.
@@ -449,7 +442,7 @@ def open_components(
         ledger = ledgers.get(path.rstrip("/"))
         listed = None if ledger is None else read_levanter(files.absolute(path), ledger)
         return (
-            TokenCache.open(path, read=read, settings=(settings or {}).get(name))
+            TokenCache.open(path, once=once, settings=(settings or {}).get(name))
             if listed is None
             else TokenCache(path, listed.ledger, listed.part)
         )
@@ -457,7 +450,7 @@ def open_components(
     def open_all(name: str, snapshot: Snapshot) -> list[TokenCache]:
         with errors_at(f"components.{name}."):
             of_path = (replicas or {}).get(snapshot.path, ())
-            return _opened(snapshot, of_path, partial(open_one, name), read_group)
+            return _opened(snapshot, of_path, partial(open_one, name), once)
 
     with ThreadPoolExecutor(max_workers=16) as pool:
         opening = {

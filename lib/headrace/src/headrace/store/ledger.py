@@ -39,6 +39,7 @@ from msgspec.structs import replace
 
 from headrace.errors import CacheCorruptError, CacheError, of_another_version
 from headrace.store import durable, files
+from headrace.store.files import ReadForAll
 from headrace.store.layout import TOKENS, named_in, owner_of
 from headrace.store.ledger_table import (
     TABLE_NAME,
@@ -47,6 +48,7 @@ from headrace.store.ledger_table import (
     columns_of,
     corrupt_table,
     encode_table,
+    parse_table,
     read_table,
 )
 from headrace.store.parts import NAME_PATTERN, ChunkNames, Count, PartRecord, PartTable, read_names
@@ -243,7 +245,7 @@ def _state_of(raw: bytes, url: str) -> LedgerState:
     return LedgerState(start[1].decode() if start else _digest(raw), ledger.finished, ledger)
 
 
-def open_ledger(root: str) -> Ledger | None:
+def open_ledger(root: str, once: ReadForAll = files.read_here) -> Ledger | None:
     """The ledger of a cache to read from, with its parts as columns; None if there is none. Of an
     unfinished one all of ``ledger.json``.
 
@@ -253,6 +255,20 @@ def open_ledger(root: str) -> Ledger | None:
         CacheCorruptError: a file is damaged, or the two do not belong together.
         CacheError: a file cannot be read.
     """
+    table_url = files.join(root, TABLE_NAME)
+
+    def read() -> tuple[Ledger | None, bytes | None]:
+        ledger = _open_ledger(root)
+        table = None if ledger is None else ledger.parts
+        return ledger, table.data if isinstance(table, ColumnTable) else None
+
+    def parse(raw: bytes) -> Ledger:
+        return ledger_of_table(root, parse_table(table_url, raw))
+
+    return once(table_url, parse, read)
+
+
+def _open_ledger(root: str) -> Ledger | None:
     state = ledger_state(root)
     if state is None:
         return None

@@ -45,7 +45,6 @@ import os
 import re
 import string
 import sys
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -231,10 +230,6 @@ class ColumnTable(PartTable):
         cells.append(np.frombuffer(b"\n", np.uint8))
         wide = [np.broadcast_to(cell, (len(self), cell.shape[-1])) for cell in cells]
         return np.concatenate(wide, axis=1).tobytes()[:-1]
-
-    def packed(self) -> bytes:
-        """Everything that was read to open it, for another host: see :func:`parse_table`."""
-        return zlib.compress(self.data, 1)
 
 
 def columns_of(parts: Sequence[PartRecord], leaves: Sequence[str]) -> dict[str, np.ndarray]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated
 
 import msgspec
@@ -36,6 +36,7 @@ from headrace.errors import CacheCorruptError, CacheError, ConfigError
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store import files, owned
+from headrace.store.files import ReadForAll, read_here
 from headrace.store.lease import lease
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.records import RecordKind, write_record
@@ -185,17 +186,7 @@ def group_path(root: str, group: range) -> str:
     return files.join(root, APPENDED_FOLDER, "ledgers", f"{group.start}-{group.stop - 1}.json")
 
 
-def read_group(url: str) -> bytes:
-    """The content of such a file, for :func:`parse_group`; empty if there is none."""
-
-    def sound(raw: bytes) -> bytes:
-        parse_group(url, raw)
-        return raw
-
-    return files.read_as(url, sound) or b""
-
-
-def parse_group(url: str, raw: bytes) -> tuple[bytes, ...]:
+def read_group(url: str, once: ReadForAll = read_here) -> tuple[bytes, ...]:
     """The ``ledger.bin`` of each member of a group; empty for one that is too large. None of them
     if there is no file.
 
@@ -203,7 +194,7 @@ def parse_group(url: str, raw: bytes) -> tuple[bytes, ...]:
         CacheCorruptError: the file is damaged, or of another version.
     """
     cure = "Delete it: it only saves requests."
-    return _GROUP_KIND.decode(raw, url, cure=cure) if raw else ()
+    return once(url, partial(_GROUP_KIND.decode, url=url, cure=cure)) or ()
 
 
 def _write_group(root: str, last: int, of: str) -> None:
@@ -219,7 +210,7 @@ def _write_group(root: str, last: int, of: str) -> None:
     for first in group[::smaller]:
         part = range(first, first + smaller)
         url = group_path(root, part)
-        tables += parse_group(url, read_group(url)) if smaller > 1 else ()
+        tables += read_group(url) if smaller > 1 else ()
         for member in part[len(tables) - (first - group.start) :]:
             raw = files.read_bytes(files.join(member_path(root, member), TABLE_NAME)) or b""
             tables.append(raw if len(raw) <= _LARGEST_TABLE else b"")
@@ -282,33 +273,29 @@ class Snapshot:
         return removed.within(first[members.start], first[members.stop])
 
 
-def read_history(root: str) -> bytes:
-    """The content of ``snapshots.json``, for :func:`parse_history`; empty if there is none."""
-    url = files.join(root, SNAPSHOTS_NAME)
-
-    def sound(raw: bytes) -> bytes:
-        _KIND.decode(raw, url, cure=_cure(root))
-        return raw
-
-    return files.read_as(url, sound) or b""
-
-
-def parse_history(root: str, raw: bytes, of: str | None = None) -> History:
-    """The changes of a cache, from what :func:`read_history` returned.
+def history_of(root: str, of: str | None = None, once: ReadForAll = read_here) -> History:
+    """The changes of a cache.
 
     Args:
         root: Folder or URL of the cache.
-        raw: The content of its file.
         of: Fingerprint of the built cache; None: not known yet.
+        once: How its file is read.
 
     Raises:
         CacheCorruptError: the file is damaged, of another version or of another cache, or names
             documents that there are not.
+        CacheError: it cannot be read.
     """
-    if not raw:
-        return History()
+    root = files.absolute(root)
+    history = once(files.join(root, SNAPSHOTS_NAME), partial(_parsed, root)) or _UNCHANGED
+    if of is not None:
+        check_member(Snapshot(root, history), 0, of, root)
+    return history
+
+
+def _parsed(root: str, raw: bytes) -> History:
     url = files.join(root, SNAPSHOTS_NAME)
-    history = _KIND.decode(raw, url, of, _cure(root))
+    history = _KIND.decode(raw, url, cure=_cure(root))
     documents = history.first_documents
     for number, change in enumerate(history.changes, start=2):
         last = max((stop for _, stop in change.removed), default=0)
@@ -323,14 +310,6 @@ def _cure(root: str) -> str:
         f"Restore it; or delete it, append again what {files.join(root, APPENDED_FOLDER)} was built"
         f" from, and remove the documents again: headrace cache remove {root} --file ids.txt."
     )
-
-
-def history_of(root: str, of: str | None = None) -> History:
-    """The changes of a cache. Raises as :func:`parse_history` does, or CacheError if they cannot be
-    read.
-    """
-    root = files.absolute(root)
-    return parse_history(root, read_history(root), of)
 
 
 def choose_snapshot(
