@@ -55,7 +55,7 @@ from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
-from headrace.store.parts import LeafRecord, PartRecord
+from headrace.store.ledger_table import LeafRecord, PartRecord
 from headrace.store.plain import ComputedArray, array_in_memory
 from headrace.testing import write_cache
 

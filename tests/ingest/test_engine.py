@@ -24,7 +24,7 @@ from headrace.ingest.tokenize import load_tokenizer
 from headrace.store import CacheLayout
 from headrace.store.ahead import ReadAhead
 from headrace.store.ledger import read_part_record
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 
 LAYOUT = CacheLayout("uint16", chunk_elements=64, shard_chunks=4)
 

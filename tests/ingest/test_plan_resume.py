@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from headrace.errors import PlanMismatchError, SourceError
 from headrace.ingest.plan import changed_sources, check_same_build, differences
 from headrace.store.ledger import Ledger
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 
 TOKENIZER = {
     "path": "tok.json",

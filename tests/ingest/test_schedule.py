@@ -26,7 +26,7 @@ from headrace.ingest.schedule import (
 )
 from headrace.store import CacheLayout
 from headrace.store.lease import owning
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 ONE = Progress(1, 2, 3, 4)

@@ -17,7 +17,7 @@ from headrace.errors import CacheCorruptError
 from headrace.store import CacheLayout, TokenCache, array
 from headrace.store.array import kvstore_spec
 from headrace.store.ledger import Ledger, write_ledger
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 from headrace.store.ragged import data_url, offsets_url
 from headrace.testing import tiny_cache
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.store import CacheLayout
 from headrace.store.layout import LeafSpec, named_in
-from headrace.store.parts import (
+from headrace.store.ledger_table import (
     PAGE_BYTES,
     PAGE_CHUNKS,
     PartTable,

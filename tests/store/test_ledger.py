@@ -22,7 +22,7 @@ from headrace.store.ledger import (
     write_ledger,
     write_part_record,
 )
-from headrace.store.parts import LeafRecord, PartRecord
+from headrace.store.ledger_table import LeafRecord, PartRecord
 
 LEDGER = Ledger(
     False,

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError
 from headrace.store.ledger import Ledger, read_ledger, table_of
-from headrace.store.ledger_table import parse_table
-from headrace.store.parts import ChunkNames, LeafRecord, PartRecord, PartTable
+from headrace.store.ledger_table import ChunkNames, LeafRecord, PartRecord, PartTable, parse_table
 from headrace.testing import tiny_cache
 
 HASHES = st.binary(min_size=32, max_size=32).map(lambda raw: f"sha256:{raw.hex()}")

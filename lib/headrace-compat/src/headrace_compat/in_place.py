@@ -23,7 +23,7 @@ from headrace.store.layout import TOKEN_DTYPES, TOKENS, LeafKind
 from headrace.store.layouts import FORMAT, LIMITS, MAX_VOCABULARY, WHOLE_FILES, FormatConfig, Layout
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
-from headrace.store.parts import LeafRecord, PartRecord
+from headrace.store.ledger_table import LeafRecord, PartRecord
 from headrace.store.plain import PlainArray, corrupt, file_size, plain_layout
 
 FINGERPRINTED = (

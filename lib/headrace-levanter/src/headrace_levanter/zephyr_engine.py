@@ -31,7 +31,7 @@ from headrace.ingest.progress import NOTHING, Progress, Report
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Task, publish
 from headrace.store import files, owned
 from headrace.store.ledger import read_part_record
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import use_policy
 
 _POLL_S = 1.0

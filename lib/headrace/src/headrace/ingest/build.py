@@ -68,7 +68,7 @@ from headrace.store import files
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
 from headrace.store.lease import Lease
 from headrace.store.ledger import Ledger, is_finished, write_ledger
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import wire
 
 INGEST_VERSION = 4

@@ -58,7 +58,7 @@ from headrace.ingest.tokenize import (
 )
 from headrace.store.ahead import ReadAhead
 from headrace.store.layout import CacheLayout
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 from headrace.store.ragged import PartWriter
 from headrace.store.retry import RetryPolicy, policy
 

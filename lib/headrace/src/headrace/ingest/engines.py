@@ -31,8 +31,7 @@ from headrace.store.ledger import (
     read_ledger,
     write_ledger,
 )
-from headrace.store.ledger_table import TABLE_NAME
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import TABLE_NAME, PartRecord
 from headrace.store.snapshots import remove_snapshots
 
 _LOG = logging.getLogger(__name__)

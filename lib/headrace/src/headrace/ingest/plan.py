@@ -48,7 +48,7 @@ from headrace.ingest.records import ANY, MAX_RECORD_BYTES, TEXT, Slice, parse_le
 from headrace.ingest.source import FIELDS, NOTHING, SourceConfig, SourceFile
 from headrace.store import files
 from headrace.store.ledger import Ledger, read_ledger, read_part_record
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 from headrace.store.snapshots import cache_of_member
 
 SourceRecord: TypeAlias = dict[str, Any]

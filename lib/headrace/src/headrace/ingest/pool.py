@@ -35,7 +35,7 @@ from typing import Any
 from headrace.ingest.progress import NOTHING, EncoderCounts, Progress, Report
 from headrace.ingest.schedule import BuildPart, Done, Event, Failed, Job, Lost, Moved, Task
 from headrace.ingest.tokenize import THREADS_VARIABLE, cores
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import use_policy, wire
 
 _SHARE = 0.75

@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, install_command
 from headrace.ingest.pool import build_one_part
 from headrace.ingest.progress import NOTHING, Progress
 from headrace.ingest.schedule import Done, Event, Failed, Job, Lost, Moved, Task
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import use_policy
 
 _SILENCE_S = 60.0

@@ -38,8 +38,7 @@ from headrace.store.ledger import (
     read_ledger,
     write_part_record,
 )
-from headrace.store.ledger_table import TABLE_NAME
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import TABLE_NAME, PartRecord
 from headrace.store.table_check import table_problem
 from headrace.store.verify import Damage
 

@@ -89,7 +89,7 @@ from headrace.store.ledger import (
     shuffle_record,
     write_ledger,
 )
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 from headrace.store.snapshots import add_appended, copy_removed, member_path
 
 _RUNS = "runs"

@@ -24,7 +24,7 @@ from headrace.errors import CacheError
 from headrace.ingest.progress import NOTHING, Progress, Report
 from headrace.store import durable, files, owned
 from headrace.store.ledger import PART_RECORD_NAME, part_folder
-from headrace.store.parts import PartRecord
+from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import RetryPolicy
 
 ATTEMPTS_FOLDER = "attempts"

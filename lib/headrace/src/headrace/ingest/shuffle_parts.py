@@ -44,8 +44,8 @@ from headrace.store.joined import open_cache
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.layouts import FormatConfig
 from headrace.store.ledger import part_folder, write_part_record
+from headrace.store.ledger_table import PartRecord
 from headrace.store.memory import return_freed_memory
-from headrace.store.parts import PartRecord
 from headrace.store.ragged import LeafValues, PartWriter
 from headrace.store.retry import RetryPolicy, policy
 

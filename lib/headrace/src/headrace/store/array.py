@@ -244,7 +244,7 @@ class StoredArray:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
-    @property
+    @cached_property
     def _folder(self) -> Path | None:
         return (
             Path(self._working_folder, files.local_path(self.url))

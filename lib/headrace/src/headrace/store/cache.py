@@ -59,10 +59,15 @@ from headrace.store.ledger import (
     shuffle_record,
     whole_ledger,
 )
-from headrace.store.ledger_table import ColumnTable
+from headrace.store.ledger_table import (
+    ColumnTable,
+    Name,
+    PartRecord,
+    PartTable,
+    fingerprint_of_lines,
+)
 from headrace.store.location import Location
 from headrace.store.missing import what_is_there
-from headrace.store.parts import Name, PartRecord, PartTable, fingerprint_of_lines
 from headrace.store.snapshots import Member, Snapshot
 
 

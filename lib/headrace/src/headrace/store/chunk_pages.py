@@ -18,16 +18,17 @@ from jaxtyping import Int64
 from headrace.errors import ReadError
 from headrace.store.array import kvstore_spec
 from headrace.store.layout import CacheLayout, LeafSpec
-from headrace.store.ledger_table import TABLE_NAME, ColumnTable
-from headrace.store.location import Location
-from headrace.store.parts import (
+from headrace.store.ledger_table import (
     PAGE_BYTES,
     PAGE_CHUNKS,
+    TABLE_NAME,
     ArrayChunks,
+    ColumnTable,
     chunks_of,
     from_page,
     pages_of,
 )
+from headrace.store.location import Location
 from headrace.store.requests import Store, get
 
 

@@ -33,8 +33,8 @@ from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.leaf import CacheLeaf, fitting
 from headrace.store.lease import check_vacant, lease
 from headrace.store.ledger import Ledger, read_ledger, write_ledger, write_part_record
+from headrace.store.ledger_table import LeafRecord, PartRecord
 from headrace.store.memory import return_freed_memory
-from headrace.store.parts import LeafRecord, PartRecord
 from headrace.store.ragged import (
     ShardWriter,
     created_array,

@@ -369,18 +369,21 @@ def read_as(url: str, parse: Callable[[bytes], T]) -> T | None:
     :class:`CacheCorruptError` for remote content, it is requested again.
     """
 
-    def ask() -> T | None:
+    def read() -> T | None:
         raw = read_bytes(url)
         return None if raw is None else parse(raw)
 
+    return read_sound(url, read)
+
+
+def read_sound(url: str, read: Callable[[], T]) -> T:
+    """What ``read`` returns. If it raises :class:`CacheCorruptError` for remote content, it is
+    called again.
+    """
     if is_local(url):
-        return ask()
-    return retry.with_retries(
-        ask,
-        lambda error: isinstance(error, CacheCorruptError),
-        url,
-        retry.policy().damaged_attempts,
-    )
+        return read()
+    most = retry.policy().damaged_attempts
+    return retry.with_retries(read, lambda error: isinstance(error, CacheCorruptError), url, most)
 
 
 class ReadForAll(Protocol):

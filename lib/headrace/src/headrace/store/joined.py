@@ -34,9 +34,8 @@ from headrace.store.ledger import (
     check_first,
     ledger_of_table,
 )
-from headrace.store.ledger_table import TABLE_NAME, parse_table
+from headrace.store.ledger_table import TABLE_NAME, PartRecord, PartTable, parse_table
 from headrace.store.levanter_layout import read_catalog, read_levanter
-from headrace.store.parts import PartRecord, PartTable
 from headrace.store.replicas import open_replicas
 from headrace.store.snapshots import (
     History,
@@ -269,7 +268,7 @@ class _JoinedTable(PartTable):
         cache = int(np.searchsorted(self._first, number, side="right")) - 1
         return cache, number - int(self._first[cache])
 
-    def record(self, number: int) -> PartRecord:
+    def item(self, number: int) -> PartRecord:
         cache, index = self.locate(number)
         return replace(self._tables[cache][index], name=self.name(number))
 

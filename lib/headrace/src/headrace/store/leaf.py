@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -26,7 +26,7 @@ from headrace.order.rising import starts
 from headrace.store.array import StoredArray
 from headrace.store.chunk_pages import ChunkPages
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind
-from headrace.store.parts import PartTable
+from headrace.store.ledger_table import ByNumber, PartTable
 from headrace.store.pending import ArrayFuture
 from headrace.store.ragged import data_url, offsets_url
 
@@ -41,7 +41,7 @@ BLOCK_ELEMENTS = 1 << 22
 T = TypeVar("T")
 
 
-class MadeList(Sequence[T], Generic[T]):
+class MadeList(ByNumber[T]):
     """Objects by number, each created at its first use.
 
     Example:
@@ -58,20 +58,10 @@ class MadeList(Sequence[T], Generic[T]):
     def __len__(self) -> int:
         return self._size
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        numbers = range(self._size)[index]
-        if not isinstance(numbers, int):
-            return [self[number] for number in numbers]
-        item = self._made.get(numbers)
-        if item is None:
-            item = self._made.setdefault(
-                numbers, self._make(numbers)
-            )  # another thread may have been faster
-        return item
+    def item(self, number: int) -> T:
+        item = self._made.get(number)
+        # Another thread may have been faster.
+        return self._made.setdefault(number, self._make(number)) if item is None else item
 
     def once(self, number: int) -> T:
         """One of them, without keeping it if it did not exist: for a pass over many."""
@@ -121,7 +111,7 @@ class ArrayRun:
         return 0 if self.dtype is None else self.dtype.itemsize
 
 
-class ArrayList(Sequence[StoredArray]):
+class ArrayList(ByNumber[StoredArray]):
     """Arrays, run after run.
 
     Attributes:
@@ -163,17 +153,10 @@ class ArrayList(Sequence[StoredArray]):
     def __len__(self) -> int:
         return int(self._first[-1])
 
-    @overload
-    def __getitem__(self, index: int) -> StoredArray: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[StoredArray]: ...
-    def __getitem__(self, index: int | slice) -> StoredArray | list[StoredArray]:
-        numbers = range(len(self))[index]
-        if not isinstance(numbers, int):
-            return [self[number] for number in numbers]
-        array = self.get(numbers)
+    def item(self, number: int) -> StoredArray:
+        array = self.get(number)
         if array is None:
-            raise IndexError(f"array {index} is not stored")
+            raise IndexError(f"array {number} is not stored")
         return array
 
     def get(self, number: int) -> StoredArray | None:

@@ -1,4 +1,14 @@
-"""``ledger.bin``: the table of parts as columns, so that a cache of a million parts opens at once.
+"""The parts of a cache: the record of one, the table of all, and ``ledger.bin``, the table as
+columns.
+
+A table is a sequence of records that are created on access, so a cache of a million parts opens
+without creating objects per part. Code that needs a number for every part uses a column.
+
+Each array lists the crc32c of its chunks in its ``zarr.json`` (:class:`ChunkNames`). To request
+only chunks over HTTP, without reading that file, the table has all of them: leaf by leaf, the
+values of all parts, then their offsets, part by part. They are stored in **pages** of 65,536, each
+followed by a checksum of its number and its content, so that a page can be read by itself: 4 bytes
+per chunk, 600 MB for 10 trillion tokens, of which a reader reads only the pages that it needs.
 
 ::
 
@@ -8,7 +18,7 @@
     head       JSON: what a reader needs of ledger.json, its digest, and name, dtype and SHA-256 of
                each column
     columns    each from the next multiple of 64 on: names, documents, tokens, values of each leaf;
-               then the checksums of all chunks, in pages (:mod:`headrace.store.parts`);
+               then the checksums of all chunks, in pages;
                then the digests
 
 It repeats the content of ``ledger.json`` and identifies that file: with another one, it is refused.
@@ -45,26 +55,25 @@ import os
 import re
 import string
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, overload
 
+import google_crc32c
 import msgspec
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt32
 
 from headrace.errors import CacheCorruptError, CacheError, of_another_version
-from headrace.store import files, retry
-from headrace.store.parts import (
-    LARGEST_COUNT,
-    ChunkNames,
-    LeafRecord,
-    PartRecord,
-    PartTable,
-    pages_of,
-    to_pages,
-)
+from headrace.store import files
+from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 
+NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
+LARGEST_COUNT = 2**56
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
+"""Valid folder names: a ledger may come from anywhere, and must not lead outside its cache."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
 TABLE_NAME = "ledger.bin"
 TABLE_VERSION = 2
 T = TypeVar("T")
@@ -85,6 +94,225 @@ _TEXT, _NUMBER, _DIGEST = (
 _NAME_BYTES = f"{string.ascii_letters}{string.digits}_.-".encode()
 _PLAIN = bytes((byte > 0) * (1 if byte in _NAME_BYTES else 2) for byte in range(256))
 """Of each byte: 1 if it may be in a name, 0 if it is what follows a name."""
+
+
+class LeafRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A leaf of a finished part other than the tokens. ``digest``: ``sha256:`` and the hex digest
+    of its stored values followed, if it is ragged, by its offsets.
+    """
+
+    elements: Count
+    digest: str
+
+
+class PartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One finished part.
+
+    Attributes:
+        name: Folder below ``parts/``.
+        documents: Number of documents.
+        tokens: Number of tokens.
+        digest: ``sha256:`` and the hex digest of the part's tokens (as stored) followed by its
+            offsets.
+        extra: Counters of its writer (skipped lines, source fingerprints, ...), JSON values. Empty
+            in a table of columns: they are in ``ledger.json``.
+        leaves: Its other leaves, by name.
+    """
+
+    name: Name
+    documents: Count
+    tokens: Count
+    digest: str
+    extra: dict[str, Any] = {}
+    leaves: dict[Name, LeafRecord] = {}
+
+
+class ByNumber(Sequence[T]):
+    """A sequence whose items are made when they are asked for: subclasses say how many there are,
+    and make one by its number.
+    """
+
+    @abstractmethod
+    def item(self, number: int) -> T:
+        """An item by its number, from 0 on."""
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        numbers = range(len(self))[index]
+        return self.item(numbers) if isinstance(numbers, int) else [self.item(k) for k in numbers]
+
+
+class PartTable(ByNumber[PartRecord]):
+    """Parts, in order; here over a list of records.
+
+    Example:
+        >>> table = PartTable([PartRecord("a", 2, 10, ""), PartRecord("b", 3, 20, "")])
+        >>> table.tokens.tolist(), table[1].name
+        ([10, 20], 'b')
+    """
+
+    def __init__(self, records: Sequence[PartRecord]) -> None:
+        self._records = records
+
+    @classmethod
+    def of(cls, parts: Sequence[PartRecord]) -> PartTable:
+        """Converts parts to a table."""
+        return parts if isinstance(parts, PartTable) else cls(parts)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def item(self, number: int) -> PartRecord:
+        return self._records[number]
+
+    @cached_property
+    def documents(self) -> Int64[np.ndarray, " parts"]:
+        """Documents of each part."""
+        return np.fromiter((part.documents for part in self._records), np.int64, len(self))
+
+    @cached_property
+    def tokens(self) -> Int64[np.ndarray, " parts"]:
+        """Tokens of each part."""
+        return np.fromiter((part.tokens for part in self._records), np.int64, len(self))
+
+    def name(self, number: int) -> str:
+        """Folder of a part."""
+        return self._records[number].name
+
+    def digest(self, number: int, leaf: str | None = None) -> str:
+        """Digest of the tokens of a part, or of another leaf."""
+        record = self._records[number]
+        return record.digest if leaf is None else record.leaves[leaf].digest
+
+    def leaf_elements(self, leaf: str) -> Int64[np.ndarray, " parts"]:
+        """Values of a leaf in each part. Raises CacheCorruptError for a part without it."""
+        for part in self._records:
+            if leaf not in part.leaves:
+                raise CacheCorruptError(
+                    f"has no record of leaf {leaf}", field="part", value=part.name
+                )
+        return np.fromiter(
+            (part.leaves[leaf].elements for part in self._records), np.int64, len(self)
+        )
+
+    def digest_lines(self) -> bytes:
+        """A line for each part: the digest of its tokens, and name and digest of
+        each other leaf.
+        """
+        return "\n".join(
+            part.digest
+            + "".join(f" {name}={leaf.digest}" for name, leaf in sorted(part.leaves.items()))
+            for part in self
+        ).encode()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the content: tokens, documents, other leaves, and the borders of parts, which
+        rows of tokens never cross. Chunks, codecs and counters are not part of it.
+        """
+        return fingerprint_of_lines(self.digest_lines())
+
+
+def fingerprint_of_lines(lines: bytes) -> str:
+    """The fingerprint of parts, from their :meth:`PartTable.digest_lines`."""
+    return "sha256:" + hashlib.sha256(lines).hexdigest()
+
+
+PAGE_CHUNKS = 1 << 16
+PAGE_BYTES = 4 * (PAGE_CHUNKS + 1)
+
+
+class ArrayChunks(NamedTuple):
+    """The chunks of one kind of array: values or offsets of a leaf.
+
+    Attributes:
+        leaf: The leaf.
+        folder: ``data`` or ``offsets``.
+        first: Number of the first chunk of each part in the list of all, and the end of the last.
+    """
+
+    leaf: str
+    folder: str
+    first: Int64[np.ndarray, " parts1"]
+
+
+class ChunkNames(NamedTuple):
+    """The chunks in ``ledger.bin``: their checksums, none unless every array lists its own; and
+    whether chunks can be requested without ``zarr.json``.
+    """
+
+    checksums: UInt32[np.ndarray, " chunks"] = np.zeros(0, np.uint32)
+    described: bool = True
+
+
+def chunks_of(
+    table: PartTable, layout: CacheLayout, leaves: Sequence[LeafSpec]
+) -> list[ArrayChunks]:
+    """The chunks of a cache, kind by kind.
+
+    Example:
+        >>> import headrace.testing
+        >>> cache = headrace.testing.tiny_cache(parts=2)
+        >>> [
+        ...     (kind.folder, kind.first.size)
+        ...     for kind in chunks_of(PartTable.of(cache.ledger.parts), cache.layout, ())
+        ... ]
+        [('data', 3), ('offsets', 3)]
+    """
+    chunk_counts: list[tuple[str, str, np.ndarray]] = []
+    offsets = -(-(table.documents + 1) // layout.offsets().chunk_elements)
+    for spec in (None, *leaves):
+        name = TOKENS if spec is None else spec.name
+        chunk = (layout if spec is None else layout.leaf(spec)).chunk_elements
+        elements = table.tokens if spec is None else np.asarray(table.leaf_elements(name), np.int64)
+        chunk_counts.append((name, "data", -(-elements // chunk)))
+        if spec is None or spec.kind == "ragged":
+            chunk_counts.append((name, "offsets", offsets))
+    kinds: list[ArrayChunks] = []
+    at = 0
+    for name, folder, counts in chunk_counts:
+        kinds.append(
+            ArrayChunks(
+                name, folder, at + np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+            )
+        )
+        at = int(kinds[-1].first[-1])
+    return kinds
+
+
+def pages_of(chunks: int) -> int:
+    """Number of pages for this many chunks."""
+    return -(-chunks // PAGE_CHUNKS)
+
+
+def to_pages(checksums: UInt32[np.ndarray, " chunks"]) -> np.ndarray:
+    """Checksums of chunks in stored form, ``<u4``, page by page.
+
+    Example:
+        >>> from_page(0, to_pages(np.arange(3, dtype=np.uint32)).tobytes()).tolist()
+        [0, 1, 2]
+    """
+    pages: list[np.ndarray] = [np.zeros(0, "<u4")]
+    for page in range(pages_of(checksums.size)):
+        content = checksums[page * PAGE_CHUNKS :][:PAGE_CHUNKS].astype("<u4")
+        pages += [content, np.array([_checksum(page, content.tobytes())], "<u4")]
+    return np.concatenate(pages)
+
+
+def from_page(page: int, stored: bytes) -> UInt32[np.ndarray, " chunks"]:
+    """The checksums in a stored page. ValueError if it is damaged."""
+    if len(stored) < 4 or _checksum(page, stored[:-4]) != int.from_bytes(stored[-4:], "little"):
+        raise ValueError(
+            "DATA_LOSS: digest mismatch: the crc32c of a page of checksums is another one"
+        )
+    return np.frombuffer(stored[:-4], "<u4")
+
+
+def _checksum(page: int, content: bytes) -> int:
+    return google_crc32c.value(page.to_bytes(8, "little") + content)
 
 
 class _Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,7 +410,7 @@ class ColumnTable(PartTable):
         """Begin and end of the pages of checksums in the file."""
         return _column_place(self.head, _head_end(self.url, self.data), _CHUNKS)
 
-    def record(self, number: int) -> PartRecord:
+    def item(self, number: int) -> PartRecord:
         leaves = {
             n: LeafRecord(int(self.leaf_elements(n)[number]), self.digest(number, n))
             for n in self._leaves
@@ -331,7 +559,7 @@ def read_table(url: str) -> ColumnTable | None:
         return table
 
     try:
-        return _retried(url, read)
+        return files.read_sound(url, read)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -366,12 +594,6 @@ def _read_range(url: str, start: int, stop: int) -> bytes:
     if files.is_local(url):  # no room is made for a hostile length
         stop = min(stop, os.path.getsize(files.local_path(url)))
     return files.read_range(url, start, stop) if stop > start else b""
-
-
-def _retried(url: str, read: Callable[[], T]) -> T:
-    """Remote content that is damaged is requested again."""
-    most = 1 if files.is_local(url) else retry.policy().damaged_attempts
-    return retry.with_retries(read, lambda error: isinstance(error, CacheCorruptError), url, most)
 
 
 def _head_end(url: str, data: bytes) -> int:
@@ -476,7 +698,9 @@ def _read_column(url: str, head: TableHead, data: bytes, name: str) -> np.ndarra
     start, stop = _column_place(head, _head_end(url, data), name)
     column = next(column for column in head.columns if column.name == name)
     try:
-        return _retried(url, lambda: _column(url, head, column, _read_range(url, start, stop), 0))
+        return files.read_sound(
+            url, lambda: _column(url, head, column, _read_range(url, start, stop), 0)
+        )
     except OSError as error:
         raise corrupt_table(url, f"cannot be read any more ({error.strerror or error})") from error
 

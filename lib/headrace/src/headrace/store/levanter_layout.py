@@ -55,6 +55,7 @@ from headrace.store.layouts import (
 )
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
+from headrace.store.ledger_table import LeafRecord, PartRecord, PartTable
 from headrace.store.levanter_checksums import (
     ArrayChecksums,
     CheckedRead,
@@ -62,7 +63,6 @@ from headrace.store.levanter_checksums import (
     checksums_of,
     read_checksums,
 )
-from headrace.store.parts import LeafRecord, PartRecord, PartTable
 from headrace.store.pending import ArrayFuture
 
 LEDGER_NAME = "shard_ledger.json"

@@ -34,7 +34,7 @@ from headrace.store.layout import (
     owner_of,
 )
 from headrace.store.ledger import part_folder, write_part_record
-from headrace.store.parts import LeafRecord, PartRecord
+from headrace.store.ledger_table import LeafRecord, PartRecord
 from headrace.store.pending import store_error
 
 _UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set when the writer closes

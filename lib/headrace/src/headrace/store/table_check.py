@@ -9,8 +9,7 @@ import numpy as np
 from headrace.errors import CacheCorruptError
 from headrace.store import files
 from headrace.store.ledger import LEDGER_NAME, chunk_names, table_of, whole_state
-from headrace.store.ledger_table import TABLE_NAME, parse_table
-from headrace.store.parts import PAGE_BYTES, ChunkNames, from_page
+from headrace.store.ledger_table import PAGE_BYTES, TABLE_NAME, ChunkNames, from_page, parse_table
 
 
 def table_problem(root: str, *, mend: bool = False) -> str:

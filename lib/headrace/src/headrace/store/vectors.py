@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError
-from headrace.store import durable, files, retry
+from headrace.store import durable, files
 from headrace.store.location import Location
 
 _PIECE_BYTES = 1 << 16
@@ -336,10 +336,7 @@ class PiecedVector:
                 )
             return values
 
-        again = retry.policy().damaged_attempts
-        return retry.with_retries(
-            ask, lambda error: isinstance(error, CacheCorruptError), self._url, again
-        )
+        return files.read_sound(self._url, ask)
 
     def _damaged(self, problem: str) -> CacheCorruptError:
         return damaged(self._url, problem, self._what, self._cure)

@@ -51,7 +51,7 @@ from headrace.store.ledger import (
     tokenizer_content,
     write_ledger,
 )
-from headrace.store.ledger_table import TABLE_NAME
+from headrace.store.ledger_table import TABLE_NAME, PartRecord
 from headrace.store.levanter_checksums import (
     ArrayChecksums,
     array_name,
@@ -60,7 +60,6 @@ from headrace.store.levanter_checksums import (
     read_checksums,
     write_checksums,
 )
-from headrace.store.parts import PartRecord
 from headrace.store.table_check import table_problem
 
 _FILES_AT_ONCE = 16

@@ -22,9 +22,9 @@ from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.store.layouts import find_layout
 from headrace.store.ledger import SHUFFLED, UNDESCRIBED, Ledger, read_ledger
+from headrace.store.ledger_table import LeafRecord, PartRecord
 from headrace.store.levanter_layout import CHUNK, SHARD_CHUNKS
 from headrace.store.missing import what_is_there
-from headrace.store.parts import LeafRecord, PartRecord
 
 UNKNOWN_VOCABULARY = 1 << 17
 """Vocabulary size if none is known: that of Llama 3, so that tokens take four bytes."""
