@@ -52,7 +52,7 @@ from headrace.ingest.shuffle_plan import Grouping, ReshuffleConfig
 from headrace.order.permutation import Feistel
 from headrace.store import files
 from headrace.store.cache import TokenCache
-from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
+from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
 from headrace.store.ledger_table import LeafRecord, PartRecord
@@ -100,7 +100,7 @@ def forged_cache(documents: int, folder: str) -> TokenCache:
     def offsets_of(start: int, stop: int) -> Callable[[], np.ndarray]:
         return lambda: np.arange(start, stop, dtype=np.int64) * WIDTH
 
-    def open_part(name: str, kind: LeafKind, part: int) -> LeafPart:
+    def open_part(name: str, part: int) -> LeafPart:
         assert name != TOKENS
         data = ComputedArray("ids", documents * WIDTH, bytes_of, dtype="uint8")
         return LeafPart(documents, data, ComputedArray("ids", documents + 1, offsets_of))
@@ -146,7 +146,7 @@ def forged_lengths(documents: int, buckets: int, *, in_groups: bool) -> TokenCac
     layout = CacheLayout("uint16")
     offsets = [np.append(0, np.cumsum(lengths[part])) for part in parts]
 
-    def open_part(name: str, kind: LeafKind, part: int) -> LeafPart:
+    def open_part(name: str, part: int) -> LeafPart:
         own = bucket[parts[part]]
         if name != TOKENS:
             return LeafPart(own.size, array_in_memory("forged", own), None)

@@ -35,7 +35,7 @@ from headrace.data.phased import PhasedDataset
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
-from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
+from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
 from headrace.store.ledger_table import LeafRecord, PartRecord
@@ -145,7 +145,7 @@ def forged_cache(documents: int) -> TokenCache:
     tokens = int(ends[-1])
     layout = CacheLayout("uint16")
 
-    def open_part(name: str, kind: LeafKind, part: int) -> LeafPart:
+    def open_part(name: str, part: int) -> LeafPart:
         dtype = "uint16" if name == TOKENS else "float32"
         values = {TOKENS: np.zeros(0, np.uint16), "score": scores}[name]
         data = Forged(

@@ -19,7 +19,7 @@ from headrace.errors import CacheError, CacheMissingError, ConfigError
 from headrace.ingest.listing import has_magic, list_path
 from headrace.store import files
 from headrace.store.array import StoredArray
-from headrace.store.layout import TOKEN_DTYPES, TOKENS, LeafKind
+from headrace.store.layout import TOKEN_DTYPES, TOKENS
 from headrace.store.layouts import FORMAT, LIMITS, MAX_VOCABULARY, WHOLE_FILES, FormatConfig, Layout
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
@@ -130,7 +130,7 @@ class FileStore(Layout):
             code_version=name,
         )
 
-    def part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
+    def part(self, name: str, number: int) -> LeafPart:
         file = self.files[number]
         if name != TOKENS:
             return LeafPart(file.documents, file.leaves[name], file.offsets)

@@ -104,10 +104,8 @@ class OriginalDocument:
     offset: int = 0
 
 
-OpenPart: TypeAlias = Callable[[str, LeafKind, int], LeafPart]
-"""Returns a part of a leaf by name, kind and the part's number; the tokens are the leaf
-``input_ids``.
-"""
+OpenPart: TypeAlias = Callable[[str, int], LeafPart]
+"""Returns a part of a leaf by its number; the tokens are the leaf ``input_ids``."""
 
 
 _DOCUMENTS = 1 << 20  # whose numbers are looked up together
@@ -630,21 +628,26 @@ class TokenCache:
         """
         if name not in self._leaves:
             check_choice("leaf", name, [*self._specs, TOKENS], f"is not a leaf of {self.path}")
-            kind: LeafKind = "ragged" if name == TOKENS else self._specs[name].kind
-            width = None if name == TOKENS else self._specs[name].width
-            dtype = self.dtype if name == TOKENS else np.dtype(self._specs[name].dtype)
+            spec = self._specs.get(name)  # the tokens have none
+            kind: LeafKind = "ragged" if spec is None else spec.kind
             layout = self._layouts[name]
-            offsets = self.layout.offsets() if kind == "ragged" else None
-            own_parts = OwnParts(
-                self._root, self._table, name, layout, offsets, self._elements(name), self._pages
-            )
-            make = (
-                own_parts.part if self._open_part is None else partial(self._open_part, name, kind)
-            )
+            make = partial(self._open_part, name) if self._open_part is not None else None
+            if make is None:
+                offsets = self.layout.offsets() if kind == "ragged" else None
+                elements = self._elements(name)
+                make = OwnParts(
+                    self._root, self._table, name, layout, offsets, elements, self._pages
+                ).part
             parts = MadeList(len(self._table), make)
-            arrays = self._arrays(name, dtype, parts)
             self._leaves[name] = CacheLeaf(
-                name, dtype, kind, parts, arrays, self._first_document, self.path, width
+                name,
+                np.dtype(layout.dtype),
+                kind,
+                parts,
+                self._arrays(name, parts),
+                self._first_document,
+                self.path,
+                None if spec is None else spec.width,
             )
         return self._leaves[name]
 
@@ -683,9 +686,10 @@ class TokenCache:
         """
         return self.leaf(TOKENS).lengths(start, stop)
 
-    def _arrays(self, name: str, dtype: np.dtype[Any], parts: Sequence[LeafPart]) -> ArrayList:
+    def _arrays(self, name: str, parts: Sequence[LeafPart]) -> ArrayList:
         """The arrays of a leaf."""
         layout = self._layouts[name]
+        dtype = np.dtype(layout.dtype)
         described = self._pages is not None or (
             self.is_virtual and not self.ledger.metadata.get(UNDESCRIBED)
         )

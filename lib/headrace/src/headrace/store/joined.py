@@ -25,7 +25,6 @@ from headrace.order.rising import starts
 from headrace.store import files
 from headrace.store.cache import OriginalDocument, TokenCache
 from headrace.store.files import ReadForAll
-from headrace.store.layout import LeafKind
 from headrace.store.layouts import FormatConfig
 from headrace.store.leaf import ArrayList, LeafPart
 from headrace.store.ledger import (
@@ -237,12 +236,12 @@ class JoinedCache(TokenCache):
             for record in cache.ledger.sources
         ]
 
-    def _arrays(self, name: str, dtype: np.dtype[Any], parts: Sequence[LeafPart]) -> ArrayList:
+    def _arrays(self, name: str, parts: Sequence[LeafPart]) -> ArrayList:
         return ArrayList.join(
             [cache.leaf(name).arrays for cache in self._members if cache.ledger.parts]
         )
 
-    def _member_part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
+    def _member_part(self, name: str, number: int) -> LeafPart:
         member, index = self._joined_table.locate(number)
         return self._members[member].leaf(name).parts.once(index)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from headrace import extensions
 from headrace.errors import CacheMissingError, ConfigError, check_choice, check_whole
-from headrace.store.layout import TOKEN_DTYPES, LeafKind
+from headrace.store.layout import TOKEN_DTYPES
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
 
@@ -92,20 +93,35 @@ class FormatConfig:
             >>> FormatConfig(eos_id=0).tokenizer("uint16")["vocab_size"]
             65536
         """
-        limit = min(int(np.iinfo(dtype).max) + 1, MAX_VOCABULARY)
-        tokenizer = json.dumps([UNNAMED, self.vocab_size, self.eos_id])
-        size = {} if self.vocab_size is None else {VOCABULARY_SAID: self.vocab_size}
-        return {
-            "path": UNNAMED,
-            "file": None,
-            "fingerprint": f"{NAMED_ONLY}{hashlib.sha256(tokenizer.encode()).hexdigest()}",
-            "vocab_size": self.vocab_size or limit,
-            **size,
-            "bos": None,
-            "bos_id": None,
-            "eos": None if self.eos_id is None else f"<{self.eos_id}>",
-            "eos_id": self.eos_id,
-        }
+        known = [UNNAMED, self.vocab_size, self.eos_id]
+        return named_tokenizer(UNNAMED, known, dtype, self.vocab_size, self.eos_id)
+
+
+def named_tokenizer(
+    name: str, known: Sequence[Any], dtype: str, vocab_size: int | None, eos_id: int | None
+) -> dict[str, Any]:
+    """The record of a tokenizer of which there is no copy.
+
+    Args:
+        name: Its path.
+        known: What is known of it, by which it is told from others.
+        dtype: Dtype of the tokens, which limits the ids.
+        vocab_size: Number of ids, if it is known.
+        eos_id: Token that ends documents.
+    """
+    limit = min(int(np.iinfo(dtype).max) + 1, MAX_VOCABULARY)
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    return {
+        "path": name,
+        "file": None,
+        "fingerprint": f"{NAMED_ONLY}{digest}",
+        "vocab_size": vocab_size or limit,
+        **({VOCABULARY_SAID: vocab_size} if vocab_size else {}),
+        "bos": None,
+        "bos_id": None,
+        "eos": None if eos_id is None else f"<{eos_id}>",
+        "eos_id": eos_id,
+    }
 
 
 class Layout(abc.ABC):
@@ -136,8 +152,8 @@ class Layout(abc.ABC):
         """
 
     @abc.abstractmethod
-    def part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
-        """The arrays of a leaf in a part."""
+    def part(self, name: str, number: int) -> LeafPart:
+        """The arrays of a leaf in a part, by its number."""
 
 
 def find_layout(path: str) -> type[Layout] | None:

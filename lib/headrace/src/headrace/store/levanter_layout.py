@@ -44,14 +44,12 @@ from headrace.errors import (
 )
 from headrace.store import files, retry
 from headrace.store.array import StoredArray
-from headrace.store.layout import LEAF_DTYPES, TOKENS, CacheLayout, LeafKind, StoredLayout
+from headrace.store.layout import LEAF_DTYPES, TOKENS, CacheLayout, StoredLayout
 from headrace.store.layouts import (
-    MAX_VOCABULARY,
-    NAMED_ONLY,
     UNNAMED,
-    VOCABULARY_SAID,
     FormatConfig,
     Layout,
+    named_tokenizer,
 )
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
@@ -96,7 +94,7 @@ class LevanterCache(Layout):
             raise CacheMissingError("is no cache of Levanter's", field="cache", value=path)
         return cls(cache.path, cache.ledger, cache.layouts)
 
-    def part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
+    def part(self, name: str, number: int) -> LeafPart:
         """The arrays of a field in a shard."""
         record = self.ledger.parts[number]
         elements = record.tokens if name == TOKENS else record.leaves[name].elements
@@ -435,24 +433,12 @@ def _tokenizer_record(
     if isinstance(own_record := said.get("headrace"), dict):
         return {**own_record["tokenizer"], "file": None}
     name = str(said.get("tokenizer", UNNAMED))
-    sure = json.dumps(
-        [name, said.get("vocab_size"), said.get("append_bos"), said.get("append_eos")]
-    )
-    eos_id = _last_of_first(path, layouts, parts) if said.get("append_eos") and parts else None
-    limit = (
-        min(int(np.iinfo(layouts[TOKENS][0].dtype).max) + 1, MAX_VOCABULARY) if parts else 1
-    )  # Marin writes int64
-    return {
-        "path": name,
-        "file": None,
-        "fingerprint": f"{NAMED_ONLY}{hashlib.sha256(sure.encode()).hexdigest()}",
-        "vocab_size": int(said.get("vocab_size") or limit),
-        **({VOCABULARY_SAID: int(said["vocab_size"])} if said.get("vocab_size") else {}),
-        "bos": None,
-        "bos_id": None,
-        "eos": None if eos_id is None else f"<{eos_id}>",
-        "eos_id": eos_id,
-    }
+    known = [name, *(said.get(field) for field in ("vocab_size", "append_bos", "append_eos"))]
+    size = int(said.get("vocab_size") or 0)
+    if not parts:
+        return {**named_tokenizer(name, known, "int64", size, None), "vocab_size": size or 1}
+    eos_id = _last_of_first(path, layouts, parts) if said.get("append_eos") else None
+    return named_tokenizer(name, known, layouts[TOKENS][0].dtype, size, eos_id)
 
 
 def _last_of_first(

@@ -33,7 +33,6 @@ from headrace.errors import CacheCorruptError, CacheError, ReadError
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache, same_ledger
 from headrace.store.failures import DamagedAnswerError, StoreFailedError, failure_of
-from headrace.store.layout import LeafKind
 from headrace.store.leaf import LeafPart
 from headrace.store.mapped import MappedArray
 from headrace.store.pending import ArrayFuture
@@ -154,16 +153,14 @@ class Replicas:
             self._caches[number] = cache
         return cache
 
-    def part(self, name: str, kind: LeafKind, number: int) -> LeafPart:
+    def part(self, name: str, number: int) -> LeafPart:
         """The arrays of a leaf of a part, whichever location they are read from."""
-        first = self.array(self.current, name, number, offsets=False)
+        part = self.opened(self.current).leaf(name).parts[number]
         offsets = None
-        if kind == "ragged":
-            offsets = ReplicatedArray(
-                self, name, number, self.array(self.current, name, number, offsets=True), True
-            )
-        documents = int(self.first.part_documents[number])
-        return LeafPart(documents, ReplicatedArray(self, name, number, first, False), offsets)
+        if part.offsets is not None:
+            offsets = ReplicatedArray(self, name, number, part.offsets, True)
+        data = ReplicatedArray(self, name, number, part.data, False)
+        return LeafPart(part.documents, data, offsets)
 
     def array(self, place: int, leaf: str, part: int, *, offsets: bool) -> StoredArray:
         """An array at one of the locations. Raises CacheError if that cannot be opened or is

@@ -22,7 +22,7 @@ from headrace.order.order import Order
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.joined import open_cache
-from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec, token_dtype
+from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, token_dtype
 from headrace.store.leaf import LeafPart
 from headrace.store.lease import owning
 from headrace.store.ledger import Ledger, write_ledger
@@ -167,7 +167,7 @@ def with_arrays(
         1
     """
 
-    def open_part(name: str, kind: LeafKind, number: int) -> LeafPart:
+    def open_part(name: str, number: int) -> LeafPart:
         part = cache.leaf(name).parts[number]
         return (
             replace(part, data=make(part.data.url, part.data.length, part.data.layout))
