@@ -218,6 +218,11 @@ class LeafPart:
     data: StoredArray
     offsets: StoredArray | None
 
+    @property
+    def arrays(self) -> list[StoredArray]:
+        """The array with its values, and the one with its offsets."""
+        return [self.data] if self.offsets is None else [self.data, self.offsets]
+
 
 @dataclass(frozen=True, eq=False)
 class OwnParts:

@@ -163,9 +163,8 @@ def verify(
     deep = deep or record
     checksums: dict[str, list[np.ndarray]] = {}
     leaves = _leaf_parts(cache)
-    elements = sum(
-        p.data.length + (p.offsets.length if p.offsets else 0) for part in leaves for _, p in part
-    )
+    arrays = [array for part in leaves for _, leaf in part for array in leaf.arrays]
+    elements = sum(array.length for array in arrays)
     if expect is not None:
         expect(elements)
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
@@ -215,7 +214,6 @@ def verify(
     facts = shuffled and {key: getattr(shuffled, key) for key in ("seed", "unit", "fingerprint")}
     recorded = ""
     if record and not damages:
-        arrays = [array for part in leaves for _, leaf in part for array in _arrays_of(leaf)]
         recorded = write_checksums(
             cache.path, cache.fingerprint, _records(cache, arrays, checksums)
         )
@@ -304,10 +302,6 @@ def _unchecked(cache: TokenCache, own: bool, older: int) -> tuple[str, ...]:
     return (*ledger, how) if older else ledger
 
 
-def _arrays_of(leaf: LeafPart) -> list[StoredArray]:
-    return [leaf.data] if leaf.offsets is None else [leaf.data, leaf.offsets]
-
-
 def _records(
     cache: TokenCache, arrays: Sequence[StoredArray], checksums: Mapping[str, Sequence[np.ndarray]]
 ) -> dict[str, ArrayChecksums]:
@@ -340,19 +334,14 @@ def _look(
         url = files.join(part_folder(cache.path, record.name), PART_RECORD_NAME)
         try:
             stored = read_part_record(cache.path, record.name)
-            problem = (
-                "is missing"
-                if stored is None
-                else ""
-                if stored == record
-                else "is not that of the ledger"
-            )
+            problem = "is missing" if stored is None else "is not that of the ledger"
         except HeadraceError as error:
+            stored = None
             problem = error.problem
-        if problem:
+        if stored != record:
             damages.append(Damage(record.name, problem, file=url))
     for _, leaf in leaves:
-        for array in filter(None, (leaf.data, leaf.offsets)):
+        for array in leaf.arrays:
             problems = array.file_problems()
             looked = file_findings(array) if problems is None else FileFindings(problems)
             damages += [
@@ -369,21 +358,16 @@ def _look_at_tokenizer(cache: TokenCache) -> list[Damage]:
         return []
     url = files.join(cache.path, str(record["file"]))
     raw = files.read_bytes(url)
+    if raw is None:
+        return [Damage("", "is missing", file=url)]
     try:
-        text = b"" if raw is None else canonical_tokenizer(tokenizer_content(raw))
-        same = fingerprint_of(text, record.get("bos_id"), record.get("eos_id")) == record.get(
-            "fingerprint"
-        )
+        text = canonical_tokenizer(tokenizer_content(raw))
+        fingerprint = fingerprint_of(text, record.get("bos_id"), record.get("eos_id"))
     except (ValueError, RecursionError):
-        same = False
-    problem = (
-        "is missing"
-        if raw is None
-        else ""
-        if same
-        else "is not the tokenizer that the cache was built with"
-    )
-    return [Damage("", problem, file=url)] if problem else []
+        fingerprint = ""
+    if fingerprint == record.get("fingerprint"):
+        return []
+    return [Damage("", "is not the tokenizer that the cache was built with", file=url)]
 
 
 def _documents(part: CachePart, end: int, damage: Damage) -> list[list[int]]:
@@ -416,7 +400,7 @@ def _read(
     for name, leaf in leaves:
         digest = hashlib.sha256()
         sound = True
-        for array in filter(None, (leaf.data, leaf.offsets)):
+        for array in leaf.arrays:
             if any(d.array == array.url and d.file.endswith("zarr.json") for d in known):
                 sound = False
                 continue
