@@ -565,8 +565,7 @@ class PendingRead:
                     self.result()
                 )  # it came just now, or fails with the store's own error of that name
             raise self._failed(error) from store_error(error, self._array.url, self._shards())
-        self._array.received(values if self._out is None else self._out, self._start)
-        return values
+        return self._received(values)
 
     def __await__(self) -> Generator[Any, None, np.ndarray]:
         future = self._future
@@ -577,6 +576,9 @@ class PendingRead:
             values = yield from waiting.__await__()
         except (ValueError, OSError) as error:
             raise self._failed(error) from store_error(error, self._array.url, self._shards())
+        return self._received(values)
+
+    def _received(self, values: np.ndarray) -> np.ndarray:
         self._array.received(values if self._out is None else self._out, self._start)
         return values
 

@@ -35,19 +35,11 @@ from headrace.store.lease import check_vacant, lease
 from headrace.store.ledger import Ledger, read_ledger, write_ledger, write_part_record
 from headrace.store.ledger_table import LeafRecord, PartRecord
 from headrace.store.memory import return_freed_memory
-from headrace.store.ragged import (
-    ShardWriter,
-    created_array,
-    data_url,
-    name_owner,
-    offsets_url,
-    shard_sizes,
-)
+from headrace.store.ragged import ArrayWriter, data_url, name_owner, offsets_url
 from headrace.store.snapshots import copy_removed
 
 PART = "00000"
 _ORIGIN = "consolidated_from"
-_FILES_KEPT = ": finished files are kept"
 
 
 def consolidate(
@@ -203,27 +195,13 @@ def _copy_array(
     """Writes the missing shards; each file completely or not at all. Returns the checksums of all
     chunks.
     """
-    created_array(url, layout.zarr_metadata(length), resume=True)
-    writer = ShardWriter(url, layout.zarr_metadata(length))
-    there = set(shard_sizes(url, -(-length // layout.shard_elements)))
-    shard = np.empty(min(layout.shard_elements, length), layout.dtype)
-    filled = at = 0
+    writer = ArrayWriter(url, layout, layout.zarr_metadata(length), resume=True)
     for block in blocks:
         digest.update(np.ascontiguousarray(block, block.dtype.newbyteorder("<")).data)
-        rest = block
-        while rest.size:
-            piece = rest[: shard.size - filled]
-            shard[filled : filled + piece.size] = piece
-            filled += piece.size
-            rest = rest[piece.size :]
-            if filled == shard.size or at + filled == length:
-                writer.write(
-                    at, shard[:filled], there=at // layout.shard_elements in there, kept=_FILES_KEPT
-                )
-                at = at + filled
-                filled = 0
+        writer.append(block)
         if advance is not None:
             advance(block.size)
+    writer.close()
     return writer.checksums
 
 

@@ -245,12 +245,17 @@ class ArrayWriter:
     Args:
         url: Folder to create; there must be no array.
         layout: Dtype, chunks and codecs.
-        metadata: ``zarr.json`` of another program, whose arrays keep their nominal length when they
-            are closed.
+        metadata: ``zarr.json`` of an array that keeps its nominal length when it is closed.
+        resume: Whether there may be a part of the same array already, whose shards are kept.
     """
 
     def __init__(
-        self, url: str, layout: CacheLayout, metadata: Mapping[str, Any] | None = None
+        self,
+        url: str,
+        layout: CacheLayout,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        resume: bool = False,
     ) -> None:
         self.url = url
         self.layout = layout
@@ -262,7 +267,9 @@ class ArrayWriter:
         self._written = 0
         self._resizes = metadata is None
         metadata = layout.zarr_metadata(_UNBOUNDED) if metadata is None else metadata
-        self._store = created_array(url, metadata, resume=False)
+        self._store = created_array(url, metadata, resume=resume)
+        self._there = shard_sizes(url, 0) if resume else {}
+        self._kept = ": finished files are kept" if resume else ": finished parts are kept"
         self._shards = ShardWriter(url, metadata)
 
     @property
@@ -295,7 +302,10 @@ class ArrayWriter:
             written(shorter, self.url)
 
     def _flush(self) -> None:
-        self._shards.write(self._written, self._shard[: self._filled])
+        is_there = self._written // self.layout.shard_elements in self._there
+        self._shards.write(
+            self._written, self._shard[: self._filled], there=is_there, kept=self._kept
+        )
         self._written = self._written + self._filled
         self._filled = 0
 
@@ -340,8 +350,8 @@ class ShardWriter:
         at: int,
         values: np.ndarray,
         *,
-        there: bool = False,
-        kept: str = ": finished parts are kept",
+        there: bool,
+        kept: str,
     ) -> None:
         """Writes the shard that begins at element ``at``, unless it is ``there`` already.
 

@@ -36,6 +36,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import operator
 import random
 import threading
 import time
@@ -43,11 +44,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from itertools import accumulate, takewhile
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import tensorstore as ts
 
@@ -163,8 +164,18 @@ class RetryPolicy:
         return context
 
 
+class _Sums:
+    """Counts that are added field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*map(operator.add, vars(self).values(), vars(other).values()))
+
+    def __sub__(self, other: Self) -> Self:
+        return type(self)(*map(operator.sub, vars(self).values(), vars(other).values()))
+
+
 @dataclass
-class RequestCounts:
+class RequestCounts(_Sums):
     """Counts of requests for reading from stores over HTTP. Subtract two to get those in between.
 
     Attributes:
@@ -190,19 +201,9 @@ class RequestCounts:
     refused: int = 0
     replica_switches: int = 0
 
-    def __sub__(self, other: RequestCounts) -> RequestCounts:
-        return RequestCounts(
-            *(getattr(self, f.name) - getattr(other, f.name) for f in fields(RequestCounts))
-        )
-
-    def __add__(self, other: RequestCounts) -> RequestCounts:
-        return RequestCounts(
-            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(RequestCounts))
-        )
-
 
 @dataclass(frozen=True)
-class Wire:
+class Wire(_Sums):
     """Requests over HTTP, and those that were answered with 408, 429 or 5xx, or not at all.
 
     Example:
@@ -212,12 +213,6 @@ class Wire:
 
     requests: int = 0
     failed: int = 0
-
-    def __add__(self, other: Wire) -> Wire:
-        return Wire(self.requests + other.requests, self.failed + other.failed)
-
-    def __sub__(self, other: Wire) -> Wire:
-        return Wire(self.requests - other.requests, self.failed - other.failed)
 
 
 class _Process:
@@ -432,9 +427,7 @@ def with_retries(
                 answer = ask()
         except Exception as error:
             calls += 1
-            if not transient(error) or tried(error):
-                raise
-            if calls == most:
+            if calls == most or not transient(error) or tried(error):
                 raise
             wait = patience.wait_s(reason(error), retry_after_s(error))
             if wait is None:
