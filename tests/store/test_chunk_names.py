@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.store import CacheLayout
 from headrace.store.layout import LeafSpec, named_in
+from headrace.store.ledger import chunk_names
 from headrace.store.ledger_table import (
     PAGE_BYTES,
     PAGE_CHUNKS,
@@ -19,7 +20,6 @@ from headrace.store.ledger_table import (
     chunks_of,
     from_page,
     pages_of,
-    read_names,
     to_pages,
 )
 from headrace.testing import random_documents, write_cache
@@ -38,8 +38,7 @@ def cache(tmp_path):
 
 
 def names(cache):
-    ledger = cache.ledger
-    return read_names(cache.path, ledger.parts, ledger.layout, ledger.leaves)
+    return chunk_names(cache.path, cache.ledger)
 
 
 def test_all_chunks_are_named_kind_by_kind(cache):

@@ -111,6 +111,7 @@ OpenPart: TypeAlias = Callable[[str, int], LeafPart]
 _DOCUMENTS = 1 << 20  # whose numbers are looked up together
 _FEWEST_BLOCKS = 16  # documents that are all equally long by chance are fewer
 _LOOKED_LENGTHS = 1024
+_NOT_SHUFFLED = ShuffleRecord(0, 0, 0, "", [], [])
 
 
 class _TokenizerRecord(msgspec.Struct):
@@ -246,10 +247,9 @@ class TokenCache:
         long ones were cut (``headrace cache reshuffle --split``); none if its documents
         :attr:`are_moved`.
         """
-        record = self.recorded_shuffle
-        if record is not None and record.moved:
+        if self.are_moved:
             return 0
-        return record.documents if record is not None and record.split else self.num_documents
+        return self._shuffle.documents if self.are_cut else self.num_documents
 
     @property
     def num_tokens(self) -> int:
@@ -258,8 +258,7 @@ class TokenCache:
     @property
     def pack(self) -> ShuffleRecord | None:
         """The record of a cache that was written in packs (``headrace cache reshuffle --pack``)."""
-        record = self.recorded_shuffle
-        return record if record is not None and record.pack else None
+        return self._shuffle if self._shuffle.pack else None
 
     @property
     def vocab_size(self) -> int:
@@ -309,8 +308,7 @@ class TokenCache:
         """Fingerprint of the cache to which the numbers of its documents refer: for a shuffled
         cache, its original.
         """
-        record = self.recorded_shuffle
-        return self.fingerprint if record is None else record.fingerprint
+        return self._shuffle.fingerprint or self.fingerprint
 
     def fingerprint_of(self, parts: Bool[np.ndarray, " parts"]) -> str:
         """The fingerprint of a cache of some of its parts.
@@ -388,6 +386,11 @@ class TokenCache:
         return shuffle_record(self.ledger, self.path)
 
     @property
+    def _shuffle(self) -> ShuffleRecord:
+        """The same; of documents that were not shuffled, a record that says nothing."""
+        return self.recorded_shuffle or _NOT_SHUFFLED
+
+    @property
     def shuffle(self) -> DocumentShuffle | DocumentGroups | None:
         """The order of the documents when the cache was written; None if they
         were not shuffled.
@@ -401,8 +404,7 @@ class TokenCache:
 
     @cached_property
     def _groups(self) -> DocumentGroups:
-        record = self.recorded_shuffle
-        return open_tables(self._root, record.tables if record else {})
+        return open_tables(self._root, self._shuffle.tables)
 
     @cached_property
     def _shuffle_record(self) -> ShuffleRecord | None:  # it lists the parts of the original
@@ -420,8 +422,7 @@ class TokenCache:
         """Whether its documents are those of an earlier member of a snapshot, in other groups, with
         the numbers that they have there (``headrace cache reshuffle --update``).
         """
-        record = self.recorded_shuffle
-        return record is not None and record.moved
+        return self._shuffle.moved
 
     @cached_property
     def moved_away(self) -> Intervals:
@@ -433,15 +434,14 @@ class TokenCache:
         """Whether what is stored are pieces of documents, and maybe padding of rows
         (``headrace cache reshuffle --split``, ``--pack``).
         """
-        record = self.recorded_shuffle
-        return record is not None and record.split > 0
+        return self._shuffle.split > 0
 
     def check_unmoved(self) -> None:
         """Raises ConfigError if documents moved to other groups: a copy would have them twice."""
         if self.moved_away.total:
-            record = self.members[0].recorded_shuffle
             problem = "has documents that moved to other groups, and a copy would have them twice"
-            cure = f"Copy what it was made of: {record.cache if record else 'its original'}."
+            original = self.members[0]._shuffle.cache or "its original"
+            cure = f"Copy what it was made of: {original}."
             raise ConfigError(problem, field="cache", value=self.path, cure=cure)
 
     def check_one_numbering(self) -> None:
@@ -489,8 +489,7 @@ class TokenCache:
 
     @cached_property
     def _pieces(self) -> DocumentPieces:
-        record = self.recorded_shuffle
-        if record is None or not record.split:
+        if not self.are_cut:
             return DocumentPieces.uncut(self.num_documents)
         listed = self._shuffle_record
         assert listed is not None
@@ -507,7 +506,7 @@ class TokenCache:
     @property
     def padding_tokens(self) -> int:
         """Those of :attr:`num_tokens` that fill up packs and are of no document."""
-        return self.pack.padding if self.pack is not None else 0
+        return self._shuffle.padding
 
     def in_stored_order(self, values: np.ndarray) -> np.ndarray:
         """The values, given by number, of the documents at all positions; those of padding are 0.
@@ -591,11 +590,11 @@ class TokenCache:
         """Raises ConfigError if the shuffle of the cache separated units of this many neighbouring
         documents.
         """
-        record = self.recorded_shuffle
-        if record is not None and record.unit % unit:
+        shuffled_unit = self._shuffle.unit
+        if shuffled_unit % unit:
             raise ConfigError(
                 f"is not kept by {self.path}, whose documents were shuffled in units of"
-                f" {record.unit}",
+                f" {shuffled_unit}",
                 field="unit",
                 value=unit,
                 cure=f"Shuffle the original with headrace cache reshuffle --unit {unit}.",
