@@ -44,9 +44,8 @@ from headrace.data.rows import (
 from headrace.feed.exchange import Arranged, Look, RowExchange
 from headrace.mix.schedule import BatchSchedule, RowOrder, held_rows, repeated_from
 from headrace.order.residency import WINDOW_STEPS, WindowUses, window_uses
-from headrace.store.chunk_pages import ChunkPages
 from headrace.store.document_ends import DocumentEnds
-from headrace.store.leaf import ArrayList
+from headrace.store.leaf import ArrayList, ChunkPages
 
 if TYPE_CHECKING:  # it imports jax, which a forecast does without
     from headrace.feed.placement import Placement

@@ -33,7 +33,6 @@ from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store import files
 from headrace.store.array import StoredArray
-from headrace.store.chunk_pages import ChunkPages
 from headrace.store.document_ends import DocumentEnds
 from headrace.store.files import ReadForAll
 from headrace.store.grouped import open_tables
@@ -43,6 +42,7 @@ from headrace.store.leaf import (
     ArrayList,
     ArrayRun,
     CacheLeaf,
+    ChunkPages,
     LeafPart,
     MadeList,
     OwnParts,

@@ -15,7 +15,7 @@ and 0.1 ms for each megabyte.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 import google_crc32c
@@ -26,9 +26,7 @@ from jaxtyping import UInt32
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, ReadError
 from headrace.store import files
 from headrace.store.failures import DamagedAnswerError
-from headrace.store.pending import ArrayFuture
 from headrace.store.records import RecordKind, read_record, write_record
-from headrace.store.retry import own_counts
 
 RECORD_NAME = "headrace_checksums.json"
 PLACE_VARIABLE = "HEADRACE_CHECKSUMS"
@@ -62,54 +60,6 @@ CHECKSUMS = RecordKind("levanter_checksums", 1, dict[str, ArrayChecksums])
 
 class WrongChunkError(ReadError):
     """A chunk of a cache of Levanter's is not the one of which the checksum was taken."""
-
-
-class CheckedRead:
-    """A read whose values are compared as they arrive, and read again if they are wrong.
-
-    Args:
-        begin: Begins to read.
-        again: How often it may be begun again.
-        use: Makes the result of what was read.
-        forget: Called before it is begun again: what was kept of the first read may be damaged.
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[], ArrayFuture],
-        again: int,
-        use: Callable[[np.ndarray], np.ndarray],
-        forget: Callable[[], None],
-    ) -> None:
-        self._begin = begin
-        self._forget = forget
-        self._again = again
-        self._use = use
-        self._read = begin()
-
-    def result(self, timeout: float | None = None) -> np.ndarray:
-        while True:
-            try:
-                return self._use(self._read.result(timeout))
-            except WrongChunkError as error:
-                self._begin_again(error)
-
-    def __await__(self) -> Generator[object, None, np.ndarray]:
-        while True:
-            try:
-                values = yield from self._read.__await__()
-            except WrongChunkError as error:
-                self._begin_again(error)
-            else:
-                return self._use(values)
-
-    def _begin_again(self, error: WrongChunkError) -> None:
-        if not self._again:
-            raise error
-        self._again -= 1
-        own_counts().damaged += 1
-        self._forget()
-        self._read = self._begin()
 
 
 def record_url(path: str, fingerprint: str) -> str:

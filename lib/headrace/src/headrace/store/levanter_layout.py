@@ -25,6 +25,7 @@ end-of-text token, the last token of the first one; nothing that grows with the 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from headrace.errors import (
     CacheMissingError,
     CacheUnfinishedError,
     ConfigError,
+    HeadraceError,
     ReadError,
 )
 from headrace.store import files, retry
@@ -56,12 +58,12 @@ from headrace.store.ledger import Ledger
 from headrace.store.ledger_table import LeafRecord, PartRecord, PartTable
 from headrace.store.levanter_checksums import (
     ArrayChecksums,
-    CheckedRead,
+    WrongChunkError,
     check_chunks,
     checksums_of,
     read_checksums,
 )
-from headrace.store.pending import ArrayFuture
+from headrace.store.pending import ArrayFuture, RepeatedRead
 
 LEDGER_NAME = "shard_ledger.json"
 CATALOG_VERSION = 1
@@ -170,11 +172,20 @@ class LevanterArray(StoredArray):
 
     def _checked(
         self, begin: Callable[[], ArrayFuture], use: Callable[[np.ndarray], np.ndarray]
-    ) -> CheckedRead:
+    ) -> RepeatedRead:
         """A read that is begun again where the bytes may have been damaged on their way."""
-        attempts = self.damaged_attempts or retry.policy().damaged_attempts
-        again = attempts - 1 if self._over_http else 0
-        return CheckedRead(begin, again, use, self.forget)
+        most = self.damaged_attempts or retry.policy().damaged_attempts
+        attempts = itertools.count(1)
+
+        def again(error: HeadraceError) -> ArrayFuture:
+            is_wrong = isinstance(error, WrongChunkError) and self._over_http
+            if not is_wrong or next(attempts) == most:
+                raise error
+            retry.own_counts().damaged += 1
+            self.forget()  # what was kept of the last read may be damaged
+            return begin()
+
+        return RepeatedRead(begin(), again, use)
 
     def must_exist(self, shard: int) -> bool:
         """Whether a missing shard file is lost rather than all zeros."""

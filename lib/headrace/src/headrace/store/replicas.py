@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from headrace.errors import CacheCorruptError, CacheError, ReadError
+from headrace.errors import CacheCorruptError, CacheError, HeadraceError, ReadError
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache, same_ledger
 from headrace.store.failures import DamagedAnswerError, StoreFailedError, failure_of
 from headrace.store.leaf import LeafPart
 from headrace.store.mapped import MappedArray
-from headrace.store.pending import ArrayFuture
+from headrace.store.pending import ArrayFuture, RepeatedRead
 from headrace.store.retry import own_counts, policy, tried, waiting_at_most
 
 State: TypeAlias = Literal["read", "reached", "unreached", "differs"]
@@ -241,10 +241,10 @@ class ReplicatedArray(StoredArray):
         return self.replicas.array(place, self._leaf, self._part, offsets=self._is_offsets)
 
     def read(self, start: int, stop: int) -> ArrayFuture:
-        return _Reading(self, lambda array: array.read(start, stop))
+        return _reading(self, lambda array: array.read(start, stop))
 
     def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
-        return _Reading(self, lambda array: array.read_into(out, start))
+        return _reading(self, lambda array: array.read_into(out, start))
 
     def mapped(self) -> MappedArray | None:
         try:
@@ -299,50 +299,33 @@ class Turns:
         self.place = self._others.popleft() if self._others and not over else None
 
 
-class _Reading:
-    """A read in flight that restarts at the next location if it fails."""
+def _reading(array: ReplicatedArray, begin: Callable[[StoredArray], ArrayFuture]) -> RepeatedRead:
+    """A read that goes on at the next location if it fails."""
+    turns = Turns(array.replicas.current, len(array.replicas.paths))
 
-    def __init__(self, array: ReplicatedArray, begin: Callable[[StoredArray], ArrayFuture]) -> None:
-        self._array = array
-        self._begin = begin
-        self._turns = Turns(array.replicas.current, len(array.replicas.paths))
-        self._read = self._begin_read()
-
-    def result(self, timeout: float | None = None) -> np.ndarray:
+    def begin_read() -> ArrayFuture:
         while True:
+            assert turns.place is not None  # otherwise the last error was raised
             try:
-                return self._read.result(timeout)
+                with turns.waiting():
+                    return begin(array.at(turns.place))
             except (ReadError, CacheError) as error:
-                self._go_on(error)
+                step(error)
 
-    def __await__(self) -> Generator[Any, None, np.ndarray]:
-        while True:
-            try:
-                return (yield from self._read.__await__())
-            except (ReadError, CacheError) as error:
-                self._go_on(error)
-
-    def _begin_read(self) -> ArrayFuture:
-        while True:
-            assert self._turns.place is not None  # otherwise the last error was raised
-            try:
-                with self._turns.waiting():
-                    return self._begin(self._array.at(self._turns.place))
-            except (ReadError, CacheError) as error:
-                self._step(error)
-
-    def _go_on(self, error: ReadError | CacheError) -> None:
-        self._step(error)
-        self._read = self._begin_read()
-
-    def _step(self, error: ReadError | CacheError) -> None:
+    def step(error: HeadraceError) -> None:
         """Switches to the next location; raises the error of this one if it was the last."""
-        failed = self._turns.place
-        self._turns.next(again=bool(tried(error)))
-        if failed is None or self._turns.place is None:
+        failed = turns.place
+        turns.next(again=bool(tried(error)))
+        if failed is None or turns.place is None:
             fail = partial(type(error), field=error.field, value=error.value, cure=error.cure)
             raise fail(f"{error.problem}, and none of its replicas gives it") from error
-        self._array.replicas.switch(failed, self._turns.place, error)
+        array.replicas.switch(failed, turns.place, error)
+
+    def go_on(error: HeadraceError) -> ArrayFuture:
+        step(error)
+        return begin_read()
+
+    return RepeatedRead(begin_read(), go_on)
 
 
 def _is_unreachable(error: BaseException | None) -> bool:
