@@ -72,19 +72,24 @@ fails in a block is read once more by itself, so it came damaged four times.
 
 @dataclass(frozen=True)
 class Damage:
-    """A damage that was found."""
+    """A damage that was found.
 
-    part: str  # empty if it is of the cache as a whole
+    Attributes:
+        part: Empty if it is of the cache as a whole.
+        array: Its folder; empty if it is the part as a whole.
+        file: Empty if it is none in particular.
+        chunks: The damaged ones, as [first, last] runs.
+        documents: Of the cache, likewise: what may be lost.
+        sources: Files from which the part is rebuilt.
+    """
+
+    part: str
     problem: str
-    array: str = ""  # its folder; empty if it is the part as a whole
-    file: str = ""  # empty if it is none in particular
-    chunks: list[list[int]] = field(
-        default_factory=list[list[int]]
-    )  # the damaged ones, as [first, last] runs
-    documents: list[list[int]] = field(
-        default_factory=list[list[int]]
-    )  # of the cache, likewise: what may be lost
-    sources: list[str] = field(default_factory=list[str])  # files from which the part is rebuilt
+    array: str = ""
+    file: str = ""
+    chunks: list[list[int]] = field(default_factory=list[list[int]])
+    documents: list[list[int]] = field(default_factory=list[list[int]])
+    sources: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True)

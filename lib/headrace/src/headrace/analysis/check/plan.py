@@ -36,83 +36,124 @@ _LOOKED_PACKS = 1 << 10
 
 @dataclass(frozen=True)
 class ComponentPlan:
-    """One component of a run."""
+    """One component of a run.
 
-    name: str  # its name
-    cache: str  # path of its cache
-    leaves: tuple[str, ...]  # leaves of the cache besides the tokens
-    exists: bool  # whether the cache exists; if not, sizes are as declared
-    declared_tokens: int | None  # tokens declared in the config; None: not declared
-    tokens: int  # tokens of the cache
-    rows: int  # rows trained on, in an epoch of the first phase
-    row_tokens: int  # tokens of these rows
-    chunk_tokens: int  # tokens of a stored chunk, the unit of reading
-    shuffle: str  # its order: ``braid``, ``block``, ``full``, ``era`` or ``none``
-    strands: int  # blocks open at a time, for a braid
-    block_rows: int  # rows of a block; 0 if the order has none
-    open_blocks: int  # blocks that its order keeps open at a time by design; 0 if it has no blocks
-    open_bytes: int  # bytes of rows that its order draws from at a time, summed over hosts
-    mixes_all: bool  # whether each epoch is a shuffle of all its rows, however they lie in blocks
-    held_windows: int  # multiple of ``open_bytes`` that the loader must be able to hold
-    first_share: float  # target share of a batch at step 0
-    last_share: float  # the same at the last step of the run, or of the last stage
-    largest_share: float  # the largest seen at stage boundaries and between them
-    drawn_rows: int | None  # rows in the whole run; None if its length is unknown
-    epochs: (
-        float | None
-    )  # passes over it in the run; None if the length is unknown, or it has no end
-    replicas: tuple[
-        ReplicaState, ...
-    ] = ()  # the locations of its cache, if it has several, and their state
-    row_documents: float | None = (
-        None  # documents per packed row, from the first thousand rows; None: not packed
-    )
-    row_fill: float = 1.0  # share of these rows that is not padding
-    conversations: Conversations | None = None  # what its rows make of conversations, if it has any
-    unseen_rows: int = 0  # rows that no step draws, though its limits allow it
-    skipped_tokens: int = 0  # tokens that changes of the row length leave out
-    missing_bos: str | None = (
-        None  # token that its tokenizer would put before a text, and no build did
-    )
-    end_token: int | None = (
-        None  # token that divides its rows into documents, if the cache stores no documents
-    )
+    Attributes:
+        name: Its name.
+        cache: Path of its cache.
+        leaves: Leaves of the cache besides the tokens.
+        exists: Whether the cache exists; if not, sizes are as declared.
+        declared_tokens: Tokens declared in the config; None: not declared.
+        tokens: Tokens of the cache.
+        rows: Rows trained on, in an epoch of the first phase.
+        row_tokens: Tokens of these rows.
+        chunk_tokens: Tokens of a stored chunk, the unit of reading.
+        shuffle: Its order: ``braid``, ``block``, ``full``, ``era`` or ``none``.
+        strands: Blocks open at a time, for a braid.
+        block_rows: Rows of a block; 0 if the order has none.
+        open_blocks: Blocks that its order keeps open at a time by design; 0 if it has no blocks.
+        open_bytes: Bytes of rows that its order draws from at a time, summed over hosts.
+        mixes_all: Whether each epoch is a shuffle of all its rows, however they lie in blocks.
+        held_windows: Multiple of ``open_bytes`` that the loader must be able to hold.
+        first_share: Target share of a batch at step 0.
+        last_share: The same at the last step of the run, or of the last stage.
+        largest_share: The largest seen at stage boundaries and between them.
+        drawn_rows: Rows in the whole run; None if its length is unknown.
+        epochs: Passes over it in the run; None if the length is unknown, or it has no end.
+        replicas: The locations of its cache, if it has several, and their state.
+        row_documents: Documents per packed row, from the first thousand rows; None: not packed.
+        row_fill: Share of these rows that is not padding.
+        conversations: What its rows make of conversations, if it has any.
+        unseen_rows: Rows that no step draws, though its limits allow it.
+        skipped_tokens: Tokens that changes of the row length leave out.
+        missing_bos: Token that its tokenizer would put before a text, and no build did.
+        end_token: Token that divides its rows into documents, if the cache stores no documents.
+    """
+
+    name: str
+    cache: str
+    leaves: tuple[str, ...]
+    exists: bool
+    declared_tokens: int | None
+    tokens: int
+    rows: int
+    row_tokens: int
+    chunk_tokens: int
+    shuffle: str
+    strands: int
+    block_rows: int
+    open_blocks: int
+    open_bytes: int
+    mixes_all: bool
+    held_windows: int
+    first_share: float
+    last_share: float
+    largest_share: float
+    drawn_rows: int | None
+    epochs: float | None
+    replicas: tuple[ReplicaState, ...] = ()
+    row_documents: float | None = None
+    row_fill: float = 1.0
+    conversations: Conversations | None = None
+    unseen_rows: int = 0
+    skipped_tokens: int = 0
+    missing_bos: str | None = None
+    end_token: int | None = None
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A whole run."""
+    """A whole run.
 
-    components: tuple[ComponentPlan, ...]  # its sources
-    stages: tuple[dict[str, Any], ...]  # first step, name and weights of each mixture
-    phases: tuple[tuple[int, int], ...]  # first step and row length of each phase
-    batch_size: int  # rows of a batch at step 0
-    largest_batch: int  # rows of the largest batch
-    steps: int | None  # steps of the run; None: no known end
-    tokens: int | None  # tokens of the run; None: no known end
-    data_end: DataEnd | None  # how the data end, if the run goes on to there
-    ends_early: int | None  # the step at which limits end it, if before the requested steps
-    first_batch_chunks: int  # stored chunks that the first batch touches
-    first_batch_bytes: int  # their bytes
-    forecast: (
-        Forecast | None
-    )  # reads by number of hosts with the config's memory; None: it cannot hold one batch
-    unlimited: Forecast  # the same with unlimited memory
-    settled: bool  # whether the steps examined are typical of the run, not just its start
-    refused: str | None  # why ``forecast`` is None
-    noise: Mapping[
-        str, SourceExcess
-    ]  # similarity of neighbouring rows and its cost, for measured sources
-    row_bytes: int  # bytes of a stored row
-    prefetch_bytes: int  # memory for blocks per host
-    # what the orders of all components keep open; loaders refuse a budget by this figure
+    Attributes:
+        components: Its sources.
+        stages: First step, name and weights of each mixture.
+        phases: First step and row length of each phase.
+        batch_size: Rows of a batch at step 0.
+        largest_batch: Rows of the largest batch.
+        steps: Steps of the run; None: no known end.
+        tokens: Tokens of the run; None: no known end.
+        data_end: How the data end, if the run goes on to there.
+        ends_early: The step at which limits end it, if before the requested steps.
+        first_batch_chunks: Stored chunks that the first batch touches.
+        first_batch_bytes: Their bytes.
+        forecast: Reads by number of hosts with the config's memory; None: it cannot hold one batch.
+        unlimited: The same with unlimited memory.
+        settled: Whether the steps examined are typical of the run, not just its start.
+        refused: Why ``forecast`` is None.
+        noise: Similarity of neighbouring rows and its cost, for measured sources.
+        row_bytes: Bytes of a stored row.
+        prefetch_bytes: Memory for blocks per host.
+        open_bytes: What the orders of all components keep open; loaders refuse a budget by this
+            figure.
+        unpacked: Components to be packed that are planned as streams, as their documents do not
+            exist yet.
+        micro_batches: How batches are split, and how full the micro-batches are; None: not split.
+        run: The caches and the dataset it is of.
+    """
+
+    components: tuple[ComponentPlan, ...]
+    stages: tuple[dict[str, Any], ...]
+    phases: tuple[tuple[int, int], ...]
+    batch_size: int
+    largest_batch: int
+    steps: int | None
+    tokens: int | None
+    data_end: DataEnd | None
+    ends_early: int | None
+    first_batch_chunks: int
+    first_batch_bytes: int
+    forecast: Forecast | None
+    unlimited: Forecast
+    settled: bool
+    refused: str | None
+    noise: Mapping[str, SourceExcess]
+    row_bytes: int
+    prefetch_bytes: int
     open_bytes: OpenBytes
-    # Components to be packed that are planned as streams, as their documents do not exist yet
     unpacked: tuple[str, ...]
-    micro_batches: (
-        MicroForecast | None
-    )  # how batches are split, and how full the micro-batches are; None: not split
-    run: ResolvedRun = field(repr=False, compare=False)  # the caches and the dataset it is of
+    micro_batches: MicroForecast | None
+    run: ResolvedRun = field(repr=False, compare=False)
 
     @property
     def config(self) -> LmDataConfig:

@@ -34,17 +34,21 @@ _PART_TOKENS = 1 << 40
 
 @dataclass(frozen=True)
 class PlannedCaches:
-    """Stand-ins for caches that do not exist."""
+    """Stand-ins for caches that do not exist.
 
-    caches: dict[
-        str, TokenCache
-    ]  # by component, with the declared sizes; nothing can be read from them
-    # Tokens declared by the config or the caller, by component, whether the cache exists or not
+    Attributes:
+        caches: By component, with the declared sizes; nothing can be read from them.
+        declared: Tokens declared by the config or the caller, by component, whether the cache
+            exists or not.
+        config: The config to plan with: components to be packed are planned as streams if they have
+            no documents yet.
+        unpacked: The components planned as streams.
+    """
+
+    caches: dict[str, TokenCache]
     declared: dict[str, int]
-    # The config to plan with: components to be packed are planned as streams if they have no
-    # documents yet
     config: LmDataConfig
-    unpacked: tuple[str, ...] = ()  # the components planned as streams
+    unpacked: tuple[str, ...] = ()
 
 
 def planned_caches(
