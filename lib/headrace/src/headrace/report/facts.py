@@ -226,9 +226,8 @@ def _of_folder(
 ) -> ReportFacts:
     records = _records(folder, options)
     lock = RunLock.load(folder)
-    title = (
-        "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder
-    )  # as in runs/1: the last part alone is often not enough
+    # As in runs/1: the last part alone is often not enough.
+    title = "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder
     plan = None
     why = "The run has no config. Name one: headrace run report FOLDER --config run.yaml"
     if config is not None:

@@ -235,9 +235,8 @@ class _Host:
             fields["host"] = self.number
             self.stalls.append(Stall(**fields))
             return
-        if (
-            self.records and self.records[-1][0] != self.sessions
-        ):  # steps from here on were repeated
+        # Steps from here on were repeated.
+        if self.records and self.records[-1][0] != self.sessions:
             while self.records and self.records[-1][1]["step"] >= record["step"]:
                 self.records.pop()
         elif self.records and self.records[-1][1]["step"] >= record["step"]:
@@ -245,9 +244,8 @@ class _Host:
         self.records.append((self.sessions, record))
 
     def add_figures(self, step: int, figures: dict[str, Any]) -> None:
-        if (
-            next(reversed(self.figures.values()), (0,))[0] != self.sessions
-        ):  # steps from here on were repeated
+        # Steps from here on were repeated.
+        if next(reversed(self.figures.values()), (0,))[0] != self.sessions:
             self.figures = {s: old for s, old in self.figures.items() if s < step}
         _, values = self.figures.get(step, (0, {}))
         added = {name: value for name, value in figures.items() if isinstance(value, float)}

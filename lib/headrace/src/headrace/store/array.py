@@ -226,9 +226,8 @@ class StoredArray:
         self._digest = digest
         self._names = names
         # Nothing else is computed here: a run may open a million arrays and read few of them.
-        self._working_folder = (
-            "" if url.startswith("/") or not files.is_local(url) else os.getcwd()
-        )  # what a relative path means
+        # What a relative path means.
+        self._working_folder = "" if url.startswith("/") or not files.is_local(url) else os.getcwd()
         self._store: Any = None
         self._places: LocalPlaces | None = None
         self._mapped: MappedArray | None = None
@@ -410,9 +409,8 @@ class StoredArray:
         opening = self._opening
         if opening is None or _failed(opening):  # a failed one is tried again by the next read
             opening = self._opening = asyncio.ensure_future(self._open_over_http())
-            opening.add_done_callback(
-                _failed
-            )  # if all waiting reads have given up, its error is ignored
+            # If all waiting reads have given up, its error is ignored.
+            opening.add_done_callback(_failed)
         opened = await asyncio.shield(opening)
         if self._kvstore["driver"] != "az":  # whose requests are sent by the loop's thread
             self._sharded = opened
@@ -561,9 +559,8 @@ class PendingRead:
             if isinstance(error, TimeoutError) and timeout is not None:
                 if not self._future.done():
                     raise  # it is not there yet
-                return (
-                    self.result()
-                )  # it came just now, or fails with the store's own error of that name
+                # It came just now, or fails with the store's own error of that name.
+                return self.result()
             raise self._failed(error) from store_error(error, self._array.url, self._shards())
         return self._received(values)
 
@@ -583,9 +580,8 @@ class PendingRead:
         return values
 
     def __del__(self) -> None:
-        if isinstance(
-            self._future, concurrent.futures.Future
-        ):  # TensorStore's own end by being forgotten
+        # TensorStore's own futures end by being forgotten.
+        if isinstance(self._future, concurrent.futures.Future):
             self._future.cancel()
 
     def _failed(self, error: Exception) -> ReadError:

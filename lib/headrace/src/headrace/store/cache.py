@@ -692,9 +692,8 @@ class TokenCache:
         described = self._pages is not None or (
             self.is_virtual and not self.ledger.metadata.get(UNDESCRIBED)
         )
-        if (
-            self._open_part is not None and parts
-        ):  # what another program wrote has a layout of its own
+        # What another program wrote has a layout of its own.
+        if self._open_part is not None and parts:
             layout = parts[0].data.layout
             described = parts[0].data.described
         run = ArrayRun(

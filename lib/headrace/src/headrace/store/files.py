@@ -220,9 +220,8 @@ def client_errors(url: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if isinstance(
-            error.__cause__, HeadraceError
-        ):  # fsspec says so of whatever a web server's answer led to
+        # fsspec says so of whatever a web server's answer led to.
+        if isinstance(error.__cause__, HeadraceError):
             raise error.__cause__ from None
         raise
     except HeadraceError:
@@ -285,12 +284,10 @@ def transient(error: Exception) -> bool:
     """Whether a retry may help: 408, 429, 5xx, no answer in time, a broken connection, a truncated
     answer.
     """
-    names = {
-        c.__name__ for c in type(error).__mro__
-    }  # of aiohttp, botocore and obstore, which need not be installed
-    status = (
-        None if "ClientPayloadError" in names else _status(error)
-    )  # of a cut answer aiohttp says 400
+    # Of aiohttp, botocore and obstore, which need not be installed.
+    names = {c.__name__ for c in type(error).__mro__}
+    # Of a cut answer aiohttp says 400.
+    status = None if "ClientPayloadError" in names else _status(error)
     if status is not None:
         return status in (408, 429) or status >= 500
     if isinstance(error, _FINAL) or _refuses(error):
@@ -321,9 +318,8 @@ def _call(url: str, method: str, *args: Any, **options: Any) -> Any:
 
     def refused(error: Exception) -> bool:
         if _refuses(error):
-            filesystem(url)[
-                0
-            ].clear_instance_cache()  # the next has a client, and credentials, of its own
+            # The next has a client, and credentials, of its own.
+            filesystem(url)[0].clear_instance_cache()
         return _refuses(error)
 
     with client_errors(url):
@@ -346,9 +342,8 @@ def open_read(url: str) -> IO[bytes]:
         try:
             return cast("IO[bytes]", fs.open(path, "rb"))
         except FileNotFoundError:
-            _call(
-                url, "cat_file", start=0, end=1
-            )  # fsspec says so of web servers that it cannot reach, too
+            # fsspec says so of web servers that it cannot reach, too.
+            _call(url, "cat_file", start=0, end=1)
             raise
 
 

@@ -313,9 +313,8 @@ class StoredLayout:
     # sharded in whole chunks and nothing else: keys, grid, and zeros where nothing is stored
     plain: bool
     owner: str = ""  # what it is a part of: see :func:`attributes_of`
-    checksums: np.ndarray | None = field(
-        default=None, compare=False
-    )  # of each chunk; None: it does not name them
+    # Of each chunk; None: it does not name them.
+    checksums: np.ndarray | None = field(default=None, compare=False)
 
     @classmethod
     def parse(cls, metadata: dict[str, Any]) -> StoredLayout:

@@ -497,9 +497,8 @@ class _LocalSlot:
                 cure=cure,
             ) from error
         try:
-            with suppress(
-                OSError
-            ):  # a file system without locks: what is left is to look before writing
+            # A file system without locks: what is left is to look before writing.
+            with suppress(OSError):
                 fcntl.flock(folder, fcntl.LOCK_EX)
             yield
         finally:

@@ -304,9 +304,8 @@ def check_first(root: str, table: ColumnTable) -> None:
     expected = owner_of(url, table.head.first)
 
     def differs(raw: bytes) -> bool:
-        with suppress(
-            ValueError, AttributeError
-        ):  # what is no description is told by who reads the array
+        # What is no description is told by who reads the array.
+        with suppress(ValueError, AttributeError):
             return named_in(json.loads(raw))[0] not in ("", expected)
         return False
 
@@ -445,9 +444,8 @@ def chunk_names(root: str, ledger: Ledger) -> ChunkNames:
         return _named(url, owner, int(kind.first[part + 1] - kind.first[part]))
 
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-names") as pool:
-        is_quick = (
-            files.is_local(root) and len(arrays) <= _FILES_AT_ONCE
-        )  # quicker than threads are started
+        # Quicker than threads are started.
+        is_quick = files.is_local(root) and len(arrays) <= _FILES_AT_ONCE
         all_names = list((map if is_quick else pool.map)(named, arrays))
     listed = [names for names in all_names if names is not None]
     if len(listed) < len(all_names):
@@ -494,9 +492,8 @@ def table_of(ledger: Ledger, name: str, names: ChunkNames) -> bytes:
 def readers_need(ledger: Ledger) -> dict[str, Any]:
     """What readers need of a ledger in addition to its parts."""
     metadata = dict(ledger.metadata)
-    if isinstance(
-        shuffled := metadata.get(SHUFFLED), dict
-    ):  # the parts of the original may be a million
+    # The parts of the original may be a million.
+    if isinstance(shuffled := metadata.get(SHUFFLED), dict):
         without = {"parts": [], "sources": [], "pieces": ""}
         metadata[SHUFFLED] = shuffled | {key: without[key] for key in without.keys() & shuffled}
     fields = {

@@ -349,9 +349,8 @@ class TableHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format_version: int
 
 
-msgspec.json.Decoder(
-    TableHead
-)  # types are worked out in the thread that imports: see ledger.prepare_types
+# Types are worked out in the thread that imports: see ledger.prepare_types.
+msgspec.json.Decoder(TableHead)
 
 
 class ColumnTable(PartTable):

@@ -282,9 +282,8 @@ def read_levanter(path: str, listed: Mapping[str, Any] | None = None) -> Levante
     dtypes = {name: data.dtype for name, (data, _) in layouts.items()}
     tokens = layouts[TOKENS][0] if shards else CacheLayout("int32", CHUNK, SHARD_CHUNKS, "other")
     parts = [shard.record(dtypes) for shard in shards]
-    recorded = (data.get("metadata") or {}).get(
-        "preprocessor_metadata"
-    ) or {}  # null where Marin tokenized
+    # Null where Marin tokenized.
+    recorded = (data.get("metadata") or {}).get("preprocessor_metadata") or {}
     ledger = Ledger(
         finished=True,
         tokenizer=_tokenizer_record(path, recorded, layouts, parts),
@@ -361,9 +360,8 @@ def _shards(path: str, data: dict[str, Any]) -> list[_Shard]:
         if not total:
             return []
         counts = {str(n): int(c) for n, c in (data.get("field_counts") or {}).items()}
-        return [
-            _Shard("", total, counts or _count_elements(path, total))
-        ]  # older ones have no counts
+        # Older ones have no counts.
+        return [_Shard("", total, counts or _count_elements(path, total))]
     names = data["finished_shards"]
     rows = data["shard_rows"]
     by_shard = data["field_counts_by_shard"]

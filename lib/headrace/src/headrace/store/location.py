@@ -241,9 +241,8 @@ class Location:
         """Raises ConfigError for a folder that a cache's arrays cannot be read from
         or written to.
         """
-        if (
-            self.is_bucket
-        ):  # before the rest: the name that is proposed here has none of its faults either
+        # Before the rest: the name that is proposed here has none of its faults either.
+        if self.is_bucket:
             self._check_bucket(field)
             self._check_letters(field)
         self.check_folder(field)
@@ -336,9 +335,8 @@ class Location:
     def _plain(self) -> str:
         """A name like this one that every client takes to the store as it is."""
         letters = _CHANGED_BY_CLIENTS[self.scheme].sub("-", self.key)
-        spelled = letters.encode(
-            errors="replace"
-        ).decode()  # what is not UTF-8 becomes a question mark
+        # What is not UTF-8 becomes a question mark.
+        spelled = letters.encode(errors="replace").decode()
         steps = [step for step in spelled.replace("?", "-").split("/") if step not in _NO_STEPS]
         return f"{self.scheme}://{self.bucket}/{'/'.join(steps) or 'NAME'}"
 

@@ -260,9 +260,8 @@ class ArrayWriter:
         self.url = url
         self.layout = layout
         self.length = 0
-        self._shard = np.empty(
-            layout.shard_elements, layout.dtype
-        )  # the system gives pages as they are written
+        # The system gives pages as they are written.
+        self._shard = np.empty(layout.shard_elements, layout.dtype)
         self._filled = 0
         self._written = 0
         self._resizes = metadata is None

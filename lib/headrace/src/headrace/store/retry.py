@@ -62,9 +62,8 @@ _SAID_AFTER_S = 2.0  # a shorter failure is not worth a line
 _SAID_EVERY_S = 30.0
 _MOST_WRITES = 10_000
 _DRIVERS = ("gcs", "s3", "http")
-_JITTER = (
-    random.Random()
-)  # its own: waits happen in many threads, and the state of `random` is the program's
+# Its own: waits happen in many threads, and the state of `random` is the program's.
+_JITTER = random.Random()
 
 
 @dataclass(frozen=True)

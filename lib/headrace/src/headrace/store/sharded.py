@@ -301,9 +301,8 @@ class ShardedArray:
             and 0 < out.size == min(self.chunk, self.length - start)
             and _chunks.get((self._number, chunk)) is None
         ):
-            await self._read_whole(
-                [_Piece(chunk, 0, out.size, 0)], out
-            )  # what a loader wants: one whole chunk
+            # What a loader wants: one whole chunk.
+            await self._read_whole([_Piece(chunk, 0, out.size, 0)], out)
             return out
         whole_pieces: list[_Piece] = []
         jobs: list[Coroutine[Any, Any, None]] = []

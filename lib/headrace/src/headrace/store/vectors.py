@@ -188,9 +188,8 @@ class PiecedVector:
         self.dtype = np.dtype(record["dtype"])
         self.size = int(record["length"])
         self._piece = int(record["piece"])
-        if (
-            self._piece < 1 or self.size < 0 or self.dtype.kind not in "iu"
-        ):  # mapped objects would be addresses
+        # Mapped objects would be addresses.
+        if self._piece < 1 or self.size < 0 or self.dtype.kind not in "iu":
             raise ValueError("no whole numbers, or lengths that are not positive")
         self._pieces = -(-self.size // self._piece)
         self._mapped = self._map() if files.is_local(url) else None
@@ -206,9 +205,8 @@ class PiecedVector:
         self._digests = digests
         self._checked = np.zeros(self._pieces, bool)  # of a mapped file
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, np.ndarray] = (
-            OrderedDict()
-        )  # pieces of another one, the last used behind
+        # Pieces of another one, the last used behind.
+        self._kept: OrderedDict[int, np.ndarray] = OrderedDict()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PiecedVector, (self._url, self._record, self._what, self._cure)

@@ -479,9 +479,8 @@ def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
     shared = [
         h for h in plan.unlimited.by_hosts if h.hosts > 1 and h.reads_with(setting) > SHARED_READS
     ]
-    is_random = any(
-        c.shuffle in ("full", "era") for c in plan.components
-    )  # reported by _random_reads
+    # Reported by _random_reads.
+    is_random = any(c.shuffle in ("full", "era") for c in plan.components)
     if shared and plan.settled and not is_random:
         h = max(shared, key=lambda h: h.reads_with(setting))
         blocked = [c.name for c in plan.components if c.shuffle == "block"]

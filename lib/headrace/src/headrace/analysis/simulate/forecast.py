@@ -371,9 +371,8 @@ def _notes(examination: Examination) -> list[str]:
             )
             continue
         life = sum(s.block_life * s.steps for s in overlapping) / sum(s.steps for s in overlapping)
-        ended = (
-            len(seen) > 1 and look.stop_step == overlapping[-1].stop_step
-        )  # more rows would not reveal more of this stretch
+        # More rows would not reveal more of this stretch.
+        ended = len(seen) > 1 and look.stop_step == overlapping[-1].stop_step
         if steps < life and not ended:
             notes.append(
                 f"A block is in use for about {life:,.0f} steps from step {look.first_step:,} on,"

@@ -264,9 +264,8 @@ def replay(
             np.bincount(at, minlength=steps + 1) for at in (step[first], last + 1)
         )
         open_blocks = max(open_blocks, int((first_uses - last_uses).cumsum().max(initial=0)))
-        if (
-            slots is None or distinct.size <= slots
-        ):  # nothing is ever evicted: each block is read at its first use
+        # Nothing is ever evicted: each block is read at its first use.
+        if slots is None or distinct.size <= slots:
             by_step[host] = first_uses[:steps]
         else:
             short.append(host)
@@ -330,9 +329,8 @@ class Quality:
             np.unique(space.first_array), space.array_of(distinct), side="right"
         )[numbers]
         block_bytes = space.block_bytes()
-        worth = (
-            seq_len / space.chunk[array]
-        )  # for caches with different chunks: the mean over used blocks
+        # For caches with different chunks: the mean over used blocks.
+        worth = seq_len / space.chunk[array]
         return cls(
             steps=blocks.shape[0],
             blocks_per_step=size * float(worth.mean()),
