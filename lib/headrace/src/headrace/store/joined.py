@@ -1,8 +1,21 @@
-"""Several caches as one: a component of many small caches, or a snapshot of a cache to which was
-appended.
+"""Opening caches: a snapshot of one, or those of all components of a run; and several as one.
 
-Documents, tokens and parts are numbered across caches; nothing is copied. Rows never cross two
-caches, just as they never cross two parts. Price: that of opening each cache.
+Documents, tokens and parts of a :class:`JoinedCache` are numbered across its caches; nothing is
+copied. Rows never cross two caches, just as they never cross two parts.
+
+How a cache is opened, step by step; the comments below have the same numbers:
+
+1. **Which members?** A snapshot says it: the built cache, and what was appended up to then
+   (:mod:`headrace.store.snapshots`). Members are opened 16 at a time.
+2. **Members of a group together.** A remote cache that was appended to often has files with the
+   ledgers of 8 members, or 64. Who finds none opens them one by one.
+3. **One member**: its ledger, which :mod:`headrace.store.ledger` reads and checks, makes a
+   :class:`~headrace.store.cache.TokenCache`. A folder without one may hold another system's files
+   (:mod:`headrace.store.layouts`). If the cache has replicas, the first that answers is taken.
+4. **Is it the right one?** The list of snapshots has the fingerprint of each member.
+5. **Join** the members, and the caches of a component that has several.
+
+Price: that of opening each cache.
 """
 
 from __future__ import annotations
@@ -345,7 +358,7 @@ def open_cache(
         1
     """
     path = str(path)
-    # Snapshot 1 is the cache as it was built, which no list says anything of.
+    # 1. Snapshot 1 is the cache as it was built, which no list says anything of.
     history = History() if snapshot == 1 else history_of(path)
     chosen = choose_snapshot(path, snapshot, history)
     return _joined([_opened(chosen, (), partial(TokenCache.open, settings=settings))], [chosen])
@@ -360,6 +373,7 @@ def _opened(
     """The members of a snapshot of a cache with one or several locations."""
     together: dict[int, TokenCache] = {}
 
+    # 2. All that opening reads of these members is in one file.
     def open_group(group: range) -> None:
         url = group_path(files.absolute(snapshot.path), group)
         for number, raw in zip(group, read_group(url, once), strict=False):
@@ -375,6 +389,7 @@ def _opened(
                 together[number] = TokenCache(path, ledger_of_table(root, table))
 
     def opened(number: int) -> TokenCache:
+        # 3. Of a member without a folder, it is said which run can do without.
         paths = [member_path(root, number) for root in (snapshot.path, *replicas)]
         try:
             if number in together:
@@ -391,6 +406,7 @@ def _opened(
             raise CacheMissingError(
                 error.problem, field=error.field, value=error.value, cure=cure
             ) from error
+        # 4. Somebody may have built another cache in its folder.
         check_member(snapshot, number, member.fingerprint, member.path)
         return member
 
@@ -404,6 +420,7 @@ def _opened(
 
 def _joined(groups: Sequence[Sequence[TokenCache]], snapshots: Sequence[Snapshot]) -> TokenCache:
     """The members of several snapshots as one cache."""
+    # 5. A single one is itself, so that its numbers and names are those of its folder.
     members = [member for group in groups for member in group]
     if members[1:]:
         return JoinedCache(members, snapshots)
