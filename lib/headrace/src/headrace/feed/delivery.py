@@ -18,14 +18,13 @@ from headrace.batch.context_parallel import SequenceLayout, sequence_layout
 from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError
-from headrace.feed.async_reader import BatchReader
 from headrace.feed.exchange import RowExchange, check_exchange
 from headrace.feed.horizon import Horizon
 from headrace.feed.host_gate import HostBarrier
 from headrace.feed.micro_batches import StepSplitter
 from headrace.feed.placement import BatchMaker, HostRows, Placement
 from headrace.feed.pooled_rows import PooledRows, holders_of
-from headrace.feed.reader import Grouping, open_reader
+from headrace.feed.reader import BatchReader, Grouping, open_reader
 from headrace.metrics import IterationStats
 from headrace.mix.schedule import ExchangeSetting, LastBatch
 from headrace.stalls import StallRule

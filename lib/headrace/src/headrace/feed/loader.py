@@ -30,7 +30,6 @@ from headrace.errors import (
     check_at_least,
     check_whole,
 )
-from headrace.feed.async_reader import BatchReader
 from headrace.feed.delivery import Delivery, LoaderOptions
 from headrace.feed.horizon import MOST_AHEAD, Horizon, Horizons
 from headrace.feed.host_gate import HostBarrier, open_gate
@@ -38,7 +37,7 @@ from headrace.feed.hosts import check_same, gather
 from headrace.feed.placement import Placement, batch_sharding, fresh_copy
 from headrace.feed.pooled_rows import PooledRows, exchange_rows
 from headrace.feed.prefetch import Prefetched
-from headrace.feed.reader import GATHERING, GROUP, Grouping
+from headrace.feed.reader import GATHERING, GROUP, BatchReader, Grouping
 from headrace.metrics import IterationStats, LoaderStats, ReadStats
 from headrace.mix.schedule import (
     MAX_STEP,
