@@ -328,7 +328,8 @@ def measure_surface() -> Measure:
     commands: dict[str, int] = {}
 
     def add_commands(group: Any, prefix: str) -> None:
-        for name, command in group.commands.items():
+        for name in group.commands:
+            command = group.get_command(None, name)
             if hasattr(command, "commands"):
                 add_commands(command, f"{prefix}{name} ")
             elif not command.hidden:

@@ -26,13 +26,19 @@ from headrace.config import LmDataConfig
 from headrace.testing import tiny_cache
 
 GROUP: Any = typer.main.get_command(application())
+
+
+def commands_of(group: Any) -> dict[str, Any]:
+    return {name: group.get_command(None, name) for name in group.commands}
+
+
 GROUPS: dict[str, Any] = {"": GROUP} | {
-    name: command for name, command in GROUP.commands.items() if hasattr(command, "commands")
+    name: command for name, command in commands_of(GROUP).items() if hasattr(command, "commands")
 }
 LEAVES: dict[str, Any] = {
     f"{prefix} {name}".strip(): command
     for prefix, group in GROUPS.items()
-    for name, command in group.commands.items()
+    for name, command in commands_of(group).items()
     if name not in GROUPS
 }
 WITHOUT_JSON = {
@@ -176,7 +182,7 @@ def test_the_help_has_no_type_of_python(headrace):
 def test_the_help_says_in_full_what_each_command_does(headrace):
     for prefix, group in GROUPS.items():
         words = " ".join(headrace(*prefix.split(), "--help").out.split())
-        for name, command in group.commands.items():
+        for name, command in commands_of(group).items():
             summary = " ".join((command.help or "").split("\n\n")[0].split())
             assert f"{name} {summary}".rstrip(".") in words
 

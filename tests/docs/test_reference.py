@@ -53,7 +53,8 @@ def test_every_rule_is_in_the_table_of_its_module():
 
 def test_every_command_has_its_row():
     group: Any = typer.main.get_command(application())
-    for name, found in group.commands.items():
+    for name in group.commands:
+        found = group.get_command(None, name)
         for command in (
             [f"{name} {inner}" for inner in found.commands]
             if hasattr(found, "commands")

@@ -31,7 +31,7 @@ from headrace.ingest.readers.streams import (
     unpack,
     without_bom,
 )
-from headrace.ingest.records import Slice, lookup
+from headrace.ingest.records import Columns, Slice, lookup
 from headrace.ingest.source import SourceFile
 
 TEXTS = st.lists(st.text(), max_size=8)
@@ -43,7 +43,7 @@ def maker(config: SourceConfig) -> DocumentKind:
 
 def reader(path: Path, **settings: object) -> DocumentReader:
     config = SourceConfig([str(path)], **settings)
-    return DocumentReader(config.files()[0], config, maker(config))
+    return DocumentReader(config.files()[0], maker(config))
 
 
 def texts(path: Path, **settings: object) -> list[str]:
@@ -117,7 +117,7 @@ def test_places_are_files_and_lines(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\n{"text": "x"}\r\n\r\n  \n{"text": "y\xc3\xa9"}')
     assert [(d.text, d.num_bytes) for d in reader(path)] == [("x", 1), ("yé", 3)]
-    rows = open_reader(SourceFile(str(path), "jsonl"), ["text"])
+    rows = open_reader(SourceFile(str(path), "jsonl"), Columns(["text"]))
     assert [(rows.describe_row(row), lookup(record, "text")) for row, record in rows] == [
         (f"{path}, line 2", "x"),
         (f"{path}, line 5", "yé"),
@@ -131,12 +131,11 @@ def test_empty_texts_are_documents(tmp_path: Path):
     assert [d.text for d in DocumentReader(*only(tmp_path / "b.txt"))] == [""]
 
 
-def only(path: Path) -> tuple[SourceFile, SourceConfig, DocumentKind]:
+def only(path: Path) -> tuple[SourceFile, DocumentKind]:
     config = SourceConfig([str(path)], format="text")
     status = path.stat()
     return (
         SourceFile(str(path), "text", size=status.st_size, version=f"mtime:{status.st_mtime_ns}"),
-        config,
         maker(config),
     )
 
@@ -378,7 +377,7 @@ def test_slices_of_a_compressed_file_hold_each_document_once(
     (whole,) = config.files()
     bounds = sorted({0, *cuts})  # some lie behind the end
     slices = [Slice(a, b, 1) for a, b in zip(bounds, [*bounds[1:], None], strict=True)]
-    readers = [DocumentReader(replace(whole, part=part), config, maker(config)) for part in slices]
+    readers = [DocumentReader(replace(whole, part=part), maker(config)) for part in slices]
     assert [d.text for one in readers for d in one] == lines
 
 
@@ -397,8 +396,7 @@ def test_a_compressed_file_is_cut_where_it_unpacks_to_about_as_much(tmp_path, pa
         )
         assert len(slices) == max(expected, 1)
         counts = [
-            sum(1 for _ in DocumentReader(replace(whole, part=s), config, maker(config)))
-            for s in slices
+            sum(1 for _ in DocumentReader(replace(whole, part=s), maker(config))) for s in slices
         ]
         assert sum(counts) == len(lines)
         assert min(counts) > 0.4 * max(counts)
@@ -428,7 +426,7 @@ def test_a_bad_line_of_a_slice_is_named_by_its_line_in_the_file(tmp_path: Path):
     config = SourceConfig([str(path)])
     (file,) = config.files()
     slices = JsonlReader.split(file.path, file.size or 0, 100)
-    last = DocumentReader(replace(file, part=slices[-1]), config, maker(config))
+    last = DocumentReader(replace(file, part=slices[-1]), maker(config))
     with pytest.raises(SourceError, match=r"a\.jsonl, line 101: is not valid JSON"):
         list(last)
 
@@ -470,12 +468,10 @@ def test_ids_of_any_type_are_kept(tmp_path: Path, suffix: str):
             )
     config = SourceConfig([str(tmp_path)], leaves={"id": LeafConfig("id", "any")})
     documents = [
-        document
-        for file in config.files()
-        for document in DocumentReader(file, config, maker(config))
+        document for file in config.files() for document in DocumentReader(file, maker(config))
     ]
     assert [bytes(document.leaves[0]) for document in documents] == [b"7", b"", b"", b"doc-1"]
     strict = SourceConfig([str(tmp_path)], leaves={"id": LeafConfig("id", "text")})
     with pytest.raises(SourceError, match="holds a number in field 'id'") as caught:
-        list(DocumentReader(strict.files()[0], strict, maker(strict)))
+        list(DocumentReader(strict.files()[0], maker(strict)))
     assert "id:any" in (caught.value.cure or "")

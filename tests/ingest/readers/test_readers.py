@@ -25,7 +25,7 @@ from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, document
 from headrace.ingest.documents import described, open_reader, split_file
 from headrace.ingest.readers import columnar, streams
 from headrace.ingest.readers.datasets import HubAddress, HubReader, load_function
-from headrace.ingest.records import BadRecordError, Slice, lookup
+from headrace.ingest.records import BadRecordError, Columns, Slice, lookup
 from headrace.ingest.source import SourceFile
 from headrace.store import TokenCache, retry
 from headrace.store.files import PatientFile
@@ -39,7 +39,7 @@ def rows_of(reader: Any) -> list[tuple[int, Any]]:
 
 
 def records_of(file: SourceFile, *columns: str) -> list:
-    return [record for _, record in open_reader(file, columns)]
+    return [record for _, record in open_reader(file, Columns(columns))]
 
 
 def table() -> pa.Table:
@@ -81,7 +81,7 @@ def test_columnar_files(tmp_path: Path, name: str):
         zip(TEXTS, range(40), strict=True)
     )
     assert set(records[0]) == {"text", "meta"}  # no other column was read
-    reader = open_reader(file, ["txet"])
+    reader = open_reader(file, Columns(["txet"]))
     with pytest.raises(
         SourceError, match=r"has no column 'txet' \(it has 'text', .*Did you mean 'text'"
     ):
@@ -97,8 +97,8 @@ def test_slices_of_columnar_files_are_the_whole(
     (file,) = SourceConfig([str(tmp_path)]).files()
     slices = split_file(file, 300)
     assert (len(slices) > 3) == (name != "s.arrow")  # a stream can only be read from its start
-    whole = list(open_reader(file, ["text"]))
-    assert [row for s in slices for row in open_reader(s, ["text"])] == whole
+    whole = list(open_reader(file, Columns(["text"])))
+    assert [row for s in slices for row in open_reader(s, Columns(["text"]))] == whole
     assert [row for row, _ in whole] == list(range(40))
 
 
@@ -152,7 +152,7 @@ def test_warc(tmp_path: Path, packing: str):
     path = tmp_path / ("a.warc" if packing == "none" else "a.warc.wet.gz")
     path.write_bytes(data)
     (file,) = SourceConfig([str(tmp_path)]).files()
-    reader = open_reader(file, ["text"])
+    reader = open_reader(file, Columns(["text"]))
     rows = rows_of(reader)
     assert [(row, r["text"]) for row, r in rows] == [
         (2, "première page\nline"),
@@ -235,7 +235,7 @@ def test_nmoe(tmp_path_factory: pytest.TempPathFactory, documents: list[list[int
 def check_shards(file: SourceFile, written: list[list[int]]) -> None:
     got = [
         (row, record["input_ids"].tolist())
-        for row, record in rows_of(open_reader(file, ["input_ids"]))
+        for row, record in rows_of(open_reader(file, Columns(["input_ids"])))
     ]
     assert got == list(enumerate(written))
     slices = documents.READERS[file.format].split(file.path, 0, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -76,68 +76,52 @@ def _typer(**settings: Any) -> typer.Typer:
     )
 
 
-class _Commands(Mapping[str, Any]):
-    """Commands of a group by name; the group "" is ``headrace`` itself. Typer builds each from its
-    function's signature when it is looked up.
-    """
-
-    def __init__(self, group: str) -> None:
-        self._prefix = f"{group} " if group else ""
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in list(self):
-            raise KeyError(name)
-        if not self._prefix and name in GROUPS:
-            return _Group(group=name, name=name, help=f"{GROUPS[name]}.", **_SETTINGS)
-        full_name = self._prefix + name
-        app = _typer()
-        kind = PanelCommand if full_name in WITH_PANELS else PlainCommand
-        app.command(name, cls=kind)(_function_of(full_name))
-        return typer.main.get_command(app)
-
-    def __iter__(self) -> Iterator[str]:
-        full_names = [*COMMANDS, *extensions.installed_names(extensions.COMMANDS)]
-        inner = [
-            name.removeprefix(self._prefix) for name in full_names if name.startswith(self._prefix)
-        ]
-        yield from (name for name in inner if " " not in name)
-        if not self._prefix:
-            yield from GROUPS
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+def _names_in(group: str) -> list[str]:
+    """The commands of a group, or of ``headrace`` itself, which has the groups, too."""
+    prefix = f"{group} " if group else ""
+    full_names = [*COMMANDS, *extensions.installed_names(extensions.COMMANDS)]
+    inner = [name.removeprefix(prefix) for name in full_names if name.startswith(prefix)]
+    names = [name for name in inner if " " not in name]
+    return names if group else [*names, *GROUPS]
 
 
 class _Group(TyperGroup):
     """``headrace`` or a group of its commands. The help shows the first paragraph of each
-    docstring, without building commands.
+    docstring, without building commands: typer builds one from its function's signature when it is
+    asked for.
     """
 
     def __init__(self, *, group: str = "", **settings: Any) -> None:
         super().__init__(**settings)
         self.group = group
-        self.commands: Any = _Commands(group)
+        self.commands: Any = dict.fromkeys(_names_in(group))
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        names = list(self.commands)
         groups = [] if self.group else [*GROUPS]
+        names = [name for name in self.commands if name not in groups]
         with formatter.section("Commands"):
-            rows = [(name, _summary(self._full_name(name))) for name in names if name not in groups]
-            formatter.write_dl(rows)
+            formatter.write_dl([(name, _summary(self._full_name(name))) for name in names])
         if groups:
             with formatter.section("Groups of commands"):
                 formatter.write_dl(
-                    (name, f"{GROUPS[name]}: {', '.join(_Commands(name))}.") for name in groups
+                    (name, f"{GROUPS[name]}: {', '.join(_names_in(name))}.") for name in groups
                 )
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if not self.group and cmd_name in GROUPS:
+            return _Group(group=cmd_name, name=cmd_name, help=f"{GROUPS[cmd_name]}.", **_SETTINGS)
         full_name = self._full_name(cmd_name)
-        if full_name in extensions.names_of(extensions.COMMANDS):
-            _function_of(full_name)  # the cure, if its package is not installed
-        return super().get_command(ctx, cmd_name)
+        known_names = (*COMMANDS, *extensions.names_of(extensions.COMMANDS))
+        if " " in cmd_name or full_name not in known_names:
+            return None
+        app = _typer()
+        kind = PanelCommand if full_name in WITH_PANELS else PlainCommand
+        # of an extension that is not installed, the error says how to install it
+        app.command(cmd_name, cls=kind)(_function_of(full_name))
+        return typer.main.get_command(app)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that was typed, and its arguments."""

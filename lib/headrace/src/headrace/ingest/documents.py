@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from headrace.ingest.readers.streams import BlockReader, JsonlReader, TextReader
 from headrace.ingest.records import (
     NAMED_FILE,
     BadRecordError,
+    Columns,
     Fields,
     Reader,
     Slice,
@@ -75,16 +76,13 @@ class DocumentReader:
     the last document.
     """
 
-    def __init__(self, file: SourceFile, config: SourceConfig, kind: DocumentKind) -> None:
+    def __init__(self, file: SourceFile, kind: DocumentKind) -> None:
         self.file = file
-        self.config = config
         self._kind = kind
         self.row = 0
         self.skipped_lines = 0
         self.first_skipped: tuple[int, str] | None = None
-        self._reader: Reader = open_reader(file, kind.columns, kind.optional)
-        self._reader.cures = kind.cures
-        self._reader.max_record_bytes = config.max_record_bytes
+        self._reader: Reader = open_reader(file, kind.columns)
         self.ignored = self._reader.ignored
         self._ended = False
         # Rows by the fields they have: a tuple of names counts as fast as a number.
@@ -92,7 +90,7 @@ class DocumentReader:
         self._unused: Counter[str] = Counter()
         self._optional_fields: set[str] = set()
         self._rows = 0
-        self._containers = containers_of(kind.columns)
+        self._containers = containers_of(kind.columns.names)
 
     @property
     def stored_bytes(self) -> int:
@@ -111,7 +109,7 @@ class DocumentReader:
     def optional_fields(self) -> set[str]:
         """The fields that a record may lack and that some so far have."""
         self._count_shapes()
-        return self._optional_fields - {leaf.field for leaf in self.config.leaves.values()}
+        return self._optional_fields - {leaf.field for leaf in self._kind.config.leaves.values()}
 
     def __iter__(self) -> Iterator[Document]:
         """The documents, in order.
@@ -148,10 +146,10 @@ class DocumentReader:
             self._count_shapes()
 
     def _count_shapes(self) -> None:
-        used = self._containers.union(self._kind.columns)
+        used = self._containers.union(self._kind.columns.names)
         for shape, rows in self._shapes.items():
             self._count_unused([name for name in shape if name not in used], rows)
-            self._optional_fields.update(self._kind.optional.intersection(shape))
+            self._optional_fields.update(self._kind.columns.optional & set(shape))
         self._shapes.clear()
 
     def _count_unused(self, names: Iterable[str], rows: int) -> None:
@@ -161,7 +159,7 @@ class DocumentReader:
 
     def refusal(self, row: int, bad: BadRecordError) -> str:
         """The problem of a row's record, if such records are skipped; otherwise raises it."""
-        if self.config.on_bad_line == "error":
+        if self._kind.config.on_bad_line == "error":
             raise refused(bad, self.describe_row(row), self.file)
         return f"{self.describe_row(row)}: {bad.problem}"
 
@@ -198,8 +196,8 @@ def cure_of(bad: BadRecordError, file: SourceFile) -> str:
     return bad.cure.replace(NAMED_FILE, shlex.quote(file.path) if is_plain else "FILE")
 
 
-def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[str] = ()) -> Reader:
-    """Opens the reader of some fields of a file or slice, some of which are optional.
+def open_reader(file: SourceFile, columns: Columns) -> Reader:
+    """Opens the reader of some fields of a file or slice.
 
     Raises:
         ConfigError: the file is compressed, which its format does not support.
@@ -213,7 +211,6 @@ def open_reader(file: SourceFile, columns: Sequence[str], optional: Collection[s
             field=file.path,
             cure="Unpack it first.",
         )
-    reader.optional = optional
     return reader
 
 

@@ -346,7 +346,7 @@ class PartBuilder:
         plain: DocumentKind | None = None,
     ) -> PartRecord:
         reading = ReadAhead(
-            _batches(self._job.source, kind, task, self._limit),
+            _batches(kind, task, self._limit),
             weigh=lambda b: b.weight,
             capacity=QUEUE_BATCHES * self._limit,
         )
@@ -379,13 +379,11 @@ class PartBuilder:
         return writer.close(**counts.to_dict())
 
 
-def _batches(
-    source: SourceConfig, kind: DocumentKind, task: PartTask, limit: int
-) -> Iterator[_Batch]:
+def _batches(kind: DocumentKind, task: PartTask, limit: int) -> Iterator[_Batch]:
     """All documents of a part, in order, in batches of about ``limit`` bytes."""
     batch = _Batch(task.name)
     for number, file in enumerate(task.files):
-        reader = DocumentReader(file, source, kind)
+        reader = DocumentReader(file, kind)
         consumed = 0
         for document in reader:
             origin = number, reader.row, reader

@@ -27,7 +27,7 @@ import os
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -61,6 +61,7 @@ from headrace.ingest.readers.columnar import ColumnarReader
 from headrace.ingest.readers.streams import BlockReader
 from headrace.ingest.records import (
     BadRecordError,
+    Columns,
     EndOfHeadError,
     Fields,
     Reader,
@@ -282,9 +283,7 @@ class _FirstLook:
         Raises:
             ConfigError: a package is missing.
         """
-        reader = open_head(file, self._kind.columns, self._kind.optional)
-        reader.cures = self._kind.cures
-        reader.max_record_bytes = self._source.max_record_bytes
+        reader = open_head(file, self._kind.columns)
         trial = _Trial(file)
         try:
             with _named_by_file(file):
@@ -397,11 +396,10 @@ def _with_masks_settled(source: SourceConfig, listed: Sequence[SourceFile]) -> S
         name: read.field for name, read in reads.items() if name in TOKEN_MASKS and read.is_optional
     }
     columns = source.columns("tokens")
-    optional = source.optional_columns("tokens")
     for file in listed if fields else ():
         if file.format in PRE_TOKENIZED:
             continue
-        record = next(good_records(open_reader(file, columns, optional)), None)
+        record = next(good_records(open_reader(file, columns)), None)
         if record is not None:
             there = {name: field for name, field in fields.items() if record.get(field) is not None}
             return replace(source, fields=source.fields | there)
@@ -417,7 +415,7 @@ def _refuse_unknown_columns(source: SourceConfig, listed: Sequence[SourceFile]) 
     if file is None or not records:
         return
     left_unused = {name for name, field in source.fields.items() if field == NOTHING}
-    used = set(source.columns("tokens"))
+    used = set(source.columns("tokens").names)
     containers = containers_of(used)
     present = [set(names_in(record, containers)) for record in records]
     for name in left_unused - FIELDS["tokens"].keys():
@@ -466,12 +464,12 @@ def _cure_of_unknown(name: str, records: Sequence[Fields]) -> str:
 def _first_records(file: SourceFile, source: SourceConfig) -> list[Fields]:
     """The first good records of a file with all their fields, as far as they can be read."""
     columns = source.columns("tokens")
-    optional = source.optional_columns("tokens")
-    reader = open_head(file, columns, optional)
+    reader = open_head(file, columns)
     records = list(islice(good_records(reader), TRIED_RECORDS))
     if reader.unread:  # of a table, which columns there are is known once it is open
-        columns = [*columns, *reader.unread]
-        reader = open_head(file, columns, {*optional, *reader.unread})
+        names = [*columns.names, *reader.unread]
+        optional = columns.optional | set(reader.unread)
+        reader = open_head(file, replace(columns, names=names, optional=optional))
         records = list(islice(good_records(reader), TRIED_RECORDS))
     return records
 
@@ -501,11 +499,11 @@ def _named_by_file(file: SourceFile) -> Iterator[None]:
         raise SourceError(problem, field=file.shown_path, cure=cure) from error
 
 
-def open_head(file: SourceFile, columns: Sequence[str], optional: Collection[str] = ()) -> Reader:
+def open_head(file: SourceFile, columns: Columns) -> Reader:
     """A reader of the first records of a file, which reads little more than them. If it could read
     on, it ends with EndOfHeadError.
     """
-    reader = open_reader(file, columns, optional)
+    reader = open_reader(file, columns)
     size = file.size
     if isinstance(reader, BlockReader):
         reader.open_stream = lambda: cast("IO[bytes]", _Head(file.path, size))
@@ -600,7 +598,7 @@ def _fault_of_one_value(trial: _Trial) -> SourceError | None:
     if trial.has_good or file.format != "jsonl" or (trial.is_whole and not trial.bad):
         return None
     head = bytearray()
-    reader = open_head(file, ())
+    reader = open_head(file, Columns())
     with suppress(EndOfHeadError, SourceError, CacheError):
         for block in cast("BlockReader", reader).blocks():
             head += block

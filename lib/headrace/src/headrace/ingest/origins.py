@@ -128,7 +128,7 @@ def _in_part(cache: TokenCache, originals: Mapping[int, OriginalDocument]) -> di
     origins: dict[int, Origin] = {}
     last = max(document_at)
     for number, (document, reader) in enumerate(
-        _documents(source, kind, tasks_from_records(records, listed)[0].files)
+        _documents(kind, tasks_from_records(records, listed)[0].files)
     ):
         if number % _REPORTED == 0:
             report("reading the source", number, last)
@@ -150,16 +150,16 @@ def _in_part(cache: TokenCache, originals: Mapping[int, OriginalDocument]) -> di
 
 
 def _documents(
-    source: SourceConfig, kind: DocumentKind, parts: Collection[SourceFile]
+    kind: DocumentKind, parts: Collection[SourceFile]
 ) -> Iterator[tuple[Document, DocumentReader]]:
     """The documents of a part, each with the reader that stands at its record, without those that
     the build skipped.
     """
-    checked = (
-        source.on_bad_line == "skip" and source.special_tokens_in_text == "error"
-    )  # found by encoding alone
+    config = kind.config
+    # found by encoding alone
+    checked = config.on_bad_line == "skip" and config.special_tokens_in_text == "error"
     for file in parts:
-        reader = DocumentReader(file, source, kind)
+        reader = DocumentReader(file, kind)
         for document in reader:
             if checked:
                 try:

@@ -17,8 +17,9 @@ import importlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any, ClassVar, Literal, TypeAlias, cast
 
@@ -90,38 +91,53 @@ def slices_of(bounds: Sequence[int], sizes: Iterable[int]) -> list[Slice]:
 MAX_RECORD_BYTES = 1 << 30
 
 
+@dataclass(frozen=True)
+class Columns:
+    """What is read of records.
+
+    Attributes:
+        names: Fields (dotted paths).
+        optional: Those of them that a record may lack.
+        cures: What to type if one does not exist, by its name.
+        max_record_bytes: A larger record is a bad one, if records are read as a whole.
+    """
+
+    names: Sequence[str] = ()
+    optional: AbstractSet[str] = frozenset()
+    cures: Mapping[str, str] = field(default_factory=dict[str, str])
+    max_record_bytes: int = MAX_RECORD_BYTES
+
+
 class Reader(abc.ABC):
     """Iterates over the records of one file, or of a slice of it, once.
 
     Attributes:
-        columns: Requested fields (dotted paths).
-        optional: Those of them that are optional.
-        cures: What to type if one does not exist, by its name.
+        columns: What is read of them.
         stored_bytes: Bytes of the file consumed so far, as stored (for progress).
         ignored: Ignored records, by type (``text/html``).
         unread: Columns of a table that are not read.
-        max_record_bytes: A larger record is a bad one, if records are read as a whole.
         open_stream: Opens the file; one who reads only its beginning opens less.
     """
 
     unit: ClassVar[str] = "row"
 
-    def __init__(self, path: str, part: Slice | None, columns: Sequence[str]) -> None:
+    def __init__(self, path: str, part: Slice | None, columns: Columns) -> None:
         self.path = path
         self.part = part
         self.columns = columns
-        self.optional: Collection[str] = ()
-        self.cures: Mapping[str, str] = {}
         self.stored_bytes = 0
         self.ignored: Counter[str] = Counter()
         self.unread: list[str] = []
-        self.max_record_bytes = MAX_RECORD_BYTES
         self.open_stream: Callable[[], IO[bytes]] = partial(open_source, path)
 
     def too_long(self) -> BadRecordError:
         """The error for a record of more than ``max_record_bytes``."""
         cure = "If it is meant to be so long, pass a larger --max-record-bytes."
-        return BadRecordError(f"has more than {self.max_record_bytes:,} bytes", cure)
+        return BadRecordError(f"has more than {self.columns.max_record_bytes:,} bytes", cure)
+
+    def only_field(self, usual: str) -> str:
+        """The name of the field of records that have just one."""
+        return self.columns.names[0] if self.columns.names else usual
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Row]:
@@ -149,9 +165,9 @@ class Reader(abc.ABC):
         Raises:
             SourceError: a requested one is missing.
         """
-        for column in self.columns:
+        for column in self.columns.names:
             if (
-                column not in self.optional
+                column not in self.columns.optional
                 and column not in present
                 and column.split(".")[0] not in present
             ):
@@ -159,9 +175,9 @@ class Reader(abc.ABC):
                     f"has no column {column!r} (it has {', '.join(map(repr, present[:12]))})",
                     field=self.path,
                     cure=cure_of_shape(column, present)
-                    or f"{did_you_mean(column, present)} {self.cures.get(column, '')}".strip(),
+                    or f"{did_you_mean(column, present)} {self.columns.cures.get(column, '')}".strip(),
                 )
-        top_level = {c if c in present else c.split(".")[0] for c in self.columns}
+        top_level = {c if c in present else c.split(".")[0] for c in self.columns.names}
         self.unread = [name for name in present if name not in top_level]
         return [name for name in present if name in top_level]
 

@@ -49,7 +49,7 @@ from headrace.ingest.listing import (
     list_path,
     nearby,
 )
-from headrace.ingest.records import ANY, MAX_RECORD_BYTES, LeafConfig, Slice
+from headrace.ingest.records import ANY, MAX_RECORD_BYTES, Columns, LeafConfig, Slice
 from headrace.store import files
 
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
@@ -453,24 +453,18 @@ class SourceConfig:
             reads[name] = FieldRead(field, not is_named, cure)
         return reads
 
-    def cures(self, kind: Kind) -> dict[str, str]:
-        """What to type if a field that is read does not exist, by the field."""
-        cures = {
+    def columns(self, kind: Kind) -> Columns:
+        """All that is read of a record."""
+        reads = self.reads(kind).values()
+        of_leaves = {
             leaf.field: f"Choose the field: --leaf {leaf.typed(name, 'FIELD')}."
             for name, leaf in self.leaves.items()
         }
-        return cures | {read.field: read.cure for read in self.reads(kind).values()}
-
-    def columns(self, kind: Kind) -> list[str]:
-        """All fields that are read of a record."""
-        own_fields = [read.field for read in self.reads(kind).values()]
-        return list(dict.fromkeys([*own_fields, *(leaf.field for leaf in self.leaves.values())]))
-
-    def optional_columns(self, kind: Kind) -> set[str]:
-        """Those of them that are optional."""
-        required = {read.field for read in self.reads(kind).values() if not read.is_optional}
+        cures = {read.field: read.cure for read in reads}
+        required = {read.field for read in reads if not read.is_optional}
         required |= {leaf.field for leaf in self.leaves.values() if leaf.dtype != ANY}
-        return set(self.columns(kind)) - required
+        names = list(cures | of_leaves)
+        return Columns(names, set(names) - required, of_leaves | cures, self.max_record_bytes)
 
     def files(self, left_out: Counter[str] | None = None) -> list[SourceFile]:
         """The files of the corpus, sorted by path.

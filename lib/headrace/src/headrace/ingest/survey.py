@@ -14,7 +14,7 @@ from headrace.errors import SourceError
 from headrace.ingest.choices import OnBadLine
 from headrace.ingest.first_look import open_head
 from headrace.ingest.listing import Entry, escape_undecodable, list_path
-from headrace.ingest.records import BadRecordError, Fields, good_records, lookup
+from headrace.ingest.records import BadRecordError, Columns, Fields, good_records, lookup
 from headrace.ingest.source import (
     FORMATS,
     USUAL_ENDINGS,
@@ -73,7 +73,7 @@ class FoundSource:
         names = list(dict.fromkeys((*text_fields, *USUAL_TEXT_FIELDS)))
         for entry in self.with_fields:
             file = config.source_file(entry.path, entry.size, entry.version)
-            record = next(good_records(open_head(file, names, names)), {})
+            record = next(good_records(open_head(file, Columns(names, frozenset(names)))), {})
             for name in names:
                 if _has_text(record, name):
                     return replace(config, text_field=name)

@@ -97,9 +97,7 @@ class DocumentKind(abc.ABC):
         )
         self.kind: Kind = kind
         self.columns = config.columns(kind)
-        self.optional = config.optional_columns(kind)
         self.reads = config.reads(kind)
-        self.cures = config.cures(kind)
         self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
         for name, leaf in config.leaves.items():
             if leaf.width is not None and (kind != "tokens" or config.fim is not None):
@@ -150,7 +148,7 @@ class DocumentKind(abc.ABC):
 
     def _field(self, record: Fields, name: str) -> Any:
         read = self.reads.get(name)
-        if read is None or (read.field in self.optional and read.field not in record):
+        if read is None or (read.field in self.columns.optional and read.field not in record):
             return None
         return lookup(record, read.field, read.cure)
 

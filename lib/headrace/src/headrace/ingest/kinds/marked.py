@@ -438,7 +438,7 @@ class PreferenceKind(MarkedKind):
         prompt = string_of(prompt, self._field_name("prompt"), self._cure_of("prompt"))
         if (
             prompt
-            and "prompt" in self.optional
+            and "prompt" in self.columns.optional
             and chosen.startswith(prompt)
             and rejected.startswith(prompt)
         ):

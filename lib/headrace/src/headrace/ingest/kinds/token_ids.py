@@ -64,7 +64,7 @@ class TokensKind(DocumentKind):
             for name, usual in FIELDS["tokens"].items()
             if name == usual
             and name not in self.config.fields
-            and (field := f"{container}.{name}") not in self.columns
+            and (field := f"{container}.{name}") not in self.columns.names
         }
 
     def documents(self, record: Fields) -> Sequence[Document]:

@@ -223,7 +223,7 @@ class FunctionReader(DatasetReader):
 
     def _fields(self, record: Any) -> Any:
         if isinstance(record, str):
-            return {self.columns[0] if self.columns else "text": record}
+            return {self.only_field("text"): record}
         if isinstance(record, Mapping):
             return record
         return BadRecordError(f"is a {type_name(record)}, neither a text nor a mapping of fields")

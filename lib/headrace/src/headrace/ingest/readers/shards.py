@@ -25,7 +25,7 @@ import numpy as np
 
 from headrace.errors import SourceError
 from headrace.ingest.listing import stat_file
-from headrace.ingest.records import Reader, Row, Slice, reading, slices_of
+from headrace.ingest.records import Columns, Reader, Row, Slice, reading, slices_of
 from headrace.store.files import open_source
 
 _READ_BYTES = 1 << 20
@@ -47,7 +47,7 @@ class ShardReader(Reader):
         """
 
     def __iter__(self) -> Iterator[Row]:
-        name = self.columns[0] if self.columns else "input_ids"
+        name = self.only_field("input_ids")
         with reading(self.path):
             spans, dtype = self._index()
         units = self.units(len(spans))
@@ -69,7 +69,7 @@ class ShardReader(Reader):
     @classmethod
     def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
         with reading(path):
-            spans, _ = cls(path, None, ())._index()
+            spans, _ = cls(path, None, Columns())._index()
         ends = np.cumsum(spans[:, 1] - spans[:, 0])
         total = int(ends[-1]) if ends.size else 0
         cuts = np.searchsorted(ends, np.arange(target_bytes, total, target_bytes)) + 1

@@ -134,7 +134,7 @@ class JsonlReader(BlockReader):
 
     def __iter__(self) -> Iterator[Row]:
         for number, line in enumerate(
-            split_lines(self.blocks_of_text(), self.max_record_bytes), start=1
+            split_lines(self.blocks_of_text(), self.columns.max_record_bytes), start=1
         ):
             if line is None:
                 yield number, self.too_long()
@@ -202,7 +202,7 @@ class TextReader(BlockReader):
         decoder = codecs.getincrementaldecoder("utf-8")()
         for block in self.blocks_of_text():
             blocks.append(block)
-            if (size := size + len(block)) > self.max_record_bytes:
+            if (size := size + len(block)) > self.columns.max_record_bytes:
                 yield 1, self.too_long()
                 return
             try:
@@ -211,7 +211,7 @@ class TextReader(BlockReader):
                 break  # what follows cannot make it text, so it is not read
         raw = b"".join(blocks)
         try:
-            yield 1, {self.columns[0] if self.columns else "text": raw.decode()}
+            yield 1, {self.only_field("text"): raw.decode()}
         except UnicodeDecodeError as error:
             yield raw.count(b"\n", 0, error.start) + 1, not_utf8(error, "file")
 
