@@ -3,13 +3,12 @@ line can be bad.
 """
 
 import gzip
-import io
 import itertools
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -336,6 +335,10 @@ def test_a_file_that_is_gone(tmp_path: Path):
         list(r)
 
 
+def blocks_from(data: bytes, start: int, size: int) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(max(0, start - 1), len(data), size))
+
+
 @given(
     lines=st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"")), max_size=12),
     final=st.booleans(),
@@ -349,7 +352,7 @@ def test_a_line_belongs_to_the_slice_in_which_it_begins(
     bounds = sorted({0, *(c for c in cuts if c < len(data))})
     found = []
     for start, stop in zip(bounds, [*bounds[1:], None], strict=True):
-        part = b"".join(lines_between(io.BytesIO(data), start, stop, block_bytes))
+        part = b"".join(lines_between(blocks_from(data, start, block_bytes), start, stop))
         begins = [0] if data else []
         begins += [i + 1 for i, byte in enumerate(data) if byte == 10 and i + 1 < len(data)]
         wanted = [b for b in begins if start <= b and (stop is None or b < stop)]

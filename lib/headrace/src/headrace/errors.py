@@ -30,7 +30,7 @@ import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "CacheCorruptError",
@@ -214,6 +214,7 @@ class HeadraceError(Exception):
         self.problem = problem
         self.field = field
         self.value = None if value is _NOTHING else value
+        self._has_value = value is not _NOTHING
         self.cure = cure
         subject = field or ""
         if value is not _NOTHING:
@@ -222,6 +223,18 @@ class HeadraceError(Exception):
         if cure:
             message = f"{message.rstrip('.')}. {cure}"
         super().__init__(printable(redact(message)))
+
+    def but(self, **changes: Any) -> Self:
+        """The same error with another field, value or cure.
+
+        Example:
+            >>> print(ConfigError("must be positive", field="rate", value=-1).but(field="--rate"))
+            --rate = -1: must be positive
+        """
+        about: dict[str, Any] = {"field": self.field, "cure": self.cure}
+        if self._has_value:
+            about["value"] = self.value
+        return type(self)(self.problem, **about | changes)
 
 
 class ConfigError(HeadraceError):
@@ -243,8 +256,7 @@ def errors_at(place: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        field = f"{place}{error.field}"
-        raise ConfigError(error.problem, field=field, value=error.value, cure=error.cure) from error
+        raise error.but(field=f"{place}{error.field}") from error
 
 
 class PlanMismatchError(ConfigError):

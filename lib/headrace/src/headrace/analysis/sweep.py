@@ -178,9 +178,8 @@ def plan_sweep(
     try:
         shares = bounded_shares(drawn, lows, highs)
     except ConfigError as error:
-        about = {} if error.value is None else {"value": error.value}
         cure = f"{error.cure} max_share and max_epochs bound them, too."
-        raise ConfigError(error.problem, field=f"--{error.field}", cure=cure, **about) from error
+        raise error.but(field=f"--{error.field}", cure=cure) from error
     sweep = Sweep(run.original, rows, shares.round(_DECIMALS), steps, arm_rows / full_rows)
     empty = [name for name, count in rows.items() if count * sweep.fraction < 1]
     if empty:

@@ -16,8 +16,7 @@ from headrace.cli.options import (
     SameRun,
     Settings,
     check_run,
-    load_of_run,
-    lock_at,
+    config_of_target,
 )
 from headrace.cli.shown import (
     coloured,
@@ -75,8 +74,7 @@ def command(
     from headrace.data.described import described_rows
 
     with working("finding the rows"):
-        run = target if run is None and lock_at(target) else run
-        resolved = load_of_run(target, settings, run)
+        resolved, run = config_of_target(target, settings, run)
         dataset = resolved.dataset()
         if run is not None:
             check_run(run, resolved, dataset, step)
@@ -166,10 +164,10 @@ def show_rows(console: Console, facts: dict[str, Any], *, whole: bool) -> None:
             (f"row {row['row']:,}", "bold"), f"  {row['component']}  ", (draw, "dim")
         )
         console.print(Rule(title, align="left", style="dim"))
-        console.print(Text(_origin(row), "dim"), soft_wrap=True)
+        console.print(_origin(row), style="dim", soft_wrap=True)
         _show_whole(console, row) if whole else _show_spans(console, row)
         if row["padding"]:
-            console.print(Text(f"{format_count(row['padding'], 'token')} of padding", "dim"))
+            console.print(f"{format_count(row['padding'], 'token')} of padding", style="dim")
 
 
 def _show_spans(console: Console, row: dict[str, Any]) -> None:
@@ -202,13 +200,13 @@ def _show_whole(console: Console, row: dict[str, Any]) -> None:
     from rich.text import Text
 
     for one in row["spans"]:
-        console.print(Text(f"[{_columns(one)}] {_document(one)}", "cyan"), soft_wrap=True)
+        console.print(f"[{_columns(one)}] {_document(one)}", style="cyan", soft_wrap=True)
         if one.get("origin_problem"):
             console.print(
-                Text(f"place in the source unknown: {one['origin_problem']}", "dim"), soft_wrap=True
+                f"place in the source unknown: {one['origin_problem']}", style="dim", soft_wrap=True
             )
         for name, column in one.get("columns", {}).items():
-            console.print(Text(f"{name}: {_column(column)}", "dim"), soft_wrap=True)
+            console.print(f"{name}: {_column(column)}", style="dim", soft_wrap=True)
         text = marked(one["runs"], console) if "runs" in one else Text(printable(one["text"]))
         console.print(text, soft_wrap=not coloured(console))
 

@@ -15,6 +15,7 @@ from headrace.cli.options import (
     Hosts,
     Icc,
     Layout,
+    NumSteps,
     Optimizer,
     SameRun,
     Schedule,
@@ -52,9 +53,7 @@ def check(
     config: Config,
     settings: Settings = None,
     hosts: Hosts = None,
-    num_steps: Annotated[
-        int | None, typer.Option("--steps", help="Steps of the run; overrides the config's.", min=1)
-    ] = None,
+    num_steps: NumSteps = None,
     tokens: Tokens = None,
     declared: Declared = False,
     layout: Layout = "headrace",

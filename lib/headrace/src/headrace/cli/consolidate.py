@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import AsJson, Format, parse_format
+from headrace.cli.options import AsJson, CacheFolder, Format, parse_format
 from headrace.cli.shown import counting, say, say_json
 from headrace.errors import format_count
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    cache: Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")],
+    cache: CacheFolder,
     output: Annotated[
         str, typer.Argument(help="Folder or URL of the copy, new or empty.", metavar="OUTPUT")
     ],

@@ -113,7 +113,7 @@ def _with_folder(error: HeadraceError) -> HeadraceError:
             and os.path.exists(os.path.join(folder, error.value))
         ):
             cure = f"Paths in a config are relative to the current folder: cd {shlex.quote(folder)}"
-            return type(error)(error.problem, field=error.field, value=error.value, cure=cure)
+            return error.but(cure=cure)
     return error
 
 

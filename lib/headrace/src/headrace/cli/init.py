@@ -308,8 +308,7 @@ def _restarted_alone(cache: str) -> Iterator[None]:
         cure = (
             f"{error.cure} That is for all sources; for this one alone: rm -r {shlex.quote(cache)}"
         )
-        value = {} if error.value is None else {"value": error.value}
-        raise type(error)(error.problem, field=error.field, cure=cure, **value) from error
+        raise error.but(cure=cure) from error
 
 
 def _program() -> bytes:

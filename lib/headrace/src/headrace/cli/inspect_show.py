@@ -136,7 +136,7 @@ def show_overview(console: Console, facts: dict[str, Any]) -> None:
     if facts["format"]:
         rows["format"] = f"{facts['format']}, read in place"
         rows["not promised"] = "; ".join(facts["limits"])
-    console.print(Text(facts["path"], "bold"), soft_wrap=True)
+    console.print(facts["path"], style="bold", soft_wrap=True)
     console.print(facts_table(rows))
     if facts["snapshot"] > 1:
         _show_snapshots(console, facts["snapshots"])
@@ -161,7 +161,7 @@ def show_lengths(console: Console, lengths: LengthStatistics) -> None:
         else f", of a sample of {format_count(lengths.documents, 'document')}"
     )
     console.print(_rule(f"length in tokens (mean {lengths.mean:,.1f}{of_sample})"))
-    console.print(Text("  ".join(f"{name} {value:,}" for name, value in lengths.quantiles.items())))
+    console.print("  ".join(f"{name} {value:,}" for name, value in lengths.quantiles.items()))
     table, wide = _table(console, ("tokens", "documents", "", "of all tokens"))
     most = max(documents for _, _, documents, _ in lengths.histogram)
     total = max(sum(tokens for *_, tokens in lengths.histogram), 1)
@@ -180,22 +180,18 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
     of_sample = "" if found.tokens == found.of else f", of a sample of {found.tokens:,} tokens"
     console.print(_rule(f"tokens by frequency{of_sample}"))
     if found.vocab_size is None or found.never_seen is None:
-        console.print(Text(format_count(found.distinct, "different token")))
+        console.print(format_count(found.distinct, "different token"))
     else:
         distinct = found.vocab_size - found.never_seen
         share = distinct / max(found.vocab_size, 1)
         console.print(
-            Text(
-                f"{distinct:,} of the vocabulary's {found.vocab_size:,} occur ({share:.1%}),"
-                f" {found.never_seen:,} never"
-            )
+            f"{distinct:,} of the vocabulary's {found.vocab_size:,} occur ({share:.1%}),"
+            f" {found.never_seen:,} never"
         )
     if found.outside:
         console.print(
-            Text(
-                f"{format_count(found.outside, 'token')} with ids outside the vocabulary",
-                "bold red",
-            )
+            f"{format_count(found.outside, 'token')} with ids outside the vocabulary",
+            style="bold red",
         )
     table, wide = _table(console, ("id", "times", "", "of all tokens"))
     decoded = any(text != str(number) for number, text, _ in found.most_frequent)
@@ -220,7 +216,7 @@ def _show_sample(console: Console, one: Sample) -> None:
     console.print(_rule(f"document {one.document:,}: {format_count(one.tokens, 'token')}{trained}"))
     if one.leaves:
         console.print(
-            Text("  ".join(f"{name}: {_value(value)}" for name, value in one.leaves.items()), "dim")
+            "  ".join(f"{name}: {_value(value)}" for name, value in one.leaves.items()), style="dim"
         )
     left_out = f" ... {one.left_out:,} tokens ... " if one.left_out else ""
     text = Text.assemble(
@@ -399,15 +395,13 @@ def show_attributes(console: Console, statistics: Sequence[AttributeStatistics])
         share = one.missing / max(one.documents, 1)
         console.print(_rule(f"attribute {one.name}"))
         console.print(
-            Text(
-                f"{format_count(one.rows, 'row')}, {one.not_found:,} of no document;"
-                f" {one.missing:,} of {format_count(one.documents, 'document')} ({share:.2%}) have"
-                " no value"
-            )
+            f"{format_count(one.rows, 'row')}, {one.not_found:,} of no document;"
+            f" {one.missing:,} of {format_count(one.documents, 'document')} ({share:.2%}) have"
+            " no value"
         )
         if not one.values:
             quantiles = (f"{name} {value:,.6g}" for name, value in one.quantiles.items())
-            console.print(Text("  ".join(quantiles)))
+            console.print("  ".join(quantiles))
             continue
         table, wide = _table(console, ("value", "documents", ""))
         most = max(count for _, count in one.values)

@@ -37,6 +37,7 @@ def check_local_folder(output: Path) -> None:
 ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
 """Whose format a cache has."""
 
+CacheFolder = Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")]
 Config = Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")]
 OptionalConfig = Annotated[
     str | None, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")
@@ -79,6 +80,9 @@ Schedule = Annotated[
 Optimizer = Annotated[
     str,
     typer.Option(help="Optimizer of the run, for the excess loss: adam or sgd.", metavar="NAME"),
+]
+NumSteps = Annotated[
+    int | None, typer.Option("--steps", help="Steps of the run; overrides the config's.", min=1)
 ]
 Declared = Annotated[
     bool, typer.Option("--declared", help="Use declared sizes without looking for the caches.")
@@ -277,6 +281,17 @@ def load_of_run(path: str, settings: list[str] | None, run: str | None) -> LmDat
 
     config = load_config_or_run(path, settings)
     return config_of_run(None if run is None else RunLock.load(run), config)
+
+
+def config_of_target(
+    target: str, settings: list[str] | None, run: str | None
+) -> tuple[LmDataConfig, str | None]:
+    """The config that is named, or that of the run whose folder is, as :func:`load_of_run` loads
+    it, and the folder of the run.
+    """
+    if run is None and lock_at(target):
+        run = target
+    return load_of_run(target, settings, run), run
 
 
 def lock_at(target: str) -> RunLock | None:

@@ -182,7 +182,7 @@ def _typed_for_a_config() -> Iterator[None]:
             raise
         typed = "headrace cache pack RUN.yaml components.NAME.pairs=false"
         cure = (error.cure or "").replace("pairs: false", typed)
-        raise ConfigError(error.problem, field=error.field, value=error.value, cure=cure) from error
+        raise error.but(cure=cure) from error
 
 
 def _show_each(console: Console, plans: dict[str, dict[str, Any]]) -> None:
@@ -293,11 +293,10 @@ def _compared(
 
 
 def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
-    from rich.text import Text
 
     spec = facts["spec"]
     counts = facts["counts"]
-    console.print(Text(title, "bold"), soft_wrap=True)
+    console.print(title, style="bold", soft_wrap=True)
     each = facts["documents_a_pack"]
     tokens = max(counts["tokens"], 1)
     rows = {
@@ -312,21 +311,17 @@ def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
         "plan": facts["plan"],
     }
     console.print(facts_table(rows))
-    console.print(Text("packs by fill", "dim"))
+    console.print("packs by fill", style="dim")
     for one, above in zip(facts["fill_histogram"], (*_EDGES[1:], None), strict=True):
         if one["packs"]:
             span = "full" if above is None else f"{one['from']:.0%} to {above:.0%}"
-            console.print(
-                Text(f"{span:>12} {one['packs']:>12,}  {bar(one['share'])}"), soft_wrap=True
-            )
+            console.print(f"{span:>12} {one['packs']:>12,}  {bar(one['share'])}", soft_wrap=True)
     if "aligned" in facts:
         a = facts["aligned"]
         uneven = f"{a['dropped']:,} dropped" if a["drop_last"] else f"{a['pad_needed']:,} repeated"
         console.print(
-            Text(
-                f"for {format_count(a['world_size'], 'rank')}:"
-                f" {format_count(a['N_aligned_packs'], 'pack')}, {uneven}"
-            )
+            f"for {format_count(a['world_size'], 'rank')}:"
+            f" {format_count(a['N_aligned_packs'], 'pack')}, {uneven}"
         )
 
 

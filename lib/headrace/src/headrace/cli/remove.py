@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, CacheFolder
 from headrace.cli.shown import say, say_json, working
 from headrace.errors import ConfigError, format_count
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    cache: Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")],
+    cache: CacheFolder,
     documents: Annotated[
         list[str] | None, typer.Argument(help="Numbers of documents.", metavar="[ID]...")
     ] = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import Layout, Tokens, parse_hosts, parse_sizes, refuse_typed
+from headrace.cli.options import Layout, NumSteps, Tokens, parse_hosts, parse_sizes, refuse_typed
 from headrace.cli.shown import say, working
 from headrace.errors import ConfigError
 from headrace.numbers import in_bytes
@@ -46,10 +46,7 @@ def command(
         str | None,
         typer.Option(help="Config of the run, if its folder does not have it.", metavar="FILE"),
     ] = None,
-    num_steps: Annotated[
-        int | None,
-        typer.Option("--steps", help="Steps of the run, if the config does not set them.", min=1),
-    ] = None,
+    num_steps: NumSteps = None,
     hosts: Annotated[
         str | None,
         typer.Option(

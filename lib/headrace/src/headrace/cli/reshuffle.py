@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.build import cost_in_words, memory_bytes, repair_parts
-from headrace.cli.build_options import MemoryOption, RepairOption
+from headrace.cli.build_options import EngineOption, MemoryOption, RepairOption, WorkersOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson, Format, parse_attributes, parse_format
 from headrace.cli.shown import say, say_json
 from headrace.errors import ConfigError, format_count
-from headrace.ingest.choices import Engine
 
 if TYPE_CHECKING:
     from headrace.ingest.reshuffle import MoveReport, ReshuffleReport
@@ -85,18 +84,8 @@ def command(
     part_bytes: Annotated[
         int, typer.Option(help="Approximate stored bytes in a part.", metavar="BYTES")
     ] = 256 << 20,
-    engine: Annotated[
-        Engine,
-        typer.Option(
-            help="Where the work runs: in local processes, in this process, or on a Ray cluster."
-        ),
-    ] = "auto",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Parallel workers; by default as many as cores and memory allow.", metavar="N"
-        ),
-    ] = None,
+    engine: EngineOption = "auto",
+    workers: WorkersOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the cost, and do nothing.")
     ] = False,
@@ -234,7 +223,7 @@ def grouping(
         _, is_attribute, name = path.partition(".attributes.")
         option = f"--attributes {name}" if is_attribute else f"--{path.rpartition('.')[2]}"
         value = dict(options).get(option, error.value)
-        raise ConfigError(error.problem, field=option, value=value, cure=error.cure) from error
+        raise error.but(field=option, value=value) from error
     return Grouping(of_document, tuple(words))
 
 

@@ -222,8 +222,7 @@ def _named_as_typed() -> Iterator[None]:
         option = re.sub(r"^amendments\[\d+\]\.", "--", error.field or "")
         if option == error.field:
             raise
-        about: dict[str, Any] = {} if error.value is None else {"value": error.value}
-        raise type(error)(error.problem, field=option, cure=error.cure, **about) from error
+        raise error.but(field=option) from error
 
 
 def _live_request(
@@ -402,25 +401,25 @@ def _show_changes(changes: RunChanges, run: str, resolved: bool) -> None:
     if changes.fields is None:
         console.print("The run has no config, so only what follows from it is compared.")
     for line in (changes.fields or [])[:_SHOWN_FIELDS]:
-        console.print(Text(line))
+        console.print(line)
     if (more := len(changes.fields or []) - _SHOWN_FIELDS) > 0:
-        console.print(Text(f"{more:,} more (all with --json)", "dim"))
+        console.print(f"{more:,} more (all with --json)", style="dim")
     if resolved or (changes.fields is None and not changes.same):
-        console.print(Text("What follows from it:", "dim"))
+        console.print("What follows from it:", style="dim")
         for line in changes.plan:
-            console.print(Text(f"  {line}"))
+            console.print(f"  {line}")
     if changes.same:
         console.print(Text.assemble(("the same run ", "green"), run))
     elif changes.amendment is not None:
         console.print(f"From step {changes.amendment.step:,} on:")
         for line in _written(changes.amendment).splitlines():
-            console.print(Text(f"  {line}", "bold"))
+            console.print(f"  {line}", style="bold")
     elif changes.first_step is not None:
         console.print(f"The batches differ from step {changes.first_step:,} on.")
     elif changes.refused:
         console.print("A run cannot make these changes; undo them, or use another folder:")
         for line in changes.refused[:_SHOWN_FIELDS]:
-            console.print(Text(f"  {line}"))
+            console.print(f"  {line}")
     else:
         console.print("They are different runs: restore the run's config, or use another folder.")
 

@@ -18,6 +18,7 @@ from headrace.cli.options import (
     Hosts,
     Icc,
     Layout,
+    NumSteps,
     Optimizer,
     Schedule,
     Settings,
@@ -57,9 +58,7 @@ def command(
     icc: Icc = None,
     schedule: Schedule = "wsd",
     optimizer: Optimizer = "adam",
-    num_steps: Annotated[
-        int | None, typer.Option("--steps", help="Steps of the run.", min=1)
-    ] = None,
+    num_steps: NumSteps = None,
     first_step: Annotated[int, typer.Option(help="First step to forecast.", min=0)] = 0,
     max_rows: Annotated[
         int | None, typer.Option(help="Most rows to examine; by default 262,144.", min=1)

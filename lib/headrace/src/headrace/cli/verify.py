@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import AsJson, Format, parse_format
+from headrace.cli.options import AsJson, CacheFolder, Format, parse_format
 from headrace.cli.shown import counting, labelled, say, say_json, terminal
 from headrace.errors import format_count, format_some
 
@@ -24,7 +24,7 @@ _SHOWN_SOURCES = 4
 
 
 def command(
-    cache: Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")],
+    cache: CacheFolder,
     deep: Annotated[
         bool,
         typer.Option(

@@ -13,8 +13,7 @@ from headrace.cli.options import (
     SameRun,
     Settings,
     check_run,
-    load_of_run,
-    lock_at,
+    config_of_target,
 )
 from headrace.cli.shown import figures_table, say, say_json, terminal, working
 from headrace.errors import ConfigError, format_count
@@ -63,8 +62,7 @@ def command(
     """
     from headrace.run.where import where
 
-    run = target if run is None and lock_at(target) else run
-    config = load_of_run(target, settings, run)
+    config, run = config_of_target(target, settings, run)
     if run is not None:
         check_run(run, config, config.dataset(), max(step - 1, 0))
     if document is not None or component is not None:

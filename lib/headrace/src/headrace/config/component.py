@@ -443,7 +443,7 @@ def named_in_config() -> Iterator[None]:
             raise
         field = f"tokenizer.{error.field}"
         cure = (error.cure or "").replace(f"--{error.field} ", f"{field}: ")
-        raise ConfigError(error.problem, field=field, value=error.value, cure=cure) from error
+        raise error.but(field=field, cure=cure) from error
 
 
 def open_caches(

@@ -553,9 +553,7 @@ def _read_record(slot: Slot, values: Mapping[Any, Any], path: str) -> Any:
         name = error.field or ""
         if name.startswith(path):
             raise
-        extra = {} if error.value is None else {"value": error.value}
-        name = f"{prefix}{name.rpartition('.')[2]}".rstrip(".")
-        raise type(error)(error.problem, field=name, cure=error.cure, **extra) from None
+        raise error.but(field=f"{prefix}{name.rpartition('.')[2]}".rstrip(".")) from None
 
 
 def _read_union(slot: Slot, value: Any, path: str) -> Any:

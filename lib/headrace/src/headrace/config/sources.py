@@ -91,9 +91,7 @@ def in_config(fault: HeadraceError, component: str) -> HeadraceError:
     cure = re.sub(rf"{_FIELD}(?: {_FIELD})*", lambda match: _fields_in(match[0], path), cure)
     for option, field in _AS_FIELDS:
         cure = re.sub(rf"{option}\b", rf"{path}.{field}", cure)
-    about = {} if fault.value is None else {"value": fault.value}
-    field = path if fault.field == "source" else fault.field
-    return type(fault)(fault.problem, field=field, cure=cure, **about)
+    return fault.but(field=path if fault.field == "source" else fault.field, cure=cure)
 
 
 def _fields_in(options: str, path: str) -> str:

@@ -85,9 +85,7 @@ def stored_rows(
     except ConfigError as error:
         path = f"components.{name}.packing"
         if error.field == "capacity":
-            raise ConfigError(
-                error.problem, field=f"{path}.capacity", value=error.value, cure=error.cure
-            ) from error
+            raise error.but(field=f"{path}.capacity") from error
         if not (error.field or "").startswith("lengths"):
             raise
         unit = packing.resolved(pairs=is_of_pairs(cache, pairs), conversations=False).unit

@@ -128,8 +128,7 @@ def pairs_of_component(name: str) -> Iterator[None]:
         named = f"{path}.{_FIELDS[field]}" if field in _FIELDS else f"{field} of {path}.cache"
         cure = (error.cure or "").replace("packing: {}", f"{path}.packing: {{}}")
         cure = cure.replace("pairs: false", f"{path}.pairs: false")
-        value = {} if error.value is None else {"value": error.value}
-        raise ConfigError(error.problem, field=named, cure=cure, **value) from error
+        raise error.but(field=named, cure=cure) from error
 
 
 def _check_turns(cache: TokenCache) -> None:

@@ -130,10 +130,7 @@ def placed(names: Sequence[str], own: Collection[str], shuffle: Shuffle) -> Iter
         if error.field not in shuffle.fields:
             raise
         field = f"components.{names[0]}.shuffle" if set(names) <= set(own) else "shuffle"
-        value = {} if error.value is None else {"value": error.value}
-        raise ConfigError(
-            error.problem, field=f"{field}.{error.field}", cure=error.cure, **value
-        ) from error
+        raise error.but(field=f"{field}.{error.field}") from error
 
 
 def _resolve_braids(
@@ -369,9 +366,7 @@ def _bounded(
         return bound_shares(rows, bound, steps)
     except ConfigError as error:
         bounds = {n: b for n, b in zip(names, bound.tolist(), strict=True) if b < 1}
-        raise ConfigError(
-            error.problem, field="max_share", value=bounds, cure=error.cure
-        ) from error
+        raise error.but(field="max_share", value=bounds) from error
 
 
 def _longest(stretches: Sequence[_Stretch]) -> dict[str, float] | None:

@@ -18,11 +18,15 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import date, time, timedelta
 from numbers import Number
+from types import CodeType
 from typing import Any
 
-from jinja2 import Undefined, meta, nodes, pass_eval_context
+from jinja2 import Template, Undefined, meta, nodes, pass_eval_context
+from jinja2 import TemplateError as TemplateError
+from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter, sync_do_join
 from jinja2.nodes import EvalContext
 from jinja2.nodes import Slice as SliceNode
@@ -30,6 +34,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headrace.ingest.records import BadRecordError, type_name
+from headrace.ingest.template_reading import CLOSE, OPEN
 
 MAX_RENDER = 1 << 26
 """Limit for one rendering."""
@@ -47,6 +52,67 @@ _OF_SPELLED = ("string", "lower", "replace")
 """Filters that a value which is no text may go through, if JSON's spelling comes out at the end."""
 _WRITTEN = (str, Number, date, time, timedelta, Undefined)
 """What a template may write as it is; but true and false, which are numbers to Python."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A template's code, and the names of fields and of variables in it."""
+
+    code: CodeType
+    fields: set[str]
+    variables: set[str]
+
+    def template_in(self, environment: BoundedEnvironment) -> Template:
+        """The template, with the limits and the globals of an environment."""
+        return Template.from_code(environment, self.code, environment.make_globals(None))
+
+
+def environment_of(max_record_bytes: int) -> BoundedEnvironment:
+    """What templates are compiled for, with the limit of a rendering."""
+    environment = BoundedEnvironment(
+        min(max_record_bytes, MAX_RENDER),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = functools.partial(to_json, default=_own_value)
+    environment.bound_filters()
+    return environment
+
+
+@functools.lru_cache(maxsize=16)
+def compiled(text: str, max_record_bytes: int) -> Compiled:
+    """Compiles a template: a build asks several times, and compiling takes most of the time of a
+    small one.
+
+    Raises:
+        TemplateError: it is not valid.
+    """
+    environment = environment_of(max_record_bytes)
+    return Compiled(environment.compile(text), *_names_in(environment.parse(text)))
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
+) -> str:
+    """A value as models have seen it; Jinja's own filter escapes <, > and & for web pages."""
+    # The options are in the order that transformers gives them, for which templates are written.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+class _Generation(Extension):
+    """The tag ``{% generation %}``: its body, between two marks."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's way)
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # Inside a loop, a macro or a filter alike, the marks go where the text goes.
+        opens, closes = (
+            nodes.Output([nodes.TemplateData(mark)]).set_lineno(line) for mark in (OPEN, CLOSE)
+        )
+        return [opens, *body, closes]
 
 
 class SpelledError(BadRecordError):
@@ -355,7 +421,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.spend(_size(sized) * _size(separator))
 
 
-def names_in(tree: nodes.Template) -> tuple[set[str], set[str]]:
+def _names_in(tree: nodes.Template) -> tuple[set[str], set[str]]:
     """What a template may ask for: fields (attributes, and texts, which may be keys), and
     variables.
     """
@@ -364,7 +430,7 @@ def names_in(tree: nodes.Template) -> tuple[set[str], set[str]]:
     return attributes | texts, meta.find_undeclared_variables(tree)
 
 
-def own_value(value: Any) -> Any:
+def _own_value(value: Any) -> Any:
     """The value that JSON writes for one that it does not know; for the filter ``tojson``.
 
     Raises:

@@ -25,8 +25,6 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache, partial
-from types import CodeType
 from typing import Any
 
 from headrace.errors import ConfigError, install_command
@@ -42,6 +40,8 @@ from headrace.ingest.conversations import (
 from headrace.ingest.records import MAX_RECORD_BYTES, BadRecordError, one_line
 from headrace.ingest.source import ChatConfig
 from headrace.ingest.template_reading import (
+    CLOSE,
+    OPEN,
     LeftOut,
     contents_cut,
     left_out,
@@ -54,10 +54,7 @@ from headrace.store import files
 
 TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE = "tokenizer_config.json"
-# Two code points that Unicode sets aside for a program's own use; they never leave this module.
-_OPEN = "\ufdd0"
-_CLOSE = "\ufdd1"
-_MARKS = re.compile(f"[{_OPEN}{_CLOSE}]")
+_MARKS = re.compile(f"[{OPEN}{CLOSE}]")
 _GENERATION = re.compile(r"\{%-?\+?\s*generation\b")
 _CLOCK = "strftime_now"
 _MOST_SHAPES = 1024
@@ -200,7 +197,7 @@ class ChatTemplate:
                 field="chat.template",
                 cure=install_command("headrace[chat]"),
             ) from error
-        environment = _environment(max_record_bytes)
+        environment = self._bounded.environment_of(max_record_bytes)
         self._begin = environment.begin
         environment.globals["raise_exception"] = self._refuse
         template_variables: dict[str, Any] = dict(variables)
@@ -214,14 +211,15 @@ class ChatTemplate:
                 ) from None
         self._variables = {**record["tokens"], **template_variables}
         self.has_marks = bool(_GENERATION.search(record["text"]))
-        jinja: Any = importlib.import_module("jinja2")
         try:
-            code, self._fields, self.variables_read = _compiled(record["text"], max_record_bytes)
-        except jinja.TemplateError as error:
+            compiled = self._bounded.compiled(record["text"], max_record_bytes)
+        except self._bounded.TemplateError as error:
             raise ConfigError(
                 f"is no Jinja template ({one_line(error)})", field="chat.template"
             ) from error
-        self._template = jinja.Template.from_code(environment, code, environment.make_globals(None))
+        self._fields: set[str] = compiled.fields
+        self.variables_read: set[str] = compiled.variables
+        self._template = compiled.template_in(environment)
         self._markers = markers_of(self._fields)
         self._left_out: dict[Hashable, LeftOut | None] = {}
         self.extras = Given()
@@ -253,10 +251,10 @@ class ChatTemplate:
         spans = []
         at = 0
         start = 0
-        for piece in re.split(f"([{_OPEN}{_CLOSE}])", raw):
-            if piece == _OPEN:
+        for piece in re.split(f"([{OPEN}{CLOSE}])", raw):
+            if piece == OPEN:
                 start = at
-            elif piece == _CLOSE:
+            elif piece == CLOSE:
                 if at > start:
                     spans.append((start, at))
             else:
@@ -394,7 +392,7 @@ class ChatTemplate:
         does not take them as objects either: one that does finds no names in a text.
         """
         spelled = [one for one in arguments_of(form) if isinstance(one, str)]
-        if all(one in text or _to_json(one)[1:-1] in text for one in spelled):
+        if all(one in text or self._bounded.to_json(one)[1:-1] in text for one in spelled):
             return True
         for keep_objects in (True, False):
             plain_form = with_plain_arguments(of_objects, keep_objects=keep_objects)
@@ -510,14 +508,6 @@ def refuse_marks(messages: Messages) -> None:
             )
 
 
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
-) -> str:
-    # Jinja's own filter escapes <, > and & for web pages, which models have never seen. The options
-    # are in the order that transformers gives them, for which templates are written.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
 def _fixed_clock(date: Any) -> Callable[[str], str]:
     """The template's function ``strftime_now``, which always tells the same date (at midnight)."""
     try:
@@ -534,48 +524,3 @@ def _fixed_clock(date: Any) -> Callable[[str], str]:
         return moment.strftime(pattern)
 
     return strftime_now
-
-
-def _environment(max_record_bytes: int) -> Any:
-    """What templates are compiled for, with the limit of a rendering."""
-    bounded: Any = importlib.import_module("headrace.ingest.bounded_jinja")
-    environment = bounded.BoundedEnvironment(
-        min(max_record_bytes, bounded.MAX_RENDER),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_generation_extension(), "jinja2.ext.loopcontrols"],
-    )
-    environment.filters["tojson"] = partial(_to_json, default=bounded.own_value)
-    environment.bound_filters()
-    return environment
-
-
-@lru_cache(maxsize=16)
-def _compiled(text: str, max_record_bytes: int) -> tuple[CodeType, set[str], set[str]]:
-    """A template's code, and the names of fields and of variables in it: a build asks several
-    times, and compiling takes most of the time of a small one.
-    """
-    bounded: Any = importlib.import_module("headrace.ingest.bounded_jinja")
-    environment = _environment(max_record_bytes)
-    return environment.compile(text), *bounded.names_in(environment.parse(text))
-
-
-def _generation_extension() -> Any:
-    """The Jinja tag ``{% generation %}``: its body, between two marks."""
-    nodes: Any = importlib.import_module("jinja2.nodes")
-    extensions: Any = importlib.import_module("jinja2.ext")
-
-    class Generation(extensions.Extension):  # type: ignore[misc]
-        tags = {"generation"}  # noqa: RUF012 (Jinja's way)
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            # Inside a loop, a macro or a filter alike, the marks go where the text goes.
-            opens, closes = (
-                nodes.Output([nodes.TemplateData(mark)]).set_lineno(line)
-                for mark in (_OPEN, _CLOSE)
-            )
-            return [opens, *body, closes]
-
-    return Generation

@@ -152,9 +152,8 @@ class Input:
             trials = list(pool.map(look.trial_of, some))
         if len(some) < len(self.listed):
             counts = f"{len(some):,} of the {format_count(len(self.listed), 'file')} of this source"
-            return [
-                _with_note(one, f"Only {counts} were looked at.") for one in look.faults(trials)
-            ]
+            note = f"Only {counts} were looked at."
+            return [one.but(cure=f"{one.cure or ''} {note}".strip()) for one in look.faults(trials)]
         if any(not trial.is_barren for trial in trials):
             return look.faults(trials)
         paths = ", ".join(redact(str(path)) for path in self.source.paths)
@@ -661,10 +660,6 @@ def _records_in(text: str, bad: Sequence[BadRecordError]) -> str:
         return f".[{name}][]" if lacks and not bad[0].cure.startswith("Say ") else ""
     are_many = "\n}" in text[:-2]
     return "." if are_many or json.loads(name) in _LISTS_OF_RECORDS else f".[{name}][]"
-
-
-def _with_note(fault: SourceError, note: str) -> SourceError:
-    return SourceError(fault.problem, field=fault.field, cure=f"{fault.cure or ''} {note}".strip())
 
 
 def _are_alike(problems: Sequence[BadRecordError]) -> bool:

@@ -327,7 +327,7 @@ def with_restart(output: str, fault: HeadraceError) -> HeadraceError:
         return options[0] if is_kept else f"{options[0]} --restart"
 
     cure = re.sub(f"{_READING}(?: {_READING})*", followed, cure)
-    return SourceError(fault.problem, field=fault.field, cure=cure)
+    return fault.but(cure=cure)
 
 
 def _with_options(source: Mapping[str, Any], options: Sequence[str]) -> dict[str, Any] | None:

@@ -165,6 +165,7 @@ class Reader(abc.ABC):
         Raises:
             SourceError: a requested one is missing.
         """
+        cures = self.columns.cures
         for column in self.columns.names:
             if (
                 column not in self.columns.optional
@@ -175,7 +176,7 @@ class Reader(abc.ABC):
                     f"has no column {column!r} (it has {', '.join(map(repr, present[:12]))})",
                     field=self.path,
                     cure=cure_of_shape(column, present)
-                    or f"{did_you_mean(column, present)} {self.columns.cures.get(column, '')}".strip(),
+                    or f"{did_you_mean(column, present)} {cures.get(column, '')}".strip(),
                 )
         top_level = {c if c in present else c.split(".")[0] for c in self.columns.names}
         self.unread = [name for name in present if name not in top_level]

@@ -21,6 +21,10 @@ from typing import Any, NamedTuple
 
 from headrace.ingest.conversations import TRAINING_MARKS, Message, Messages
 
+# Two code points that Unicode sets aside for a program's own use; they never leave this package.
+OPEN = "\ufdd0"
+CLOSE = "\ufdd1"
+"""What stands around a text that a template marks, while it is rendered."""
 _LABELS = ("role", "name", "id", "tool_call_id")
 """Fields that say whose or which a message is: a message of which only these arrive is lost."""
 _IN_CALLS = "tool_calls[]."
@@ -181,7 +185,7 @@ def left_out(probe: Probe, text: str, names: Collection[str]) -> LeftOut:
     Args:
         probe: The probe.
         text: What the template made of it.
-        names: The template's own names, see :func:`~headrace.ingest.bounded_jinja.names_in`.
+        names: The template's own names, see ``ChatTemplate``.
     """
     text = text.lower()
     # A content that is cut has as many words as it likes, which a set has at once.

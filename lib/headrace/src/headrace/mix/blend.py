@@ -189,7 +189,7 @@ class Blend:
                 cure = (
                     f"{(error.cure or '').rstrip('.')}, or end the run with num_steps: {self.end}."
                 )
-                raise ConfigError(error.problem, field=error.field, cure=cure) from None
+                raise error.but(cure=cure) from None
 
     def without_end(self) -> Blend:
         """The blend as it would be if no amendment ended its use."""
@@ -566,7 +566,7 @@ def weights_of_sizes(
     try:
         return _rounded(unimax_weights(float_sizes, total_tokens, most))
     except ConfigError as error:
-        raise ConfigError(error.problem, field=kind_path, value=value, cure=error.cure) from error
+        raise error.but(field=kind_path, value=value) from error
 
 
 def _positive(value: object, path: str, cure: str) -> float:

@@ -93,7 +93,7 @@ def plan_of_cache(
             raise
         # What belongs together is never cut
         cure = error.cure.replace(f", or {TRUNCATE}", "").replace(POLICIES, "drop")
-        raise ConfigError(error.problem, field=error.field, value=error.value, cure=cure) from error
+        raise error.but(cure=cure) from error
     plan = of_documents(plan, cache, unit)
     _LOG.info("packed %s: %s", cache.path, plan.record())
     return plan, files.join(root, request.fingerprint)

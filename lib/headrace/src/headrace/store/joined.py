@@ -403,9 +403,7 @@ def _opened(
                 "Restore its folder; a run that is to do without has components.NAME.snapshot:"
                 f" {snapshot.history.snapshot_of(number) - 1}."
             )
-            raise CacheMissingError(
-                error.problem, field=error.field, value=error.value, cure=cure
-            ) from error
+            raise error.but(cure=cure) from error
         # 4. Somebody may have built another cache in its folder.
         check_member(snapshot, number, member.fingerprint, member.path)
         return member

@@ -32,7 +32,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import msgspec
 
@@ -116,10 +116,14 @@ class BlockReader(Reader):
         """The lines that begin at the bytes ``start .. stop`` of the unpacked file (None: to its
         end).
         """
+        at = max(0, start - 1)
         if self.compression == "none":
-            return lines_between(stream, start, stop)
-        packed = iter(lambda: stream.read(PACKED_BLOCK_BYTES), b"")
-        return lines_between(_Unpacked(unpack(packed, self.compression, self.path)), start, stop)
+            stream.seek(at)
+            blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
+        else:  # all before is unpacked
+            packed = iter(lambda: stream.read(PACKED_BLOCK_BYTES), b"")
+            blocks = _without_first(at, unpack(packed, self.compression, self.path))
+        return lines_between(blocks, start, stop)
 
     def _count_bytes(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         for block in blocks:
@@ -251,45 +255,23 @@ def _spread_out(line: bytes) -> str:
     return ""
 
 
-class _Bytes(Protocol):
-    """A stream from some byte on."""
-
-    def seek(self, offset: int, /) -> object: ...
-
-    def read(self, size: int, /) -> bytes: ...
-
-
-class _Unpacked:
-    """Unpacked blocks from some byte on, for which the earlier ones are unpacked;
-    read on demand.
-    """
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-
-    def seek(self, offset: int, /) -> None:
-        for block in self._blocks:
-            if len(block) > offset:
-                self._blocks = itertools.chain([block[offset:]], self._blocks)
-                return
-            offset -= len(block)
-
-    def read(self, size: int, /) -> bytes:
-        return next(self._blocks, b"")
+def _without_first(count: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The blocks without so many bytes at their begin."""
+    for block in blocks:
+        if len(block) > count:
+            yield block[count:]
+        count = max(count - len(block), 0)
 
 
-def lines_between(
-    stream: _Bytes, start: int, stop: int | None, block_bytes: int = BLOCK_BYTES
-) -> Iterator[bytes]:
-    """The lines that begin at the bytes ``start .. stop``, as blocks; None: to the
-    end of the file.
+def lines_between(blocks: Iterable[bytes], start: int, stop: int | None) -> Iterator[bytes]:
+    """The lines that begin at the bytes ``start .. stop`` of a file, as blocks; None: to its end.
+    ``blocks`` are those of the file from the byte before ``start`` on.
     """
     # A line begins at a byte if the byte before ends one. So both ends of the slice move to behind
     # the first line end at or after the byte before them.
     at = max(0, start - 1)
-    stream.seek(at)
     at_line_start = start == 0
-    while block := stream.read(block_bytes):
+    for block in blocks:
         first = 0
         if not at_line_start:
             end = block.find(b"\n")
