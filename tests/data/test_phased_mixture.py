@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.data import MixtureDataset, PackedTokenDataset, PlannedDataset, TokenSeqDataset
+from headrace.data.component import component_sides
 from headrace.data.dataset import ReorderedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.phased import Continued, PhasedDataset
@@ -145,6 +146,8 @@ def phased(
     plan = plan_of(weights, policy, [*sources], batch)
     split = (validation, "validation")
     held_out = {} if validation is None else dict.fromkeys(sources, split)
+    if len(phases) == 1:
+        sources = {n: component_sides(n, rows, validation)[0] for n, rows in sources.items()}
     plan = dataclasses.replace(plan, phases=phases, **limits)
     dataset = run_dataset(sources, plan, Orders(5, shuffles, validation=held_out))
     if isinstance(dataset, PhasedDataset):
@@ -217,9 +220,8 @@ def test_the_first_phase_is_the_run_without_phases(caches, shuffle, removed, hel
         for n, d in alone.items()
     }
     stages = [Stage(0, Blend({"a": 3, "b": 1}))]
-    shuffled = shuffle_components(
-        stored, dict.fromkeys(stored, shuffle), stages, BatchSchedule(8), 5
-    )
+    plan = plan_of(stages, "quota", [*stored], BatchSchedule(8))
+    shuffled = shuffle_components(stored, dict.fromkeys(stored, shuffle), plan, 5)
     plain = MixtureDataset(shuffled, stages, BatchSchedule(8))
     before = np.arange(8 * step)
     if later != 16:

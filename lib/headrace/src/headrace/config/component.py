@@ -357,17 +357,6 @@ def check_strategy(phases: Sequence[tuple[int, int]], strategy: str) -> None:
         raise ConfigError(NOT_WITH_PHASES, field="stop_strategy", value=strategy, cure=cure)
 
 
-def subsets_of(
-    components: Mapping[str, ComponentConfig], default: SubsetConfig | None
-) -> dict[str, tuple[SubsetConfig, str]]:
-    """The subset of each component that has one; see :meth:`ComponentConfig.subset_in`."""
-    return {
-        n: subset
-        for n, component in components.items()
-        if (subset := component.subset_in(n, default)) is not None
-    }
-
-
 def held_out_of(
     components: Mapping[str, ComponentConfig], default: ValidationConfig | None
 ) -> dict[str, tuple[ValidationConfig, str]]:

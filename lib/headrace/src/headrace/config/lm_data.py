@@ -38,7 +38,6 @@ from headrace.config.component import (
     log_more_hosts,
     open_caches,
     sizes_of,
-    subsets_of,
 )
 from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.snapshots import Settled, settle, without_removed
@@ -220,12 +219,11 @@ class LmDataConfig:
             component.check(f"components.{name}", row_tokens)
         if self.micro_batches is not None:
             self.micro_batches.check(max(dict(self.phases).values()))
-        if self.phases[1:] and (
-            subsets := [path for _, path in subsets_of(self.components, self.subset).values()]
-        ):
-            raise ConfigError(
-                NOT_WITH_PHASES, field=subsets[0], cure="Keep one seq_len, or leave the subset out."
-            )
+        for name, component in self.components.items():
+            subset = component.subset_in(name, self.subset)
+            if subset is not None and self.phases[1:]:
+                cure = "Keep one seq_len, or leave the subset out."
+                raise ConfigError(NOT_WITH_PHASES, field=subset[1], cure=cure)
         check_epochs("max_epochs", self.max_epochs)
         expanded = written_out(
             self.components,
@@ -534,11 +532,12 @@ class LmDataConfig:
             {name: config.shuffle_for(name) for name in components},
             own_shuffles={name for name, c in components.items() if c.shuffle is not None},
             validation=config.held_out,
-            subsets=subsets_of(components, self.subset),
             max_hosts=self.max_hosts,
             scores=config._scores(opened),
         )
-        dataset = run_dataset(config.datasets(opened), plan, orders)
+        # Where rows change their length, what is held out depends on all lengths
+        sources = config.train_datasets if len(self.phases) == 1 else config.datasets
+        dataset = run_dataset(sources(opened), plan, orders)
         if plan.num_steps is not None and self.stop_strategy == "restart":
             own = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, plan.num_steps, plan, own)

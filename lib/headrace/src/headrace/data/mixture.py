@@ -133,7 +133,7 @@ class MixtureDataset(WrappingDataset):
         if plan.counted is not None:
             plan = counted_plan(plan, components)
         check_components(self.names, plan.stages)
-        components = share_strands(components, plan.stages, plan.batch, plan.planned)
+        components = share_strands(components, plan)
         sizes = {name: dataset.length for name, dataset in components.items()}
         self.components = tuple(_repeated(name, dataset) for name, dataset in components.items())
         self.base = self.components[0]  # all have rows like this one

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.data.component import component_sides, naming_split, split_sides, subset_side
+from headrace.data.component import component_sides, naming_split, split_sides
 from headrace.data.dataset import PlannedDataset
 from headrace.data.left_rows import FurtherDataset, FurtherRows, LeftRows, tokens_of_rows
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import LeftPieces, PackedRows, PackedTokenDataset, pack_left
-from headrace.data.packed_store import StoredDataset
 from headrace.data.phased import Continued, PhasedDataset, RunDataset
 from headrace.data.row_tokens import counted_plan
 from headrace.data.strands import RowScores, placed, shuffle_components
@@ -45,7 +44,6 @@ from headrace.order.intervals import Intervals
 from headrace.order.order import Identity, Order, Slice
 from headrace.order.seeds import derive
 from headrace.order.shuffle_config import Shuffle, ShuffleConfig, shuffle_of
-from headrace.order.subset import SubsetConfig
 from headrace.order.windows import rows_outside
 
 
@@ -58,8 +56,8 @@ class Orders:
         shuffles: How each component is shuffled. If rows change their length, a block has the same
             tokens in all phases, and ``io_block_size`` counts rows of the first phase.
         own_shuffles: Components whose shuffle is set under their own name, for errors.
-        validation: What is held out of components, by name, with its path in the config.
-        subsets: Subsets of components by name, with their path in the config; one phase only.
+        validation: What is held out of components, by name, with its path in the config; several
+            phases only.
         max_hosts: As for :func:`~headrace.data.strands.shuffle_components`.
         scores: As there; one phase only.
     """
@@ -70,18 +68,16 @@ class Orders:
     validation: Mapping[str, tuple[ValidationConfig, str]] = dataclasses.field(
         default_factory=dict[str, tuple[ValidationConfig, str]]
     )
-    subsets: Mapping[str, tuple[SubsetConfig, str]] = dataclasses.field(
-        default_factory=dict[str, tuple[SubsetConfig, str]]
-    )
     max_hosts: int | None = MAX_HOSTS
     scores: Mapping[str, RowScores] = dataclasses.field(default_factory=dict[str, RowScores])
 
 
-def run_dataset(sources: Mapping[str, StoredDataset], plan: Plan, orders: Orders) -> RunDataset:
+def run_dataset(sources: Mapping[str, PlannedDataset], plan: Plan, orders: Orders) -> RunDataset:
     """The dataset of a run.
 
     Args:
-        sources: Components by name, in rows of the first phase, before anything is held out.
+        sources: Components by name, in rows of the first phase: what is trained on of each; with
+            several phases, before anything is held out.
         plan: How much is drawn of each, and when.
         orders: In which order.
 
@@ -90,20 +86,26 @@ def run_dataset(sources: Mapping[str, StoredDataset], plan: Plan, orders: Orders
             :class:`~headrace.data.mixture.MixtureDataset` and
             :func:`~headrace.data.strands.shuffle_components`.
     """
-    courses: dict[str, _Course] = {}
     lengths = [length for _, length in plan.phases]
+    if plan.counted is None:
+        budgets = {name: tokens // lengths[0] for name, tokens in plan.max_tokens.items()}
+        plan = dataclasses.replace(plan, max_rows=budgets)
+    else:
+        plan = counted_plan(plan, sources)
+    if len(lengths) == 1:
+        shuffled = _shuffled(
+            sources, orders.shuffles, plan, orders, orders.seed, orders.own_shuffles
+        )
+        return MixtureDataset.of(shuffled, plan)
+    courses: dict[str, _Course] = {}
     for name, source in sources.items():
         shuffle = shuffle_of(orders.shuffles[name])
+        course = _PackedCourse if isinstance(source, PackedTokenDataset) else _Course
         with placed([name], orders.own_shuffles, shuffle):
-            if len(lengths) > 1:
-                shuffle = shuffle.of_one_length()
-            if isinstance(source, PackedTokenDataset) and len(lengths) > 1:
-                courses[name] = _PackedCourse(name, source, shuffle, lengths, orders)
-            else:
-                courses[name] = _Course(name, source, shuffle, lengths, orders)
+            courses[name] = course(
+                name, cast(Any, source), shuffle.of_one_length(), lengths, orders
+            )
     mixture = _first_mixture(courses, plan, orders)
-    if len(lengths) == 1:
-        return mixture
     phases: list[tuple[int, PlannedDataset]] = [(0, mixture)]
     changes: list[PhaseChange] = []
     for number, (step, length) in enumerate(plan.phases[1:], start=1):
@@ -121,23 +123,13 @@ def run_dataset(sources: Mapping[str, StoredDataset], plan: Plan, orders: Orders
 
 def _first_mixture(courses: Mapping[str, _Course], plan: Plan, orders: Orders) -> MixtureDataset:
     seq_len = plan.phases[0][1]
-    stored = {name: course.cut(seq_len, first=True) for name, course in courses.items()}
+    cuts = {name: course.cut(seq_len, first=True) for name, course in courses.items()}
+    stored = {name: cut.dataset for name, cut in cuts.items()}
     shuffles = {name: course.sized(seq_len, None) for name, course in courses.items()}
-    if plan.counted is not None:
-        plan = counted_plan(plan, {name: cut.dataset for name, cut in stored.items()})
-    else:
-        budgets = {name: tokens // seq_len for name, tokens in plan.max_tokens.items()}
-        plan = dataclasses.replace(plan, max_rows=budgets)
     shuffled = _shuffled(stored, shuffles, plan, orders, orders.seed, orders.own_shuffles)
-    if len(plan.phases) > 1:
-        for name, course in courses.items():
-            course.begin(stored[name], shuffled[name])
-    mixture = MixtureDataset.of(shuffled, plan)
     for name, course in courses.items():
-        course.token_limit = plan.max_rows.get(name)
-        if plan.counted is not None and name in plan.max_tokens:
-            course.token_limit = mixture.limits[name]
-    return mixture
+        course.begin(cuts[name], shuffled[name], plan.max_rows.get(name))
+    return MixtureDataset.of(shuffled, plan)
 
 
 def _next_mixture(
@@ -153,21 +145,23 @@ def _next_mixture(
     size = plan.batch.rows_at(step)[1]
     batch = BatchSchedule({0: size, **{s - step: n for s, n in plan.batch.points if s > step}})
     own = dataclasses.replace(plan, batch=batch)
-    stored = {name: course.cut(length, first=False) for name, course in courses.items()}
+    cuts = {name: course.cut(length, first=False) for name, course in courses.items()}
     of_phase = derive(orders.seed, "phase", number)
-    rests = {name: course.rests(stored[name]) for name, course in courses.items()}
+    rests = {name: course.rests(cuts[name]) for name, course in courses.items()}
     # The untouched blocks of all components share one budget of strands, and so does what is left
     # of touched ones
     shuffled_rests: dict[str, list[PlannedDataset]] = {name: [] for name in courses}
     for part, seed in ((0, of_phase), (1, derive(of_phase, "left"))):
-        started = {name: cuts[part] for name, cuts in rests.items() if cuts[part].rows}
-        shuffles = {name: courses[name].sized(length, cut.rows) for name, cut in started.items()}
+        started = {name: of_each[part].dataset for name, of_each in rests.items()}
+        started = {name: rest for name, rest in started.items() if len(rest)}
+        shuffles = {name: courses[name].sized(length, len(rest)) for name, rest in started.items()}
         for name, rest in _shuffled(started, shuffles, own, orders, seed).items():
             shuffled_rests[name].append(rest)
-    shuffles = {name: course.sized(length, stored[name].rows) for name, course in courses.items()}
+    stored = {name: cut.dataset for name, cut in cuts.items()}
+    shuffles = {name: course.sized(length, cuts[name].rows) for name, course in courses.items()}
     reshuffled = _shuffled(stored, shuffles, own, orders, orders.seed)
     components = {
-        name: course.enter(stored[name], rests[name], reshuffled[name], shuffled_rests[name])
+        name: course.enter(cuts[name], rests[name], reshuffled[name], shuffled_rests[name])
         for name, course in courses.items()
     }
     limits = {
@@ -207,7 +201,7 @@ class _Cut(NamedTuple):
 class _Course:
     """One component on its way through the phases."""
 
-    token_limit: int | None = None
+    token_limit: int | None
     """Largest number of examples in the run by its tokens (``max_tokens``), if its rows keep their
     length.
     """
@@ -215,7 +209,7 @@ class _Course:
     def __init__(
         self,
         name: str,
-        dataset: StoredDataset,
+        dataset: TokenSeqDataset,
         shuffle: Shuffle,
         lengths: Sequence[int],
         orders: Orders,
@@ -227,12 +221,7 @@ class _Course:
         self._held_out: HoldOut | None = None
         self._blocks: Order = Identity(0)
         self._has_left = False
-        self._block_tokens = 0
-        if len(lengths) == 1:  # blocks matter only where rows change their length
-            train = component_sides(name, dataset, validation, path=path)[0]
-            self._train = subset_side(name, train, *orders.subsets.get(name, (None, "")))
-            return
-        self._dataset = cast("TokenSeqDataset", dataset)
+        self._dataset = dataset
         self._block_tokens = phase_block(
             dataset.cache.layout.chunk_elements, lengths, shuffle.io_block_size
         )
@@ -247,8 +236,6 @@ class _Course:
 
     def cut(self, seq_len: int, *, first: bool) -> _Cut:
         """All of it; in the first phase as it would be cut without others."""
-        if not self._block_tokens:
-            return _blocks_first(self._train, Identity(0), 1)
         rows = self._block_tokens // seq_len
         tokens = self._block_tokens
         stored = self._dataset if first else self._stored
@@ -267,12 +254,11 @@ class _Course:
 
     def sized(self, seq_len: int, rows: int | None) -> Shuffle:
         """The shuffle over these blocks, with no more strands than there are rows."""
-        if not self._block_tokens:
-            return self._shuffle
         return self._shuffle.resized(self._block_tokens // seq_len, rows)
 
-    def begin(self, whole: _Cut, shuffled: PlannedDataset) -> None:
+    def begin(self, whole: _Cut, shuffled: PlannedDataset, token_limit: int | None) -> None:
         """Enters the first phase."""
+        self.token_limit = token_limit
         self._component = Continued(0, (), shuffled, 0)
         self._parts = ((shuffled, whole),)
 
@@ -450,21 +436,18 @@ def _rows_behind(blocks: int, block: int, rows: int, row: int) -> Int64[np.ndarr
 
 
 def _shuffled(
-    cuts: Mapping[str, _Cut],
-    shuffles: Mapping[str, Shuffle],
+    stored: Mapping[str, PlannedDataset],
+    shuffles: Mapping[str, ShuffleConfig | Shuffle],
     plan: Plan,
     orders: Orders,
     seed: int,
     own: Collection[str] = (),
 ) -> dict[str, PlannedDataset]:
-    stored = {name: cut.dataset for name, cut in cuts.items()}
     return shuffle_components(
         stored,
         shuffles,
-        plan.stages,
-        plan.batch,
+        plan,
         seed,
-        planned=plan.planned,
         own=own,
         max_hosts=orders.max_hosts,
         scores=orders.scores,

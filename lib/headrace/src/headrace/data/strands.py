@@ -25,7 +25,7 @@ from jaxtyping import Float64
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.dataset import PlannedDataset
 from headrace.errors import ConfigError
-from headrace.mix.schedule import BatchSchedule
+from headrace.mix.plan import Plan
 from headrace.mix.shares import bound_shares, row_shares
 from headrace.mix.stages import Stage
 from headrace.order.braid.spec import FEW_BLOCKS, MAX_HOSTS, resolve_strands
@@ -46,11 +46,9 @@ RowScores: TypeAlias = Callable[[PlannedDataset], Float64[np.ndarray, " rows"]]
 def shuffle_components(
     components: Mapping[str, PlannedDataset],
     shuffles: Mapping[str, ShuffleConfig | Shuffle],
-    stages: Sequence[Stage],
-    batch: BatchSchedule,
+    plan: Plan,
     seed: int | Mapping[str, int],
     *,
-    planned: int | None = None,
     own: Collection[str] = (),
     max_hosts: int | None = MAX_HOSTS,
     scores: Mapping[str, RowScores] = MappingProxyType({}),
@@ -61,11 +59,10 @@ def shuffle_components(
         components: Datasets in stored order.
         shuffles: How each is shuffled. Braids without ``strands`` share one budget; others keep
             their number.
-        stages: Weights; a component's strands depend on its largest share in the planned stages, or
-            in the first amendment that uses it, so later amendments do not change its order.
-        batch: Batch sizes; the largest counts.
+        plan: A component's strands depend on its largest share in the planned stages, or in the
+            first amendment that uses it, so later amendments do not change its order; and on the
+            largest batch.
         seed: Integer seed, one for all or one for each.
-        planned: Number of planned stages; those after them are amendments; None: all.
         own: Components whose shuffle is set under their own name in the config, for errors.
         max_hosts: The most hosts of the run, from which strands of components in shuffled stores
             follow; None: these have strands like others.
@@ -81,7 +78,7 @@ def shuffle_components(
         name: max_hosts if components[name].in_shuffled_store and shuffle.chooses_strands else None
         for name, shuffle in braided.items()
     }
-    strands = _resolve_braids(components, braided, hosts, stages, batch, planned, own)
+    strands = _resolve_braids(components, braided, hosts, plan, own)
     result: dict[str, PlannedDataset] = {}
     for name, dataset in components.items():
         shuffle = resolved[name]
@@ -137,9 +134,7 @@ def _resolve_braids(
     components: Mapping[str, PlannedDataset] | Mapping[str, Order],
     braided: Mapping[str, Shuffle],
     hosts: Mapping[str, int | None],
-    stages: Sequence[Stage],
-    batch: BatchSchedule,
-    planned: int | None,
+    plan: Plan,
     own: Collection[str],
 ) -> dict[str, Strands]:
     """Strands of each braided component that some stage uses, those of planned stages first:
@@ -147,9 +142,9 @@ def _resolve_braids(
     bytes.
     """
     orders: dict[str, tuple[int, float]] = {}
-    planned = len(stages) if planned is None else planned
-    for plan in (stages[:planned], *([stage] for stage in stages[planned:])):
-        shares = plan_shares(plan)
+    planned = len(plan.stages) if plan.planned is None else plan.planned
+    for stages in (plan.stages[:planned], *([stage] for stage in plan.stages[planned:])):
+        shares = plan_shares(stages)
         new = [name for name in shares.largest if name in braided and name not in orders]
         by_config: dict[tuple[int | None, int | None, int | None], list[str]] = {}
         for name in new:  # each kind as if it were alone, at its share of the batch
@@ -170,7 +165,7 @@ def _resolve_braids(
                 strand_plan = resolve_strands(
                     np.asarray([len(components[n]) for n in names], np.int64),
                     np.asarray([shares.largest[n] for n in names]),
-                    batch_size=batch.max_size,
+                    batch_size=plan.batch.max_size,
                     strands=strands,
                     budget_bytes=budget,
                     block_bytes=block_bytes,
@@ -220,22 +215,20 @@ def too_many_hosts(
 
 
 def share_strands(
-    components: Mapping[str, AsyncDataset[Any]],
-    stages: Sequence[Stage],
-    batch: BatchSchedule,
-    planned: int | None,
+    components: Mapping[str, AsyncDataset[Any]], plan: Plan
 ) -> dict[str, AsyncDataset[Any]]:
     """The components of a mixture, with pending orders resolved as in :func:`shuffle_components`.
 
     Example:
         >>> import headrace.testing
         >>> from headrace.data.token_seq import TokenSeqDataset
-        >>> from headrace.mix.blend import Blend
+        >>> from headrace.mix.plan import plan_of
+        >>> from headrace.mix.schedule import BatchSchedule
         >>> rows = TokenSeqDataset(
         ...     headrace.testing.tiny_cache(documents=1000), seq_len=8
         ... ).braid_shuffle(seed=0)
-        >>> stages = [Stage(0, Blend({"a": 3, "b": 1}))]
-        >>> shared = share_strands({"a": rows, "b": rows}, stages, BatchSchedule(16), None)
+        >>> plan = plan_of({"a": 3, "b": 1}, "quota", ["a", "b"], BatchSchedule(16))
+        >>> shared = share_strands({"a": rows, "b": rows}, plan)
         >>> [dataset.shuffle_order().strands for dataset in shared.values()]
         [96, 32]
     """
@@ -249,7 +242,7 @@ def share_strands(
         for n, o in pending.items()
     }
     hosts = {n: o.hosts for n, o in pending.items()}
-    shared = _resolve_braids(pending, braided, hosts, stages, batch, planned, ())
+    shared = _resolve_braids(pending, braided, hosts, plan, ())
 
     def shuffle(name: str, order: Order) -> Order:
         key = derive(pending[name].seed, "component", name)
