@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix import Blend, temperature_weights, unimax_weights
+from headrace.mix import Blend
+from headrace.mix.blend import weights_of_sizes
 from headrace.mix.schedule import MAX_STEP, weight_from_config
 from headrace.mix.shares import fixed_point
 
@@ -155,7 +156,7 @@ sizes = st.dictionaries(
 
 @given(sizes, st.floats(0.2, 100))
 def test_temperature_weights(s, tau):
-    w = temperature_weights(s, tau)
+    w = weights_of_sizes({"temperature": tau}, s)
     assert sum(w.values()) == pytest.approx(1)
     big = max(s, key=lambda k: s[k])
     small = min(s, key=lambda k: s[k])
@@ -165,20 +166,20 @@ def test_temperature_weights(s, tau):
 @given(sizes, st.floats(0.5, 50), st.floats(0.001, 1))
 def test_unimax_weights_are_equal_but_for_sources_at_their_limit(s, epochs, part):
     budget = sum(s.values()) * epochs * part
-    w = unimax_weights(s, budget, epochs)
+    w = weights_of_sizes({"unimax": epochs}, s, budget)
     assert sum(w.values()) == pytest.approx(1)
     largest = max(w.values())
     for name, size in s.items():
-        assert w[name] * budget <= size * epochs * (1 + 1e-9)
+        assert w[name] * budget <= size * epochs * (1 + 1e-8)
         at_limit = w[name] * budget == pytest.approx(size * epochs)
         assert at_limit or w[name] == pytest.approx(largest)
 
 
-def test_helpers_refuse_what_cannot_be():
-    for bad in ({}, {"a": 0.0}, {"a": float("nan")}):
-        with pytest.raises(ConfigError):
-            temperature_weights(bad, 1)
-    with pytest.raises(ConfigError, match="tau"):
-        temperature_weights({"a": 1.0}, 0)
+def test_rules_refuse_what_cannot_be():
+    for rule in ({"temperature": 1}, {"unimax": 4}):
+        with pytest.raises(ConfigError, match="component 'b' has no row"):
+            weights_of_sizes(rule, {"a": 3, "b": 0}, 1)
+    with pytest.raises(ConfigError, match="must be a number above 0"):
+        weights_of_sizes({"temperature": 0}, {"a": 1})
     with pytest.raises(ConfigError, match="cannot be met"):
-        unimax_weights({"a": 10.0}, 100, 4)
+        weights_of_sizes({"unimax": 4}, {"a": 10}, 100)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix import BatchSchedule, Blend
-from headrace.mix.quota import Quota
-from headrace.mix.quota_walk import CHUNK, even_rows
+from headrace.mix.quota import Quota, even_rows
+from headrace.mix.quota_walk import CHUNK
 from headrace.mix.schedule import MAX_STEP
 from headrace.mix.shares import ONE, UNLIMITED, fixed_point
 

@@ -24,7 +24,7 @@ from headrace import (
 )
 from headrace.errors import ConfigError
 from headrace.metrics import LoaderStats
-from headrace.mix import AmendmentConfig, BatchSchedule, StageConfig, temperature_weights
+from headrace.mix import AmendmentConfig, BatchSchedule, StageConfig
 from headrace.order import (
     BlockShuffleConfig,
     BraidShuffleConfig,
@@ -90,9 +90,7 @@ def mixture() -> MixtureDataset:
     shuffled = {
         name: source.braid_shuffle(batch_size=16, seed=0) for name, source in sources.items()
     }
-    weights = temperature_weights(
-        {name: float(len(source)) for name, source in sources.items()}, 2.0
-    )
+    weights = {name: len(source) ** 0.5 for name, source in sources.items()}
     return MixtureDataset(shuffled, weights, batch_size=BatchSchedule({0: 32, 1000: 64}))
 
 

@@ -1,6 +1,4 @@
 from .blend import Blend as Blend
-from .blend import temperature_weights as temperature_weights
-from .blend import unimax_weights as unimax_weights
 from .online import AdaptiveMixture as AdaptiveMixture
 from .online import BanditMixture as BanditMixture
 from .online import Measured as Measured

@@ -386,74 +386,22 @@ def _evaluate(
             _evaluate(inner, steps, values[:, d], parts)
 
 
-def temperature_weights(sizes: Mapping[str, float], tau: float) -> dict[str, float]:
-    """Weights proportional to ``size ** (1 / tau)``: 1 is proportional to size, large values
-    approach equal shares.
-
-    Args:
-        sizes: Tokens or examples of each source.
-        tau: Temperature, above 0.
-
-    Returns:
-        Weights that sum to 1.
-
-    Raises:
-        ConfigError: no sources, a size that is not positive and finite, or ``tau`` not above 0.
-
-    Reference: Arivazhagan et al., "Massively multilingual neural machine translation in the wild",
-        2019.
-
-    Example:
-        >>> temperature_weights({"big": 400.0, "small": 100.0}, tau=2)
-        {'big': 0.6666666666666666, 'small': 0.3333333333333333}
+def _temperature(sizes: Mapping[str, float], tau: float) -> dict[str, float]:
+    """Weights proportional to ``size ** (1 / tau)`` (Arivazhagan et al., "Massively multilingual
+    neural machine translation in the wild", 2019).
     """
-    _check_sizes(sizes)
-    if not tau > 0:
-        raise ConfigError(
-            "must be above 0", field="tau", value=tau, cure="1 keeps the sizes' proportions."
-        )
     largest = max(sizes.values())
     raised = {name: (size / largest) ** (1 / tau) for name, size in sizes.items()}
     total = math.fsum(raised.values())
     return {name: r / total for name, r in raised.items()}
 
 
-def unimax_weights(
-    sizes: Mapping[str, float], budget: float, max_epochs: float
-) -> dict[str, float]:
-    """Shares as equal as possible while no source is seen more than ``max_epochs`` times.
-
-    Args:
-        sizes: Tokens (or examples) of each source.
-        budget: Tokens (or examples) of the whole run, the same unit.
-        max_epochs: Largest number of passes over any source, above 0.
-
-    Returns:
-        Weights that sum to 1.
-
-    Raises:
-        ConfigError: a size or the budget is not positive, or all sources together do not hold the
-            budget.
-
-    Reference: Chung et al., "UniMax: fairer and more effective language sampling for large-scale
-        multilingual
-    pretraining", ICLR 2023.
-
-    Example:
-        >>> unimax_weights({"en": 1000.0, "is": 10.0, "fo": 1.0}, budget=100, max_epochs=4)
-        {'en': 0.56, 'is': 0.4, 'fo': 0.04}
+def _unimax(sizes: Mapping[str, float], budget: float, max_epochs: float) -> dict[str, float]:
+    """Shares of a budget as equal as possible while no source is seen more than ``max_epochs``
+    times (Chung et al., "UniMax: fairer and more effective language sampling for large-scale
+    multilingual pretraining", ICLR 2023).
     """
-    _check_sizes(sizes)
-    for field, value in (("budget", budget), ("max_epochs", max_epochs)):
-        if not (value > 0 and math.isfinite(value)):
-            raise ConfigError("must be above 0", field=field, value=value)
-    limit = math.fsum(sizes.values()) * max_epochs
-    if limit < budget * (1 - 1e-9):
-        problem = f"cannot be met: {max_epochs:g} epochs of all sources hold {limit:g}"
-        raise ConfigError(
-            problem, field="budget", value=budget, cure="Lower the budget or allow more epochs."
-        )
-    budget_left = float(budget)
+    budget_left = budget
     share = {}
     by_size = sorted(sizes, key=lambda name: sizes[name])
     for i, name in enumerate(
@@ -462,14 +410,6 @@ def unimax_weights(
         share[name] = min(budget_left / (len(by_size) - i), sizes[name] * max_epochs)
         budget_left -= share[name]
     return {name: share[name] / budget for name in sizes}
-
-
-def _check_sizes(sizes: Mapping[str, float]) -> None:
-    if not sizes:
-        raise ConfigError("needs at least one source", field="sizes")
-    for name, size in sizes.items():
-        if not (size > 0 and math.isfinite(size)):
-            raise ConfigError("must be positive and finite", field=f"sizes.{name}", value=size)
 
 
 def is_size_rule(weights: Mapping[str, Any], names: Collection[str]) -> bool:
@@ -499,8 +439,8 @@ def refuse_size_rules(
 
 def weights_of_sizes(
     rule: Mapping[str, Any],
-    sizes: Mapping[str, int],
-    run_tokens: int | None = None,
+    sizes: Mapping[str, float],
+    run_tokens: float | None = None,
     path: str = "weights",
     budget: str = "num_steps",
 ) -> dict[str, float]:
@@ -526,12 +466,16 @@ def weights_of_sizes(
     """
     kind, value = next(iter(rule.items()))
     kind_path = f"{path}.{kind}"
-    float_sizes = {name: float(size) for name, size in sizes.items()}
+    for name, size in sizes.items():
+        if not size > 0:
+            raise ConfigError(
+                f"needs sizes, and component {name!r} has no row", field=kind_path, value=value
+            )
     if kind == "temperature":
         tau = _positive(
             value, kind_path, "1 keeps the proportions of the sizes; larger values level them."
         )
-        return _rounded(temperature_weights(float_sizes, tau))
+        return _rounded(_temperature(sizes, tau))
     tokens: object = run_tokens
     epochs: object = value
     if isinstance(value, Mapping):
@@ -554,7 +498,7 @@ def weights_of_sizes(
     most = _positive(epochs, passes, "Passes over each source, e.g. 4.")
     total_tokens = _positive(tokens, f"{kind_path}.tokens", "Tokens of the whole run.")
     total = math.fsum(sizes.values())
-    if total > 0 and most * total < total_tokens * (1 - 1e-9):
+    if most * total < total_tokens * (1 - 1e-9):
         least = math.ceil(total_tokens / total * 1000) / 1000
         raise ConfigError(
             f"cannot be met: all sources, {most:g} times over, hold {most * total:,.0f} tokens,"
@@ -563,10 +507,7 @@ def weights_of_sizes(
             value=epochs,
             cure=f"Raise it to {least:.12g} or more, or lower {budget}.",
         )
-    try:
-        return _rounded(unimax_weights(float_sizes, total_tokens, most))
-    except ConfigError as error:
-        raise error.but(field=kind_path, value=value) from error
+    return _rounded(_unimax(sizes, total_tokens, most))
 
 
 def _positive(value: object, path: str, cure: str) -> float:

@@ -63,7 +63,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
@@ -451,49 +451,6 @@ def due_first(
     order = deadline_order(with_margin[None], rate[None], may[None], id_bits)[0]
     drawn[order[:need]] += 1
     return drawn
-
-
-def even_rows(counts: Int64[np.ndarray, " d"]) -> Int32[np.ndarray, " b"]:
-    """Components in the order of a step's rows, each spread evenly over it.
-
-    The k-th of n examples stands at (k + 1/2) / n of the step; ties go by component.
-
-    Example:
-        Four of component 0 stand at 1/8, 3/8, 5/8 and 7/8, two of component 2 at 1/4 and 3/4.
-
-        >>> even_rows(np.array([4, 0, 2]))
-        array([0, 2, 0, 0, 2, 0], dtype=int32)
-    """
-    return even_tables(counts[None])[0][0]
-
-
-def even_tables(
-    counts: Int64[np.ndarray, "m d"],
-) -> tuple[Int32[np.ndarray, "m b"], Int64[np.ndarray, "m b"]]:
-    """:func:`even_rows` of m steps of one size b, and each row's rank in its component and step.
-
-    Example:
-        >>> components, ranks = even_tables(np.array([[4, 0, 2], [1, 5, 0]]))
-        >>> components.tolist()
-        [[0, 2, 0, 0, 2, 0], [1, 1, 0, 1, 1, 1]]
-        >>> ranks.tolist()
-        [[0, 0, 1, 2, 1, 3], [0, 1, 0, 2, 3, 4]]
-    """
-    steps, components = counts.shape
-    of_each = counts.ravel()
-    component = np.repeat(np.tile(np.arange(components, dtype=np.int32), steps), of_each)
-    rank = np.arange(component.size, dtype=np.int64) - np.repeat(
-        np.cumsum(of_each) - of_each, of_each
-    )
-    # 43 bits of (2k + 1) / (2 count) tell all places apart, which differ by 2**-35 at least. The
-    # row's number below them (18 bits: a batch has at most 2**18 rows) makes the sort total
-    key = ((2 * rank + 1) << 42) // np.repeat(of_each, of_each)
-    first = np.arange(steps)[:, None] * (component.size // max(steps, 1))
-    key = key.reshape(first.size, -1) << 18
-    key |= np.arange(key.shape[1])
-    key.sort(axis=1)
-    order = (key & ((1 << 18) - 1)) + first
-    return component[order], rank[order]
 
 
 class Reach:
