@@ -293,13 +293,13 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     from headrace.cli.snapshots import snapshot_facts
     from headrace.ingest.build import unused_fields_of
     from headrace.store import files
+    from headrace.store.consolidate import summed
     from headrace.store.layouts import FORMAT, LIMITS
     from headrace.store.ledger import SHUFFLED
 
     ledger = cache.whole_ledger
-    counters = {
-        name: sum(int(part.extra.get(name, 0)) for part in ledger.parts) for name in _COUNTERS
-    }
+    counts = summed(part.extra for part in ledger.parts)
+    counters = {name: counts.get(name, 0) for name in _COUNTERS}
     shuffled = ledger.metadata.get(SHUFFLED)
     sources = ledger.sources if shuffled is None else shuffled["sources"]
     source_bytes = {
@@ -317,7 +317,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
         "bytes_on_disk": files.tree_bytes(cache.path) if other is None else stored_bytes,
         **counters,
         "trained_share": None if counters["trained_tokens"] else trained_share(cache),
-        "unused_fields": unused_fields_of(ledger.parts),
+        "unused_fields": unused_fields_of(counts),
         "parts": len(ledger.parts),
         "part_sizes": [
             {"name": p.name, "documents": p.documents, "tokens": p.tokens} for p in ledger.parts

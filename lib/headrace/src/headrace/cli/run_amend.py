@@ -8,7 +8,7 @@ import json
 import re
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
 import typer
 
@@ -72,8 +72,8 @@ def diff(
 
         headrace run diff runs/1 run.yaml
     """
-    lock = lock_in(run, "RUN")
-    changes, steps_done, edited = _changes(lock, run, config, settings, step, newest_caches)
+    edit = _Edit(run, config, settings or [], step, newest_caches)
+    lock, changes, steps_done, edited = edit.compared()
     newer = [] if newest_caches else _newer_caches(lock, edited)
     if as_json:
         facts = _facts(changes, run, config, steps_done)
@@ -82,10 +82,9 @@ def diff(
     else:
         _show_changes(changes, run, resolved)
         if changes.amended is not None:
-            typed = ["headrace run amend", run, config, *(settings or [])]
-            typed += [] if step is None else ["--step", str(step)]
+            typed = [] if step is None else ["--step", str(step)]
             typed += ["--newest-caches"] if newest_caches else []
-            say(f"To make this change: {' '.join(typed)}")
+            say(f"To make this change: {edit.command(*typed)}")
         if newer:
             say(
                 f"Documents were appended to or removed from {', '.join(newer)} since: add"
@@ -167,8 +166,8 @@ def amend(
     from headrace.run.steering import Request
     from headrace.store.lease import end_lease_of_gone, lease
 
-    lock = lock_in(run, "RUN")
     if config is None:
+        lock_in(run, "RUN")
         with _named_as_typed():
             amendment = _typed_amendment(step, weights or "", skip or [], drop or [], caches or "")
             _ask(run, Request.of(amendment, {}), wait, as_json)
@@ -180,7 +179,8 @@ def amend(
             raise ConfigError("is given beside a config", field=option, value=value, cure=cure)
     if live and step is None:
         raise ConfigError("is missing", field="--step", cure=_STEP_CURE)
-    changes, steps_done, edited = _changes(lock, run, config, settings, step, newest_caches)
+    edit = _Edit(run, config, settings or [], step, newest_caches)
+    lock, changes, steps_done, edited = edit.compared()
     facts = _facts(changes, run, config, steps_done) | {"written": changes.amended is not None}
     if changes.amended is None:
         if as_json:
@@ -192,19 +192,11 @@ def amend(
             return
         raise typer.Exit(1)
     if live:
-        typed = [run, config, *(settings or []), "--step", str(step)]
-        request = _live_request(lock, changes, edited, typed)
-
-        def is_done() -> bool:
-            changed = lock_in(run, "RUN")
-            return _changes(changed, run, config, settings, step, newest_caches)[0].same
-
-        _ask_as_edited(run, request, is_done, wait, as_json)
+        _ask_as_edited(edit, _live_request(lock, changes, edited, edit), wait, as_json)
         return
     if not as_json:
         _show_changes(changes, run, False)
-    again = ["headrace run amend", run, config, *(settings or []), "--step N --live"]
-    meanwhile = f"To change it as it runs: {' '.join(again)}"
+    meanwhile = f"To change it as it runs: {edit.command('--step N --live')}"
     with lease(run, field="run", meanwhile=meanwhile), working("writing the amendment"):
         amend_run(run, lock, changes.amended, edited, done=steps_done if going_back else None)
     if as_json:
@@ -225,9 +217,7 @@ def _named_as_typed() -> Iterator[None]:
         raise error.but(field=option) from error
 
 
-def _live_request(
-    lock: RunLock, changes: RunChanges, edited: LmDataConfig, typed: list[str]
-) -> Request:
+def _live_request(lock: RunLock, changes: RunChanges, edited: LmDataConfig, edit: _Edit) -> Request:
     """The request that makes the changes of an edited config, as typed, in a running job."""
     from headrace.config.lm_data import LmDataConfig
     from headrace.config.parsing import decode
@@ -238,7 +228,8 @@ def _live_request(
     amended = changes.amended
     assert amended is not None
     locked = decode(LmDataConfig, lock.config or {})
-    step = int(typed[-1])
+    step = edit.step
+    assert step is not None
     if changes.amendment is not None and changes.amendment.step != step:
         raise alters_earlier("--step", step, changes.amendment.step - 1)
     # what the lock has at this step already is changed further
@@ -255,8 +246,8 @@ def _live_request(
             "changes more than weights, sources and caches after the last amendment, and a job that"
             " runs cannot",
             field="config",
-            value=typed[1],
-            cure=f"Stop the job, then: headrace run amend {' '.join(typed)}",
+            value=edit.config,
+            cure=f"Stop the job, then: {edit.command('--step', str(step))}",
         )
     new = {n: one for n, one in amended.components.items() if n not in locked.components}
     return Request.of(amendment, new, edited)
@@ -290,21 +281,19 @@ def _ask(run: str, request: Request, wait: float, as_json: bool) -> None:
     say(f"Written into {run}/lock.json; the job goes on with it.")
 
 
-def _ask_as_edited(
-    run: str, request: Request, is_done: Callable[[], bool], wait: float, as_json: bool
-) -> None:
+def _ask_as_edited(edit: _Edit, request: Request, wait: float, as_json: bool) -> None:
     """Asks a running job for the changes of an edited config. A command like this one that was
     killed may have asked for them: then the job refuses what it did meanwhile.
     """
     try:
-        _ask(run, request, wait, as_json)
+        _ask(edit.run, request, wait, as_json)
     except (ConfigError, PlanMismatchError):
-        if not is_done():
+        if not edit.compared()[1].same:
             raise
         if as_json:
-            say_json({"run": run, "written": False})
+            say_json({"run": edit.run, "written": False})
         else:
-            say(f"{run} goes on so already: the job did it when it was asked before.")
+            say(f"{edit.run} goes on so already: the job did it when it was asked before.")
 
 
 def _typed_amendment(
@@ -360,25 +349,32 @@ def _typed(
     return values
 
 
-def _changes(
-    lock: RunLock,
-    run: str,
-    config: str,
-    settings: list[str] | None,
-    step: int | None,
-    newest_caches: bool,
-) -> tuple[RunChanges, int, LmDataConfig]:
-    """The changes, the steps that are done, and the user's config."""
-    from headrace.config.lm_data import load_config
-    from headrace.run.anchors import last_checkpoint
-    from headrace.run.changes import run_changes
+class _Edit(NamedTuple):
+    """A run, and the edited config with which it is to go on, as they were typed."""
 
-    check_at_least("--step", step, 0, "Give the number of steps that are done.")
-    steps_done = (last_checkpoint(run, lock) or 0) if step is None else step
-    with working("comparing"):
-        edited = load_config(config, settings or [])
-        changes = run_changes(lock, edited, steps_done, newest_caches=newest_caches)
-    return changes, steps_done, edited
+    run: str
+    config: str
+    settings: list[str]
+    step: int | None
+    newest_caches: bool
+
+    def compared(self) -> tuple[RunLock, RunChanges, int, LmDataConfig]:
+        """The run's lock, the changes, the steps that are done, and the user's config."""
+        from headrace.config.lm_data import load_config
+        from headrace.run.anchors import last_checkpoint
+        from headrace.run.changes import run_changes
+
+        lock = lock_in(self.run, "RUN")
+        check_at_least("--step", self.step, 0, "Give the number of steps that are done.")
+        steps_done = (last_checkpoint(self.run, lock) or 0) if self.step is None else self.step
+        with working("comparing"):
+            edited = load_config(self.config, self.settings)
+            changes = run_changes(lock, edited, steps_done, newest_caches=self.newest_caches)
+        return lock, changes, steps_done, edited
+
+    def command(self, *options: str) -> str:
+        """The command that makes the changes."""
+        return " ".join(["headrace run amend", self.run, self.config, *self.settings, *options])
 
 
 def _facts(changes: RunChanges, run: str, config: str, step: int) -> dict[str, Any]:

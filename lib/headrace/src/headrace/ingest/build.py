@@ -23,8 +23,7 @@ Price of resuming: one small read per part, and repeating the work on one part (
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
@@ -65,6 +64,7 @@ from headrace.ingest.records import MAX_RECORD_BYTES
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
+from headrace.store.consolidate import summed
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
 from headrace.store.lease import Lease
 from headrace.store.ledger import Ledger, is_finished, write_ledger
@@ -416,44 +416,33 @@ def _begin(
     return ledger, tasks_from_records(sources, listed), records
 
 
-def unused_fields_of(records: Sequence[PartRecord]) -> dict[str, int]:
-    """Fields from which no part read anything, with their number of records, by name."""
-    return _counts_by_name(records, "unused_fields")
-
-
-def _counts_by_name(records: Sequence[PartRecord], key: str) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for record in records:
-        counts.update(record.extra.get(key, {}))
-    return dict(sorted(counts.items()))
+def unused_fields_of(counts: Mapping[str, Any]) -> dict[str, int]:
+    """Of the counters of all parts: fields from which none read anything, with their number of
+    records, by name.
+    """
+    return dict(sorted(counts.get("unused_fields", {}).items()))
 
 
 def report_of(
     output: str, records: Sequence[PartRecord], built: dict[str, PartRecord]
 ) -> BuildReport:
     """The report without its costs."""
-
-    def total(key: str) -> int:
-        return sum(int(r.extra.get(key, 0)) for r in records)
-
+    counts = summed(record.extra for record in records)
+    has_masks = any(LOSS_MASK.name in record.leaves for record in records)
     return BuildReport(
         path=output,
-        documents=sum(r.documents for r in records),
-        tokens=sum(r.tokens for r in records),
-        text_bytes=total("text_bytes"),
-        skipped_lines=total("skipped_lines"),
-        first_skipped=next(
-            (str(r.extra["first_skipped"]) for r in records if r.extra["first_skipped"]), ""
-        ),
-        empty_documents=total("empty_documents"),
-        ignored_records=_counts_by_name(records, "ignored"),
-        trained_tokens=total("trained_tokens")
-        if any(LOSS_MASK.name in r.leaves for r in records)
-        else None,
-        untrained_documents=total("untrained_documents"),
+        documents=sum(record.documents for record in records),
+        tokens=sum(record.tokens for record in records),
+        text_bytes=counts.get("text_bytes", 0),
+        skipped_lines=counts.get("skipped_lines", 0),
+        first_skipped=counts.get("first_skipped", ""),
+        empty_documents=counts.get("empty_documents", 0),
+        ignored_records=dict(sorted(counts.get("ignored", {}).items())),
+        trained_tokens=counts.get("trained_tokens", 0) if has_masks else None,
+        untrained_documents=counts.get("untrained_documents", 0),
         parts_built=len(built),
         parts_reused=len(records) - len(built),
-        tokens_built=sum(r.tokens for r in built.values()),
-        bytes_built=sum(int(r.extra["text_bytes"]) for r in built.values()),
-        unused_fields=unused_fields_of(records),
+        tokens_built=sum(record.tokens for record in built.values()),
+        bytes_built=sum(int(record.extra["text_bytes"]) for record in built.values()),
+        unused_fields=unused_fields_of(counts),
     )

@@ -39,17 +39,10 @@ class ColumnarReader(Reader):
     """Bytes that are read at once of a column, page by page; None: a whole column chunk."""
 
     def _rows(self, batches: Iterator[Any], first: int) -> Iterator[Row]:
-        row = first
         for batch in batches:
             for start in range(0, batch.num_rows, _ROWS):
-                some = batch.slice(start, _ROWS)
-                names = some.schema.names
-                has_bytes = "binary" in str(some.schema.types)
-                for values in zip(
-                    *(column_values(some.column(i)) for i in range(len(names))), strict=True
-                ):
-                    yield row, record_of(names, values, has_bytes=has_bytes)
-                    row += 1
+                yield from rows_of(batch.slice(start, _ROWS), first + start)
+            first += batch.num_rows
 
 
 class ParquetReader(ColumnarReader):
@@ -151,6 +144,15 @@ def pack(sizes: list[int], target_bytes: int) -> list[Slice]:
         if filled[-1] >= target_bytes or i == len(sizes) - 1:
             bounds.append(i + 1)
     return slices_of(bounds, filled)
+
+
+def rows_of(batch: Any, first: int) -> Iterator[Row]:
+    """The rows of a record batch, numbered from ``first``."""
+    names = batch.schema.names
+    has_bytes = "binary" in str(batch.schema.types)
+    columns = [column_values(batch.column(i)) for i in range(len(names))]
+    for row, values in enumerate(zip(*columns, strict=True), start=first):
+        yield row, record_of(names, values, has_bytes=has_bytes)
 
 
 def record_of(

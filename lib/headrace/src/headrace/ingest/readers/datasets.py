@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from headrace.errors import ConfigError, SourceError, check_at_least, check_choice, did_you_mean
-from headrace.ingest.readers.columnar import column_values, record_of
+from headrace.ingest.readers.columnar import record_of, rows_of
 from headrace.ingest.records import (
     BadRecordError,
     Reader,
@@ -134,10 +134,8 @@ class HubReader(DatasetReader):
         for row in rows[::_ROWS]:
             table = dataset[row : min(row + _ROWS, rows.stop)]
             self.stored_bytes += table.nbytes
-            columns = [column_values(table.column(n).combine_chunks()) for n in names]
-            has_bytes = "binary" in str(table.schema.types)
-            for i, values in enumerate(zip(*columns, strict=True)):
-                yield row + i, record_of(names, values, has_bytes=has_bytes)
+            for batch in table.combine_chunks().to_batches():
+                yield from rows_of(batch, row)
 
     def _streamed(self, dataset: Any) -> Iterator[Row]:
         row = 0
