@@ -59,7 +59,9 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"components": OWN},
         {
             "components": {**OWN, "math": {}, "law": {}},
-            "amendments": [{"step": 60, "add": {"new": {"weight": 2, "blend": {"math": 1, "law": 1}}}}],
+            "amendments": [
+                {"step": 60, "add": {"new": {"weight": 2, "blend": {"math": 1, "law": 1}}}}
+            ],
         },
     ),
     "beside weights": (
@@ -86,7 +88,10 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"components": PLAIN, "stages": [{"weights": BLEND, "step": 0}]},
         {
             "components": {**PLAIN, "math": {}},
-            "stages": [{"weights": BLEND, "step": 0}, {"weights": {**BLEND, "math": 2}, "step": 60}],
+            "stages": [
+                {"weights": BLEND, "step": 0},
+                {"weights": {**BLEND, "math": 2}, "step": 60},
+            ],
         },
     ),
     "two, one after the other": (
@@ -96,7 +101,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "amendments": [*ADD, {"step": 70, "add": {"law": 1}, "weights": {"math": 1}}],
         },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -253,8 +253,10 @@ def test_each_group_is_in_one_counter(sizes, old, long, equal, has_filter, strag
             position = prompt.position % 40
             is_old = position in old and prompt.position not in tried
             tried.add(prompt.position)
-            tokens = [np.append(prompt.tokens, [k] * (9 if position in long else 1))
-                      for k in range(sizes[position])]  # fmt: skip
+            tokens = [
+                np.append(prompt.tokens, [k] * (9 if position in long else 1))
+                for k in range(sizes[position])
+            ]
             rewards = np.zeros(len(tokens)) if position in equal else np.arange(len(tokens)) * 1.0
             return ScoredGroup(tokens, rewards, 1, policy_version=0 if is_old else 5)
 
