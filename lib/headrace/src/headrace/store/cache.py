@@ -685,7 +685,7 @@ class TokenCache:
         """
         return self.leaf(TOKENS).lengths(start, stop)
 
-    def _arrays(self, name: str, parts: Sequence[LeafPart]) -> ArrayList:
+    def _arrays(self, name: str, parts: MadeList[LeafPart]) -> ArrayList:
         """The arrays of a leaf."""
         layout = self._layouts[name]
         dtype = np.dtype(layout.dtype)

@@ -39,7 +39,7 @@ from headrace.store import files
 from headrace.store.cache import OriginalDocument, TokenCache
 from headrace.store.files import ReadForAll
 from headrace.store.layouts import FormatConfig
-from headrace.store.leaf import ArrayList, LeafPart
+from headrace.store.leaf import ArrayList, LeafPart, MadeList
 from headrace.store.ledger import (
     LaterSources,
     Ledger,
@@ -249,7 +249,7 @@ class JoinedCache(TokenCache):
             for record in cache.ledger.sources
         ]
 
-    def _arrays(self, name: str, parts: Sequence[LeafPart]) -> ArrayList:
+    def _arrays(self, name: str, parts: MadeList[LeafPart]) -> ArrayList:
         return ArrayList.join(
             [cache.leaf(name).arrays for cache in self._members if cache.ledger.parts]
         )

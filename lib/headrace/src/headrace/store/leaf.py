@@ -549,9 +549,9 @@ def fitting(values: np.ndarray, dtype: np.dtype[Any], url: str) -> np.ndarray:
     return values.astype(dtype, copy=False)
 
 
-def data_of(parts: Sequence[LeafPart], number: int) -> StoredArray:
+def data_of(parts: MadeList[LeafPart], number: int) -> StoredArray:
     """The array with the values of a part."""
-    return parts[number].data
+    return parts.item(number).data
 
 
 def check_range(start: int, stop: int, length: int, what: str, path: str) -> None:
