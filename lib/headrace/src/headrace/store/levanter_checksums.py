@@ -25,6 +25,7 @@ from jaxtyping import UInt32
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, ReadError
 from headrace.store import files
+from headrace.store.array import StoredArray
 from headrace.store.failures import DamagedAnswerError
 from headrace.store.records import RecordKind, read_record, write_record
 
@@ -47,6 +48,11 @@ class ArrayChecksums(msgspec.Struct, frozen=True):
     dtype: str
     chunk: int
     crc32c: bytes
+
+    @classmethod
+    def of(cls, array: StoredArray, crc32c: bytes) -> ArrayChecksums:
+        """The checksums of an array."""
+        return cls(array.length, array.dtype.name, array.chunk_elements, crc32c)
 
     @property
     def values(self) -> UInt32[np.ndarray, " chunks"]:
@@ -140,26 +146,24 @@ def chunk_checksums(values: np.ndarray, chunk: int) -> UInt32[np.ndarray, " chun
 
 
 def check_chunks(
-    url: str, values: np.ndarray, first: int, chunk: int, shard_chunks: int, expected: np.ndarray
+    array: StoredArray, values: np.ndarray, first: int, expected: UInt32[np.ndarray, " chunks"]
 ) -> None:
     """Compares chunks with their checksums.
 
     Args:
-        url: Folder of the array.
+        array: Their array.
         values: Whole chunks.
         first: Number of the first one.
-        chunk: Elements of a chunk.
-        shard_chunks: Chunks of a file.
         expected: The checksums of all chunks of the array.
 
     Raises:
         WrongChunkError: one differs; names its file.
     """
-    actual = chunk_checksums(values, chunk)
+    actual = chunk_checksums(values, array.chunk_elements)
     wrong = np.flatnonzero(actual != expected[first : first + actual.size])
     if wrong.size:
         number = first + int(wrong[0])
-        file = files.join(url, "c", str(number // shard_chunks))
+        file = array.file_of(number // array.layout.shard_chunks)
         problem = f"DATA_LOSS: it is not the one of which the checksum was taken, shard file {file}"
         cure = (
             "Copy that file again from where the cache came from; headrace cache verify --deep"
@@ -168,41 +172,27 @@ def check_chunks(
         raise WrongChunkError(
             f"chunk {number} cannot be read ({problem})",
             field="array",
-            value=url,
+            value=array.url,
             cure=cure,
         ) from DamagedAnswerError(problem)
 
 
 def checksums_of(
-    path: str,
-    checksums: Mapping[str, ArrayChecksums],
-    url: str,
-    length: int,
-    dtype: str,
-    chunk: int,
+    path: str, checksums: Mapping[str, ArrayChecksums], array: StoredArray
 ) -> UInt32[np.ndarray, " chunks"]:
-    """The checksums of an array of a cache.
-
-    Args:
-        path: The cache.
-        checksums: Those of its arrays.
-        url: Folder of the array.
-        length: Its elements.
-        dtype: Their dtype.
-        chunk: Elements of its chunks.
+    """The checksums of an array of the cache at ``path``, of those of its arrays.
 
     Raises:
         CacheCorruptError: they are of another array, or there are none.
     """
-    name = array_name(path, url)
-    recorded = checksums.get(name)
-    shape = None if recorded is None else (recorded.length, recorded.dtype, recorded.chunk)
-    if recorded is None or shape != (length, dtype, chunk):
+    recorded = checksums.get(array_name(path, array.url))
+    if recorded is None or recorded != ArrayChecksums.of(array, recorded.crc32c):
         cure = f"If the cache was built again: headrace cache verify {path} --record"
         problem = (
-            f"are not of this array, which has {length} values of {dtype} in chunks of {chunk}"
+            f"are not of this array, which has {array.length} values of {array.dtype.name} in"
+            f" chunks of {array.chunk_elements}"
         )
-        raise CacheCorruptError(problem, field="checksums", value=url, cure=cure)
+        raise CacheCorruptError(problem, field="checksums", value=array.url, cure=cure)
     return recorded.values
 
 

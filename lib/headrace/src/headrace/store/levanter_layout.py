@@ -137,8 +137,7 @@ class LevanterArray(StoredArray):
         Raises:
             CacheCorruptError: there are none of this array.
         """
-        about = self.length, self.dtype.name, self.chunk_elements
-        self._checksums = checksums_of(path, checksums, self.url, *about)
+        self._checksums = checksums_of(path, checksums, self)
 
     def read(self, start: int, stop: int) -> ArrayFuture:
         if self._checksums is None:
@@ -201,21 +200,13 @@ class LevanterArray(StoredArray):
             part = values[max(shard * size - start, 0) : (shard + 1) * size - start]
             if not part.size or part[0] or part.any() or not self.must_exist(shard):
                 continue
-            file = files.join(self.url, "c", str(shard))
-            if not files.exists(file):
+            if not files.exists(self.file_of(shard)):
                 cure = "Check that the cache was copied whole; build it again if not."
                 raise ReadError(
                     f"shard file c/{shard} is missing", field="array", value=self.url, cure=cure
                 )
         if self._checksums is not None:
-            check_chunks(
-                self.url,
-                values,
-                start // self.chunk_elements,
-                self.chunk_elements,
-                self.layout.shard_chunks,
-                self._checksums,
-            )
+            check_chunks(self, values, start // self.chunk_elements, self._checksums)
 
     def _check_found(self, length: int, dtype: str, owner: str) -> None:
         if dtype != self.dtype.name or length < self.length:

@@ -315,8 +315,8 @@ def _records(
     for array in arrays:
         sums = np.concatenate([np.zeros(0, np.uint32), *checksums.get(array.url, ())])
         stored = sums.astype("<u4").tobytes()
-        about = array.length, array.dtype.name, array.chunk_elements
-        records[array_name(files.absolute(cache.path), array.url)] = ArrayChecksums(*about, stored)
+        name = array_name(files.absolute(cache.path), array.url)
+        records[name] = ArrayChecksums.of(array, stored)
     return records
 
 
