@@ -83,7 +83,7 @@ def run(folder, words, kill_at):
         elif event == "open" and isinstance(values[2], int) and values[2] & (os.O_WRONLY | os.O_RDWR):
             if isinstance(values[0], (str, bytes, os.PathLike)) and "/dev/" not in str(values[0]):
                 count("open")
-    for module, name in ((os, "fsync"), (ragged.ShardWriter, "write")):
+    for module, name in ((os, "fsync"), (ragged.ArrayWriter, "_flush")):
         original = getattr(module, name)
         def counted(*given, original=original, name=name, **named):
             count(name)

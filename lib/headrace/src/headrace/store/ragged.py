@@ -39,6 +39,8 @@ from headrace.store.pending import store_error
 
 _UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set when the writer closes
 
+_PARTS_KEPT = ": finished parts are kept"
+
 LeafValues: TypeAlias = "tuple[np.ndarray, np.ndarray | None]"
 """Values of some documents end to end, and the number of each (int64); None if each has one."""
 
@@ -239,8 +241,11 @@ class _LeafWriter:
 
 
 class ArrayWriter:
-    """Appends to a new array, one whole shard at a time, in bounded memory (one shard, plus that of
-    writing it).
+    """Appends to a new array, one whole shard at a time, in bounded memory, and keeps the checksum
+    of each chunk.
+
+    TensorStore encodes a shard in memory, so that its file can be inspected before it is written.
+    Price: memory of three shards, 50 ms of CPU for one of 32 MB (16 million tokens).
 
     Args:
         url: Folder to create; there must be no array.
@@ -266,19 +271,39 @@ class ArrayWriter:
         self._written = 0
         self._resizes = metadata is None
         metadata = layout.zarr_metadata(_UNBOUNDED) if metadata is None else metadata
-        self._store = created_array(url, metadata, resume=resume)
+        self._array = created_array(url, metadata, resume=resume)
         self._there = shard_sizes(url, 0) if resume else {}
-        self._kept = ": finished files are kept" if resume else ": finished parts are kept"
-        self._shards = ShardWriter(url, metadata)
+        self._kept = ": finished files are kept" if resume else _PARTS_KEPT
+        self._files: Any = ts.KvStore.open(kvstore_spec(url), context=_writing_context()).result()
+        memory = {"driver": "memory", "path": ""}
+        context = ts.Context()
+        spec = {
+            "driver": "zarr3",
+            "kvstore": memory,
+            "metadata": metadata,
+            "store_data_equal_to_fill_value": True,
+        }
+        self._encode: Any = ts.open(spec, create=True, context=context).result()
+        self._encoded: Any = ts.KvStore.open(memory, context=context).result()
+        self._checksums = [np.zeros(0, np.uint32)]
+        self._index_bytes = 0
+        codecs = metadata["codecs"][0]["configuration"]
+        if codecs["codecs"][-1]["name"] == "crc32c" and codecs.get("index_location") == "end":
+            self._index_bytes = StoredLayout.parse(dict(metadata)).index_bytes
 
     @property
     def checksums(self) -> np.ndarray | None:
-        """The crc32c of each chunk written so far; see :attr:`ShardWriter.checksums`."""
-        return self._shards.checksums
+        """The crc32c of each chunk written so far, uint32; None of arrays whose chunks have
+        none.
+        """
+        return np.concatenate(self._checksums) if self._index_bytes else None
 
     def append(self, values: np.ndarray) -> None:
         """Adds a one-dimensional array of the layout's dtype. It is copied: the caller may write to
         it again.
+
+        Raises:
+            CacheError: a shard cannot be written.
         """
         self.length += values.size
         while values.size:
@@ -295,69 +320,17 @@ class ArrayWriter:
             self._flush()
         self._shard = self._shard[:0].copy()
         if self._resizes:
-            shorter = self._store.resize(
+            shorter = self._array.resize(
                 exclusive_max=[self.length], resize_metadata_only=True, shrink_only=True
             )
             written(shorter, self.url)
 
     def _flush(self) -> None:
         is_there = self._written // self.layout.shard_elements in self._there
-        self._shards.write(
-            self._written, self._shard[: self._filled], there=is_there, kept=self._kept
-        )
-        self._written = self._written + self._filled
+        begin = self._written
+        self._written = begin + self._filled
+        self._encode[begin : self._written].write(self._shard[: self._filled]).result()
         self._filled = 0
-
-
-class ShardWriter:
-    """Writes shard files of an array, whole and in order, and keeps the checksum of each chunk.
-
-    TensorStore encodes a shard in memory, so that its file can be inspected before it is written.
-    Price: two more copies of it, 50 ms of CPU for one of 32 MB (16 million tokens).
-
-    Args:
-        url: Folder of the array, which must exist.
-        metadata: Its ``zarr.json``.
-    """
-
-    def __init__(self, url: str, metadata: Mapping[str, Any]) -> None:
-        memory = {"driver": "memory", "path": ""}
-        context = ts.Context()
-        spec = {
-            "driver": "zarr3",
-            "kvstore": memory,
-            "metadata": metadata,
-            "store_data_equal_to_fill_value": True,
-        }
-        self._encode: Any = ts.open(spec, create=True, context=context).result()
-        self._encoded: Any = ts.KvStore.open(memory, context=context).result()
-        self._store: Any = ts.KvStore.open(kvstore_spec(url), context=_writing_context()).result()
-        self._url = url
-        self._checksums = [np.zeros(0, np.uint32)]
-        codecs = metadata["codecs"][0]["configuration"]
-        self._index_bytes = 0
-        if codecs["codecs"][-1]["name"] == "crc32c" and codecs.get("index_location") == "end":
-            self._index_bytes = StoredLayout.parse(dict(metadata)).index_bytes
-
-    @property
-    def checksums(self) -> np.ndarray | None:
-        """The crc32c of each chunk so far, uint32; None of arrays whose chunks have none."""
-        return np.concatenate(self._checksums) if self._index_bytes else None
-
-    def write(
-        self,
-        at: int,
-        values: np.ndarray,
-        *,
-        there: bool,
-        kept: str,
-    ) -> None:
-        """Writes the shard that begins at element ``at``, unless it is ``there`` already.
-
-        Raises:
-            CacheError: it cannot be written; the cure ends with ``kept``.
-        """
-        self._encode[at : at + values.size].write(values).result()
         for key in self._encoded.list().result():
             if key == b"zarr.json":
                 continue
@@ -365,8 +338,8 @@ class ShardWriter:
             self._encoded.write(key, None).result()
             if self._index_bytes:
                 self._checksums.append(chunk_checksums(file, self._index_bytes))
-            if not there:
-                written(self._store.write(key, file), self._url, kept)
+            if not is_there:
+                written(self._files.write(key, file), self.url, self._kept)
 
 
 def name_owner(digest: str, arrays: Mapping[str, np.ndarray | None]) -> None:
@@ -403,7 +376,7 @@ def _writing_context() -> Any:
     return ts.Context(policy.tensorstore_context(policy.retries))
 
 
-def written(future: Any, url: str, kept: str = ": finished parts are kept") -> Any:
+def written(future: Any, url: str, kept: str = _PARTS_KEPT) -> Any:
     """The result of a write; CacheError, with a cure that ends with ``kept``, if it failed."""
     try:
         return future.result()
