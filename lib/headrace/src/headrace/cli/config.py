@@ -85,9 +85,8 @@ def check(
 
         headrace config check run.yaml --run runs/7b --json
     """
-    from headrace.analysis.check.findings import findings
+    from headrace.analysis.check.findings import findings, source_findings
     from headrace.analysis.check.plan import plan_run
-    from headrace.analysis.check.sources import source_findings
     from headrace.config.sources import source_faults
     from headrace.ingest.first_look import refuse_faults
 

@@ -36,10 +36,10 @@ from headrace.store.ledger import (
     Ledger,
     part_folder,
     read_ledger,
+    table_problem,
     write_part_record,
 )
 from headrace.store.ledger_table import TABLE_NAME, PartRecord
-from headrace.store.table_check import table_problem
 from headrace.store.verify import Damage
 
 

@@ -265,7 +265,7 @@ class StoredArray:
 
     def file_problems(self) -> list[tuple[str, str]] | None:
         """Problems of its files, as (file, problem) pairs, if it is not an array of zarr; else
-        None: see :mod:`headrace.store.array_files`.
+        None: see :mod:`headrace.store.verify`.
         """
         return None
 

@@ -2,10 +2,9 @@
 source files rebuild it.
 
 ``fast`` checks names and sizes: the ledger, the record of each part, the description of each array,
-and that every shard file exists, with the right length and the right end
-(:mod:`headrace.store.array_files`). ``deep`` reads every chunk, which verifies its checksum and
-position, and compares the digests of whole leaves with the ledger's, which finds intact files that
-are not those that were written.
+and that every shard file exists, with the right length and the right end. ``deep`` reads every
+chunk, which verifies its checksum and position, and compares the digests of whole leaves with the
+ledger's, which finds intact files that are not those that were written.
 
 Invariant: a part without a finding can be read and, after a deep check, is bit-identical to the one
 in the ledger. Caches of Levanter have neither checksums in chunks nor digests: there, a deep check
@@ -18,6 +17,7 @@ once, about as fast as SHA-256.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,10 +31,16 @@ from msgspec import structs
 from headrace.errors import CacheError, ConfigError, HeadraceError, ReadError
 from headrace.store import files, owned
 from headrace.store.array import StoredArray
-from headrace.store.array_files import FileFindings, file_findings
 from headrace.store.cache import CachePart, TokenCache
 from headrace.store.grouped import table_problems
-from headrace.store.layout import TOKENS
+from headrace.store.layout import (
+    CHUNKS,
+    CRC_BYTES,
+    NO_CHUNK,
+    TOKENS,
+    StoredLayout,
+    checksum_bytes,
+)
 from headrace.store.layouts import FORMAT, LIMITS, FormatConfig
 from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
 from headrace.store.lease import lease
@@ -48,6 +54,7 @@ from headrace.store.ledger import (
     read_ledger,
     read_part_record,
     shuffle_record,
+    table_problem,
     tokenizer_content,
     write_ledger,
 )
@@ -60,7 +67,9 @@ from headrace.store.levanter_checksums import (
     read_checksums,
     write_checksums,
 )
-from headrace.store.table_check import table_problem
+from headrace.store.levanter_layout import LevanterArray
+from headrace.store.places import check_place
+from headrace.store.ragged import shard_sizes
 
 _FILES_AT_ONCE = 16
 _PARTS_AT_ONCE = 2
@@ -347,13 +356,104 @@ def _look(
             damages.append(Damage(record.name, problem, file=url))
     for _, leaf in leaves:
         for array in leaf.arrays:
-            problems = array.file_problems()
-            looked = file_findings(array) if problems is None else FileFindings(problems)
-            damages += [
-                Damage(record.name, problem, array.url, file) for file, problem in looked.problems
-            ]
-            older += not looked.names_chunks
+            problems, names_chunks = _file_problems(array)
+            damages += [Damage(record.name, problem, array.url, file) for file, problem in problems]
+            older += not names_chunks
     return damages, older
+
+
+def _file_problems(array: StoredArray) -> tuple[list[tuple[str, str]], bool]:
+    """Problems of the files of an array, as (file, problem) pairs, and whether ``zarr.json`` names
+    its chunks. By names, lengths and the last bytes of each shard file: these are its index and,
+    before that, the checksum of its last chunk, which ``zarr.json`` names. So one small read tells
+    an intact file in the wrong position (:mod:`headrace.store.places`).
+
+    Raises:
+        CacheError: the store cannot be reached.
+    """
+    problems = array.file_problems()
+    if problems is not None:
+        return problems, True
+    url = files.join(array.url, "zarr.json")
+    raw = files.read_bytes(url)
+    if raw is None:
+        return [(url, "is missing")], True
+    sparse = isinstance(array, LevanterArray)
+    try:
+        stored = StoredLayout.parse(json.loads(raw))
+        longer = stored.length > array.length and not sparse
+        if array.owner and not stored.owner and b"headrace_" in raw:
+            raise ValueError("it is not as it was written")
+        if array.owner and stored.owner not in ("", array.owner):
+            return [(url, "is of another part, or of another cache")], True
+        if stored.dtype != array.dtype.name or stored.length < array.length or longer:
+            expected = f"{array.length} of {array.dtype.name}"
+            raise ValueError(
+                f"it holds {stored.length} of {stored.dtype}, and the ledger has {expected}"
+            )
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        return [(url, f"is not the description of the array ({error})")], True
+    shards = -(-array.length // stored.shard)
+    sizes = shard_sizes(array.url, shards)
+    problems = []
+    for number in range(shards):
+        file = files.join(array.url, "c", str(number))
+        if number not in sizes:
+            if not isinstance(array, LevanterArray) or array.must_exist(number):
+                problems.append((file, "is missing"))
+        elif problem := _wrong_file(file, number, sizes[number], stored, array.length, sparse):
+            problems.append((file, problem))
+    return problems, CHUNKS.encode() in raw or not array.owner
+
+
+def _wrong_file(
+    file: str, number: int, size: int, stored: StoredLayout, length: int, sparse: bool
+) -> str | None:
+    """The problem of a shard file of an array with this many elements; None if there is none."""
+    index_bytes = stored.index_bytes
+    if not index_bytes or not stored.index_last:
+        return None
+    itemsize = np.dtype(stored.dtype).itemsize
+    elements = min(stored.shard, length - number * stored.shard)
+    chunks = -(-elements // stored.chunk)
+    checksum = checksum_bytes(stored.codecs, itemsize)
+    if checksum is not None and not sparse:
+        expected = chunks * (stored.chunk * itemsize + checksum) + index_bytes
+        if size != expected:
+            return f"has {size:,} bytes instead of {expected:,}"
+        if stored.checksums is None:
+            return None
+    if size < index_bytes + CRC_BYTES:
+        return f"has {size:,} bytes, less than its index"
+    raw = files.read_range(file, size - index_bytes - CRC_BYTES, size)
+    return _wrong_end(raw, size, stored, number, None if sparse else chunks)
+
+
+def _wrong_end(
+    raw: bytes, size: int, stored: StoredLayout, number: int, chunks: int | None
+) -> str | None:
+    """The problem of the last bytes of a shard file that should have this many chunks (None: any
+    number).
+    """
+    shard_chunks = stored.shard // stored.chunk
+    entries = np.frombuffer(raw, "<u8", shard_chunks * 2, CRC_BYTES).reshape(-1, 2)
+    there = np.flatnonzero(entries[:, 0] != NO_CHUNK)
+    ends = entries[there].astype(np.float64).sum(1)
+    if ends.size and ends.max() != size - stored.index_bytes:
+        return (
+            f"has {size:,} bytes, which is not what its index says: it was cut off or overwritten"
+        )
+    if chunks is not None and there.size != chunks:
+        return f"has {there.size} chunks instead of {chunks}"
+    if stored.checksums is not None and ends.size:
+        last = number * shard_chunks + int(there[np.argmax(ends)])
+        try:
+            check_place(raw[:CRC_BYTES], int(stored.checksums[last]))
+        except ValueError:
+            return (
+                "is not the file that was written here: its last chunk is of another place or cache"
+            )
+    return None
 
 
 def _look_at_tokenizer(cache: TokenCache) -> list[Damage]:

@@ -67,7 +67,8 @@ from headrace.data.attributes import DOCUMENT
 from headrace.data.buckets import BucketsConfig
 from headrace.data.dataset import PlannedDataset
 from headrace.data.strands import too_many_hosts
-from headrace.errors import HeadraceError, format_count
+from headrace.errors import HeadraceError, SourceError, format_count
+from headrace.ingest.first_look import in_words, with_same_fault
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.blend import without_repeats
 from headrace.mix.schedule import weight_from_config
@@ -120,6 +121,23 @@ def findings(plan: RunPlan) -> list[Finding]:
     """All findings, problems first."""
     all_findings = [finding for rule in _RULES for finding in rule(plan)]
     return sorted(all_findings, key=lambda finding: finding.level)  # stable: rules keep their order
+
+
+def source_findings(faults: dict[str, list[HeadraceError]]) -> list[Finding]:
+    """A finding for each fault of the source of a component whose cache is not built yet, with all
+    files that have it. A file that cannot be reached is a warning: other machines may reach it.
+    """
+    return [
+        Finding(
+            "problem" if isinstance(alike[0], SourceError) else "warning",
+            "bad_source",
+            f"components.{name}.source",
+            in_words(alike),
+            alike[0].cure or "",
+        )
+        for name, some in faults.items()
+        for alike in with_same_fault(some)
+    ]
 
 
 @_rule("warning", "cache_missing")

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from headrace.analysis.check.bos import missing_bos
 from headrace.analysis.check.conversations import Conversations, look_at_conversations
 from headrace.analysis.excess import SourceExcess, source_excess
 from headrace.analysis.resolved import ResolvedRun
@@ -25,13 +24,17 @@ from headrace.config.lm_data import LmDataConfig
 from headrace.data.budgets import OpenBytes
 from headrace.data.mixture import MixtureDataset
 from headrace.data.rows import ends_by_token, segments_of
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.feed.micro_steps import MicroForecast
 from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
+from headrace.ingest.tokenize import FileTokenizer, cache_tokenizer
 from headrace.mix.schedule import DataEnd
+from headrace.store.cache import TokenCache
 from headrace.store.replicas import ReplicaState, ReplicatedCache
 
 _LOOKED_PACKS = 1 << 10
+_LOOKED_DOCUMENTS = 16
+"""Documents whose first token is read."""
 
 
 @dataclass(frozen=True)
@@ -374,6 +377,25 @@ def _component(name: str, run: ResolvedRun, shares: np.ndarray) -> ComponentPlan
         conversations=look_at_conversations(trained, cache),
         unseen_rows=unseen,
         skipped_tokens=skipped,
-        missing_bos=missing_bos(cache),
+        missing_bos=_missing_bos(cache),
         end_token=next(iter(ends_by_token(trained.sources).values()), None),
     )
+
+
+def _missing_bos(cache: TokenCache) -> str | None:
+    """The token that the tokenizer of a cache puts before a text when it adds special tokens, if
+    none of the first documents begins with it; None: there is no such token, or documents have it.
+    """
+    if cache.is_virtual or not cache.num_documents:
+        return None
+    try:
+        tokenizer = cache_tokenizer(cache)
+    except HeadraceError:  # its copy is damaged, which does not concern a run
+        return None
+    if not isinstance(tokenizer, FileTokenizer) or tokenizer.template_bos is None:
+        return None
+    token, number = tokenizer.template_bos
+    lengths = cache.lengths(0, min(cache.num_documents, _LOOKED_DOCUMENTS))
+    filled = np.flatnonzero(lengths).tolist()
+    begins = [int(cache.document(document)[0]) == number for document in filled]
+    return None if any(begins) or not begins else token
