@@ -132,9 +132,8 @@ def prepare(folder: DemoFolder, settings: DemoSettings, screen: Screen) -> LmDat
         corpus.train_bpe(texts, folder.tokenizer, vocab_size=settings.scale.vocab_size)
         details.append(f"byte-level BPE, {settings.scale.vocab_size} entries")
     folder.config.write_text(data_config(folder, sources, settings).to_yaml())
-    config = load_config(
-        str(folder.config)
-    )  # from here on, the file is the only description of the data
+    # From here on, the file is the only description of the data.
+    config = load_config(str(folder.config))
     with screen.phase("caches") as details:
         config.build_caches(progress=False)
         details.append(

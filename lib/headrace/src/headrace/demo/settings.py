@@ -134,9 +134,8 @@ class DemoFolder:
         self.tokenizer = self.root / "tokenizer.json"
         self.caches = self.root / "caches"  # a token cache for each source
         self.config = self.root / "config.yaml"  # for load_config
-        self.checkpoints = (
-            self.root / "checkpoints"
-        )  # a folder each: model, optimizer, and the state of the data
+        # A folder each: model, optimizer, and the state of the data.
+        self.checkpoints = self.root / "checkpoints"
         self.metrics = self.root / "metrics.jsonl"  # a line for each step
         self.summary = self.root / "summary.json"
         self.stats = self.root / STATS_FOLDER  # counters and losses, for the report
@@ -171,9 +170,8 @@ class DemoFolder:
                 )
             root.mkdir(parents=True, exist_ok=True)
             if _read_json(marker) != recipe:
-                marker.write_text(
-                    "{}\n"
-                )  # until the old text is deleted, no recipe describes this folder
+                # Until the old text is deleted, no recipe describes this folder.
+                marker.write_text("{}\n")
                 _remove(folder.text, folder.tokenizer, folder.caches)
                 marker.write_text(json.dumps(recipe, indent=1) + "\n")
             _remove(folder.config, folder.checkpoints, folder.metrics, folder.summary)

@@ -109,9 +109,8 @@ class Arranged(NamedTuple):
 
     sizes: Int64[np.ndarray, " steps"]  # rows of the arrays of each step, pools included
     place: Int64[np.ndarray, " n"]  # place of each row in the arrays of its step
-    origin: Int32[
-        np.ndarray, " m"
-    ]  # for each place of all batches in order: position in its shard and the pools
+    # For each place of all batches in order: position in its shard and the pools.
+    origin: Int32[np.ndarray, " m"]
     owner: Int64[np.ndarray, " n"]  # number of the processes that read each row
     sent: Bool[np.ndarray, " n"]  # whether the row goes through a pool
 

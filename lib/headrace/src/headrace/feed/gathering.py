@@ -169,9 +169,8 @@ class StepRange(NamedTuple):
         if not self.plan.whole:
             return False
         bounds = self.plan.row_bounds[self.first : self.stop + 1]
-        is_full = int(bounds[-1] - bounds[0]) == self.rows * (
-            self.stop - self.first
-        )  # no step has more rows
+        # No step has more rows.
+        is_full = int(bounds[-1] - bounds[0]) == self.rows * (self.stop - self.first)
         return is_full or (self.loose and bool((np.diff(bounds) > 0).all()))
 
     @property

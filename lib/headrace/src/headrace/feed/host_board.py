@@ -178,9 +178,8 @@ class HostBoard:
     def declare_dead(self, verdict: Verdict) -> None:
         """Tells all processes that one of them is dead. The first verdict of a job holds."""
         text = json.dumps(asdict(verdict))
-        self._ask(
-            lambda: self.client.key_value_set(f"{_VERDICT}first", text)
-        )  # refused if there is one
+        # Refused if there is one.
+        self._ask(lambda: self.client.key_value_set(f"{_VERDICT}first", text))
 
     @property
     def verdict(self) -> Verdict | None:

@@ -405,9 +405,8 @@ class _Barrier:
                 pass
         self._board.renew()  # the others find the reason there
         self._links.close()
-        with suppress(
-            Exception
-        ):  # waiting hosts get an error at once: all must pass the same processes
+        # Waiting hosts get an error at once: all must pass the same processes.
+        with suppress(Exception):
             self._wait(1000, [self._board.process])
 
 

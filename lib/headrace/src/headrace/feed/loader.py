@@ -135,9 +135,8 @@ class DataLoader(BatchOrder):
         self._host_barrier = options.get("host_barrier", HostBarrier())
         self._lock = threading.Lock()
         self._finished = IterationStats(self._stall_rule)
-        self._counted: list[
-            _CountedIteration
-        ] = []  # one per iteration, and nothing else updates it
+        # One per iteration, and nothing else updates it.
+        self._counted: list[_CountedIteration] = []
         self._requests_before = request_counts()
         self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
         self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()

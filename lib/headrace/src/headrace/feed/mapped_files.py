@@ -68,9 +68,8 @@ class _Watched:
         intact = not changed or (
             self.array.check_again(self.shard) and current.size >= self.file.size
         )
-        if (
-            not intact or self.array.losses(self.shard) != self.losses
-        ):  # another loader may have noticed first
+        # Another loader may have noticed first.
+        if not intact or self.array.losses(self.shard) != self.losses:
             raise ReadError(
                 "was changed while it was mapped, and is not what was written",
                 field="array",

@@ -426,9 +426,8 @@ class Transfer:
         array = jax.make_array_from_callback(
             self._shape, self._sharding, lambda index: local[self._local_index(index or ())]
         )
-        if (
-            array.dtype == local.dtype
-        ):  # JAX may store 8-byte values in 4 bytes: then it converts each array
+        # JAX may store 8-byte values in 4 bytes: then it converts each array.
+        if array.dtype == local.dtype:
             indices = self._sharding.addressable_devices_indices_map(self._shape)
             self._devices = list(indices)
             self._parts = [self._local_index(index or ()) for index in indices.values()]

@@ -461,18 +461,16 @@ def _by_locality(locality: np.ndarray, valid: np.ndarray) -> np.ndarray:
     if steps and (valid == valid[0]).all():  # a table, whose rows are sorted separately
         size = int(valid[0])
         first = np.arange(steps)[:, None] * size
-        order = np.argsort(
-            locality.reshape(steps, size), axis=1
-        )  # faster than a stable sort, and equal without ties
+        # Faster than a stable sort, and equal without ties.
+        order = np.argsort(locality.reshape(steps, size), axis=1)
         ordered = locality[order + first]
         differs = ordered[:, 1:] != ordered[:, :-1]
         if not differs.all():
             rank = np.zeros_like(order)
             np.cumsum(differs, axis=1, out=rank[:, 1:])
             rank *= size
-            order = (
-                np.sort(rank + order, axis=1) - rank
-            )  # the same ranks, and ties by their place in the stream
+            # The same ranks, and ties by their place in the stream.
+            order = np.sort(rank + order, axis=1) - rank
         return (order + first).ravel()
     return np.lexsort((locality, np.repeat(np.arange(steps), valid)))
 
@@ -563,9 +561,8 @@ def _distinct_and_ranges(
     source: np.ndarray, row: np.ndarray, step: np.ndarray, steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The number of distinct rows of each step, and of runs of neighbours among them."""
-    bits = (
-        int(row.max(initial=0)).bit_length() + 1
-    )  # one more: the last row of a source is next to none of another
+    # One more: the last row of a source is next to none of another.
+    bits = int(row.max(initial=0)).bit_length() + 1
     number = source << bits | row
     wide = int(number.max(initial=0)).bit_length() + 1
     if wide + steps.bit_length() < 63:

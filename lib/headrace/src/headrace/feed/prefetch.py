@@ -84,9 +84,8 @@ class Prefetched(Iterator[T], Generic[T]):
         self._group_size = 0
         self._made = [0]
         self._taken = 0
-        self._room: SimpleQueue[int] = (
-            SimpleQueue()
-        )  # the size of each group that was completely taken
+        # The size of each group that was completely taken.
+        self._room: SimpleQueue[int] = SimpleQueue()
         self._stats = stats or QueueStats()
         self._depth = depth
         self._stop = threading.Event()
@@ -174,9 +173,8 @@ class Prefetched(Iterator[T], Generic[T]):
             with suppress(Empty):
                 while True:
                     self._queue.get_nowait()
-            self._queue.put(
-                self._ended or _End(_closed())
-            )  # wakes a consumer that waits in another thread
+            # Wakes a consumer that waits in another thread.
+            self._queue.put(self._ended or _End(_closed()))
 
     def __enter__(self) -> Prefetched[T]:
         return self

@@ -188,9 +188,8 @@ class BlockCache:
             (number, chunk, slot), waiting = self._pending[block]
             for kind, pending in waiting:
                 try:
-                    if (
-                        self._arrived(pending) is False
-                    ):  # wrong checksum: TensorStore reports it, or reads it right
+                    # Wrong checksum: TensorStore reports it, or reads it right.
+                    if self._arrived(pending) is False:
                         self._arrived(kind.read_again(number, chunk, slot))
                 except HeadraceError as error:
                     raise _not_readable(kind, number, chunk, step, error) from error
@@ -286,9 +285,8 @@ class ReadAhead:
         self._first_step = first_step
         self._gathered = first_step - 1
         self._windows: deque[Window] = deque()
-        self._decided: deque[Window] = (
-            deque()
-        )  # at least in part, and not all of whose steps have begun
+        # At least in part, and not all of whose steps have begun.
+        self._decided: deque[Window] = deque()
         self._fetches: deque[_Fetch] = deque()
         self._in_files: list[int] = []  # blocks in files whose use began after the last count
         self._waits = waits

@@ -140,9 +140,8 @@ class PlannedReader(BatchReader):
         dataset = order.planned
         assert dataset is not None
         self._exchange = exchange
-        self._loose = (
-            not order.functions
-        )  # functions must get zeros in rows without data, as in a run's last batch
+        # Functions must get zeros in rows without data, as in a run's last batch.
+        self._loose = not order.functions
         stats = stats or IterationStats()
         self._stats = stats.reads
         self._watch = stats.watch
@@ -165,9 +164,8 @@ class PlannedReader(BatchReader):
         self._buffers = [Buffers() for _ in self._cache.kinds]
         self._grouping = grouping
         self._said: set[str] = set()
-        self._names: dict[
-            int, set[str]
-        ] = {}  # names of columns, by id of the dataset that serves a step
+        # Names of columns, by id of the dataset that serves a step.
+        self._names: dict[int, set[str]] = {}
 
     @property
     def resident_bytes(self) -> int:
@@ -206,9 +204,8 @@ class PlannedReader(BatchReader):
         under_way: deque[_Group] = deque()
         step = first_step
         while ahead.run(step):
-            while (
-                under_way and not ahead.may_begin()
-            ):  # a batch never waits for the reads of a later one
+            # A batch never waits for the reads of a later one.
+            while under_way and not ahead.may_begin():
                 yield self._gathered(under_way.popleft(), ahead)
             window = ahead.next
             with self._watch.phase("read"):
@@ -315,9 +312,8 @@ class PlannedReader(BatchReader):
         (tokens, *columns) = group.values
         plan = steps.plan
         rows = steps.row_slice
-        served = self._dataset.at_step(plan.first_step + steps.first)[
-            0
-        ]  # it serves all steps of a plan
+        # It serves all steps of a plan.
+        served = self._dataset.at_step(plan.first_step + steps.first)[0]
         source_id = _at_places(steps, plan.source[rows].astype(np.int32), blank=-1)
         mask, extras = self._of_batch(columns, served) if columns else (None, None)
         if mask is not None and mask.shape[1] == plan.seq_len:
@@ -325,9 +321,8 @@ class PlannedReader(BatchReader):
             self._stats.untrained_examples += count_untrained(
                 mask if has_data.all() else mask[has_data]
             )
-        segments = (
-            None if plan.segments is None else _at_places(steps, plan.segments[rows].copy())
-        )  # may be donated
+        # May be donated.
+        segments = None if plan.segments is None else _at_places(steps, plan.segments[rows].copy())
         weights = served.loss_weights_at(plan.first_step + steps.row_step, plan.source[rows])
         weights = None if weights is None else _at_places(steps, weights)[:, None]
         ends = None if plan.ends is None else _at_places(steps, plan.ends[rows].copy())
@@ -477,9 +472,8 @@ class MappedReader(BatchReader):
         self._reader = reader
         self._dataset = dataset
         self._maker = BatchMaker(dataset.eos_id, dataset.pairs)
-        self._functions = [
-            (f, f"map({function_name(f)})") for f in functions
-        ]  # a name may need digests of arrays
+        # A name may need digests of arrays.
+        self._functions = [(f, f"map({function_name(f)})") for f in functions]
         self._schedule = schedule
         self._watch = stats.watch
         self._waits = stats.waits

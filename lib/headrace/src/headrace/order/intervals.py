@@ -253,9 +253,8 @@ class StoredRanges(NamedTuple):
     range: Int64[np.ndarray, " p"]  # number of the requested range
     column: Int64[np.ndarray, " p"]  # where in it the piece begins
     start: Int64[np.ndarray, " p"]  # first stored position
-    size: Int64[
-        np.ndarray, " p"
-    ]  # positions. The pieces of a range fill it without gaps; none is empty
+    # Positions. The pieces of a range fill it without gaps; none is empty.
+    size: Int64[np.ndarray, " p"]
 
 
 class Removal:

@@ -257,10 +257,11 @@ class BlockAligned(Order):
     """
 
     bijective = True
+    # The rows of the parts follow from the cache, which has its own fingerprint.
     described = (
         "length",
         "block",
-    )  # the rows of the parts follow from the cache, which has its own fingerprint
+    )
 
     def __init__(self, part_rows: Int64[np.ndarray, " p"], block: int) -> None:
         part_rows = np.asarray(part_rows, np.int64)

@@ -369,9 +369,8 @@ def _sorted_packs(lengths: np.ndarray, spec: PackSpec) -> tuple[Packed, PackCoun
         bin_of = fit_decreasing(items.size, spec.capacity, worst=spec.algorithm == "wfd")
     opened = int(bin_of.max(initial=-1)) + 1
     first = np.zeros(opened, bin_of.dtype)
-    first[bin_of[::-1]] = np.arange(
-        bin_of.size - 1, -1, -1, dtype=bin_of.dtype
-    )  # the last write wins
+    # The last write wins.
+    first[bin_of[::-1]] = np.arange(bin_of.size - 1, -1, -1, dtype=bin_of.dtype)
     rank = np.empty(opened, bin_of.dtype)
     rank[np.argsort(first)] = np.arange(opened)
     pack = rank[bin_of]

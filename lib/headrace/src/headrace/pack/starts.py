@@ -24,9 +24,8 @@ class DocumentStarts:
 
     def __init__(self) -> None:
         self._documents = self._tokens = 0
-        self._chunks: list[
-            tuple[int, np.ndarray]
-        ] = []  # replaced, never modified: one thread adds, another looks up
+        # Replaced, never modified: one thread adds, another looks up.
+        self._chunks: list[tuple[int, np.ndarray]] = []
         self._lock = threading.Lock()
 
     def add(self, lengths: Int64[np.ndarray, " n"]) -> None:

@@ -285,9 +285,8 @@ class WindowedPacks:
         self._carried = 0
         self._window_of = np.zeros(0, np.int64)
         self._runs_over = np.zeros(0, bool)
-        self._waiting = Packed(
-            Items.join([]), np.zeros(0, np.int64)
-        )  # packs that a later pack may precede
+        # Packs that a later pack may precede.
+        self._waiting = Packed(Items.join([]), np.zeros(0, np.int64))
 
     def add(
         self,
@@ -333,9 +332,8 @@ class WindowedPacks:
         offset = every.offset[begin]
         order = np.lexsort((offset, document))
         going = order.size
-        if (
-            self._held.size.size
-        ):  # a pending item may go into any pack; they are not in order, as carried items are old
+        # A pending item may go into any pack; they are not in order, as carried items are old.
+        if self._held.size.size:
             first = np.lexsort((self._held.offset, self._held.document))[0]
             is_earlier = document[order] < self._held.document[first]
             is_earlier |= (document[order] == self._held.document[first]) & (

@@ -411,9 +411,8 @@ def lap_bits(laps: Float64[np.ndarray, " d"]) -> Int64[np.ndarray, " d"]:
         >>> lap_bits(np.array([0.3, 4.0, 2.0**22])).tolist()
         [30, 29, 20]
     """
-    _, exponent = np.frexp(
-        laps
-    )  # laps < 2**exponent, and draws of a period, shifted by the places, below 2**63
+    # Laps < 2**exponent, and draws of a period, shifted by the places, below 2**63.
+    _, exponent = np.frexp(laps)
     return np.clip((62 - exponent.astype(np.int64)) // 2, LAP_BITS, 30)
 
 
@@ -422,9 +421,8 @@ def _periods(laps: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarr
     bits = lap_bits(laps)
     period = np.rint(laps * (1 << bits)).astype(np.int64)
     is_whole = (period & ((1 << bits) - 1) == 0) & (counts % np.maximum(period >> bits, 1) > 0)
-    return bits, period + np.sign(laps - np.rint(laps)).astype(
-        np.int64
-    ) * is_whole  # laps that are whole only in these
+    # Laps that are whole only in these.
+    return bits, period + np.sign(laps - np.rint(laps)).astype(np.int64) * is_whole
 
 
 def _undivided(lap: int, strands: int) -> ConfigError:
