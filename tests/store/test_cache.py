@@ -164,7 +164,7 @@ def test_a_read_that_comes_just_after_its_time_is_no_error(cache):
             return True
 
     read = cache.parts[0].data.read(0, 64)
-    read._future = Late()
+    read.future = Late()
     assert read.result(timeout=0).tolist() == [0, 1, 2]
 
 

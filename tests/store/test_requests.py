@@ -412,8 +412,8 @@ def test_readers_of_the_same_chunks_give_up_while_answers_fail_and_the_policy_ch
             for at, read in zip(places, reads, strict=True):
                 if chance.random() < 0.2:
                     assert isinstance(read, PendingRead)
-                    read._future.cancel()
-                    assert wait([read._future]).done
+                    read.future.cancel()
+                    assert wait([read.future]).done
                     given_up += 1
                 else:
                     assert np.array_equal(read.result(), wanted[at : at + chunk])

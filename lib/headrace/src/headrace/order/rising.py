@@ -10,6 +10,7 @@ Price: 4.03 bytes per number; a look-up is two gathers, a search 1 us in batches
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -20,6 +21,7 @@ _FEW = 1 << 20
 _CHUNK = 1 << 18  # numbers per block
 
 
+@dataclass(frozen=True, eq=False)
 class RunningSums:
     """The sums of the first 0, 1, 2, ... steps, made by :class:`SumsWriter`.
 
@@ -31,13 +33,10 @@ class RunningSums:
             any.
     """
 
-    def __init__(
-        self, size: int, total: int, first: Int64[np.ndarray, " b"], more: Integer[np.ndarray, " n"]
-    ) -> None:
-        self.size = size
-        self.total = total
-        self.first = first
-        self.more = more
+    size: int
+    total: int
+    first: Int64[np.ndarray, " b"]
+    more: Integer[np.ndarray, " n"]
 
     def __getitem__(self, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         if not self.first.size:

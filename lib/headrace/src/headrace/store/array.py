@@ -42,7 +42,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -535,72 +535,68 @@ class StoredArray:
             )
 
 
+@dataclass(eq=False, slots=True)
 class PendingRead:
     """A read in flight that ends with :meth:`StoredArray.received`, or fails with a
     :class:`ReadError` that names the array, the chunk and the shard file. ``out``: the target
     array; None: the future returns one.
     """
 
-    __slots__ = ("_array", "_future", "_out", "_start", "_stop")
-
-    def __init__(
-        self, future: Any, array: StoredArray, start: int, stop: int, out: np.ndarray | None = None
-    ) -> None:
-        self._future = future
-        self._array = array
-        self._start = start
-        self._stop = stop
-        self._out = out
+    future: Any
+    array: StoredArray
+    start: int
+    stop: int
+    out: np.ndarray | None = None
 
     def result(self, timeout: float | None = None) -> np.ndarray:
         try:
-            values = self._future.result(timeout)
+            values = self.future.result(timeout)
         except (ValueError, OSError) as error:
             if isinstance(error, TimeoutError) and timeout is not None:
-                if not self._future.done():
+                if not self.future.done():
                     raise  # it is not there yet
                 # It came just now, or fails with the store's own error of that name.
                 return self.result()
-            raise self._failed(error) from store_error(error, self._array.url, self._shards())
+            raise self._failed(error) from store_error(error, self.array.url, self._shards())
         return self._received(values)
 
     def __await__(self) -> Generator[Any, None, np.ndarray]:
-        future = self._future
+        future = self.future
         waiting = (
             asyncio.wrap_future(future) if isinstance(future, concurrent.futures.Future) else future
         )
         try:
             values = yield from waiting.__await__()
         except (ValueError, OSError) as error:
-            raise self._failed(error) from store_error(error, self._array.url, self._shards())
+            raise self._failed(error) from store_error(error, self.array.url, self._shards())
         return self._received(values)
 
     def _received(self, values: np.ndarray) -> np.ndarray:
-        self._array.received(values if self._out is None else self._out, self._start)
+        self.array.received(values if self.out is None else self.out, self.start)
         return values
 
     def __del__(self) -> None:
         # TensorStore's own futures end by being forgotten.
-        if isinstance(self._future, concurrent.futures.Future):
-            self._future.cancel()
+        if isinstance(self.future, concurrent.futures.Future):
+            self.future.cancel()
 
     def _failed(self, error: Exception) -> ReadError:
-        first, last = self._units(self._array.chunk_elements)
+        first, last = self._units(self.array.chunk_elements)
         chunks = f"chunk {first}" if first == last else f"chunks {first} to {last}"
         cure = (
             "Check that the store can be reached and that the cache was copied whole; build it"
             " again if not."
         )
-        problem = f"{chunks} cannot be read ({store_error(error, self._array.url, self._shards())})"
-        return ReadError(problem, field="array", value=self._array.url, cure=cure)
+        problem = f"{chunks} cannot be read ({store_error(error, self.array.url, self._shards())})"
+        return ReadError(problem, field="array", value=self.array.url, cure=cure)
 
     def _shards(self) -> str:
-        first, last = self._units(self._array.layout.shard_elements)
-        file = self._array.file_of(first)
-        if file == self._array.file_of(last):
+        first, last = self._units(self.array.layout.shard_elements)
+        file = self.array.file_of(first)
+        if file == self.array.file_of(last):
             return f"shard file {file}"
         return f"shard files {file} to {last}"
 
     def _units(self, elements: int) -> tuple[int, int]:
         """The first and the last chunk or shard that it touches."""
-        return self._start // elements, max(self._stop - 1, self._start) // elements
+        return self.start // elements, max(self.stop - 1, self.start) // elements

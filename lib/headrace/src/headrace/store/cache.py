@@ -703,7 +703,7 @@ class TokenCache:
             partial(data_of, parts),
             shard_chunks=layout.shard_chunks,
             described=described,
-            computed=layout.compression == "none",
+            computed=described and layout.compression == "none",
             pages=None if self._pages is None else (self._pages, name),
         )
         return ArrayList([run])

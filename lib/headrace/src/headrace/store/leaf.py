@@ -177,41 +177,30 @@ class ChunkPages:
         return await get(store, name, slice(start, stop), decode, index=True)
 
 
+@dataclass(frozen=True, eq=False)
 class ArrayRun:
     """Arrays of one dtype, in chunks of one size.
 
-    Args:
+    Attributes:
         lengths: Elements of each.
         chunk: Elements of a chunk.
         dtype: Dtype of all of them; None: placeholders for arrays that do not exist.
+        get: Returns an array by its number.
         shard_chunks: Chunks per file.
         described: Whether chunks can be requested over HTTP without reading ``zarr.json`` first
             (see :class:`~headrace.store.array.StoredArray`).
         computed: Whether they can be requested without the index of their file, too.
-        get: Returns an array by its number.
         pages: Where to read the checksums of their chunks over HTTP, and their leaf.
     """
 
-    def __init__(
-        self,
-        lengths: Int64[np.ndarray, " n"],
-        chunk: int,
-        dtype: np.dtype[Any] | None,
-        get: Callable[[int], StoredArray | None],
-        *,
-        shard_chunks: int = 1,
-        described: bool = False,
-        computed: bool = False,
-        pages: tuple[ChunkPages, str] | None = None,
-    ) -> None:
-        self.lengths = lengths
-        self.chunk = chunk
-        self.dtype = dtype
-        self.get = get
-        self.shard_chunks = shard_chunks
-        self.described = described
-        self.computed = described and computed
-        self.pages = pages
+    lengths: Int64[np.ndarray, " n"]
+    chunk: int
+    dtype: np.dtype[Any] | None
+    get: Callable[[int], StoredArray | None]
+    shard_chunks: int = 1
+    described: bool = False
+    computed: bool = False
+    pages: tuple[ChunkPages, str] | None = None
 
     @property
     def itemsize(self) -> int:
@@ -372,6 +361,7 @@ class OwnParts:
         )
 
 
+@dataclass(frozen=True, eq=False)
 class CacheLeaf:
     """One leaf of an open cache. Documents are numbered over the whole cache, part after part.
 
@@ -379,9 +369,11 @@ class CacheLeaf:
         name: Its name.
         dtype: Its dtype.
         kind: ``ragged`` or ``fixed`` (one value per document).
-        width: Values per token, if it was built with a fixed number; else None.
         parts: Its parts, in order.
         arrays: The array with the values of each part.
+        first_document: The first document of each part, and the end of the last.
+        path: The cache, for errors.
+        width: Values per token, if it was built with a fixed number; else None.
 
     Example:
         >>> import headrace.testing
@@ -390,29 +382,18 @@ class CacheLeaf:
         np.True_
     """
 
-    def __init__(
-        self,
-        name: str,
-        dtype: np.dtype[Any],
-        kind: LeafKind,
-        parts: MadeList[LeafPart],
-        arrays: ArrayList,
-        first_document: Int64[np.ndarray, " parts1"],
-        path: str,
-        width: int | None = None,
-    ) -> None:
-        self.name = name
-        self.dtype = dtype
-        self.kind: LeafKind = kind
-        self.width = width
-        self.parts = parts
-        self.arrays = arrays
-        self._path = path
-        self._first_document = first_document
+    name: str
+    dtype: np.dtype[Any]
+    kind: LeafKind
+    parts: MadeList[LeafPart]
+    arrays: ArrayList
+    first_document: Int64[np.ndarray, " parts1"]
+    path: str
+    width: int | None = None
 
     @property
     def num_documents(self) -> int:
-        return int(self._first_document[-1])
+        return int(self.first_document[-1])
 
     @property
     def num_elements(self) -> int:
@@ -479,7 +460,7 @@ class CacheLeaf:
         bounds = starts([part.documents])
         parts = MadeList(1, [part].__getitem__)
         return CacheLeaf(
-            self.name, self.dtype, self.kind, parts, ArrayList.of([part.data]), bounds, self._path
+            self.name, self.dtype, self.kind, parts, ArrayList.of([part.data]), bounds, self.path
         )
 
     def document(self, i: int) -> np.ndarray:
@@ -515,8 +496,8 @@ class CacheLeaf:
             base += part.data.length
 
     def _spans(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        check_range(start, stop, self.num_documents, "documents", self._path)
-        return spans(self._first_document, start, stop)
+        check_range(start, stop, self.num_documents, "documents", self.path)
+        return spans(self.first_document, start, stop)
 
 
 def _read_ahead(places: Iterator[tuple[StoredArray, int, int]]) -> Iterator[np.ndarray]:

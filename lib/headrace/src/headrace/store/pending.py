@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,38 +30,33 @@ class ArrayFuture(Protocol):
     def __await__(self) -> Generator[Any, None, np.ndarray]: ...
 
 
+@dataclass(eq=False)
 class RepeatedRead:
     """A read in flight that goes on as another one if it fails.
 
-    Args:
-        read: The first.
+    Attributes:
+        read: The one in flight.
         again: Begins another one after an error, or raises it.
         use: Makes the result of what was read.
     """
 
-    def __init__(
-        self,
-        read: ArrayFuture,
-        again: Callable[[HeadraceError], ArrayFuture],
-        use: Callable[[np.ndarray], np.ndarray] = lambda values: values,
-    ) -> None:
-        self._read = read
-        self._again = again
-        self._use = use
+    read: ArrayFuture
+    again: Callable[[HeadraceError], ArrayFuture]
+    use: Callable[[np.ndarray], np.ndarray] = lambda values: values
 
     def result(self, timeout: float | None = None) -> np.ndarray:
         while True:
             try:
-                return self._use(self._read.result(timeout))
+                return self.use(self.read.result(timeout))
             except (ReadError, CacheError) as error:
-                self._read = self._again(error)
+                self.read = self.again(error)
 
     def __await__(self) -> Generator[Any, None, np.ndarray]:
         while True:
             try:
-                return self._use((yield from self._read.__await__()))
+                return self.use((yield from self.read.__await__()))
             except (ReadError, CacheError) as error:
-                self._read = self._again(error)
+                self.read = self.again(error)
 
 
 def store_error(error: Exception, url: str, shards: str = "") -> OSError:
