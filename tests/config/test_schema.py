@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import HeadraceError
-from headrace.config import LmDataConfig, json_schema, load_config
+from headrace.config import LmDataConfig, load_config
 from headrace.config.parsing import Slot, decode, fields_of
-from headrace.config.schema import attribute_texts
+from headrace.config.schema import attribute_texts, json_schema
 from headrace.errors import ConfigError
 
 SCHEMA = json_schema(LmDataConfig)

@@ -10,14 +10,17 @@ from tests.mix.drawn import draws_of
 
 from headrace.errors import ConfigError
 from headrace.mix import BatchSchedule
-from headrace.mix.draws import Draws
-from headrace.mix.limits import STOP_STRATEGIES, mixture_length
+from headrace.mix.draws import STOP_STRATEGIES, Draws
 from headrace.mix.plan import plan_of
 from headrace.mix.quota import Quota
 from headrace.mix.shares import bound_shares
 from headrace_compat.megatron import GreedyBlend
 
 SCAN = 3000
+
+
+def mixture_length(draws, sizes, stop, limits=None):
+    return draws.count_examples(sizes, stop, limits or [None] * len(sizes))
 
 
 def first_scan(component, ordinal, sizes, stop):
@@ -128,11 +131,6 @@ def test_bad_limits_are_refused():
         limits_of({"docs": None, "web": 9}, {"docs": 1.0})
     with pytest.raises(ConfigError, match=r"components\.docs\.max_epochs.*Give at least 0\.337"):
         limits_of({"docs": 3}, {"docs": 0.3})
-    draws = draws_of({"a": 1}, BatchSchedule(1))
-    with pytest.raises(ConfigError, match="Did you mean 'restart'"):
-        mixture_length(draws, [1], "restrat")
-    with pytest.raises(ConfigError, match="one entry"):
-        mixture_length(draws, [1, 2], "restart")
     for share in (0, -1, 1.5):
         with pytest.raises(ConfigError, match="max_share"):
             Quota(lambda s: np.ones((len(s), 1)), 1, BatchSchedule(1), largest=[share])

@@ -24,8 +24,8 @@ from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.mix.amendments import number_of_each
 from headrace.mix.blend import check_weight
-from headrace.mix.limits import check_component_budgets
 from headrace.mix.schedule import CountedTokens, weight_from_config
+from headrace.mix.stage_config import check_component_budgets
 from headrace.order import shuffle_config
 from headrace.order.holdout import ValidationConfig
 from headrace.order.subset import SubsetConfig

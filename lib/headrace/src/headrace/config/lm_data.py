@@ -57,8 +57,7 @@ from headrace.data.strands import RowScores
 from headrace.errors import ConfigError, check_at_least, check_choice
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.blend import is_size_rule
-from headrace.mix.draws import Skips
-from headrace.mix.limits import STOP_STRATEGIES, check_epochs, check_steps
+from headrace.mix.draws import STOP_STRATEGIES, Skips
 from headrace.mix.phases import phase_block
 from headrace.mix.plan import MixtureConfig, Plan, check_unit, policy_kind, policy_names
 from headrace.mix.schedule import (
@@ -70,7 +69,14 @@ from headrace.mix.schedule import (
     WeightUnit,
     phase_lengths,
 )
-from headrace.mix.stage_config import AmendmentConfig, StageConfig, check_plan, skips_of
+from headrace.mix.stage_config import (
+    AmendmentConfig,
+    StageConfig,
+    check_epochs,
+    check_plan,
+    check_steps,
+    skips_of,
+)
 from headrace.mix.stages import Stage
 from headrace.order import shuffle_config
 from headrace.order.braid.spec import MAX_HOSTS

@@ -15,7 +15,7 @@ import re
 from typing import Any, Literal, Union, get_args
 
 from headrace.config.parsing import Slot, fields_of, shorthand_of
-from headrace.mix.limits import STOP_STRATEGIES
+from headrace.mix.draws import STOP_STRATEGIES
 from headrace.mix.plan import policy_names
 from headrace.mix.schedule import ExchangeSetting, LastBatch, RowOrder
 from headrace.order.permutation import PERMUTATIONS

@@ -31,8 +31,7 @@ from headrace.errors import (
 )
 from headrace.metrics import ReadStats
 from headrace.mix.blend import Blend
-from headrace.mix.draws import NO_SKIPS, Draws, Skips
-from headrace.mix.limits import STOP_STRATEGIES, mixture_length
+from headrace.mix.draws import NO_SKIPS, STOP_STRATEGIES, Draws, Skips
 from headrace.mix.plan import Plan, plan_of
 from headrace.mix.schedule import BatchSchedule, Weight, data_end, weight_from_config
 from headrace.mix.shares import row_shares
@@ -280,7 +279,7 @@ class MixtureDataset(WrappingDataset):
                     # the last of these steps may hold fewer rows than a batch
                     return end if last is not None else int(self.draws.starts_at(num_steps).sum())
         self._check_reached()
-        length = mixture_length(self.draws, sizes, self.stop_strategy, [*self.limits.values()])
+        length = self.draws.count_examples(sizes, self.stop_strategy, [*self.limits.values()])
         return length if end is None or (length is not None and length < end) else end
 
     def _check_weights(self) -> None:

@@ -24,6 +24,18 @@ A later amendment counts the steps that are left. After the one above, ``[[4, 6]
 
 What a plan says of steps belongs to its batches, so a skip brings it forward: schedules of weights,
 stages, lengths of rows, sizes of batches. Amendments name steps of the run.
+
+**The end.** A stop strategy says what the end of a source means for the mixture, with the names of
+``datasets`` and Levanter:
+
+* ``restart``: nothing, sources start over in a new order; the mixture ends only if limits end it;
+* ``first_exhausted``: the mixture ends before the first example that some source does not have;
+* ``all_exhausted``: it ends once every source was used up at least once; smaller ones start over
+  until then.
+
+A source is used up after one pass, or at its limit if that comes first: limits never make a source
+last longer. ``all_exhausted`` does not wait for a source that is no longer drawn because its weight
+is 0 from some step on.
 """
 
 from __future__ import annotations
@@ -43,6 +55,7 @@ from headrace.mix.schedule import MAX_STEP, BatchSchedule
 from headrace.mix.shares import UNLIMITED
 from headrace.order.order import check_indices
 
+STOP_STRATEGIES = ("restart", "first_exhausted", "all_exhausted")
 _TABLES = 32
 _WASTE = 4  # rows computed per requested row, up to which whole steps are cheaper
 
@@ -367,6 +380,50 @@ class Draws:
         drawn, position = self.step_table(step)
         row = int(np.flatnonzero((drawn == component) & (position == ordinal))[0])
         return self.batch.rows_at(step)[0] + row
+
+    def count_examples(
+        self, sizes: Sequence[int | None], stop: str, limits: Sequence[int | None]
+    ) -> int | None:
+        """Examples of the mixture under one of the ``STOP_STRATEGIES``; None if there is no end.
+
+        Args:
+            sizes: Examples of each component, None for an endless one.
+            stop: The strategy.
+            limits: Most examples of each component, as the policy has them.
+
+        Example:
+            >>> from headrace.mix.blend import Blend
+            >>> from headrace.mix.stages import Stage, Stages
+            >>> stages = [Stage(0, Blend({"a": 3, "b": 1}))]  # a a b a | a a b a | ...
+            >>> d = Draws(Stages("ab", stages, BatchSchedule(4)))
+            >>> [d.count_examples([10, 4], stop, [None, None]) for stop in STOP_STRATEGIES]
+            [None, 13, 15]
+        """
+        supply = self.policy.supply()
+        ends: list[int | None] = [] if supply.max() >= UNLIMITED else [int(supply.sum())]
+        if stop == "first_exhausted":
+            for d, (size, limit) in enumerate(zip(sizes, limits, strict=True)):
+                if limit is not None and (size is None or limit < size):
+                    # It is skipped from then on: there are no further examples
+                    ends.append(self._end_of(d, limit))
+                elif size is not None:
+                    ends.append(self.index_of(d, size))
+        elif stop == "all_exhausted":
+            drawn = [None if rows >= UNLIMITED else int(rows) for rows in supply]
+            most = [[n for n in pair if n is not None] for pair in zip(sizes, drawn, strict=True)]
+            used_up = [self._end_of(d, min(rows)) if rows else None for d, rows in enumerate(most)]
+            if None not in used_up:
+                ends.append(max(filter(None, used_up), default=0))
+        return min((end for end in ends if end is not None), default=None)
+
+    def _end_of(self, component: int, size: int) -> int | None:
+        """Examples of the mixture up to the last of a component's first ``size``; None if it never
+        has that many.
+        """
+        if size == 0:
+            return 0
+        last = self.index_of(component, size - 1)
+        return None if last is None else last + 1
 
 
 def _check_step(step: int) -> None:

@@ -41,7 +41,6 @@ from headrace.mix.blend import (
     with_rows,
 )
 from headrace.mix.draws import Skips
-from headrace.mix.limits import check_epochs
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.schedule import (
     BatchSchedule,
@@ -53,6 +52,7 @@ from headrace.mix.stage_config import (
     AmendmentConfig,
     StageConfig,
     added_later,
+    check_epochs,
     skips_of,
     weights_at_begin,
 )
@@ -92,7 +92,7 @@ class Plan:
             length cuts short counts as one.
         max_rows: Most rows of components in the run, by name.
         max_tokens: Most tokens of components in the run, by name.
-        stop_strategy: See :mod:`headrace.mix.limits`; ``restart`` with more than one phase.
+        stop_strategy: See :mod:`headrace.mix.draws`; ``restart`` with more than one phase.
         num_steps: Steps, after which the run ends; None: endless.
         sizes: Once rows are known, examples of each component, None for an endless one.
         limits: Likewise, most examples of each component in the run, None for no limit.

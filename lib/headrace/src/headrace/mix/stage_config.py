@@ -3,11 +3,13 @@
 One mixture: a weight at each component, or a (nested) blend. Several: ``stages``, each from a step
 on or for a number of tokens. A run that changes after it has started: ``amendments``, each from a
 step on, which add, drop or reweight sources. Amendments are stages too, so the past does not
-change. :mod:`headrace.mix.plan` makes the plan of the run from all of them.
+change. Impossible numbers are refused when the config is read, under their name there, before any
+data is opened. :mod:`headrace.mix.plan` makes the plan of the run from all of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,8 +22,7 @@ from headrace.mix.amendments import (
     weights_by_place,
 )
 from headrace.mix.draws import NO_SKIPS, Skips, check_skip
-from headrace.mix.limits import check_steps, check_tokens
-from headrace.mix.schedule import weight_from_config
+from headrace.mix.schedule import MAX_STEP, weight_from_config
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,63 @@ def added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:
             *amendment.newcomers.values(),
         } - dropped
     return added
+
+
+def check_epochs(path: str, value: float | None) -> None:
+    """Raises ConfigError unless the number of passes is finite and above 0, or None."""
+    if value is not None and (
+        isinstance(value, bool | str) or not (math.isfinite(value) and value > 0)
+    ):
+        cure = "Passes over the source, e.g. 1.5."
+        raise ConfigError("must be finite and above 0", field=path, value=value, cure=cure)
+
+
+def check_tokens(path: str, value: float | None, row_tokens: int | None = None) -> None:
+    """Raises ConfigError unless tokens are a whole number of at least 1 (or ``row_tokens``), or
+    None.
+    """
+    if value is None:
+        return
+    if isinstance(value, bool) or value < 1 or value != int(value):
+        raise ConfigError(
+            "must be a whole number of at least 1", field=path, value=value, cure="In tokens."
+        )
+    if row_tokens is not None and value < row_tokens:
+        cure = f"Give at least {row_tokens} tokens."
+        raise ConfigError(
+            f"holds no row of {row_tokens} tokens", field=path, value=value, cure=cure
+        )
+
+
+def check_steps(path: str, value: int | None, least: int = 1) -> None:
+    """Raises ConfigError unless a step or a number of steps is between ``least`` and 2**40, or
+    None.
+    """
+    if value is not None and (isinstance(value, bool) or not least <= value <= MAX_STEP):
+        problem = f"must be a whole number from {least} to 2**40"
+        raise ConfigError(problem, field=path, value=value, cure="Count in steps.")
+
+
+def check_component_budgets(
+    path: str,
+    max_epochs: float | None,
+    max_tokens: int | None,
+    max_share: float | None,
+    row_tokens: int,
+) -> None:
+    """Raises ConfigError for a limit of a component that cannot be met; ``path`` is the
+    component's.
+    """
+    check_epochs(f"{path}.max_epochs", max_epochs)
+    check_tokens(f"{path}.max_tokens", max_tokens, row_tokens)
+    if max_share is not None and not 0 < max_share <= 1:
+        cure = "A part of each batch, e.g. 0.25."
+        raise ConfigError(
+            "must lie above 0 and be at most 1",
+            field=f"{path}.max_share",
+            value=max_share,
+            cure=cure,
+        )
 
 
 def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConfig]) -> None:
