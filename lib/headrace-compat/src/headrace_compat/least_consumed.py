@@ -313,6 +313,7 @@ class LeastConsumedFirst(PolicyKind):
 
     example_s = 2e-6
     counts_tokens = True
+    ends_with_data = True
 
     def make(self, plan: Plan) -> LeastConsumedPlan:
         for stage in plan.stages:

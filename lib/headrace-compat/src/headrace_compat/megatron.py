@@ -114,6 +114,7 @@ class Exhaustive(PolicyKind):
     """``policy: exhaustive``."""
 
     example_s = 4e-6
+    ends_with_data = True
 
     def make(self, plan: Plan) -> ExhaustiveBlend:
         equal_weights(plan, "exhaustive")

@@ -332,9 +332,8 @@ class LmDataConfig:
         components = self.components.values()
         limited = any(c.max_epochs is not None or c.max_tokens is not None for c in components)
         ends_by_tokens = self.counted is not None and any(stage.tokens for stage in self.stages)
-        has_own_end = self.policy in ("exhaustive", "least_consumed")
         ends = self.stop_strategy != "restart" or self.max_epochs is not None
-        return limited or ends_by_tokens or ends or has_own_end
+        return limited or ends_by_tokens or ends or policy_kind(self.policy).ends_with_data
 
     def build_caches(self, *, progress: bool = True) -> None:
         """Builds missing caches that have a source, and finishes unfinished ones.

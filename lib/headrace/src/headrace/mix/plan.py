@@ -489,10 +489,12 @@ class PolicyKind(abc.ABC):
             step is reached at once, or step by step.
         counts_tokens: Whether it supports units that count individual tokens; see
             :mod:`headrace.mix.measure`.
+        ends_with_data: Whether it may end the run itself, at a step that only the data tell.
     """
 
     example_s: ClassVar[float] = 0.0
     counts_tokens: ClassVar[bool] = False
+    ends_with_data: ClassVar[bool] = False
 
     def check(self, config: MixtureConfig) -> None:
         """Raises ConfigError, before anything is opened, if the policy does not
