@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.errors import ConfigError
 from headrace.mix import BatchSchedule
 from headrace.mix.draws import Draws
+from headrace.testing import tiny_cache
 from headrace_compat import PlannedStage, StagePlan, StageStream, scale_stages
 from headrace_compat.nmoe import fixed_point_weights, smooth_draws
 
@@ -187,3 +189,17 @@ def test_bad_plans_are_refused():
             StagePlan(stages_, size)
     with pytest.raises(ConfigError, match="no tokens"):
         scale_stages([PlannedStage("a", {"x": 1}, 0)], 5)
+
+
+def test_a_mixture_follows_a_plan_whatever_the_order_of_its_components():
+    stages = [PlannedStage("a", {"x": 3, "y": 1}, 160), PlannedStage("b", {"y": 1}, 80)]
+    plan = StagePlan(stages, 8)
+    batch = BatchSchedule(4)
+    rows = {n: TokenSeqDataset(tiny_cache(documents=200), 8, name=n) for n in ("y", "x")}
+    mixture = MixtureDataset.of(rows, plan.mixture(batch))
+    assert mixture.names == ("x", "y")
+    drawn, _ = mixture.draws.route(np.arange(30))
+    assert drawn.tolist() == StageStream(plan, batch).sequence(0, 30).tolist()
+    assert np.bincount(drawn[:20]).tolist() == [15, 5]
+    with pytest.raises(ConfigError, match=r"are not those of the plan. Give \['x', 'y'\]"):
+        MixtureDataset.of({"x": rows["x"]}, plan.mixture(batch))

@@ -159,18 +159,6 @@ class StagePlan:
         of = dict(zip(stage.weights, counts, strict=True))
         return tuple(of.get(name, 0) for name in self.names)
 
-    def over(self, names: Sequence[str]) -> StagePlan:
-        """The same plan with its sources numbered in another order.
-
-        Raises:
-            ConfigError: the names are not those of the stages.
-        """
-        return (
-            self
-            if self.names == tuple(names)
-            else StagePlan(self.stages, self.example_tokens, names)
-        )
-
     def mixture(self, batch: BatchSchedule) -> Plan:
         """The plan of a run with its stages at the steps that contain their first examples, for
         ``MixtureDataset.of``.

@@ -120,9 +120,20 @@ class MixtureDataset(WrappingDataset):
 
     @classmethod
     def of(cls, components: Mapping[str, AsyncDataset[Any]], plan: Plan) -> MixtureDataset:
-        """The mixture of components that meets a plan; raises what the constructor does."""
+        """The mixture of components that meets a plan; they are numbered as the plan has them.
+
+        Raises:
+            ConfigError: they are not those of the plan; and what the constructor raises.
+        """
+        if {*components} != {*plan.names}:
+            raise ConfigError(
+                "are not those of the plan",
+                field="components",
+                value=[*components],
+                cure=f"Give {[*plan.names]}.",
+            )
         mixture = cls.__new__(cls)
-        mixture._draw(components, plan)
+        mixture._draw({name: components[name] for name in plan.names}, plan)
         return mixture
 
     def _draw(self, components: Mapping[str, AsyncDataset[Any]], plan: Plan) -> None:

@@ -22,7 +22,7 @@ from headrace.data.mixture import MixtureDataset, mixture_of
 from headrace.data.phased import RunDataset
 from headrace.data.provenance import removed_spans, spans_of_rows
 from headrace.data.rows import RowSource
-from headrace.errors import ConfigError, IndexOutOfRangeError, check_choice
+from headrace.errors import ConfigError, check_choice
 from headrace.mix.amendments import family
 from headrace.mix.schedule import RowOrder
 from headrace.order.intervals import Intervals
@@ -129,13 +129,9 @@ def _steps(
     """
     number = mixture.names.index(name)
     component = mixture.components[number]
-    draws = mixture.draws
 
     def drawn(step: int) -> int:
-        try:
-            return int(draws.starts_at(step)[number])
-        except IndexOutOfRangeError:  # just after the last
-            return int((draws.starts_at(step - 1) + draws.counts_at(step - 1))[number])
+        return int(mixture.starts_at(step)[number])
 
     end = drawn(steps.stop)
     begins = range(drawn(steps.start), end, _ROWS)
