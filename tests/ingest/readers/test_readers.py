@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import ConfigError, SourceError
+from headrace.errors import ConfigError, SourceError, install_command
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, documents
 from headrace.ingest.documents import described, open_reader, split_file
 from headrace.ingest.readers import columnar, streams
@@ -238,7 +238,7 @@ def check_shards(file: SourceFile, written: list[list[int]]) -> None:
         for row, record in rows_of(open_reader(file, Columns(["input_ids"])))
     ]
     assert got == list(enumerate(written))
-    slices = documents.READERS[file.format].split(file.path, 0, 5)
+    slices = documents.reader_of(file).split(file.path, 0, 5)
     if sum(map(len, written)):
         assert (slices[0].start, slices[-1].stop) == (0, None)
         assert [s.start for s in slices[1:]] == [s.stop for s in slices[:-1]]
@@ -270,6 +270,19 @@ def test_a_bad_megatron_index(tmp_path: Path, change: Callable[[bytes], bytes], 
     index.unlink()
     with pytest.raises(SourceError, match=r"has no index beside it.*a\.idx"):
         records_of(SourceFile(str(tmp_path / "a.bin"), "megatron"), "input_ids")
+
+
+def test_files_of_another_package_name_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_megatron(tmp_path / "a", [[1]], [0, 1], "<u2", 8)
+    monkeypatch.setattr("headrace.extensions._installed", lambda group: {})
+    with pytest.raises(ConfigError) as refused:
+        build_cache(
+            SourceConfig([str(tmp_path / "a.bin")]), TokenizerConfig("ids:9"), str(tmp_path / "c")
+        )
+    assert (refused.value.field, refused.value.value) == ("format", "megatron")
+    assert refused.value.cure == install_command("headrace[compat]")
 
 
 def test_nothing_is_unpickled(tmp_path: Path):

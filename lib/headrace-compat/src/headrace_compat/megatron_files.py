@@ -38,7 +38,7 @@ from headrace_compat.in_place import (
 )
 
 MAGIC = b"MMIDIDX\0\0"
-_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _OTHER_DTYPES = {6: "float64", 7: "float32"}
 _HEADER = len(MAGIC) + 8 + 1 + 8 + 8
 _HEAD_BYTES = 1 << 16
@@ -145,7 +145,7 @@ def _parse(url: str, head: bytes) -> _Index:
     version, code, sequences, bounds = np.frombuffer(
         head, np.dtype("<u8,u1,<u8,<u8"), 1, len(MAGIC)
     )[0].tolist()
-    if version != 1 or code not in _DTYPES:
+    if version != 1 or code not in DTYPES:
         what = _OTHER_DTYPES.get(code, f"dtype code {code}")
         cure = (
             "Write it with Megatron-LM's preprocess_data.py, which writes version 1 and integers."
@@ -153,7 +153,7 @@ def _parse(url: str, head: bytes) -> _Index:
         raise corrupt(url, f"is of version {version} and {what}, which is not read", cure)
     if bounds < 1 or max(sequences, bounds) > 1 << 48:
         raise corrupt(url, f"has a header of {sequences} sequences and {bounds} bounds")
-    return _Index(url, np.dtype(_DTYPES[code]), sequences, bounds)
+    return _Index(url, np.dtype(DTYPES[code]), sequences, bounds)
 
 
 def _offsets(index: _Index, size: int, tokens: int) -> ComputedArray:

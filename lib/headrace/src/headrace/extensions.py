@@ -14,6 +14,7 @@ group                     what an entry point names
                           a space is a command of a group: ``cache convert``
 ``headrace.engines``      a function that builds parts: ``build --engine NAME``
 ``headrace.layouts``      a class :class:`~headrace.store.layouts.Layout`: ``format: NAME``
+``headrace.readers``      a class :class:`~headrace.ingest.records.Reader`: ``build --format NAME``
 ``headrace.inspectors``   a function ``(path, as_json)``; it shows the path and returns True if it
                           knows it
 ========================  ==========================================================================
@@ -32,6 +33,7 @@ SYSTEMS = "headrace.systems"
 COMMANDS = "headrace.commands"
 ENGINES = "headrace.engines"
 LAYOUTS = "headrace.layouts"
+READERS = "headrace.readers"
 INSPECTORS = "headrace.inspectors"
 
 _BUILT_IN: dict[str, dict[str, str]] = {
@@ -40,6 +42,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     COMMANDS: dict.fromkeys(("cache convert", "config from-levanter"), "levanter"),
     ENGINES: {"zephyr": "levanter"},
     LAYOUTS: dict.fromkeys(("arrow", "datatrove", "llmc", "megatron", "npy"), "compat"),
+    READERS: dict.fromkeys(("megatron", "nmoe"), "compat"),
     INSPECTORS: {},
 }
 """What headrace's own packages bring, by the extra that installs each: for the cure where one is

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from headrace import extensions
 from headrace.errors import ConfigError, SourceError, did_you_mean
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.chat_template import ChatTemplate, find_template
@@ -20,10 +21,8 @@ from headrace.ingest.choices import Kind
 from headrace.ingest.kinds.kind import Document, DocumentKind, TextKind
 from headrace.ingest.kinds.marked import ChatKind, PreferenceKind, PromptsKind
 from headrace.ingest.kinds.token_ids import TokensKind
-from headrace.ingest.listing import stat_file
 from headrace.ingest.readers.columnar import ArrowReader, ParquetReader
 from headrace.ingest.readers.datasets import DatasetReader, FunctionReader, HubReader
-from headrace.ingest.readers.shards import MegatronReader, NmoeReader, index_path
 from headrace.ingest.readers.streams import BlockReader, JsonlReader, TextReader, WarcReader
 from headrace.ingest.records import (
     NAMED_FILE,
@@ -49,12 +48,10 @@ READERS: dict[str, type[Reader]] = {
     "warc": WarcReader,
     "parquet": ParquetReader,
     "arrow": ArrowReader,
-    "megatron": MegatronReader,
-    "nmoe": NmoeReader,
     "hf": HubReader,
     "python": FunctionReader,
 }
-"""Readers by the format of the file."""
+"""Readers by the format of the file; those of other packages are extensions."""
 _KINDS: dict[Kind, type[DocumentKind]] = {
     "text": TextKind,
     "tokens": TokensKind,
@@ -196,13 +193,24 @@ def cure_of(bad: BadRecordError, file: SourceFile) -> str:
     return bad.cure.replace(NAMED_FILE, shlex.quote(file.path) if is_plain else "FILE")
 
 
+def reader_of(file: SourceFile) -> type[Reader]:
+    """The reader of a file's format.
+
+    Raises:
+        ConfigError: its package is not installed.
+    """
+    if file.format in READERS:
+        return READERS[file.format]
+    return extensions.load_extension(extensions.READERS, file.format, "format")
+
+
 def open_reader(file: SourceFile, columns: Columns) -> Reader:
     """Opens the reader of some fields of a file or slice.
 
     Raises:
         ConfigError: the file is compressed, which its format does not support.
     """
-    reader = READERS[file.format](file.path, file.part, columns)
+    reader = reader_of(file)(file.path, file.part, columns)
     if isinstance(reader, BlockReader):
         reader.compression = file.compression
     elif file.compression != "none":
@@ -222,7 +230,7 @@ def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
     index.
     """
     target_bytes = max(target_bytes, MIN_SLICE_BYTES)
-    reader = READERS[file.format]
+    reader = reader_of(file)
     slices = list[Slice]()
     if issubclass(reader, DatasetReader):
         _, _, slices = reader.describe(file.path, target_bytes)
@@ -235,7 +243,7 @@ def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
 
 def described(file: SourceFile) -> SourceFile:
     """A listed file, completed with the size of a dataset or the version of an index."""
-    reader = READERS[file.format]
+    reader = reader_of(file)
     if issubclass(reader, DatasetReader):
         size, version, _ = reader.describe(file.path, 1 << 62)
     elif file.format in PRE_TOKENIZED:
@@ -251,15 +259,10 @@ def stat_source(file: SourceFile) -> tuple[int | None, str]:
     Raises:
         FileNotFoundError: it is gone.
     """
-    if issubclass(READERS[file.format], DatasetReader):
-        return file.size, file.version
-    size, version = stat_file(file.path)
-    if file.format in PRE_TOKENIZED:
-        try:
-            version = f"{version} idx {stat_file(index_path(file.path))[1]}"
-        except FileNotFoundError:
-            return size, version  # the reader says it better
-    return size, version
+    reader = reader_of(file)
+    return (
+        (file.size, file.version) if issubclass(reader, DatasetReader) else reader.stat(file.path)
+    )
 
 
 def template_of(source: SourceConfig, kind: Kind, tokenizer: Tokenizer) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from typing import IO, Any, ClassVar, Literal, TypeAlias, cast
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, SourceError, did_you_mean, install_command
+from headrace.ingest.listing import stat_file
 from headrace.store.files import open_source
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
@@ -153,6 +154,15 @@ class Reader(abc.ABC):
         a whole.
         """
         return []
+
+    @classmethod
+    def stat(cls, path: str) -> tuple[int | None, str]:
+        """Current size and version of a file.
+
+        Raises:
+            FileNotFoundError: it is gone.
+        """
+        return stat_file(path)
 
     def units(self, count: int) -> range:
         """The units of the file to read, of ``count``."""

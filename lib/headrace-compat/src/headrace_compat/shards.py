@@ -27,11 +27,11 @@ from headrace.errors import SourceError
 from headrace.ingest.listing import stat_file
 from headrace.ingest.records import Columns, Reader, Row, Slice, reading, slices_of
 from headrace.store.files import open_source
+from headrace_compat.megatron_files import DTYPES, MAGIC
 
 _READ_BYTES = 1 << 20
 _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
 _NMOE_HEADER = struct.Struct("<8sQQQ")
-_MEGATRON_DTYPES: dict[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _BAD = "Fetch or write both files again: the index is not that of the data."
 
 
@@ -77,6 +77,14 @@ class ShardReader(Reader):
         sizes = np.diff(np.concatenate([[0], ends])[bounds]).tolist()
         return slices_of(bounds, sizes)
 
+    @classmethod
+    def stat(cls, path: str) -> tuple[int | None, str]:
+        size, version = stat_file(path)
+        try:
+            return size, f"{version} idx {stat_file(index_path(path))[1]}"
+        except FileNotFoundError:
+            return size, version  # the reader says it better
+
     def bad_index(self, problem: str) -> SourceError:
         """The error for an invalid index."""
         return SourceError(f"has an index that {problem}", field=self.path, cure=_BAD)
@@ -102,14 +110,14 @@ class MegatronReader(ShardReader):
     def _index(self) -> tuple[np.ndarray, np.dtype]:
         raw = self._index_bytes()
         header = _MEGATRON_HEADER.size
-        if len(raw) < header or not raw.startswith(b"MMIDIDX\0\0"):
+        if len(raw) < header or not raw.startswith(MAGIC):
             raise self.bad_index("is none of Megatron's")
         _, version, code, sequences, documents = _MEGATRON_HEADER.unpack_from(raw)
-        if version != 1 or code not in _MEGATRON_DTYPES:
+        if version != 1 or code not in DTYPES:
             raise self.bad_index(f"is of version {version}, dtype code {code}, which is not read")
         if len(raw) < header + 12 * sequences + 8 * documents or documents < 1:
             raise self.bad_index("is cut off")
-        dtype = np.dtype(_MEGATRON_DTYPES[code])
+        dtype = np.dtype(DTYPES[code])
         lengths = np.frombuffer(raw, "<i4", sequences, header).astype(np.int64)
         pointers = np.frombuffer(raw, "<i8", sequences, header + 4 * sequences)
         bounds = np.frombuffer(raw, "<i8", documents, header + 12 * sequences)
