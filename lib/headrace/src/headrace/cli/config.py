@@ -21,6 +21,7 @@ from headrace.cli.options import (
     Schedule,
     Settings,
     Tokens,
+    cache_at,
     check_run,
     load_of_run,
     parse_hosts,
@@ -194,10 +195,8 @@ def check_json(plan: RunPlan, found: Sequence[Finding]) -> dict[str, Any]:
 
 def token_count(path: str) -> int | None:
     """Tokens of the cache at a path; None if there is no usable cache."""
-    from headrace.store.joined import open_cache
-
     try:
-        return open_cache(path).num_tokens
+        return cache_at(path).num_tokens
     except (HeadraceError, OSError):
         return None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import AsJson, CacheFolder, Format, parse_format
+from headrace.cli.options import AsJson, CacheFolder, Format, cache_at
 from headrace.cli.shown import counting, say, say_json
 from headrace.errors import format_count
 
@@ -35,9 +35,8 @@ def command(
         headrace cache consolidate cache cache-in-one
     """
     from headrace.store.consolidate import consolidate as copy_cache
-    from headrace.store.joined import open_cache
 
-    source = open_cache(cache, settings=parse_format(format))
+    source = cache_at(cache, format)
     with copying("copying", source, show=not as_json) as advance:
         copy = copy_cache(source, output, advance=advance)
     counts = {"documents": copy.num_originals, "tokens": copy.num_tokens}

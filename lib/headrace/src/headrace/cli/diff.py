@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import AsJson, Format, parse_format
+from headrace.cli.options import AsJson, Format, cache_at
 from headrace.cli.shown import figures_table, labelled, say_json, terminal, working
 from headrace.errors import format_count
 
@@ -35,12 +35,9 @@ def command(
 
         headrace cache diff cache cache-of-last-week
     """
-    from headrace.store.joined import open_cache
-
     with working("comparing"):
-        settings = parse_format(format)
-        first = open_cache(a, settings=settings)
-        second = open_cache(b, settings=settings)
+        first = cache_at(a, format)
+        second = cache_at(b, format)
         all_differences = differences(first, second)
     same_content = first.fingerprint == second.fingerprint
     if as_json:

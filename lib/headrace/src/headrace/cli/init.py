@@ -18,7 +18,7 @@ import typer
 
 from headrace.cli.build_options import OnBadLineOption, TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
-from headrace.cli.options import check_local_folder
+from headrace.cli.options import cache_at, check_local_folder
 from headrace.cli.shown import say
 from headrace.errors import ConfigError, HeadraceError, check_path, format_count, install_command
 from headrace.numbers import in_bytes
@@ -168,9 +168,7 @@ class _Source:
     @cached_property
     def opened(self) -> TokenCache:
         """Its cache, once it is built."""
-        from headrace.store.joined import open_cache
-
-        return open_cache(self.cache)
+        return cache_at(self.cache)
 
     @property
     def rows(self) -> int:

@@ -17,8 +17,8 @@ from headrace.cli.options import (
     Decoder,
     Format,
     IdLeaf,
+    cache_at,
     parse_attributes,
-    parse_format,
     refuse_typed,
     typed_words,
 )
@@ -160,13 +160,12 @@ def command(
     from headrace.cli.decoded import sample, say_undecoded
     from headrace.cli.remove import removal_line
     from headrace.ingest.tokenize import cache_tokenizer
-    from headrace.store.joined import open_cache
 
     console = terminal()
     if (state := unfinished(cache)) is not None:
         say_json(state) if as_json else show_unfinished(console, state)
         return
-    opened = open_cache(cache, settings=parse_format(format))
+    opened = cache_at(cache, format)
     decoder = cache_tokenizer(opened, tokenizer)
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     numbers = _drawn(opened, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.data.attributes import AttributeConfig
     from headrace.data.phased import RunDataset
     from headrace.run.lock import RunLock
+    from headrace.store.cache import TokenCache
     from headrace.store.layouts import FormatConfig
 
 
@@ -137,6 +138,13 @@ def parse_format(text: str | None) -> FormatConfig | None:
             raise ConfigError("has no such value", field="--format", value=setting, cure=cure)
         values[key] = int(value) if is_number else value
     return FormatConfig(name or None, **values)  # pyright: ignore[reportArgumentType]
+
+
+def cache_at(path: str, format: str | None = None) -> TokenCache:  # noqa: A002 (the option's name)
+    """The cache at a path, read as ``--format`` says."""
+    from headrace.store.joined import open_cache
+
+    return open_cache(path, settings=parse_format(format))
 
 
 def parse_attributes(items: Sequence[str] | None) -> dict[str, AttributeConfig]:

@@ -16,7 +16,7 @@ from headrace.cli.options import (
     AsJson,
     Format,
     Settings,
-    parse_format,
+    cache_at,
     refuse_typed,
 )
 from headrace.cli.shown import bar, facts_table, figures_table, say_json, terminal, working
@@ -136,7 +136,6 @@ def command(
     from headrace.data.packed import PackedTokenDataset
     from headrace.data.pairs import check_pairs, is_of_pairs
     from headrace.pack.spec import PackingConfig
-    from headrace.store.joined import open_cache
 
     console = terminal()
     if ranks is None:
@@ -149,7 +148,7 @@ def command(
         say_json(facts) if as_json else _show_each(console, facts)
         return
     refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
-    opened = open_cache(cache, settings=parse_format(format))
+    opened = cache_at(cache, format)
     how = PackingConfig(algorithm, long, min_fill, unit, plans, max_documents, capacity)
     opened.check_unit(unit or 1)
     removed = None if remove is None else DocumentFilter.load(remove, name="--remove")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import AsJson, CacheFolder
+from headrace.cli.options import AsJson, CacheFolder, cache_at
 from headrace.cli.shown import say, say_json, working
 from headrace.errors import ConfigError, format_count
 
@@ -45,17 +45,16 @@ def command(
         headrace cache remove gs://bucket/web --file takedowns.txt
     """
     from headrace.cli.snapshots import snapshot_facts, to_use_it
-    from headrace.store.joined import open_cache
     from headrace.store.snapshots import remove_documents
 
-    opened = open_cache(cache)
+    opened = cache_at(cache)
     opened.check_own_folder("Leave them out in a config: components.NAME.remove: FILE.")
     removal = _listed(opened, documents or [], file)
     numbers = removal.of_numbers_in(opened)
     with working("removing"):
         fresh = remove_documents(cache, opened.members[0].as_member, numbers)[1].total
     counts = {"listed_documents": removal.listed, "new_documents": fresh}
-    facts: dict[str, Any] = {"path": cache, **counts, **snapshot_facts(open_cache(cache))}
+    facts: dict[str, Any] = {"path": cache, **counts, **snapshot_facts(cache_at(cache))}
     if as_json:
         say_json(facts)
         return

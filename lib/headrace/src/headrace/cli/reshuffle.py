@@ -11,7 +11,7 @@ import typer
 from headrace.cli.build import cost_in_words, memory_bytes, repair_parts
 from headrace.cli.build_options import EngineOption, MemoryOption, RepairOption, WorkersOption
 from headrace.cli.exits import kept_when_interrupted
-from headrace.cli.options import AsJson, Format, parse_attributes, parse_format
+from headrace.cli.options import AsJson, Format, cache_at, parse_attributes
 from headrace.cli.shown import say, say_json
 from headrace.errors import ConfigError, format_count
 
@@ -136,10 +136,9 @@ def command(
     from headrace.ingest.reshuffle import as_copied, move_documents, reshuffle, stored_groups
     from headrace.ingest.shuffle_plan import ReshuffleConfig, cost_of
     from headrace.store import files
-    from headrace.store.joined import open_cache
 
     files.check_writable(output)
-    source = as_copied(open_cache(cache, settings=parse_format(format)), output)
+    source = as_copied(cache_at(cache, format), output)
     groups = stored_groups(source, output) if repair else None
     groups = groups or grouping(source, by, edges, quantiles, attributes or [])
     how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split, groups, pack)

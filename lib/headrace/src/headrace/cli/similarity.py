@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.cli.options import cache_at
 from headrace.cli.shown import figures_table, say, say_json, terminal, working
 from headrace.errors import ConfigError, format_count
 
@@ -32,10 +33,9 @@ def show_similarity(
     spaced stretches are read.
     """
     from headrace.analysis.probe import probe_cache, save_probe
-    from headrace.store.joined import open_cache
 
     values = None if losses is None else _load(losses)
-    opened = open_cache(cache)
+    opened = cache_at(cache)
     with working("reading blocks"):
         probe = probe_cache(
             opened, seq_len, batch_size=batch_size, block=block, losses=values, max_blocks=blocks
