@@ -193,7 +193,7 @@ def test_bad_values_and_other_settings_are_refused(
         ReshuffleConfig(0, split=0)
     with pytest.raises(ConfigError, match=r"split = 16: cuts documents that stay together, 2 at"):
         reshuffle(cache, str(tmp_path / "c"), ReshuffleConfig(0, 2, split=16), progress=False)
-    with pytest.raises(PlanMismatchError, match="split 16 there, None now"):
+    with pytest.raises(PlanMismatchError, match="split 16 there, none now"):
         reshuffle(cache, copy.path, ReshuffleConfig(3, part_bytes=500), progress=False)
     assert reshuffle(cache, copy.path, HOW, progress=False).parts_built == 0
     ledger = read_ledger(copy.path)
