@@ -25,8 +25,8 @@ _BARS = (
 )
 
 
-def mixture_chart_of(plan: PlanFacts, name: str = "mixture") -> Chart:
-    """The chart of target and actual mixture, with this id."""
+def mixture_chart_of(plan: PlanFacts) -> Chart:
+    """The chart of target and actual mixture."""
     facts = plan.mixture
     more = (
         f" The {MOST_SOURCES - 1} largest sources each have a line; click others to show the rest"
@@ -35,7 +35,7 @@ def mixture_chart_of(plan: PlanFacts, name: str = "mixture") -> Chart:
         else ""
     )
     return Chart(
-        name,
+        "mixture",
         "Target and actual mixture",
         mixture_chart(facts),
         "Lines: share of the rows. Dots: target, the share that the weights ask for. Click a"

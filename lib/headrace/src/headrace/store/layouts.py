@@ -93,24 +93,24 @@ class FormatConfig:
             >>> FormatConfig(eos_id=0).tokenizer("uint16")["vocab_size"]
             65536
         """
-        known = [UNNAMED, self.vocab_size, self.eos_id]
-        return named_tokenizer(UNNAMED, known, dtype, self.vocab_size, self.eos_id)
+        facts = [UNNAMED, self.vocab_size, self.eos_id]
+        return named_tokenizer(UNNAMED, facts, dtype, self.vocab_size, self.eos_id)
 
 
 def named_tokenizer(
-    name: str, known: Sequence[Any], dtype: str, vocab_size: int | None, eos_id: int | None
+    name: str, facts: Sequence[Any], dtype: str, vocab_size: int | None, eos_id: int | None
 ) -> dict[str, Any]:
     """The record of a tokenizer of which there is no copy.
 
     Args:
         name: Its path.
-        known: What is known of it, by which it is told from others.
+        facts: What is known of it, by which it is told from others.
         dtype: Dtype of the tokens, which limits the ids.
         vocab_size: Number of ids, if it is known.
         eos_id: Token that ends documents.
     """
     limit = min(int(np.iinfo(dtype).max) + 1, MAX_VOCABULARY)
-    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return {
         "path": name,
         "file": None,

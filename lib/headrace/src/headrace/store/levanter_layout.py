@@ -142,20 +142,16 @@ class LevanterArray(StoredArray):
     def read(self, start: int, stop: int) -> ArrayFuture:
         if self._checksums is None:
             return super().read(start, stop)
-        first, end = self._whole_chunks(start, stop)
-        read = super().read
-        return self._checked(
-            lambda: read(first, end), lambda values: values[start - first : stop - first]
-        )
+        return self.read_into(np.empty(stop - start, self.dtype), start)
 
     def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
         stop = start + out.size
         if self._checksums is None:
             return super().read_into(out, start)
-        if self._whole_chunks(start, stop) == (start, stop):
-            read_into = super().read_into
-            return self._checked(lambda: read_into(out, start), lambda values: values)
         first, end = self._whole_chunks(start, stop)
+        if (first, end) == (start, stop):
+            read_into = super().read_into
+            return self._checked(lambda: read_into(out, start), lambda _: out)
         read = super().read
 
         def copied(values: np.ndarray) -> np.ndarray:
@@ -433,12 +429,12 @@ def _tokenizer_record(
     if isinstance(own_record := said.get("headrace"), dict):
         return {**own_record["tokenizer"], "file": None}
     name = str(said.get("tokenizer", UNNAMED))
-    known = [name, *(said.get(field) for field in ("vocab_size", "append_bos", "append_eos"))]
+    facts = [name, *(said.get(field) for field in ("vocab_size", "append_bos", "append_eos"))]
     size = int(said.get("vocab_size") or 0)
     if not parts:
-        return {**named_tokenizer(name, known, "int64", size, None), "vocab_size": size or 1}
+        return {**named_tokenizer(name, facts, "int64", size, None), "vocab_size": size or 1}
     eos_id = _last_of_first(path, layouts, parts) if said.get("append_eos") else None
-    return named_tokenizer(name, known, layouts[TOKENS][0].dtype, size, eos_id)
+    return named_tokenizer(name, facts, layouts[TOKENS][0].dtype, size, eos_id)
 
 
 def _last_of_first(
