@@ -317,9 +317,9 @@ class Swrr(PolicyKind):
             problem = "do not go with stages of policy swrr"
             cure = "Use policy: quota with stages."
             raise ConfigError(problem, field="amendments", cure=cure)
-        return smooth_plan(config.stages, [*config.components], config.phases[0][1]).mixture(
-            config.batch
-        )
+        plan = smooth_plan(config.stages, [*config.components], config.phases[0][1])
+        steps = self.run_steps(config)
+        return replace(plan.mixture(config.batch), phases=config.phases, num_steps=steps)
 
     def make(self, plan: Plan) -> SmoothRoundRobin:
         return SmoothRoundRobin(stage_weights(plan, "swrr"), plan.batch)

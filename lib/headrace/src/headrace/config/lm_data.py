@@ -244,7 +244,7 @@ class LmDataConfig:
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
-        _ = self._planned_steps
+        _ = self.run_steps
 
     @property
     def phases(self) -> tuple[tuple[int, int], ...]:
@@ -261,21 +261,17 @@ class LmDataConfig:
         """Steps of the run, from ``num_steps`` or the last stage's tokens; None: neither, or tokens
         must be counted.
         """
-        planned = self._planned_steps
+        planned = policy_kind(self.policy).run_steps(self._mixture_config())
         return None if planned is None else self.skips.step_of(planned)
-
-    @property
-    def _planned_steps(self) -> int | None:
-        return policy_kind(self.policy).run_steps(self._mixture_config())
 
     @property
     def skips(self) -> Skips:
         """The skipped steps of the run."""
         return skips_of(self.amendments)
 
-    def resolved_stages(self, instead: Mapping[str, TokenCache] | None = None) -> list[Stage]:
+    def resolved_stages(self) -> list[Stage]:
         """The mixtures of the run, in order, including amendments: the stages of :meth:`plan`."""
-        return list(self.plan(instead).stages)
+        return list(self.plan().stages)
 
     def plan(self, instead: Mapping[str, TokenCache] | None = None) -> Plan:
         """The plan of the run: its weights, limits and lengths, as a list of stages; ``instead`` as
@@ -295,12 +291,9 @@ class LmDataConfig:
             )
         return replace(
             policy_kind(self.policy).plan(config._mixture_config(instead)),
-            batch=BatchSchedule(self.batch_size, last_batch=cast(LastBatch, self.last_batch)),
-            phases=self.phases,
             max_epochs=epochs or None,
             max_tokens={n: c.max_tokens for n, c in components.items() if c.max_tokens is not None},
             stop_strategy=self.stop_strategy,
-            num_steps=config._planned_steps,
         )
 
     def _mixture_config(self, instead: Mapping[str, TokenCache] | None = None) -> MixtureConfig:
@@ -312,7 +305,7 @@ class LmDataConfig:
             amendments = [one.bringing_in(self.components) for one in amendments]
         return MixtureConfig(
             weights,
-            BatchSchedule(self.batch_size),
+            BatchSchedule(self.batch_size, last_batch=cast(LastBatch, self.last_batch)),
             self.phases,
             weights=self.weights,
             stages=self.stages,

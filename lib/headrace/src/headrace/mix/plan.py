@@ -519,6 +519,7 @@ class PolicyKind(abc.ABC):
             config.phases,
             counted=config.counted,
             stage_tokens=[stage.tokens for stage in config.stages] or [None] * planned,
+            num_steps=self.run_steps(config),
         )
 
     @abc.abstractmethod
