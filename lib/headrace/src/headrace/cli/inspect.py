@@ -22,13 +22,14 @@ from headrace.cli.options import (
     refuse_typed,
     typed_words,
 )
-from headrace.cli.shown import counting, say_json, terminal, working
-from headrace.cli.similarity import show_similarity
+from headrace.cli.shown import counting, figures_table, say, say_json, terminal, working
 from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console
 
+    from headrace.analysis.probe import ShuffleProbe
     from headrace.store.cache import TokenCache
     from headrace.store.ledger import Ledger
 
@@ -144,7 +145,7 @@ def command(
         return
     if icc:
         refuse_typed(context, _OF_CONTENT, "has no effect with --icc")
-        show_similarity(
+        _show_similarity(
             cache,
             seq_len=seq_len,
             batch_size=batch_size,
@@ -428,3 +429,75 @@ def show_unfinished(console: Console, state: dict[str, Any]) -> None:
     parts += f", {format_count(state['documents'], 'document')}, {state['tokens']:,} tokens."
     console.print(Text.assemble(*title, parts))
     console.print(f"To finish it: {state['command']}", soft_wrap=True)
+
+
+def _show_similarity(
+    cache: str,
+    *,
+    seq_len: int,
+    batch_size: int,
+    block: int | None,
+    blocks: int,
+    losses: str | None,
+    save: bool,
+    as_json: bool,
+) -> None:
+    """Measures the similarity of the rows of a finished cache, and prints or saves it.
+
+    Each row gets a loss: that of its tokens' frequencies, or one from the file ``losses``. The
+    share of the variance that lies between blocks (the intraclass correlation) shows how much
+    noisier each order's batches are than those of a full shuffle. In a large cache, only evenly
+    spaced stretches are read.
+    """
+    from headrace.analysis.probe import probe_cache, save_probe
+
+    values = None if losses is None else _load(losses)
+    opened = cache_at(cache)
+    with working("reading blocks"):
+        probe = probe_cache(
+            opened, seq_len, batch_size=batch_size, block=block, losses=values, max_blocks=blocks
+        )
+    if save:
+        say(f"saved: {save_probe(opened, seq_len, probe)}", err=True)
+    if as_json:
+        say_json(probe.to_dict())
+    else:
+        _show_probe(probe)
+
+
+def _show_probe(probe: ShuffleProbe) -> None:
+    """Prints the result of a probe."""
+    console = terminal()
+    share = probe.share
+    console.print(
+        f"{probe.rows:,} of {probe.of_rows:,} rows, blocks of {probe.block} rows, by {probe.value}"
+    )
+    console.print(
+        f"{share.icc:z.1%} of the variance lies between blocks (95%: {share.low:z.1%} to"
+        f" {share.high:z.1%})\n"
+    )
+    table = figures_table(
+        "order", f"noise of a batch of {format_count(probe.batch_size, 'row')}, full shuffle = 1"
+    )
+    for order, noise in probe.noise.items():
+        table.add_row(order, f"{noise:.2f}")
+    console.print(table)
+    needs = (
+        "needs shuffling"
+        if probe.needs_shuffling
+        else "can be read in stored order, by this measure"
+    )
+    console.print(f"\nThis corpus {needs}.")
+
+
+def _load(path: str) -> np.ndarray:
+    import numpy as np
+
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a .npy file of numbers"
+        cure = "Write it with numpy.save(FILE, losses), one loss per row."
+        raise ConfigError(
+            f"cannot be read ({why})", field="--losses", value=path, cure=cure
+        ) from error

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import typer
 
@@ -35,6 +35,7 @@ def check_local_folder(output: Path) -> None:
         )
 
 
+Number = TypeVar("Number")
 ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
 """Whose format a cache has."""
 
@@ -189,21 +190,28 @@ def parse_attributes(items: Sequence[str] | None) -> dict[str, AttributeConfig]:
 
 
 def parse_hosts(text: str | None) -> list[int] | None:
-    """Parses numbers of hosts.
+    """Parses numbers of hosts."""
+    return parse_list("--hosts", text, int, "1,8,64")
+
+
+def parse_list(
+    option: str, text: str | None, number: Callable[[str], Number], example: str
+) -> list[Number] | None:
+    """Parses the numbers of an option, which may stand in brackets as in a config; None if it was
+    not typed.
 
     Raises:
         ConfigError: one is not a number.
 
     Example:
-        >>> parse_hosts("1,8,64")
+        >>> parse_list("--hosts", "1,8,64", int, "1,2")
         [1, 8, 64]
     """
     try:
-        return None if text is None else [int(part) for part in text.split(",")]
+        return None if text is None else [number(part) for part in text.strip("[]").split(",")]
     except ValueError:
-        raise ConfigError(
-            "is not a list of numbers", field="--hosts", value=text, cure="E.g. 1,8,64."
-        ) from None
+        cure = f"E.g. {example}."
+        raise ConfigError("is not a list of numbers", field=option, value=text, cure=cure) from None
 
 
 def parse_sizes(items: Sequence[str] | None) -> dict[str, int]:

@@ -11,7 +11,7 @@ import typer
 from headrace.cli.build import cost_in_words, memory_bytes, repair_parts
 from headrace.cli.build_options import EngineOption, MemoryOption, RepairOption, WorkersOption
 from headrace.cli.exits import kept_when_interrupted
-from headrace.cli.options import AsJson, Format, cache_at, parse_attributes
+from headrace.cli.options import AsJson, Format, cache_at, parse_attributes, parse_list
 from headrace.cli.shown import say, say_json
 from headrace.errors import ConfigError, format_count
 
@@ -196,8 +196,8 @@ def grouping(
             raise ConfigError("has no effect without --by", field=flag, value=text, cure=cure)
         return None
     words = ["--by", by, *(word for option in options for word in option)]
-    bounds = _numbers("--edges", edges)
-    shares = _numbers("--quantiles", quantiles)
+    bounds = parse_list("--edges", edges, float, "0.3,0.7")
+    shares = parse_list("--quantiles", quantiles, float, "0.3,0.7")
     try:
         numbers = DocumentNumbers(cache, parse_attributes(attributes))
         if edges is None and quantiles is None:
@@ -224,15 +224,6 @@ def grouping(
         value = dict(options).get(option, error.value)
         raise error.but(field=option, value=value) from error
     return Grouping(of_document, tuple(words))
-
-
-def _numbers(flag: str, text: str | None) -> list[float] | None:
-    try:
-        return None if text is None else [float(one) for one in text.strip("[]").split(",")]
-    except ValueError:
-        raise ConfigError(
-            "is not a list of numbers", field=flag, value=text, cure="E.g. 0.3,0.7."
-        ) from None
 
 
 def _moved(report: MoveReport) -> str:
