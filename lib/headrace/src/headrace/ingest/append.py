@@ -90,7 +90,8 @@ def append_cache(
         2
     """
     output = str(output)
-    cache, ledger = _finished(output)
+    cache = _finished(output)
+    ledger = cache.ledger
     if (packs := cache.pack) is not None:
         raise ConfigError(
             "was written in packs, and no run reads others beside them",
@@ -149,8 +150,8 @@ def newer_files(listed: Sequence[SourceFile], output: str) -> Newer:
         CacheError: the cache cannot be read.
         ConfigError, CacheUnfinishedError: as for :func:`append_cache`.
     """
-    cache = _finished(output)[0]
-    members = len(history_of(output, cache.as_member.fingerprint).members)
+    built = _finished(output).as_member
+    members = len(history_of(output, built.fingerprint).members)
     records = [one for number in range(members) for one in _files_of(member_path(output, number))]
     missing = _by_path(records)
     newer = Newer()
@@ -178,7 +179,7 @@ def newer_files(listed: Sequence[SourceFile], output: str) -> Newer:
 
 def encoder_of(output: str) -> TokenizerConfig:
     """The tokenizer of a finished cache; errors as for :func:`newer_files`."""
-    return _tokenizer(output, _finished(output)[1], {})
+    return _tokenizer(output, _finished(output).ledger, {})
 
 
 def _files_of(folder: str) -> list[SourceRecord]:
@@ -194,8 +195,8 @@ def _by_path(records: Iterable[SourceRecord]) -> dict[str, SourceRecord]:
     return {_canonical_path(str(record["path"])): record for record in records}
 
 
-def _finished(output: str) -> tuple[TokenCache, Ledger]:
-    """The finished cache, and its ledger."""
+def _finished(output: str) -> TokenCache:
+    """The finished cache."""
     if root := cache_of_member(output):
         cure = f"Name the cache: --output {root} --append."
         raise ConfigError("was appended to a cache", field="output", value=output, cure=cure)
@@ -214,7 +215,7 @@ def _finished(output: str) -> tuple[TokenCache, Ledger]:
         raise CacheUnfinishedError(
             "was not finished building", field="output", value=output, cure=cure
         )
-    return TokenCache.open(output), ledger
+    return TokenCache.open(output)
 
 
 def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> TokenizerConfig:
