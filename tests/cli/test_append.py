@@ -149,3 +149,29 @@ def test_bad_input_is_named(folder: Path):
     run(
         "build", "new/*.txt", "-o", "web", "--append", "--engine", "inline", "--chunk-tokens", 64
     )  # as it is
+
+
+@pytest.mark.parametrize(
+    ("edit", "change"),
+    [
+        ("{docs: {cache: web, weight: 5}, more: web}", "weights: {docs: 5}"),
+        ("{more: web}", "drop: [docs]"),
+    ],
+)
+def test_a_source_that_was_extended_is_reweighted_and_dropped_whole(
+    folder: Path, edit: str, change: str
+):
+    config = Path("run.yaml")
+    text = "seq_len: 32\nbatch_size: 8\ncomponents: "
+    config.write_text(f"{text}{{docs: web, more: web}}\n")
+    open_run("run", load_config(str(config))).state(20)
+    run("build", "new", "-o", "web", "--append", "--engine", "inline")
+    run("run", "amend", "run", config, "--newest-caches")
+    config.write_text(f"{text}{edit}\n")
+    assert change in (said := run("run", "diff", "run", config, ok=False))
+    assert "newest" not in said
+    assert change in (said := run("run", "amend", "run", config, "--newest-caches"))
+    assert "caches" not in said
+    drawn = open_run("run", load_config(str(config)), 20).dataset.draws.counts_at(30)
+    assert sum(drawn) == 8
+    assert "the same run" in run("run", "diff", "run", config)

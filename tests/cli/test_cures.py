@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from headrace.ingest.survey import survey
+
 Run = Callable[..., tuple[int, str, str]]
 OPTION = r"--[a-z-]+ (?:'[^']*'|\S*[^\s.,;:)])"
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ tools | tojson }}"
@@ -247,6 +249,7 @@ def test_a_json_file_is_converted_by_the_command_that_is_printed(
     code, out, said = headrace(*build)  # of the folder, as before
     assert code == 0, said
     assert f"{30 + len(LINES.splitlines()) * beside} documents" in out
+    assert survey("in")[0].files == 1 + beside  # and not also the one that was converted
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,15 @@ def test_nested_blends(caches):
     assert {*sized.add} == {"code", "books"}
 
 
+def test_a_mixture_that_no_amendment_makes_is_refused(caches):
+    grouped = config_of(caches, dict.fromkeys(("web", "code")))
+    group = {"all": {"weight": 1, "blend": {"web": 1, "code": 2}}}
+    lock = RunLock.of(replace(grouped, weights=group).loader())
+    changes = run_changes(lock, replace(grouped, weights={"web": 3, "code": 1}), 5)
+    assert (changes.same, changes.amended) == (False, None)
+    assert "weights.web: not set -> 3" in changes.refused
+
+
 def test_fields_read_back():
     config = LmDataConfig(
         {

@@ -426,7 +426,7 @@ def _newer_caches(lock: RunLock, edited: LmDataConfig) -> list[str]:
 
     if lock.config is None:
         return []
-    return sorted(newer_snapshots(config_of_run(lock, edited)))
+    return sorted(newer_snapshots(config_of_run(lock, edited), lock))
 
 
 def _fields_of(amendment: AmendmentConfig) -> dict[str, Any]:

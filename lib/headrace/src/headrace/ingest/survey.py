@@ -35,6 +35,8 @@ _OF_RECORDS = {ending for name, endings in FORMATS.items() if name != "text" for
 _OF_OTHER_FORMATS = {ending for endings in FORMATS.values() for ending in endings} - set(
     USUAL_ENDINGS
 )
+_CONVERTED = ".before"
+"""Of a JSON file whose records were written to another: the cure of its error says this name."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,8 @@ def _is_taken(ending: str, entries: Sequence[Entry]) -> bool:
     """Whether files with an extension are read as text."""
     if ending in USUAL_ENDINGS:
         return True
-    return ending.startswith(".") and ending not in _OF_OTHER_FORMATS and _is_text(entries)
+    other = ending in _OF_OTHER_FORMATS or ending == _CONVERTED
+    return ending.startswith(".") and not other and _is_text(entries)
 
 
 def _is_text(entries: Sequence[Entry]) -> bool:

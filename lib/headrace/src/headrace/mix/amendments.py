@@ -160,6 +160,23 @@ def family(name: str, names: Iterable[str]) -> list[str]:
     return [one for one in names if one == name or one.startswith(f"{name}@")]
 
 
+def without_extensions(mixture: Mapping[str, Any]) -> dict[str, Any]:
+    """The mixture with each extended source as it was given: a source with the group's weight.
+
+    Example:
+        >>> without_extensions({"web": {"weight": 3, "blend": {"web": 9, "web@2": 1}}, "code": 1})
+        {'web': 3, 'code': 1}
+    """
+    tree = dict(mixture)
+    for name, value in mixture.items():
+        blend = blend_of(value)
+        if _is_extended(name, value):
+            tree[name] = value.get("weight", 1)
+        elif blend is not None:
+            tree[name] = {**value, "blend": without_extensions(blend)}
+    return tree
+
+
 def _is_extended(name: str, value: object) -> bool:
     """Whether an entry of a blend is the group that a source became when it was extended."""
     blend = blend_of(value)

@@ -21,7 +21,7 @@ from headrace.config.parsing import decode
 from headrace.config.writing import given_fields, whole_if_it_is
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, PlanMismatchError
-from headrace.mix.amendments import number_of_each, weights_by_place
+from headrace.mix.amendments import number_of_each, weights_by_place, without_extensions
 from headrace.mix.stage_config import (
     AmendmentConfig,
     StageConfig,
@@ -144,7 +144,7 @@ def run_changes(
     plan = differences(lock.plan, as_declared.plan)
     same = as_declared.fingerprint == lock.fingerprint
     first = None if same else as_declared.first_difference(lock, declared=True)
-    caches = newer_snapshots(declared) if newest_caches else {}
+    caches = newer_snapshots(declared, lock) if newest_caches else {}
     if (same or first is not None) and not caches:
         return RunChanges(same, fields, plan, first, None, None if same else declared)
     base = declared if same or first is not None else _with_declared(lock, declared, step)
@@ -152,12 +152,13 @@ def run_changes(
     # after what is declared: changes of the mixture stand in the order of their steps
     step = max(step, last_change(base.amendments) + 1)
     amendment = None if base is declared else amendment_between(base, declared, step)
+    is_made = base is declared or amendment is not None or _goes_on_as(base, declared)
     if caches:
         amendment = replace(amendment or AmendmentConfig(step), caches=caches)
     amended = _amended(base, declared, amendment, step)
     new = _lock_of(amended, lock)
     first = new.first_difference(lock)
-    if first is None and new.fingerprint != lock.fingerprint:
+    if not is_made or (first is None and new.fingerprint != lock.fingerprint):
         locked = decode(LmDataConfig, lock.config)
         last = last_change(locked.amendments)
         if asked_step <= last and run_changes(lock, edited, last + 1).amended is not None:
@@ -239,8 +240,8 @@ def amendment_between(
     """
     if edited.stages or began.stages:
         return None
-    old_entries = _entries(_last_blend(began))
-    new_entries = _entries(_last_blend(edited))
+    old_entries = _last_entries(began)
+    new_entries = _last_entries(edited)
     drop = [name for name in old_entries if name not in new_entries]
     add = {
         name: new_entries[name][1]
@@ -264,8 +265,19 @@ def amendment_between(
     return AmendmentConfig(step, add=add, weights=weights, drop=dropped)
 
 
-def _last_blend(config: LmDataConfig) -> Mapping[str, Any]:
-    return config.resolved_stages()[-1].blend.to_config()
+def _goes_on_as(began: LmDataConfig, edited: LmDataConfig) -> bool:
+    """Whether a config needs no amendment to end with the mixture of another: its stages say it."""
+    if edited.stages or began.stages:
+        return bool(edited.stages)
+    return not differences(*_as_stored(_last_entries(began), _last_entries(edited)))
+
+
+def _last_entries(config: LmDataConfig) -> _Entries:
+    """The last mixture of a config, with sources as it names them: what was appended to a cache is
+    no source of its own.
+    """
+    blend = without_extensions(config.resolved_stages()[-1].blend.to_config())
+    return {path[-1]: (path[:-1], whole_if_it_is(w)) for path, w in weights_by_place(blend).items()}
 
 
 def _amended(
@@ -312,26 +324,26 @@ def _spliced(base: LmDataConfig, edited: LmDataConfig, step: int) -> list[StageC
     return [*earlier, *later]
 
 
-def _entries(blend: Mapping[str, Any]) -> _Entries:
-    return {path[-1]: (path[:-1], whole_if_it_is(w)) for path, w in weights_by_place(blend).items()}
-
-
 def _as_stored(*values: Any) -> Any:
     """Values as a lock stores them, with steps as strings."""
     return json.loads(json.dumps(values))
 
 
-def newer_snapshots(config: LmDataConfig) -> dict[str, int | list[int]]:
-    """The newest snapshot of each component's cache that a config does not use yet, as its run was
-    started, in the form of an amendment's ``caches``: a list for a component of several caches.
+def newer_snapshots(config: LmDataConfig, lock: RunLock) -> dict[str, int | list[int]]:
+    """The newest snapshot of each component's cache that neither a config uses yet, as its run was
+    started, nor the run's lock, in the form of an amendment's ``caches``: a list for a component of
+    several caches.
     """
     reached = {
         name: [snapshot.number for snapshot in cache.snapshots]
         for name, cache in config.open_caches().items()
     }
-    for amendment in config.amendments:
+    locked = decode(LmDataConfig, lock.config or {})
+    for amendment in (*locked.amendments, *config.amendments):
         for name, numbers in amendment.caches.items():
-            reached[name] = number_of_each(numbers)
+            before = reached.get(name, [])
+            after = number_of_each(numbers)
+            reached[name] = [*map(max, before, after)] if before else after
     newer: dict[str, int | list[int]] = {}
     for name, component in config.components.items():
         named = name if component.buckets is None else name.rpartition("/")[0]
