@@ -130,7 +130,7 @@ def test_only_offsets_of_filtered_documents_are_read(tmp_path, monkeypatch):
     cache = tiny_cache(tmp_path / "c", documents=2000)
     offsets = CountingArray(cache.parts[0].offsets.url, 2001, cache.parts[0].offsets.layout)
     part = LeafPart(2000, cache.parts[0].data, offsets)
-    seen = TokenCache(cache.path, cache.ledger, lambda name, kind, number: part)
+    seen = TokenCache(cache.path, cache.ledger, lambda name, number: part)
     removed = np.array([100, 101, 102, 1000, 1010, 1999])
     lengths = cache.lengths()
     assert token_ranges(seen, Intervals.of_numbers(removed)).total == lengths[removed].sum()
