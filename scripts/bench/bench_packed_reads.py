@@ -8,8 +8,8 @@ chunks of 16 rows; a run goes through them once. The first table replays the loa
 1,024 hosts, as `headrace config simulate` does, with memory for four times the chunks that their
 strands have open, with and without row exchange; `auto` is what its default setting reads: with it
 where that saves more than a twentieth. 200 sources have four times as many rows, so that the
-smallest, of some 3,500, is still one that is read in runs, and memory for twelve times the open
-chunks: 80 MiB on each of 64 hosts with rows of 4,096 two-byte tokens. The second table is counted
+smallest, of some 3,500, is still one that is read in runs, and memory for sixteen times the open
+chunks: 100 MiB on each of 64 hosts with rows of 4,096 two-byte tokens. The second table is counted
 at a web server, from which the loaders of 8 (and 64) hosts read one after the other; each host has
 a device of its own in their place. "one by one" is `run_blocks: 1`, which is the default in plain
 stores; up to 32 are that of shuffled ones.
@@ -48,7 +48,7 @@ ROW = 64
 CHUNK_ROWS = 16
 LAYOUT = CacheLayout("uint16", CHUNK_ROWS * ROW, 256)
 SMALL_STORE = 0.02  # reads at the ends of strands, which are 64 chunks long at the server
-OPEN = {1: 4, 20: 4, 200: 12}
+OPEN = {1: 4, 20: 4, 200: 16}
 """Times the chunks that strands have open fit into the memory of the hosts, by sources."""
 TOUCHED = 2.63  # chunks of a block of 16 packs
 STORES = {

@@ -283,11 +283,13 @@ class LmDataConfig:
         moves = any(amendment.caches for amendment in self.amendments)
         config = self.at_snapshots(instead) if moves else self
         components = config.components
-        own = {n: c.max_epochs for n, c in components.items() if c.max_epochs is not None}
-        epochs = own
+        own_limits = {n: c.max_epochs for n, c in components.items() if c.max_epochs is not None}
+        epochs = own_limits
         if self.max_epochs is not None:
             epochs = (
-                {**dict.fromkeys(components, self.max_epochs), **own} if own else self.max_epochs
+                {**dict.fromkeys(components, self.max_epochs), **own_limits}
+                if own_limits
+                else self.max_epochs
             )
         return replace(
             policy_kind(self.policy).plan(config._mixture_config(instead)),
@@ -537,8 +539,8 @@ class LmDataConfig:
         sources = config.train_datasets if len(self.phases) == 1 else config.datasets
         dataset = run_dataset(sources(opened), plan, orders)
         if plan.num_steps is not None and self.stop_strategy == "restart":
-            own = {name for name, c in components.items() if c.max_epochs is not None}
-            require_steps(dataset, plan.num_steps, plan, own)
+            limited = {name for name, c in components.items() if c.max_epochs is not None}
+            require_steps(dataset, plan.num_steps, plan, limited)
         weighed = {
             name: c.loss_weight for name, c in components.items() if c.loss_weight is not None
         }

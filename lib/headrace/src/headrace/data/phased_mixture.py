@@ -144,7 +144,7 @@ def _next_mixture(
     # Strands and laps of a phase follow its own batches
     size = plan.batch.rows_at(step)[1]
     batch = BatchSchedule({0: size, **{s - step: n for s, n in plan.batch.points if s > step}})
-    own = dataclasses.replace(plan, batch=batch)
+    phase_plan = dataclasses.replace(plan, batch=batch)
     cuts = {name: course.cut(length, first=False) for name, course in courses.items()}
     of_phase = derive(orders.seed, "phase", number)
     rests = {name: course.rests(cuts[name]) for name, course in courses.items()}
@@ -155,11 +155,11 @@ def _next_mixture(
         started = {name: of_each[part].dataset for name, of_each in rests.items()}
         started = {name: rest for name, rest in started.items() if len(rest)}
         shuffles = {name: courses[name].sized(length, len(rest)) for name, rest in started.items()}
-        for name, rest in _shuffled(started, shuffles, own, orders, seed).items():
+        for name, rest in _shuffled(started, shuffles, phase_plan, orders, seed).items():
             shuffled_rests[name].append(rest)
     stored = {name: cut.dataset for name, cut in cuts.items()}
     shuffles = {name: course.sized(length, cuts[name].rows) for name, course in courses.items()}
-    reshuffled = _shuffled(stored, shuffles, own, orders, orders.seed)
+    reshuffled = _shuffled(stored, shuffles, phase_plan, orders, orders.seed)
     components = {
         name: course.enter(cuts[name], rests[name], reshuffled[name], shuffled_rests[name])
         for name, course in courses.items()
@@ -441,14 +441,14 @@ def _shuffled(
     plan: Plan,
     orders: Orders,
     seed: int,
-    own: Collection[str] = (),
+    own_shuffles: Collection[str] = (),
 ) -> dict[str, PlannedDataset]:
     return shuffle_components(
         stored,
         shuffles,
         plan,
         seed,
-        own=own,
+        own_shuffles=own_shuffles,
         max_hosts=orders.max_hosts,
         scores=orders.scores,
     )

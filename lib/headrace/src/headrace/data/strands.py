@@ -49,7 +49,7 @@ def shuffle_components(
     plan: Plan,
     seed: int | Mapping[str, int],
     *,
-    own: Collection[str] = (),
+    own_shuffles: Collection[str] = (),
     max_hosts: int | None = MAX_HOSTS,
     scores: Mapping[str, RowScores] = MappingProxyType({}),
 ) -> dict[str, PlannedDataset]:
@@ -63,7 +63,8 @@ def shuffle_components(
             first amendment that uses it, so later amendments do not change its order; and on the
             largest batch.
         seed: Integer seed, one for all or one for each.
-        own: Components whose shuffle is set under their own name in the config, for errors.
+        own_shuffles: Components whose shuffle is set under their own name in the config, for
+            errors.
         max_hosts: The most hosts of the run, from which strands of components in shuffled stores
             follow; None: these have strands like others.
         scores: What computes the scores of rows, for components whose shuffle is by a number.
@@ -78,7 +79,7 @@ def shuffle_components(
         name: max_hosts if components[name].in_shuffled_store and shuffle.chooses_strands else None
         for name, shuffle in braided.items()
     }
-    strands = _resolve_braids(components, braided, hosts, plan, own)
+    strands = _resolve_braids(components, braided, hosts, plan, own_shuffles)
     result: dict[str, PlannedDataset] = {}
     for name, dataset in components.items():
         shuffle = resolved[name]
@@ -86,7 +87,7 @@ def shuffle_components(
             raise ConfigError(
                 "has no weight in any stage", field=f"components.{name}.weight", cure="Give it one."
             )
-        with placed([name], own, shuffle):
+        with placed([name], own_shuffles, shuffle):
             key = derive(seed if isinstance(seed, int) else seed[name], "component", name)
             if hosts.get(name) is not None and dataset.run_blocks > 1:
                 # Few runs would be in nearly the same order in each epoch
@@ -119,14 +120,14 @@ def _shuffled(
 
 
 @contextmanager
-def placed(names: Sequence[str], own: Collection[str], shuffle: Shuffle) -> Iterator[None]:
+def placed(names: Sequence[str], own_shuffles: Collection[str], shuffle: Shuffle) -> Iterator[None]:
     """Renames errors about shuffle fields of these components to their paths in the config."""
     try:
         yield
     except ConfigError as error:
         if error.field not in shuffle.fields:
             raise
-        field = f"components.{names[0]}.shuffle" if set(names) <= set(own) else "shuffle"
+        field = f"components.{names[0]}.shuffle" if set(names) <= set(own_shuffles) else "shuffle"
         raise error.but(field=f"{field}.{error.field}") from error
 
 
@@ -135,7 +136,7 @@ def _resolve_braids(
     braided: Mapping[str, Shuffle],
     hosts: Mapping[str, int | None],
     plan: Plan,
-    own: Collection[str],
+    own_shuffles: Collection[str],
 ) -> dict[str, Strands]:
     """Strands of each braided component that some stage uses, those of planned stages first:
     strands are numbered through in this order. Orders suffice where no config has a budget of
@@ -152,7 +153,7 @@ def _resolve_braids(
             by_config.setdefault(kind, []).append(name)
         resolved: dict[str, tuple[int, float]] = {}
         for (strands, budget, most_hosts), names in by_config.items():
-            with placed(names, own, braided[names[0]]):
+            with placed(names, own_shuffles, braided[names[0]]):
                 block_bytes = None
                 if budget is not None:
                     block_bytes = np.asarray(
