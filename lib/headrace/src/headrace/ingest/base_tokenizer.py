@@ -70,12 +70,12 @@ class Placed(NamedTuple):
 
     Attributes:
         ids: int64 ``[n]``.
-        places: int64 ``[n, 2]``: the first character of each, and one past its last. Ids that are
-            bytes of one character have the same place.
+        spans: int64 ``[n, 2]``: the first character of each, and one past its last. Ids that are
+            bytes of one character have the same span.
     """
 
     ids: np.ndarray
-    places: np.ndarray
+    spans: np.ndarray
 
 
 class Tokenizer(abc.ABC):

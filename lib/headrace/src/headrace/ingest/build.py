@@ -226,11 +226,13 @@ def build_cache(
         options["first_look"] = False  # nothing is read of the files
     try:
         plan = plan_build(source, tokenizer, output, part_bytes, options)
-        with sole_builder(output) as (held_lease, begun):
-            if begun is not None and (restart or began_in_vain(output, begun, plan.ledger)):
-                clear(output, begun)
-                begun = None
-            built = _build_missing(plan, begun, tokenizer.engine, work, held_lease)
+        with sole_builder(output) as (held_lease, old_ledger):
+            if old_ledger is not None and (
+                restart or began_in_vain(output, old_ledger, plan.ledger)
+            ):
+                clear(output, old_ledger)
+                old_ledger = None
+            built = _build_missing(plan, old_ledger, tokenizer.engine, work, held_lease)
     except SourceError as error:
         refuse_faults([with_restart(output, fault) for fault in error.faults or [error]])
         raise

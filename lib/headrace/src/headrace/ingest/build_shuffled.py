@@ -93,23 +93,23 @@ def build_shuffled(
     if options.get("restart") and options.get("first_look", True):
         refuse_faults(faults_of_sources([(source, tokenizer)])[0])  # before anything is deleted
         options["first_look"] = False
-    with sole_builder(output, but=PLAIN_FOLDER) as (held_lease, begun):
-        if begun is not None and options.get("restart"):
-            clear_shuffled(output, begun)
-            begun = None
-        if begun is not None:
+    with sole_builder(output, but=PLAIN_FOLDER) as (held_lease, old_ledger):
+        if old_ledger is not None and options.get("restart"):
+            clear_shuffled(output, old_ledger)
+            old_ledger = None
+        if old_ledger is not None:
             part_bytes = options.get("part_bytes", DEFAULT_PART_BYTES)
             unlooked: ShuffledBuildOptions = {**options, "first_look": False}
             planned = plan_build(source, tokenizer, output, part_bytes, unlooked).ledger
-            _check_same(output, begun, how, planned)
-        if begun is None or not begun.finished:
+            _check_same(output, old_ledger, how, planned)
+        if old_ledger is None or not old_ledger.finished:
             report = build_cache(source, tokenizer, plain, **options)
             cache = TokenCache.open(plain)
             if announce is not None:
                 announce(cost_of(cache, how))
-            Reshuffling(cache, output, how, work, None).run(begun, held_lease)
+            Reshuffling(cache, output, how, work, None).run(old_ledger, held_lease)
         else:
-            report = report_of(output, begun.parts, {})
+            report = report_of(output, old_ledger.parts, {})
         owned.remove_tree(plain)
     return replace(report, path=output, seconds=time.monotonic() - began)
 

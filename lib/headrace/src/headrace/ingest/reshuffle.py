@@ -378,11 +378,11 @@ def _written(
     """Writes a copy, or finishes it."""
     sizes_of(cache, how)
     _check_apart(cache.path, output)
-    with sole_builder(output) as (held_lease, begun):
-        if begun is not None and restart:
-            clear_shuffled(output, begun)
-            begun = None
-        return Reshuffling(cache, output, how, work, redact(cache.path)).run(begun, held_lease)
+    with sole_builder(output) as (held_lease, old_ledger):
+        if old_ledger is not None and restart:
+            clear_shuffled(output, old_ledger)
+            old_ledger = None
+        return Reshuffling(cache, output, how, work, redact(cache.path)).run(old_ledger, held_lease)
 
 
 def _check_apart(cache: str, output: str) -> None:

@@ -84,8 +84,8 @@ class MarkedKind(DocumentKind):
             ids.append(np.concatenate([opens, prefix.ids, suffix.ids, closes]))
             mask = [
                 np.zeros(opens.size, bool),
-                marked(prefix.places, spans),
-                marked(suffix.places + document.cut, spans),
+                marked(prefix.spans, spans),
+                marked(suffix.spans + document.cut, spans),
             ]
             masks.append(np.concatenate([*mask, np.ones(closes.size, bool)]).astype(np.uint8))
             prompts.append(opens.size + prefix.ids.size)
