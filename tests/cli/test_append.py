@@ -175,3 +175,17 @@ def test_a_source_that_was_extended_is_reweighted_and_dropped_whole(
     drawn = open_run("run", load_config(str(config)), 20).dataset.draws.counts_at(30)
     assert sum(drawn) == 8
     assert "the same run" in run("run", "diff", "run", config)
+
+
+def test_less_than_a_row_is_appended_to_before_a_run_moves(folder: Path):
+    config = Path("run.yaml")
+    config.write_text("seq_len: 32\nbatch_size: 8\ncomponents: {docs: web}\n")
+    open_run("run", load_config(str(config))).state(20)
+    Path("small.txt").write_text("small")
+    run("build", "small.txt", "-o", "web", "--append", "--engine", "inline")
+    move = ("run", "amend", "run", config, "--newest-caches")
+    said = error_of(*move)
+    cure = said.partition("move the run then: headrace ")[2]
+    assert cure, said
+    run(*cure.replace("SOURCE", "new").split())
+    assert "caches: {docs: 3}" in run(*move)

@@ -34,7 +34,7 @@ def cache(tmp_path):
 
 def test_snapshots_are_counted_and_the_amendment_is_printed(cache, tmp_path):
     text = run("cache", "remove", cache.path, 17, 40)
-    assert text.splitlines()[0] == f"{cache.path}: 2 documents removed; in snapshot 2,"
+    assert text.splitlines()[0] == f"{cache.path}: 2 documents removed; in snapshot 2."
     assert "headrace run amend RUN CONFIG --newest-caches" in text
     (tmp_path / "ids.txt").write_text("40\n41\n41\n")
     facts = json.loads(run("cache", "remove", cache.path, "--file", tmp_path / "ids.txt", "--json"))
@@ -53,7 +53,7 @@ def test_snapshots_are_counted_and_the_amendment_is_printed(cache, tmp_path):
 def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
     (tmp_path / "ids.txt").write_text("# none today\n")
     text = run("cache", "remove", cache.path, "--file", tmp_path / "ids.txt")
-    assert "0 documents removed; in snapshot 1," in text
+    assert "0 documents removed; in snapshot 1." in text
     assert "amendments" not in text
 
 

@@ -61,7 +61,7 @@ def command(
     again = removal.listed - fresh
     newest = facts["snapshot"]
     already = f" ({again:,} were already removed, or named twice)" if again else ""
-    say(f"{cache}: {format_count(fresh, 'document')} removed{already}; in snapshot {newest},")
+    say(f"{cache}: {format_count(fresh, 'document')} removed{already}; in snapshot {newest}.")
     count = format_count(facts["removed_documents"], "document")
     tokens = format_count(facts["removed_tokens"], "token")
     say(f"Removed in all: {count} with {tokens}.")

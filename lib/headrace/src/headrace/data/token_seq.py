@@ -55,6 +55,7 @@ from headrace.store.document_ends import DocumentEnds
 from headrace.store.joined import open_cache
 from headrace.store.layout import TOKENS
 from headrace.store.layouts import WHOLE_FILES
+from headrace.store.snapshots import cache_of_member
 
 _STRETCHES_VERSION = 1  # of what is kept of them
 CLEAN_ROWS = 256
@@ -498,7 +499,9 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
             f" part{removed}",
             field="seq_len",
             value=self.seq_len,
-            cure="Use a shorter seq_len or a larger corpus.",
+            cure=f"Append more, and move the run then: headrace build SOURCE -o {root} --append"
+            if (root := cache_of_member(self.cache.path))
+            else "Use a shorter seq_len or a larger corpus.",
         )
 
     def with_rows(self, seq_len: int, *, block_tokens: int | None = None) -> TokenSeqDataset:

@@ -470,7 +470,7 @@ def run_steps(config: MixtureConfig) -> int | None:
     for path, step in begins.items():
         if step >= last:
             problem = f"is not before step {last}, where the run ends"
-            cure = f"Give a step below {last}, or prolong the run."
+            cure = f"Give a step below {last}, or prolong the run (num_steps)."
             raise ConfigError(problem, field=path, value=step, cure=cure)
     for path, points in (("seq_len", config.phases), ("batch_size", config.batch.points)):
         for step, value in points:
