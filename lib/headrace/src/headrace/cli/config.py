@@ -277,7 +277,7 @@ def _short(weights: Any) -> str:
 
 
 def _components(plan: RunPlan) -> Table:
-    share_of = "share of rows" if plan.config.counted else "share"
+    share_of = "share of rows" if plan.config.counted_tokens else "share"
     table = figures_table(
         "component", "tokens", share_of, "epochs", "order", "strands", "block\nrows", "open\nblocks"
     )

@@ -220,7 +220,7 @@ class LmDataConfig:
         check_packing(packing, split_documents=self.split_documents)
         for name in self.columns or {}:
             check_column_name(name)
-        row_tokens = 1 if self.counted else self.phases[0][1]
+        row_tokens = 1 if self.counted_tokens else self.phases[0][1]
         for name, component in self.components.items():
             component.check(f"components.{name}", row_tokens)
         if self.micro_batches is not None:
@@ -242,7 +242,7 @@ class LmDataConfig:
         vars(self).update(expanded)  # it is frozen
         check_steps("num_steps", self.num_steps)
         check_plan(self.stages, self.amendments)
-        check_unit(self.unit, self.policy, self.counted, len(self.phases))
+        check_unit(self.unit, self.policy, self.counted_tokens, len(self.phases))
         policy_kind(self.policy).check(self._mixture_config())
         _ = self.run_steps
 
@@ -252,7 +252,7 @@ class LmDataConfig:
         return phase_lengths(self.seq_len)
 
     @property
-    def counted(self) -> CountedTokens | None:
+    def counted_tokens(self) -> CountedTokens | None:
         """Which tokens are counted one by one; None: every row counts the same."""
         return counted_tokens(self.unit, self.components)
 
@@ -316,8 +316,8 @@ class LmDataConfig:
                 n: c.max_share for n, c in self.components.items() if c.max_share is not None
             },
             num_steps=self.num_steps,
-            sizes=cache(lambda: sizes_of(self.train_datasets(instead), self.counted)),
-            counted=self.counted,
+            sizes=cache(lambda: sizes_of(self.train_datasets(instead), self.counted_tokens)),
+            counted_tokens=self.counted_tokens,
             may_end=self._may_end,
         )
 
@@ -326,7 +326,9 @@ class LmDataConfig:
         """Whether the run may end at a step that only the data tell."""
         components = self.components.values()
         limited = any(c.max_epochs is not None or c.max_tokens is not None for c in components)
-        ends_by_tokens = self.counted is not None and any(stage.tokens for stage in self.stages)
+        ends_by_tokens = self.counted_tokens is not None and any(
+            stage.tokens for stage in self.stages
+        )
         ends = self.stop_strategy != "restart" or self.max_epochs is not None
         return limited or ends_by_tokens or ends or policy_kind(self.policy).ends_with_data
 

@@ -140,7 +140,7 @@ class MixtureDataset(WrappingDataset):
         """Completes the plan with what the rows of the components tell, and draws to meet it."""
         self.names = tuple(components)
         self.batch_schedule = plan.batch
-        if plan.counted is not None:
+        if plan.counted_tokens is not None:
             plan = counted_plan(plan, components)
         check_components(self.names, plan.stages)
         components = share_strands(components, plan)
@@ -151,7 +151,7 @@ class MixtureDataset(WrappingDataset):
         self.limits = plan.limits_of(sizes)
         self.stop_strategy = plan.stop_strategy
         self._tokens: MixtureTokens | None = None
-        if plan.counted is not None:
+        if plan.counted_tokens is not None:
             ordered = dict(zip(self.names, self.components, strict=True))
             self._tokens = MixtureTokens(plan, ordered)
             self.limits = self._tokens.bounded(self.limits, plan.max_tokens)

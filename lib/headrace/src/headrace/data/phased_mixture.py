@@ -87,7 +87,7 @@ def run_dataset(sources: Mapping[str, PlannedDataset], plan: Plan, orders: Order
             :func:`~headrace.data.strands.shuffle_components`.
     """
     lengths = [length for _, length in plan.phases]
-    if plan.counted is None:
+    if plan.counted_tokens is None:
         budgets = {name: tokens // lengths[0] for name, tokens in plan.max_tokens.items()}
         plan = dataclasses.replace(plan, max_rows=budgets)
     else:

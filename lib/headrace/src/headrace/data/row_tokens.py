@@ -353,10 +353,10 @@ def counted_plan(plan: Plan, components: Mapping[str, AsyncDataset[object]]) -> 
     Raises:
         ConfigError: tokens of a component cannot be counted.
     """
-    if plan.rows or plan.counted is None:
+    if plan.rows or plan.counted_tokens is None:
         return plan
     rows = {
-        name: RowTokens(cast(PlannedDataset, dataset.planned), plan.counted, name)
+        name: RowTokens(cast(PlannedDataset, dataset.planned), plan.counted_tokens, name)
         for name, dataset in components.items()
     }
 
@@ -429,7 +429,7 @@ class MixtureTokens:
         first = next(iter(self.of_component.values()))
         made_from = {
             "step_after": tokens,
-            "counted": plan.counted,
+            "counted": plan.counted_tokens,
             "components": {name: one.dataset.describe() for name, one in self.of_component.items()},
             "limits": [*plan.limits],
             "stages": [stage.describe() for stage in plan.stages],

@@ -85,7 +85,7 @@ class Plan:
         phases: First step and row length of each phase; see
             :func:`~headrace.mix.schedule.phase_lengths`. Empty: rows keep the length that
             the components have.
-        counted: The tokens that are counted one by one (:mod:`headrace.mix.measure`); None: rows
+        counted_tokens: The tokens that are counted one by one (:mod:`headrace.mix.measure`); None: rows
             are counted.
         stage_tokens: Tokens of each planned stage; None: it lasts until the next begins.
         max_epochs: Most passes over components, one number or by name. An epoch that a change of
@@ -109,7 +109,7 @@ class Plan:
     make: Callable[[Plan], MixingPolicy]
     planned: int | None = None
     phases: Sequence[tuple[int, int]] = ()
-    counted: CountedTokens | None = None
+    counted_tokens: CountedTokens | None = None
     stage_tokens: Sequence[int | None] = ()
     max_epochs: float | Mapping[str, float] | None = None
     max_rows: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -200,7 +200,7 @@ class MixtureConfig:
         sizes: Returns the tokens of each component; called only if weights depend on sizes.
         may_end: Whether limits or a stop strategy may end the run, at a step that only the data
             tell.
-        counted: The tokens that are counted individually; steps that depend on tokens are then
+        counted_tokens: The tokens that are counted individually; steps that depend on tokens are then
             unknown here, and the earliest possible ones are used. None: rows count.
     """
 
@@ -213,7 +213,7 @@ class MixtureConfig:
     max_share: Mapping[str, float] = field(default_factory=dict[str, float])
     num_steps: int | None = None
     sizes: Callable[[], Mapping[str, int]] | None = None
-    counted: CountedTokens | None = None
+    counted_tokens: CountedTokens | None = None
     may_end: bool = False
 
     @property
@@ -348,7 +348,7 @@ def _resolve_sizes(mixture: _Mixture, config: MixtureConfig, later: set[str]) ->
         raise ConfigError("follows from sizes, which are not known here", field=path, value=weights)
     sizes = {name: tokens for name, tokens in config.sizes().items() if name not in later}
     field_, tokens = mixture.budget
-    if config.counted and field_ == "num_steps":
+    if config.counted_tokens and field_ == "num_steps":
         total = sum(sizes.values())
         _check_tokens_written(
             weights, f"{path}.unimax", total if tokens is None else min(tokens, total)
@@ -383,7 +383,7 @@ def _check_counted(config: MixtureConfig) -> None:
     last = len(config.stages) - 1
     for number, stage in enumerate(config.stages):
         following = config.num_steps if number == last else config.stages[number + 1].step
-        if config.counted and stage.tokens is not None and following is not None:
+        if config.counted_tokens and stage.tokens is not None and following is not None:
             raise ConfigError(
                 f"is given beside stages[{number}].tokens, from which it follows once the tokens"
                 " of rows are counted",
@@ -445,7 +445,7 @@ def run_steps(config: MixtureConfig) -> int | None:
     num_steps = config.num_steps
     _check_counted(config)
     first_steps, end = stage_bounds(stages, config.batch, config.phases) if stages else ([], None)
-    if config.counted:
+    if config.counted_tokens:
         end = None
     if None not in (num_steps, end) and num_steps != end:
         problem = f"end the run after {end} steps, but num_steps is {num_steps}"
@@ -517,7 +517,7 @@ class PolicyKind(abc.ABC):
             self.make,
             planned,
             config.phases,
-            counted=config.counted,
+            counted_tokens=config.counted_tokens,
             stage_tokens=[stage.tokens for stage in config.stages] or [None] * planned,
             num_steps=self.run_steps(config),
         )
