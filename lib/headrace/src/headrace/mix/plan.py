@@ -85,8 +85,8 @@ class Plan:
         phases: First step and row length of each phase; see
             :func:`~headrace.mix.schedule.phase_lengths`. Empty: rows keep the length that
             the components have.
-        counted_tokens: The tokens that are counted one by one (:mod:`headrace.mix.measure`); None: rows
-            are counted.
+        counted_tokens: The tokens that are counted one by one (:mod:`headrace.mix.measure`); None:
+            rows are counted.
         stage_tokens: Tokens of each planned stage; None: it lasts until the next begins.
         max_epochs: Most passes over components, one number or by name. An epoch that a change of
             length cuts short counts as one.
@@ -200,8 +200,8 @@ class MixtureConfig:
         sizes: Returns the tokens of each component; called only if weights depend on sizes.
         may_end: Whether limits or a stop strategy may end the run, at a step that only the data
             tell.
-        counted_tokens: The tokens that are counted individually; steps that depend on tokens are then
-            unknown here, and the earliest possible ones are used. None: rows count.
+        counted_tokens: The tokens that are counted individually; steps that depend on tokens are
+            then unknown here, and the earliest possible ones are used. None: rows count.
     """
 
     components: Mapping[str, Any]
