@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from headrace.cli.application import application
 from headrace.config import load_config
+from headrace.data import MixtureDataset
 from headrace.run import open_run
 
 
@@ -172,7 +173,9 @@ def test_a_source_that_was_extended_is_reweighted_and_dropped_whole(
     assert "newest" not in said
     assert change in (said := run("run", "amend", "run", config, "--newest-caches"))
     assert "caches" not in said
-    drawn = open_run("run", load_config(str(config)), 20).dataset.draws.counts_at(30)
+    mixture = open_run("run", load_config(str(config)), 20).dataset
+    assert isinstance(mixture, MixtureDataset)
+    drawn = mixture.draws.counts_at(30)
     assert sum(drawn) == 8
     assert "the same run" in run("run", "diff", "run", config)
 
