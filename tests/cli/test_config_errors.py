@@ -76,7 +76,11 @@ BROKEN = {
     ),
     "an amendment after the end": Broken(
         f"components: {{{WEB}}}\nnum_steps: 100\namendments: [{{step: 200, weights: {{web: 2}}}}]",
-        ("amendments[0].step = 200", "step 100, where the run ends", "prolong the run (num_steps)."),
+        (
+            "amendments[0].step = 200",
+            "step 100, where the run ends",
+            "prolong the run (num_steps).",
+        ),
     ),
     "two kinds of shuffle": Broken(
         "shuffle: {strands: 8, window_blocks: 4}", ("shuffle = ", "kind: braid or kind: block")
