@@ -22,6 +22,7 @@ from typing import IO, Any, Protocol, TypeVar, cast
 from urllib.request import getproxies
 
 from fsspec import filesystem as fsspec_client
+from fsspec import get_filesystem_class
 from fsspec.asyn import sync
 from fsspec.config import conf as fsspec_config
 from fsspec.core import url_to_fs
@@ -88,7 +89,10 @@ def filesystem(url: str) -> tuple[Any, str]:
     location = Location.parse(url)
     location.check()
     try:
-        # Before a client looks for its credentials, which may take a minute.
+        # A package that is missing is named first; then a server that does not answer, before a
+        # client looks for its credentials, which may take a minute.
+        if location.scheme != "az":
+            get_filesystem_class(location.scheme)
         reach.check(retry.store_of(url), partial(_server, location))
         # Listings are not cached: TensorStore and other machines write into the same folders.
         if location.scheme == "az":
