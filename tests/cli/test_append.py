@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         900,
     )
     return tmp_path
+
+
+def test_a_cure_names_a_cache_with_a_space_as_it_is_typed(folder: Path):
+    Path("web").rename("my web")
+    run("build", "new", "-o", "my web", "--append", "--engine", "inline")
+    said = error_of("build", "new", "-o", "my web/appended/1", "--append", "--engine", "inline")
+    cure = said.partition("Name the cache: ")[2].rstrip(".")
+    typed = run("build", "new", *shlex.split(cure), "--engine", "inline")
+    assert "is already finished" in typed
 
 
 def test_a_cache_grows(folder: Path):

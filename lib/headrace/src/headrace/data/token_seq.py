@@ -20,6 +20,7 @@ from __future__ import annotations
 import abc
 import copy
 import functools
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -494,14 +495,17 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         removed = (
             f" once {self.removed_documents:,} documents are removed" if self.removed_tokens else ""
         )
+        cure = "Use a shorter seq_len or a larger corpus."
+        if root := cache_of_member(self.cache.path):
+            # A run that moves to what was appended cannot change the length of its rows
+            command = f"headrace build SOURCE -o {shlex.quote(root)} --append"
+            cure = f"Append more, and move the run then: {command}"
         raise ConfigError(
             f"is longer than the data: {self.cache.path} holds {longest:,} tokens in its longest"
             f" part{removed}",
             field="seq_len",
             value=self.seq_len,
-            cure=f"Append more, and move the run then: headrace build SOURCE -o {root} --append"
-            if (root := cache_of_member(self.cache.path))
-            else "Use a shorter seq_len or a larger corpus.",
+            cure=cure,
         )
 
     def with_rows(self, seq_len: int, *, block_tokens: int | None = None) -> TokenSeqDataset:

@@ -12,6 +12,7 @@ new sources, whose files are listed twice.
 from __future__ import annotations
 
 import os
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -198,7 +199,7 @@ def _by_path(records: Iterable[SourceRecord]) -> dict[str, SourceRecord]:
 def _finished(output: str) -> TokenCache:
     """The finished cache."""
     if root := cache_of_member(output):
-        cure = f"Name the cache: --output {root} --append."
+        cure = f"Name the cache: --output {shlex.quote(root)} --append."
         raise ConfigError("was appended to a cache", field="output", value=output, cure=cure)
     ledger = read_ledger(output)
     if ledger is None:
@@ -317,7 +318,7 @@ def _number_of(output: str, members: int, wanted: Ledger) -> int:
         path = next(path for path in now if path in folders)
         fresh = [str(record["path"]) for name, record in now.items() if name not in folders]
         few = (
-            f": headrace build {' '.join(fresh)} --output {output} --append"
+            f": headrace build {shlex.join(fresh)} --output {shlex.quote(output)} --append"
             if 0 < len(fresh) <= 4
             else "."
         )

@@ -95,6 +95,8 @@ MOST_FILES = 1 << 10
 MOST_LOCAL_FILES = 1 << 14
 """The same of a source whose files are all on this machine."""
 AT_ONCE = 16
+CONVERTED = ".before"
+"""End of the name that a JSON file gets once its records are in another: it is no source then."""
 _MOST_RECORDS = 1 << 14  # 64 KiB of packed text may be a thousand times as long
 _MOST_NAMED = 20  # files with the same fault
 
@@ -617,7 +619,7 @@ def _fault_of_one_value(trial: _Trial) -> SourceError | None:
         "is a JSON file, and not one object on each line",
         field=file.shown_path,
         cure="Convert it, and build from what that writes, while the file has another name:"
-        f" {command} > {output} && mv {name} {shlex.quote(f'{file.shown_path}.before')}",
+        f" {command} > {output} && mv {name} {shlex.quote(file.shown_path + CONVERTED)}",
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from headrace.errors import SourceError
 from headrace.ingest.choices import OnBadLine
-from headrace.ingest.first_look import open_head
+from headrace.ingest.first_look import CONVERTED, open_head
 from headrace.ingest.listing import Entry, escape_undecodable, list_path
 from headrace.ingest.records import BadRecordError, Columns, Fields, good_records, lookup
 from headrace.ingest.source import (
@@ -35,8 +35,6 @@ _OF_RECORDS = {ending for name, endings in FORMATS.items() if name != "text" for
 _OF_OTHER_FORMATS = {ending for endings in FORMATS.values() for ending in endings} - set(
     USUAL_ENDINGS
 )
-_CONVERTED = ".before"
-"""Of a JSON file whose records were written to another: the cure of its error says this name."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,7 @@ def _is_taken(ending: str, entries: Sequence[Entry]) -> bool:
     """Whether files with an extension are read as text."""
     if ending in USUAL_ENDINGS:
         return True
-    other = ending in _OF_OTHER_FORMATS or ending == _CONVERTED
+    other = ending in _OF_OTHER_FORMATS or ending == CONVERTED
     return ending.startswith(".") and not other and _is_text(entries)
 
 
