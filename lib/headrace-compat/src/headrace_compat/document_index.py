@@ -19,9 +19,9 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from headrace.data.filter_files import NPY_ERRORS
 from headrace.store import files
 from headrace.store.layouts import FormatConfig
+from headrace.store.npy import NPY_ERRORS, read_npy_head
 from headrace.store.plain import PlainArray, corrupt
 from headrace_compat.in_place import (
     FINGERPRINTED,
@@ -120,11 +120,7 @@ def npy_header(url: str, raw: bytes) -> tuple[str, int, int]:
     """
     stream = io.BytesIO(raw)
     try:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0
-        if version != (1, 0):
-            read = np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(stream)
+        shape, dtype = read_npy_head(stream)
     except NPY_ERRORS as error:
         raise corrupt(url, f"is no .npy file ({error})") from error
     if len(shape) != 1 or dtype.kind not in "iu" or dtype.byteorder == ">":

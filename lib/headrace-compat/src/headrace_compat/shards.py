@@ -27,6 +27,7 @@ from headrace.errors import SourceError
 from headrace.ingest.listing import stat_file
 from headrace.ingest.records import Columns, Reader, Row, Slice, reading, slices_of
 from headrace.store.files import open_source
+from headrace.store.npy import NPY_ERRORS, read_npy_head
 from headrace_compat.megatron_files import DTYPES, MAGIC
 
 _READ_BYTES = 1 << 20
@@ -168,14 +169,8 @@ class NmoeReader(ShardReader):
         """Where the data begins, its dtype, and how many elements there are."""
         with open_source(self.path) as stream:
             try:
-                version = np.lib.format.read_magic(stream)
-                read = (
-                    np.lib.format.read_array_header_1_0
-                    if version == (1, 0)
-                    else np.lib.format.read_array_header_2_0
-                )
-                shape, _, dtype = read(stream)
-            except ValueError as error:
+                shape, dtype = read_npy_head(stream)
+            except NPY_ERRORS as error:
                 raise SourceError(
                     f"is no .npy file ({error})", field=self.path, cure=_BAD
                 ) from None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import operator
-import zipfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ from jaxtyping import Bool, Float32, Float64, Int32, Integer, Shaped
 from headrace.batch.examples import Example, check_log_probs
 from headrace.errors import CacheCorruptError, ConfigError, HeadraceError, check_not_negative
 from headrace.store.cache import TokenCache
+from headrace.store.npy import NPY_ERRORS, PYTHON_PARSER
 
 _END_OF_IDS = 1 << 31
 """Ids, and versions of policies, are stored and trained on as int32."""
@@ -291,7 +291,7 @@ class ScoredGroup:
         something else.
         """
         try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            with PYTHON_PARSER, np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 names = [name.removesuffix(".sizes") for name in arrays if name.endswith(".sizes")]
                 rows = {
                     name: np.split(arrays[name], np.cumsum(arrays[f"{name}.sizes"])[:-1])
@@ -310,7 +310,7 @@ class ScoredGroup:
                 rewards = arrays["rewards"]
                 versions = rows["versions"]
                 return cls(ids, rewards, prompt_len, log_probs, loss_masks, versions, extras, cut)
-        except (ConfigError, ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except (ConfigError, *NPY_ERRORS) as error:
             raise CacheCorruptError(
                 "is no stored group of rollouts", field="file", value=name
             ) from error

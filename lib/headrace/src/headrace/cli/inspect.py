@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +27,6 @@ from headrace.cli.shown import counting, figures_table, say, say_json, terminal,
 from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
-    import numpy as np
     from rich.console import Console
 
     from headrace.analysis.probe import ShuffleProbe
@@ -450,8 +450,12 @@ def _show_similarity(
     spaced stretches are read.
     """
     from headrace.analysis.probe import probe_cache, save_probe
+    from headrace.data.filter_files import read_npy
 
-    values = None if losses is None else _load(losses)
+    values = None
+    if losses is not None:
+        cure = "Write it with numpy.save(FILE, losses), one loss per row."
+        values = read_npy(Path(losses), "--losses", losses, cure)
     opened = cache_at(cache)
     with working("reading blocks"):
         probe = probe_cache(
@@ -488,16 +492,3 @@ def _show_probe(probe: ShuffleProbe) -> None:
         else "can be read in stored order, by this measure"
     )
     console.print(f"\nThis corpus {needs}.")
-
-
-def _load(path: str) -> np.ndarray:
-    import numpy as np
-
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not a .npy file of numbers"
-        cure = "Write it with numpy.save(FILE, losses), one loss per row."
-        raise ConfigError(
-            f"cannot be read ({why})", field="--losses", value=path, cure=cure
-        ) from error

@@ -27,6 +27,7 @@ from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean
 from headrace.store import files
 from headrace.store.cache import TokenCache
+from headrace.store.npy import PYTHON_PARSER
 
 LENGTH = "length"
 """The name of the number of tokens of each document."""
@@ -73,7 +74,8 @@ class Where:
         self.field = field
         self._source = f"({text.strip()}\n)"  # in parentheses, it may have several lines
         try:
-            self._tree = ast.parse(self._source, mode="eval").body
+            with PYTHON_PARSER:
+                self._tree = ast.parse(self._source, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise self._refused(f"is no condition ({error})") from error
         self._check(self._tree)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import tokenize
 import warnings
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.order.bits import Bits, NumberSet
 from headrace.order.intervals import Intervals
 from headrace.store import files
+from headrace.store.npy import NPY_ERRORS, PYTHON_PARSER
 
 _CHUNK = 1 << 20  # numbers that are a list of their own
 RANGE_BITS = 128
@@ -133,32 +132,13 @@ def _as_config_errors(url: str, field: str) -> Iterator[None]:
         raise ConfigError("does not exist", field=field, value=url, cure=_CURE) from error
 
 
-NPY_ERRORS = (
-    ArithmeticError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-)
-"""What NumPy raises for a damaged ``.npy`` file, whose head is Python and says how much memory it
-takes.
-"""
-
-
 def read_npy(raw: bytes | Path, field: str, url: str, cure: str) -> np.ndarray:
     """The array in the bytes of a ``.npy`` file, or in a file, which is mapped; ConfigError if it
     is invalid.
     """
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # of names of dtypes that go; dtypes are looked at later
+        # warnings are of names of dtypes that go; dtypes are looked at later
+        with PYTHON_PARSER, warnings.catch_warnings(action="ignore"):
             if isinstance(raw, Path):
                 return np.load(raw, mmap_mode="r", allow_pickle=False)
             return np.load(io.BytesIO(raw), allow_pickle=False)
