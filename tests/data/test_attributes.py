@@ -203,6 +203,37 @@ def test_a_null_is_no_value(plain, tmp_path):
     assert open_attribute(plain, "quality", config).values.tolist() == [-1, *range(1, DOCUMENTS)]
 
 
+BEYOND = 2**53 + 1 + np.arange(DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("values", "default"),
+    [(BEYOND, 0), (BEYOND, -1.0), (np.ones(DOCUMENTS, bool), 2049), (BEYOND % 200, 0.1)],
+)
+def test_a_default_rounds_neither_itself_nor_the_others(plain, tmp_path, values, default):
+    path = written(tmp_path / "a.parquet", {"id": IDS[1:], "quality": values[1:].tolist()})
+    config = AttributeConfig(path, missing=0.1, default=float(default))
+    found = open_attribute(plain, "quality", config).values.tolist()
+    assert found == [default, *values[1:].tolist()]
+
+
+def test_a_file_may_have_no_value_at_all(plain, tmp_path):
+    written(tmp_path / "a0.csv", {"id": IDS[:1], "quality": [""]})
+    written(tmp_path / "a1.csv", {"id": IDS[1:], "quality": [*range(1, DOCUMENTS)]})
+    config = AttributeConfig(f"{tmp_path}/a*.csv", missing=0.1, default=-1)
+    assert open_attribute(plain, "quality", config).values.tolist() == [-1, *range(1, DOCUMENTS)]
+
+
+@pytest.mark.parametrize("fractions_first", [False, True])
+def test_whole_numbers_that_fractions_would_round_are_refused(plain, tmp_path, fractions_first):
+    half = DOCUMENTS // 2
+    names = ["b", "a"] if fractions_first else ["a", "b"]
+    written(tmp_path / f"{names[0]}.parquet", {"id": IDS[:half], "quality": BEYOND[:half].tolist()})
+    written(tmp_path / f"{names[1]}.parquet", {"id": IDS[half:], "quality": [0.5] * half})
+    with pytest.raises(ConfigError, match="beyond 2\\*\\*53"):
+        open_attribute(plain, "quality", AttributeConfig(f"{tmp_path}/*.parquet"))
+
+
 @pytest.mark.parametrize(
     ("columns", "config", "field", "problem"),
     [

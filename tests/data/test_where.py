@@ -76,3 +76,10 @@ def test_a_condition_may_have_several_lines():
     where = Where("quality > 1  # the good\n  and not dup\n")
     numbers = {"quality": np.array([1, 2, 2]), "dup": np.array([0, 0, 1])}
     assert where.holds(numbers).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "-" + "9" * 400, "1e999"])
+def test_numbers_beyond_all_that_are_stored_are_refused(number):
+    with pytest.raises(ConfigError, match="beyond all"):
+        Where(f"quality < {number}")
+    assert Where("quality < 1e39").holds({"quality": np.ones(1, np.float32)}).all()

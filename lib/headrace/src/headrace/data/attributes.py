@@ -258,10 +258,35 @@ def _completed(cache: TokenCache, joined: Attribute, config: AttributeConfig) ->
         )
     if not missing or config.default is None:
         return joined
-    dtype = np.result_type(joined.values, np.min_scalar_type(config.default))
-    values = joined.values.astype(dtype)
-    values[joined.without_value] = config.default
+    # The narrowest type, but for fractions among whole numbers: float16 may round either. And a
+    # whole default leaves whole numbers as they are: fractions hold none beyond 2**53.
+    number = config.default
+    if joined.values.dtype.kind != "f" and float(number).is_integer() and abs(number) < 2**63:
+        number = int(number)
+    is_mixed = joined.values.dtype.kind != "f" and isinstance(number, float)
+    default = np.array([number], np.float64 if is_mixed else np.min_scalar_type(number))
+    values = _as_one_type(joined.values, default, field="default", value=config.default)
+    values[joined.without_value] = default
     return replace(joined, values=values)
+
+
+def _as_one_type(
+    values: Num[np.ndarray, " n"], others: Num[np.ndarray, " m"], **said: Any
+) -> Num[np.ndarray, " n"]:
+    """A copy of ``values`` in a type that holds both, or ConfigError with these fields if it would
+    round some.
+    """
+    dtype = np.result_type(values, others)
+    for before in (values, others):
+        with np.errstate(invalid="ignore"):  # 2**63 is no int64
+            rounded = before.astype(dtype).astype(before.dtype)
+        if before.dtype.kind != "f" and (rounded != before).any():
+            raise ConfigError(
+                f"would round whole numbers beyond 2**53: {before.dtype} and {dtype} meet",
+                cure="Give whole numbers everywhere, in columns of the type int64.",
+                **said,
+            )
+    return values.astype(dtype)
 
 
 def _listed(pattern: str) -> list[Entry]:
@@ -528,7 +553,8 @@ class _Join:
         numbers_given = numbers[rows[is_given[rows]]]
         if not self.has_value.any():
             self.values = np.zeros(self.has_value.size, numbers_given.dtype)
-        self.values = self.values.astype(np.result_type(self.values, numbers_given), copy=False)
+        if self.values.dtype != numbers_given.dtype:
+            self.values = _as_one_type(self.values, numbers_given, field="value", value=self.column)
         documents_again = documents[self.has_value[documents]]
         contradicts = self.values[documents_again] != numbers_given[self.has_value[documents]]
         self.values[documents] = numbers_given
@@ -547,6 +573,8 @@ class _Join:
     def _numbers(self, column: Any, url: str) -> Num[np.ndarray, " n"]:
         arrow = import_extra("pyarrow", "parquet", url)
         kind = column.type
+        if arrow.types.is_null(kind):  # a file without a value
+            return np.zeros(len(column), np.uint8)
         is_bool = arrow.types.is_boolean(kind)
         if not (is_bool or arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
             raise ConfigError(

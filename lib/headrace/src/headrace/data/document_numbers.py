@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -89,7 +90,8 @@ class Where:
 
     def holds(self, numbers: Mapping[str, np.ndarray]) -> Bool[np.ndarray, " n"]:
         """For which documents it holds, given the numbers of each by name."""
-        return np.asarray(self._value(self._tree, numbers)).astype(bool)
+        with np.errstate(over="ignore"):  # 1e39 beside float32
+            return np.asarray(self._value(self._tree, numbers)).astype(bool)
 
     def _value(self, node: ast.AST, numbers: Mapping[str, np.ndarray]) -> Any:
         match node:
@@ -117,12 +119,13 @@ class Where:
         match node:
             case ast.Name():
                 return
-            case ast.Constant(value=bool() | int() | float()):
-                return
+            case ast.Constant(value=bool() | int() | float() as number):
+                if number > sys.float_info.max:
+                    raise self._refused("has a number beyond all that are stored")
             case ast.UnaryOp(op=ast.Not()):
                 self._check(node.operand)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
-                return
+                self._check(node.operand)
             case ast.BoolOp():
                 for one in node.values:
                     self._check(one)
