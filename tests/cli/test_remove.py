@@ -62,7 +62,7 @@ def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):
     [
         ((), "ID = []: names no document"),
         (("120",), "ID = '120': is not a document: "),
-        (("doc-17",), "Give numbers from 0 to 119; headrace cache inspect "),
+        (("doc-17",), "Give numbers from 0 to 119; to find one by its id: headrace cache inspect "),
         (
             ("3", "--file", "ids.txt"),
             "--file = 'ids.txt': cannot be combined with numbers of documents",

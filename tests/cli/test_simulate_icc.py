@@ -62,7 +62,7 @@ def test_what_is_saved_or_given_is_forecast_checked_and_reported(headrace, cache
         " 400\nshuffle: 512\n"
     )
     assert (
-        f"headrace cache inspect --icc {cache.path} --seq-len 8 --batch-size 16 --save"
+        f"headrace cache inspect {cache.path} --icc --seq-len 8 --batch-size 16 --save"
         in headrace("config", "simulate", str(config)).out
     )
     assert "excess loss" not in headrace("config", "check", str(config)).out

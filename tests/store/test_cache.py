@@ -63,7 +63,7 @@ def test_an_unfinished_cache_says_how_to_finish_it(tmp_path):
     write_ledger(str(tmp_path), Ledger(False, {"vocab_size": 3}, LAYOUT.to_dict()))
     with pytest.raises(CacheUnfinishedError, match="was not finished") as caught:
         TokenCache.open(tmp_path)
-    assert "Run the same `headrace build` command again" in (caught.value.cure or "")
+    assert "Run the same command again" in (caught.value.cure or "")
     assert f"headrace cache inspect {tmp_path}" in (caught.value.cure or "")
     assert isinstance(caught.value, CacheError)
 

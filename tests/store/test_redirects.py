@@ -56,7 +56,7 @@ def test_another_host_is_asked_only_if_it_is_allowed(tmp_path, policy):
                 ConfigError, match=re.escape("sends elsewhere, to the host localhost")
             ) as caught:
                 ask()
-            assert "headrace build --redirect-host localhost" in str(caught.value)
+            assert "--redirect-host localhost" in str(caught.value)
         redirects.allow(["localhost"])
         assert files.read_bytes(url) == files.open_read(url).read() == b"text of the other host"
         kind, entries = list_path(url) or ("", [])

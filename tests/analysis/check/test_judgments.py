@@ -61,7 +61,7 @@ def test_a_full_shuffle_mixes_well_and_reads_much():
 
 def test_excess_loss_is_known_only_where_it_was_measured():
     block = {"shuffle": BlockShuffleConfig(32, 2)}
-    command = "headrace cache inspect --icc no/b --seq-len 2048 --batch-size 64 --save"
+    command = "headrace cache inspect no/b --icc --seq-len 2048 --batch-size 64 --save"
     assert command in judged(icc={"a": 0.0}, **block)[0]["excess loss"].text
     assert judged(icc={"a": 0.0, "b": 0.0}, **block)[0]["excess loss"].level == "good"
     assert (

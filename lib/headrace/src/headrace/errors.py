@@ -91,6 +91,31 @@ def install_command(package: str) -> str:
     return f"{pip} install {shlex.quote(package)}"
 
 
+def command_line(name: str, *values: object, **options: object) -> str:
+    """A command of headrace as it is typed into a shell, where it means what it says whatever is
+    in the names of its files.
+
+    An option that is True has no value, and one that is None or False is left out; a list gives
+    its option several times, and a tuple is an option of several words.
+
+    Example:
+        >>> command_line("cache verify", "my cache", repair=True)
+        "headrace cache verify 'my cache' --repair"
+        >>> command_line("build", "-a.txt", output="c", extension=[".c", ".h"])
+        'headrace build ./-a.txt --output c --extension .c --extension .h'
+    """
+    words = ["headrace", *name.split()]
+    # A value with a dash would be read as an option; behind an option it is read as its value.
+    words += [f"./{value}" if value.startswith("-") else value for value in map(str, values)]
+    for option, setting in options.items():
+        for one in setting if isinstance(setting, list) else [setting]:
+            if one is None or one is False:
+                continue
+            typed = one if isinstance(one, tuple) else () if one is True else (one,)
+            words += [f"--{option.replace('_', '-')}", *map(str, typed)]
+    return shlex.join(words)
+
+
 def of_another_version(number: object, own: int) -> str:
     """The problem of a file whose format number is not the one that this version of headrace reads
     and writes.

@@ -47,7 +47,7 @@ from jaxtyping import Float64, Int64
 from headrace.analysis.long_documents import known_shares
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import mixture_of
-from headrace.errors import ConfigError, check_at_least, check_choice, did_you_mean
+from headrace.errors import ConfigError, check_at_least, check_choice, command_line, did_you_mean
 from headrace.order.order import Identity, Order
 
 MOST_PLACES = 1 << 17
@@ -202,7 +202,8 @@ class SourceExcess(NamedTuple):
                 "Shuffle its original once more, with long documents cut at rows: headrace cache"
                 " reshuffle ORIGINAL OUTPUT --split SEQ_LEN"
             )
-        return f"Train on a copy that shuffles documents: headrace cache reshuffle {cache} OUTPUT"
+        command = command_line("cache reshuffle", cache, "OUTPUT")
+        return f"Train on a copy that shuffles documents: {command}"
 
 
 def source_excess(

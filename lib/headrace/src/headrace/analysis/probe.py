@@ -25,7 +25,7 @@ from jaxtyping import Float64, Integer
 
 from headrace.analysis.icc import BlockShare, batch_noise, between_block_share, nested_shares
 from headrace.data.dataset import PlannedDataset
-from headrace.errors import CacheError, ConfigError, check_at_least
+from headrace.errors import CacheError, ConfigError, check_at_least, command_line
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.spec import resolve_strands
@@ -183,7 +183,8 @@ def saved_shares(dataset: PlannedDataset) -> dict[int, float]:
         try:
             record = msgspec.json.decode(raw, type=_Saved)
         except msgspec.MsgspecError as error:
-            cure = f"Measure again: headrace cache inspect --icc {cache.path} --save"
+            command = command_line("cache inspect", cache.path, icc=True, save=True)
+            cure = f"Measure again: {command}"
             raise CacheError(
                 f"is not as it was written ({error})", field=PROBE_NAME, value=url, cure=cure
             ) from error

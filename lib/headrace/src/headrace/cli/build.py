@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from headrace.cli.options import AsJson, refuse_typed, typed_options
 from headrace.cli.panels import HelpAll
 from headrace.cli.shown import say, say_json
 from headrace.cli.snapshots import to_use_it
-from headrace.errors import ConfigError, format_count
+from headrace.errors import ConfigError, command_line, format_count
 from headrace.numbers import in_bytes, short
 
 if TYPE_CHECKING:
@@ -384,7 +383,7 @@ def summary(report: BuildReport) -> str:
             else ""
         )
         lines.append(f"{format_count(report.requests, 'request')} over HTTP{failed}.")
-    return "\n".join([*lines, f"Next: headrace cache inspect {shlex.quote(report.path)}"])
+    return "\n".join([*lines, f"Next: {command_line('cache inspect', report.path)}"])
 
 
 def fields_in_words(fields: Mapping[str, int]) -> str:

@@ -20,7 +20,14 @@ from headrace.cli.build_options import OnBadLineOption, TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import cache_at, check_local_folder
 from headrace.cli.shown import say
-from headrace.errors import ConfigError, HeadraceError, check_path, format_count, install_command
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    check_path,
+    command_line,
+    format_count,
+    install_command,
+)
 from headrace.numbers import in_bytes
 
 if TYPE_CHECKING:
@@ -116,10 +123,15 @@ def command(
     ]
     with_text = [source for source in sources if source.texts.files]
     if is_done:
-        again = ["headrace", "init", folder, "--output", str(output), "--append"]
-        again += [part for name in text_field or () for part in ("--text-field", name)]
-        again += [] if on_bad_line == "error" else ["--on-bad-line", on_bad_line]
-        _grow(output, with_text, shlex.join(again), append=append and not dry_run)
+        again = command_line(
+            "init",
+            folder,
+            output=output,
+            text_field=text_field,
+            on_bad_line=None if on_bad_line == "error" else on_bad_line,
+            append=True,
+        )
+        _grow(output, with_text, again, append=append and not dry_run)
         return
     for source in sources:
         say(_in_words(source))
@@ -292,7 +304,7 @@ def _say_how_to_use(sources: list[_Source], output: Path) -> None:
     say("Then move a run that has begun to it; new runs use it anyway:")
     if str(output) != ".":
         say(f"  cd {shlex.quote(str(output))}")
-    say(f"  headrace run amend runs/1 {CONFIG} --newest-caches")
+    say(f"  {command_line('run amend', 'runs/1', CONFIG, newest_caches=True)}")
 
 
 @contextmanager
@@ -425,5 +437,5 @@ def _say_what_is_next(output: Path) -> None:
         say(f"  cd {shlex.quote(str(output))}")
     if any(importlib.util.find_spec(name) is None for name in ("optax", "orbax")):
         say(f"  {install_command('headrace[demo]')}  # optax and orbax, which train.py needs")
-    say(f"  headrace config simulate {CONFIG}  # what it will read")
+    say(f"  {command_line('config simulate', CONFIG)}  # what it will read")
     say(f"  python {PROGRAM}  # trains; run it again to resume after a stop")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,10 +22,9 @@ from headrace.cli.options import (
     cache_at,
     parse_attributes,
     refuse_typed,
-    typed_words,
 )
 from headrace.cli.shown import counting, figures_table, say, say_json, terminal, working
-from headrace.errors import ConfigError, format_count
+from headrace.errors import ConfigError, command_line, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -209,7 +209,7 @@ def _is_no_cache(path: str, as_json: bool) -> bool:
     from headrace.store.ledger import read_ledger
 
     if path.endswith(CONFIG_SUFFIXES):
-        cure = f"Type: headrace run tree {shlex.quote(path)}"
+        cure = f"Type: {command_line('run tree', path)}"
         raise ConfigError("is a config, not a cache", field="CACHE", value=path, cure=cure)
     if read_ledger(path) is not None:
         return False
@@ -254,8 +254,8 @@ def _chosen(
                 f"no document of {cache.path} has this id",
                 field="--id",
                 value=by_id,
-                cure=f"Give a complete id; headrace cache inspect {cache.path} shows some of leaf"
-                f" {id_leaf!r}.",
+                cure=f"Give a complete id; some of leaf {id_leaf!r} are shown by:"
+                f" {command_line('cache inspect', cache.path)}",
             )
         return cache.stored_at([*dict.fromkeys(cache.originals(numbers).tolist())]).tolist()
     if document is None:
@@ -374,15 +374,15 @@ def build_command(cache: str, ledger: Ledger) -> str:
     if shuffled.get("cache"):
         # Documents that moved: as a part of the store it is mended by itself, and before that it is
         # what the same command goes on with.
-        how = ["--repair" if is_listed(cache) else "--update"] if shuffled.get("moved") else []
-        store = cache_of_member(cache) if how == ["--update"] else cache
-        words = ["headrace", "cache", "reshuffle", shuffled["cache"], store]
-        for flag in ("seed", "unit", "part_bytes", "pack", "split"):
-            if flag in shuffled and not (flag == "split" and "pack" in shuffled):
-                words += [f"--{flag.replace('_', '-')}", str(shuffled[flag])]
-        if shuffled.get("format"):
-            words += ["--format", shuffled["format"]]
-        return shlex.join([*words, *shuffled.get("by", []), *how])
+        is_update = shuffled.get("moved", False) and not is_listed(cache)
+        store = cache_of_member(cache) if is_update else cache
+        flags = ["seed", "unit", "part_bytes", "pack" if "pack" in shuffled else "split", "format"]
+        options = {flag: shuffled.get(flag) for flag in flags}
+        words = [command_line("cache reshuffle", shuffled["cache"], store, **options)]
+        words += map(shlex.quote, shuffled.get("by", []))
+        if shuffled.get("moved"):
+            words.append("--update" if is_update else "--repair")
+        return " ".join(words)
     source = ledger.metadata["source"]
     chat = source["chat"]
     fim = source.get("fim") or {}
@@ -416,8 +416,9 @@ def build_command(cache: str, ledger: Ledger) -> str:
         "shuffle": shuffled.get("seed"),
         "dtype": layout["dtype"],
     }
-    words = ["headrace", "build", *ledger.metadata["paths"]]
-    return shlex.join([*words, *typed_words(build.command, options)])
+    defaults = signature(build.command).parameters
+    chosen = {name: value for name, value in options.items() if value != defaults[name].default}
+    return command_line("build", *ledger.metadata["paths"], **chosen)
 
 
 def show_unfinished(console: Console, state: dict[str, Any]) -> None:

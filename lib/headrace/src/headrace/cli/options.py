@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
 import typer
 
@@ -257,27 +256,6 @@ def typed_options(context: typer.Context) -> set[str]:
         for name in context.params
         if str(context.get_parameter_source(name)).endswith("COMMANDLINE")
     }
-
-
-def typed_words(command: Callable[..., None], values: Mapping[str, Any]) -> list[str]:
-    """Options of a command as they are typed, without those whose values are None or the defaults.
-
-    A list gives its option several times; a tuple is an option of several words.
-
-    Example:
-        >>> from headrace.cli.build import command
-        >>> typed_words(command, {"eos": "auto", "extension": [".py"], "fim_seed": 3})
-        ['--extension', '.py', '--fim-seed', '3']
-    """
-    parameters = inspect.signature(command).parameters
-    words: list[str] = []
-    for name, value in values.items():
-        if value is None or value == parameters[name].default:
-            continue
-        for one in value if isinstance(value, list) else [value]:
-            typed = one if isinstance(one, tuple) else (one,)
-            words += [f"--{name.replace('_', '-')}", *map(str, typed)]
-    return words
 
 
 def refuse_typed(

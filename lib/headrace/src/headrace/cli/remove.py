@@ -10,7 +10,7 @@ import typer
 
 from headrace.cli.options import AsJson, CacheFolder, cache_at
 from headrace.cli.shown import say, say_json, working
-from headrace.errors import ConfigError, format_count
+from headrace.errors import ConfigError, command_line, format_count
 
 if TYPE_CHECKING:
     from headrace.data.documents import DocumentFilter
@@ -77,10 +77,8 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
         problem = (
             "names no document" if file is None else "cannot be combined with numbers of documents"
         )
-        cure = (
-            f"Give either numbers (headrace cache remove {cache.path} 17 4711) or a list: --file"
-            " FILE."
-        )
+        numbers = command_line("cache remove", cache.path, 17, 4711)
+        cure = f"Give either a list, --file FILE, or numbers: {numbers}"
         raise ConfigError(
             problem, field="ID" if file is None else "--file", value=file or [], cure=cure
         )
@@ -93,8 +91,8 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
                 f" {format_count(cache.num_originals, 'document')}",
                 field="ID",
                 value=text,
-                cure=f"Give numbers from 0 to {cache.num_originals - 1}; headrace cache inspect"
-                f" {cache.path} --id ID --json finds one by its id.",
+                cure=f"Give numbers from 0 to {cache.num_originals - 1}; to find one by its id:"
+                f" {command_line('cache inspect', cache.path, id='ID', json=True)}",
             )
     return DocumentFilter([int(text) for text in documents], name="ID")
 

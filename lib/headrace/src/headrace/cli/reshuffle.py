@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from headrace.cli.build_options import EngineOption, MemoryOption, RepairOption,
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson, Format, cache_at, parse_attributes, parse_list
 from headrace.cli.shown import say, say_json
-from headrace.errors import ConfigError, format_count
+from headrace.errors import ConfigError, command_line, format_count
 
 if TYPE_CHECKING:
     from headrace.ingest.reshuffle import MoveReport, ReshuffleReport
@@ -246,5 +245,5 @@ def _summary(report: ReshuffleReport, cache: str) -> str:
     return (
         f"Shuffled {cache} with seed {report.seed}: {report.path}, {what},"
         f" {format_count(report.parts_built, 'part')} in {report.seconds:.1f} s{reused}.\n"
-        f"Next: headrace cache inspect {shlex.quote(report.path)}"
+        f"Next: {command_line('cache inspect', report.path)}"
     )

@@ -22,7 +22,7 @@ from headrace.cli.options import (
     range_of_steps,
 )
 from headrace.cli.shown import say, say_json, terminal, working
-from headrace.errors import ConfigError, PlanMismatchError, check_at_least
+from headrace.errors import ConfigError, PlanMismatchError, check_at_least, command_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,6 +72,8 @@ def diff(
 
         headrace run diff runs/1 run.yaml
     """
+    from headrace.run.anchors import last_checkpoint
+
     edit = _Edit(run, config, settings or [], step, newest_caches)
     lock, changes, steps_done, edited = edit.compared()
     newer = [] if newest_caches else _newer_caches(lock, edited)
@@ -82,9 +84,10 @@ def diff(
     else:
         _show_changes(changes, run, resolved)
         if changes.amended is not None:
-            typed = [] if step is None else ["--step", str(step)]
-            typed += ["--newest-caches"] if newest_caches else []
-            say(f"To make this change: {edit.command(*typed)}")
+            reached = last_checkpoint(run, lock)
+            goes_back = reached is None or (changes.first_step or 0) < reached
+            typed = edit.command(step=step, newest_caches=newest_caches, going_back=goes_back)
+            say(f"To make this change: {typed}")
         if newer:
             say(
                 f"Documents were appended to or removed from {', '.join(newer)} since: add"
@@ -196,9 +199,13 @@ def amend(
         return
     if not as_json:
         _show_changes(changes, run, False)
-    meanwhile = f"To change it as it runs: {edit.command('--step N --live')}"
+    meanwhile = f"To change it as it runs: {edit.command(step='N', live=True)}"
     with lease(run, field="run", meanwhile=meanwhile), working("writing the amendment"):
-        amend_run(run, lock, changes.amended, edited, done=steps_done if going_back else None)
+        try:
+            amend_run(run, lock, changes.amended, edited, done=steps_done if going_back else None)
+        except PlanMismatchError as error:
+            general = command_line("run amend", run, "CONFIG")
+            raise error.but(cure=(error.cure or "").replace(general, edit.command())) from None
     if as_json:
         say_json(facts)
     else:
@@ -247,7 +254,7 @@ def _live_request(lock: RunLock, changes: RunChanges, edited: LmDataConfig, edit
             " runs cannot",
             field="config",
             value=edit.config,
-            cure=f"Stop the job, then: {edit.command('--step', str(step))}",
+            cure=f"Stop the job, then: {edit.command(step=step)}",
         )
     new = {n: one for n, one in amended.components.items() if n not in locked.components}
     return Request.of(amendment, new, edited)
@@ -372,9 +379,9 @@ class _Edit(NamedTuple):
             changes = run_changes(lock, edited, steps_done, newest_caches=self.newest_caches)
         return lock, changes, steps_done, edited
 
-    def command(self, *options: str) -> str:
+    def command(self, **options: object) -> str:
         """The command that makes the changes."""
-        return " ".join(["headrace run amend", self.run, self.config, *self.settings, *options])
+        return command_line("run amend", self.run, self.config, *self.settings, **options)
 
 
 def _facts(changes: RunChanges, run: str, config: str, step: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import typer
 
 from headrace.cli.options import AsJson, Config, Settings, parse_shares
 from headrace.cli.shown import say, say_json, working
-from headrace.errors import ConfigError, format_count, format_some
+from headrace.errors import ConfigError, command_line, format_count, format_some
 
 if TYPE_CHECKING:
     from headrace.analysis.sweep import Sweep
@@ -128,9 +128,10 @@ def _show(planned: Sweep, output: str) -> None:
             f" {format_some(planned.unmatched, _SHOWN_NAMES)}. Arms of --steps"
             f" {planned.matched_steps} repeat all sources as often."
         )
+    results = f"{output}/results.csv"
     say(
-        f"Train each, write its loss into the last column of {output}/results.csv, then: headrace"
-        f" config fit {output}/results.csv"
+        f"Train each, write its loss into the last column of {results}, then:"
+        f" {command_line('config fit', results)}"
     )
 
 

@@ -54,7 +54,7 @@ from headrace.data.phased import RunDataset
 from headrace.data.phased_mixture import Orders, run_dataset
 from headrace.data.row_scores import row_scores
 from headrace.data.strands import RowScores
-from headrace.errors import ConfigError, check_at_least, check_choice
+from headrace.errors import ConfigError, check_at_least, check_choice, command_line
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.blend import is_size_rule
 from headrace.mix.draws import STOP_STRATEGIES, Skips
@@ -679,6 +679,6 @@ def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDat
     """
     raw = read_mapping(path) if path else {}
     if "data" in raw and {"model", "trainer"} & raw.keys():
-        cure = f"Translate it: headrace config from-levanter {path} > data.yaml"
+        cure = f"Translate it: {command_line('config from-levanter', path)} > data.yaml"
         raise ConfigError("is a config of Levanter's", field="config", value=path, cure=cure)
     return decode(LmDataConfig, with_overrides(raw, overrides, LmDataConfig))

@@ -29,7 +29,7 @@ from headrace.data.documents import stored_documents, token_ranges
 from headrace.data.erased import Erasure, Erasures
 from headrace.data.pairs import is_of_pairs
 from headrace.data.phased import PhasedDataset, RunDataset
-from headrace.errors import CacheError, ConfigError, did_you_mean, format_count
+from headrace.errors import CacheError, ConfigError, command_line, did_you_mean, format_count
 from headrace.feed.host_ledgers import job_reader
 from headrace.mix.amendments import number_of_each
 from headrace.mix.stage_config import AmendmentConfig, added_later
@@ -248,8 +248,8 @@ def _gained(reached: Sequence[Snapshot], entry: _Named) -> list[Snapshot]:
         or numbers_before == targets
     ):
         problem = f"is not later than snapshot {max(numbers_before)}, which the run has by then"
-        listing = f"headrace cache inspect {reached[0].path} shows them"
-        cure = f"Name a later one, or leave it out: {listing}."
+        listing = command_line("cache inspect", reached[0].path)
+        cure = f"Leave it out, or name a later one; to see them: {listing}"
         raise ConfigError(problem, field=entry.field, value=entry.value, cure=cure)
     return [
         Snapshot(one.path, one.history, target, one.number)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from headrace.config.component import ComponentConfig, named_in_config
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, command_line
 from headrace.ingest.build import build_cache
 from headrace.ingest.first_look import faults_of_sources, refuse_faults
 from headrace.ingest.source import SourceConfig
@@ -126,5 +126,6 @@ def _check_there(name: str, paths: list[str]) -> None:
                 "does not exist, and there is no source to build it from",
                 field=f"components.{name}.cache",
                 value=path,
-                cure=f"Add components.{name}.source, or: headrace build SOURCE -t FILE -o {path}",
+                cure=f"Add components.{name}.source, or: "
+                + command_line("build", "SOURCE", tokenizer="FILE", output=path),
             )

@@ -24,7 +24,7 @@ from headrace.data.packed import PackedTokenDataset
 from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset, TokenSeqDataset
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, command_line
 from headrace.order.windows import BlockAligned, Windows
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds
@@ -201,7 +201,7 @@ def check_packs(cache: TokenCache, seq_len: int) -> ShuffleRecord:
             "was not written in packs",
             field="cache",
             value=cache.path,
-            cure="Write one: headrace cache reshuffle CACHE NEW --pack TOKENS.",
+            cure=f"Write one: {command_line('cache reshuffle', cache.path, 'NEW', pack=seq_len)}",
         )
     if record.pack != seq_len:
         again = replace(record, pack=seq_len).command(f"{cache.path}-{seq_len}")

@@ -20,7 +20,6 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -45,7 +44,7 @@ from headrace.data.left_rows import FurtherRows
 from headrace.data.pairs import refuse_pairs_in_a_stream
 from headrace.data.rows import Pieces, Rows, RowSource
 from headrace.data.saved_filters import RemovedDocuments, removed_once
-from headrace.errors import ConfigError, check_at_least, check_path, check_whole
+from headrace.errors import ConfigError, check_at_least, check_path, check_whole, command_line
 from headrace.metrics import ReadStats
 from headrace.order.holdout import held_out
 from headrace.order.intervals import Intervals, clean_borders
@@ -498,7 +497,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         cure = "Use a shorter seq_len or a larger corpus."
         if root := cache_of_member(self.cache.path):
             # A run that moves to what was appended cannot change the length of its rows
-            command = f"headrace build SOURCE -o {shlex.quote(root)} --append"
+            command = command_line("build", "SOURCE", output=root, append=True)
             cure = f"Append more, and move the run then: {command}"
         raise ConfigError(
             f"is longer than the data: {self.cache.path} holds {longest:,} tokens in its longest"

@@ -43,7 +43,7 @@ from headrace.demo.checks import (
 from headrace.demo.screen import Check, Screen, StepLog, StepRecord
 from headrace.demo.settings import DemoFolder, DemoSettings
 from headrace.demo.train import Transformer, make_optimizer, train_step
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, command_line
 from headrace.feed.run_log import RunLog
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
@@ -163,17 +163,15 @@ def show_end(screen: Screen, folder: DemoFolder, checks: Sequence[Check]) -> Non
         ]
     )
     screen.say("\n[bold]What to type next[/]")
-    program = "headrace"
+    inspect = command_line("cache inspect", folder.caches / "docs")
+    cat = command_line("run cat", folder.config, step=12, row=0)
     if "UV" in os.environ:  # started by uv, whose environment the shell does not know
-        program = os.path.relpath(sys.argv[0])
-    cache, config = (shlex.quote(str(path)) for path in (folder.caches / "docs", folder.config))
+        program = shlex.quote(os.path.relpath(sys.argv[0]))
+        inspect, cat = (program + line.removeprefix("headrace") for line in (inspect, cat))
     screen.show_pairs(
         [
-            (f"{program} cache inspect {cache}", "what is in a token cache"),
-            (
-                f"{program} run cat {config} --step 12 --row 0",
-                "what the model saw at a step, and where it comes from",
-            ),
+            (inspect, "what is in a token cache"),
+            (cat, "what the model saw at a step, and where it comes from"),
         ]
     )
 

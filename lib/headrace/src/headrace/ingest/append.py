@@ -20,7 +20,13 @@ from typing import Any, Unpack
 
 import msgspec
 
-from headrace.errors import CacheUnfinishedError, ConfigError, HeadraceError, SourceError
+from headrace.errors import (
+    CacheUnfinishedError,
+    ConfigError,
+    HeadraceError,
+    SourceError,
+    command_line,
+)
 from headrace.ingest.build import BuildReport, build_cache, plan_build
 from headrace.ingest.build_shuffled import ShuffledBuildOptions, build_shuffled
 from headrace.ingest.plan import (
@@ -207,12 +213,12 @@ def _finished(output: str) -> TokenCache:
         cure = f"Leave out --append. {what_is_there(output)[1]}"
         if is_levanter(output):
             problem = "is a cache of Levanter, to which nothing can be appended"
-            cure = f"Make one of headrace's of it first: headrace cache consolidate {output} NEW."
+            command = command_line("cache consolidate", output, "NEW")
+            cure = f"Make one of headrace's of it first: {command}"
         raise ConfigError(problem, field="output", value=output, cure=cure)
     if not ledger.finished:
-        cure = (
-            f"Finish it first, and then append: headrace cache inspect {output} shows the command."
-        )
+        command = command_line("cache inspect", output)
+        cure = f"Finish it first, and then append. What finishes it is shown by: {command}"
         raise CacheUnfinishedError(
             "was not finished building", field="output", value=output, cure=cure
         )
@@ -318,7 +324,7 @@ def _number_of(output: str, members: int, wanted: Ledger) -> int:
         path = next(path for path in now if path in folders)
         fresh = [str(record["path"]) for name, record in now.items() if name not in folders]
         few = (
-            f": headrace build {shlex.join(fresh)} --output {shlex.quote(output)} --append"
+            f": {command_line('build', *fresh, output=output, append=True)}"
             if 0 < len(fresh) <= 4
             else "."
         )

@@ -46,7 +46,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from msgspec import structs
 
-from headrace.errors import CacheError, ConfigError, PlanMismatchError, redact
+from headrace.errors import CacheError, ConfigError, PlanMismatchError, command_line, redact
 from headrace.ingest.choices import Engine
 from headrace.ingest.engines import RUNS_FOLDER, Work, clear, sole_builder
 from headrace.ingest.plan import cure_of_begun, differing_values
@@ -354,8 +354,8 @@ def _store_of(cache: TokenCache, output: str, how: ReshuffleConfig) -> TokenCach
     record = store.members[0].recorded_shuffle
     if record is None or not record.groups or record.split or how.cut:
         by = () if how.groups is None else how.groups.by
-        words = ["headrace", "cache", "reshuffle", cache.path, f"{output}-grouped", *by]
-        cure = f"Write one beside it: {shlex.join(words)}"
+        command = command_line("cache reshuffle", cache.path, f"{output}-grouped")
+        cure = f"Write one beside it: {' '.join([command, *map(shlex.quote, by)])}"
         raise refused("is no store in groups of whole documents", cure=cure)
     if record.fingerprint != cache.original_fingerprint:
         raise refused(

@@ -28,7 +28,7 @@ from headrace.data.dataset import BatchOrder, rows_of_step
 from headrace.data.described import described_rows
 from headrace.data.packed import packed_datasets
 from headrace.data.phased import RunDataset
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, command_line
 from headrace.mix.schedule import BatchSchedule
 from headrace.report.plan_figures import (
     Fill,
@@ -229,7 +229,8 @@ def _of_folder(
     # As in runs/1: the last part alone is often not enough.
     title = "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder
     plan = None
-    why = "The run has no config. Name one: headrace run report FOLDER --config run.yaml"
+    command = command_line("run report", folder, config="run.yaml")
+    why = f"The run has no config. Name one: {command}"
     if config is not None:
         plan = _plan(_of_run(load_config(config, settings), folder), options, records)
     else:

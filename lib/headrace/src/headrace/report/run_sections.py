@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from headrace import numbers as n
 from headrace.data.described import one_of_files
-from headrace.errors import HeadraceError, format_count
+from headrace.errors import HeadraceError, command_line, format_count
 from headrace.report.blocks import Block, Chart, Kind, Notes, Section, Table, Text, Tiles, columns
 from headrace.report.charts import (
     MOST_SOURCES,
@@ -597,8 +596,8 @@ def _not_measured(name: str) -> Section:
 def _rows_of(step: int, facts: ReportFacts) -> str:
     """The command that shows the rows of a step."""
     target = facts.config_path or facts.folder or "run.yaml"
-    run = [] if target == facts.folder or facts.folder is None else ["--run", facts.folder]
-    return shlex.join(["headrace", "run", "cat", target, "--step", str(step), *run])
+    run = None if target == facts.folder else facts.folder
+    return command_line("run cat", target, step=step, run=run)
 
 
 def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from headrace.config.writing import given_fields
-from headrace.errors import ConfigError, PlanMismatchError
+from headrace.errors import ConfigError, PlanMismatchError, command_line
 from headrace.run.differences import (
     config_differences,
     differences,
@@ -171,7 +171,7 @@ class RunLock:
             f"the run has another {'config' if fields else 'plan'}: {listed}",
             field="config",
             cure="Go back to the run's config, or take another folder."
-            + (f" To change the run: headrace run amend {folder} CONFIG." if fields else ""),
+            + (f" To change it: {command_line('run amend', folder, 'CONFIG')}" if fields else ""),
         )
 
     def through_functions_of(self, run: RunLock) -> RunLock:

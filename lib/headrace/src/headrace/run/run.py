@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
-from headrace.errors import ConfigError, PlanMismatchError, check_path
+from headrace.errors import ConfigError, PlanMismatchError, check_path, command_line
 from headrace.mix.stage_config import AmendmentConfig, last_change, with_amendment
 from headrace.run.anchors import Anchors, last_checkpoint
 from headrace.run.changes import alters_earlier, config_of_run, order_of, order_over
@@ -241,7 +241,8 @@ class Run:
                 f"would change step {first} already",
                 field="amend",
                 value=request.step,
-                cure=f"Stop it, and edit its config: headrace run amend {self.folder} CONFIG.",
+                cure="Stop it, and edit its config: "
+                + command_line("run amend", self.folder, "CONFIG"),
             )
         lock = self.lock.amended_by(new, first)
         return Run(self.folder, lock, amended, self.fn, source, Anchors(self.folder, lock, source))
@@ -408,16 +409,17 @@ def _check_future(first: int, step: int | None, folder: str, stored: RunLock) ->
         return
     problem = f"may touch the past: {reached} steps are done"
     cure = f"Begin it at step {reached} or later."
+    going_back = command_line("run amend", folder, "CONFIG", step=first, going_back=True)
     if reached is None:
         problem = f"may touch the past: {folder} knows of no checkpoint"
         cure = (
             "Give the steps that are done: open_run(folder, config, 0), or those of your"
-            f" checkpoint; to headrace run amend: --step {first} --going-back."
+            f" checkpoint, or: {going_back}"
         )
     elif step is None:
         problem = f"{problem} at the last checkpoint"
         cure = (
             f"{cure} If you go back to an earlier checkpoint, say so: open_run(folder, config,"
-            f" {first}); to headrace run amend: --step {first} --going-back."
+            f" {first}), or: {going_back}"
         )
     raise PlanMismatchError(problem, field="amendments.step", value=first, cure=cure)

@@ -42,7 +42,7 @@ from headrace.config.component import ComponentConfig
 from headrace.config.lm_data import LmDataConfig
 from headrace.config.parsing import decode
 from headrace.config.writing import given_fields
-from headrace.errors import HeadraceError, PlanMismatchError, printable
+from headrace.errors import HeadraceError, PlanMismatchError, command_line, printable
 from headrace.mix.stage_config import AmendmentConfig, with_amendment
 from headrace.run.lock import RunLock
 from headrace.store import files
@@ -252,7 +252,8 @@ def ask(folder: str, request: Request, wait_s: float) -> None:
         mail.answer.check()
         return
     problem = f"gave no answer in {wait_s:.0f} s"
-    cure = f"If no job trains it, edit its config: headrace run amend {folder} CONFIG."
+    command = command_line("run amend", folder, "CONFIG")
+    cure = f"If no job trains it, edit its config: {command}"
     if mail.is_taken:
         problem = f"has not decided in {wait_s:.0f} s"
         cure = "Its log and its lock will say what it decides. Give it longer: --wait 600."

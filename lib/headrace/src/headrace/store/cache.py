@@ -27,6 +27,7 @@ from headrace.errors import (
     ConfigError,
     check_choice,
     check_whole,
+    command_line,
 )
 from headrace.order.document_shuffle import DocumentGroups, DocumentPieces, DocumentShuffle
 from headrace.order.intervals import Intervals
@@ -207,8 +208,8 @@ class TokenCache:
                 "was not finished building",
                 field="cache",
                 value=path,
-                cure="Run the same `headrace build` command again: it goes on from the last"
-                f" finished part (`headrace cache inspect {path}` shows how far it got).",
+                cure="Run the same command again: it goes on from the last finished part. What"
+                f" it was, and how far it got: {command_line('cache inspect', path)}",
             )
         return cls(path, ledger)
 
@@ -597,7 +598,8 @@ class TokenCache:
                 f" {shuffled_unit}",
                 field="unit",
                 value=unit,
-                cure=f"Shuffle the original with headrace cache reshuffle --unit {unit}.",
+                cure="Shuffle the original anew: "
+                + command_line("cache reshuffle", self._shuffle.cache or "CACHE", "NEW", unit=unit),
             )
 
     @property

@@ -27,7 +27,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -39,7 +38,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, of_another_version
+from headrace.errors import (
+    CacheCorruptError,
+    CacheError,
+    ConfigError,
+    command_line,
+    of_another_version,
+)
 from headrace.store import durable, files
 from headrace.store.files import ReadForAll
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, StoredLayout, named_in, owner_of
@@ -120,8 +125,8 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
 
     def command(self, output: str) -> str:
         """The command that packs the same documents anew."""
-        words = ["headrace", "cache", "reshuffle", self.cache or "CACHE", output]
-        return shlex.join([*words, "--pack", str(self.pack), "--seed", str(self.seed)])
+        places = (self.cache or "CACHE", output)
+        return command_line("cache reshuffle", *places, pack=self.pack, seed=self.seed)
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -313,8 +318,8 @@ def check_first(root: str, table: ColumnTable) -> None:
 
     if _read(files.join(url, "zarr.json"), differs):
         cure = (
-            f"Copy both ledgers of the cache again; headrace cache verify {root} names what does"
-            " not go together."
+            "Copy both ledgers of the cache again. What does not go together is named by:"
+            f" {command_line('cache verify', root)}"
         )
         problem = f"and {TABLE_NAME} are of another cache than {url}"
         raise CacheCorruptError(
@@ -512,7 +517,7 @@ def table_problem(root: str, *, mend: bool = False) -> str:
     if mend:
         files.write_atomic(url, table)
     problem = "is missing" if raw is None else f"is not what {LEDGER_NAME} and the arrays say"
-    return f"{problem}: headrace cache verify {root} --repair writes it anew"
+    return f"{problem}; to write it anew: {command_line('cache verify', root, repair=True)}"
 
 
 def _own_names(url: str, raw: bytes) -> ChunkNames | None:

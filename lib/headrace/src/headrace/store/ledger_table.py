@@ -65,7 +65,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Int64, UInt32
 
-from headrace.errors import CacheCorruptError, CacheError, of_another_version
+from headrace.errors import CacheCorruptError, CacheError, command_line, of_another_version
 from headrace.store import files
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 
@@ -585,7 +585,8 @@ def parse_table(url: str, data: bytes) -> ColumnTable:
 def corrupt_table(url: str, problem: str) -> CacheCorruptError:
     """An error about a table, with the command that rewrites it."""
     root = url.removesuffix(TABLE_NAME).rstrip("/") or "/"
-    cure = f"Write it anew from ledger.json: headrace cache verify {root} --repair"
+    command = command_line("cache verify", root, repair=True)
+    cure = f"Write it anew from ledger.json: {command}"
     return CacheCorruptError(problem, field="ledger", value=url, cure=cure)
 
 

@@ -23,7 +23,14 @@ import msgspec
 import numpy as np
 from jaxtyping import UInt32
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, ReadError
+from headrace.errors import (
+    CacheCorruptError,
+    CacheError,
+    ConfigError,
+    HeadraceError,
+    ReadError,
+    command_line,
+)
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.failures import DamagedAnswerError
@@ -85,10 +92,7 @@ def read_checksums(path: str, fingerprint: str) -> dict[str, ArrayChecksums] | N
     """
     beside = files.join(path, RECORD_NAME)
     for url in dict.fromkeys((record_url(path, fingerprint), beside)):
-        cure = (
-            "If the cache was built again, delete this file and take its checksums again: headrace"
-            f" cache verify {path} --record"
-        )
+        cure = f"If the cache was built again, delete this file, then: {taken_by(path)}"
         content = read_record(url, CHECKSUMS, fingerprint, cure)
         if content is not None:
             return content
@@ -127,9 +131,19 @@ def write_checksums(path: str, fingerprint: str, checksums: dict[str, ArrayCheck
 def _not_written(kind: type[ErrorT], error: HeadraceError, path: str) -> ErrorT:
     cure = (
         "Take them into a folder of your own, and set the variable for those who read the cache:"
-        f" {PLACE_VARIABLE}=checksums headrace cache verify {path} --record"
+        f" {PLACE_VARIABLE}=checksums {taken_by(path)}"
     )
     return kind(error.problem, field=error.field, value=error.value, cure=cure)
+
+
+def taken_by(path: str) -> str:
+    """The command that takes the checksums of a cache.
+
+    Example:
+        >>> taken_by("levanter/train")
+        'headrace cache verify levanter/train --record'
+    """
+    return command_line("cache verify", path, record=True)
 
 
 def chunk_checksums(values: np.ndarray, chunk: int) -> UInt32[np.ndarray, " chunks"]:
@@ -187,7 +201,7 @@ def checksums_of(
     """
     recorded = checksums.get(array_name(path, array.url))
     if recorded is None or recorded != ArrayChecksums.of(array, recorded.crc32c):
-        cure = f"If the cache was built again: headrace cache verify {path} --record"
+        cure = f"If the cache was built again: {taken_by(path)}"
         problem = (
             f"are not of this array, which has {array.length} values of {array.dtype.name} in"
             f" chunks of {array.chunk_elements}"

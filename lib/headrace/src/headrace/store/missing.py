@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.errors import command_line
 from headrace.store import files
 from headrace.store.ledger import LEDGER_NAME
 from headrace.store.levanter_layout import levanter_splits
@@ -47,8 +48,7 @@ def what_is_there(path: str) -> tuple[str, str]:
 
 def _build(text: str, output: str) -> str:
     location = Location.parse(output)
-    command = f"Build one: headrace build {text} --tokenizer FILE --output"
-    if not location.is_read_only:
-        return f"{command} {output}"
-    folder = location.key.rpartition("/")[2] or "cache"
-    return f"{command} {folder}, and copy it to {location.shown}"
+    if location.is_read_only:
+        output = location.key.rpartition("/")[2] or "cache"
+    cure = f"Build one: {command_line('build', text, tokenizer='FILE', output=output)}"
+    return f"{cure}, and copy it to {location.shown}" if location.is_read_only else cure

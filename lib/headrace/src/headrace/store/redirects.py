@@ -101,8 +101,7 @@ def _check() -> Any:
                 + (f" and port {target.explicit_port}" if target.explicit_port else ""),
                 field="path",
                 value=str(event.url.with_query(None)),
-                cure=f"If that is right, allow it: headrace build --redirect-host {target.host},"
-                " or in Python"
+                cure=f"If that is right, allow it: --redirect-host {target.host}, or in Python"
                 f" headrace.store.use_policy(RetryPolicy(redirect_hosts=({target.host!r},))).",
             )
 

@@ -32,7 +32,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, command_line
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
 from headrace.store import files, owned
@@ -308,7 +308,7 @@ def _parsed(root: str, raw: bytes) -> History:
 def _cure(root: str) -> str:
     return (
         f"Restore it; or delete it, append again what {files.join(root, APPENDED_FOLDER)} was built"
-        f" from, and remove the documents again: headrace cache remove {root} --file ids.txt."
+        f" from, and remove the documents again: {command_line('cache remove', root, file='FILE')}"
     )
 
 
@@ -329,7 +329,7 @@ def choose_snapshot(
             f"is not a snapshot of {path}, which has {history.newest}",
             field=field,
             value=number,
-            cure=f"{cure}, or leave it out: headrace cache inspect {path} shows them.",
+            cure=f"{cure}, or leave it out; to see them: {command_line('cache inspect', path)}",
         )
     snapshot = Snapshot(path, history, chosen, after)
     if not snapshot.members:
@@ -337,7 +337,8 @@ def choose_snapshot(
             f"begins where nothing was appended to {path} up to snapshot {chosen}",
             field=field,
             value=number,
-            cure=f"Name others: headrace cache inspect {path} shows what was appended.",
+            cure="Name others; what was appended is shown by: "
+            + command_line("cache inspect", path),
         )
     return snapshot
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from headrace.errors import CacheError, ConfigError, HeadraceError, ReadError
+from headrace.errors import CacheError, ConfigError, HeadraceError, ReadError, command_line
 from headrace.store import files, owned
 from headrace.store.array import StoredArray
 from headrace.store.cache import CachePart, TokenCache
@@ -65,6 +65,7 @@ from headrace.store.levanter_checksums import (
     checked_record_url,
     chunk_checksums,
     read_checksums,
+    taken_by,
     write_checksums,
 )
 from headrace.store.levanter_layout import LevanterArray
@@ -169,7 +170,7 @@ def verify(
     """
     cache, finished, own_damages = _opened(path, settings)
     if record and own_damages:
-        cure = f"Leave --record out: headrace cache verify {path} --deep"
+        cure = f"Leave --record out: {command_line('cache verify', path, deep=True)}"
         raise ConfigError("has checksums in its chunks", field="cache", value=path, cure=cure)
     if record:
         cache.check_own_folder("Leave --record out: it is for caches of Levanter's.")
@@ -305,8 +306,7 @@ def _unchecked(cache: TokenCache, own: bool, older: int) -> tuple[str, ...]:
         if read_checksums(cache.path, cache.fingerprint) is not None:
             return ()
         return (
-            "chunks have no checksums, and parts no digests; to take them: headrace cache verify"
-            f" {cache.path} --record",
+            f"chunks have no checksums, and parts no digests; to take them: {taken_by(cache.path)}",
         )
     ledger = () if has_digest(cache.path) else ("its ledger has no digest of itself",)
     how = (

@@ -67,7 +67,7 @@ from headrace.data.attributes import DOCUMENT
 from headrace.data.buckets import BucketsConfig
 from headrace.data.dataset import PlannedDataset
 from headrace.data.strands import too_many_hosts
-from headrace.errors import HeadraceError, SourceError, format_count
+from headrace.errors import HeadraceError, SourceError, command_line, format_count
 from headrace.ingest.first_look import in_words, with_same_fault
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.mix.blend import without_repeats
@@ -148,8 +148,8 @@ def _missing_caches(plan: RunPlan) -> Iterator[_Advice]:
         yield (
             _fields(missing, "cache"),
             f"planned by declared {'size' if len(missing) == 1 else 'sizes'}, without a cache",
-            "Before training, build what is not there: headrace build SOURCE -t TOKENIZER -o"
-            f" {missing[0].cache}",
+            "Before training, build what is not there: "
+            + command_line("build", "SOURCE", tokenizer="TOKENIZER", output=missing[0].cache),
         )
 
 
@@ -235,7 +235,7 @@ def _untrained_rows(plan: RunPlan) -> Iterator[Finding]:
             mask,
             f"marks no token in {talk.untrained_rows:,} of {_looked(c)}"
             f" ({talk.untrained_share:.1%}): they train nothing",
-            f"Look at some (headrace cache inspect {c.cache}). Then {', or '.join(cures)}.",
+            f"Look at some ({command_line('cache inspect', c.cache)}). Then {', or '.join(cures)}.",
         )
 
 
@@ -562,11 +562,11 @@ def _grouping_cure(
             " and numbers that a leaf, an id or the length says."
         )
     bounds = ",".join(f"{bound:g}" for bound in buckets.bounds)
-    options = ["--by", buckets.by, "--quantiles" if buckets.quantiles else "--edges", bounds]
+    options = {"by": buckets.by, "quantiles" if buckets.quantiles else "edges": bounds}
     if attribute is not None:
-        options += ["--attributes", f"{buckets.by}={as_option(attribute)}"]
+        options["attributes"] = f"{buckets.by}={as_option(attribute)}"
     if component.format is not None:
-        options += ["--format", as_option(component.format)]
+        options["format"] = as_option(component.format)
     is_layered = buckets.levels is not None or buckets.repeats is not None
     commands: list[str] = []
     for number, cache in enumerate(component.caches):
@@ -576,12 +576,11 @@ def _grouping_cure(
         if ledger is None:  # another system's, beside which nothing is written
             root = f"{source}-{number}" if number else source
         output = f"{root}-by-{PurePath(buckets.by).stem}"
-        words = ["headrace", "cache", "reshuffle", cache, output, *options]
-        if shuffled.get("by", [])[:2] == options[:2]:
-            if is_layered or not share_parts:
-                continue
-            words = [*words[:3], shuffled["cache"], cache, *options, "--update"]
-        commands.append(shlex.join(words))
+        is_update = shuffled.get("by", [])[:2] == ["--by", buckets.by]
+        if is_update and (is_layered or not share_parts):
+            continue
+        places = (shuffled["cache"], cache) if is_update else (cache, output)
+        commands.append(command_line("cache reshuffle", *places, **options, update=is_update))
     if commands and commands[-1].endswith(" --update"):
         return f"Move the documents that changed: {' && '.join(commands)}"
     if not commands:

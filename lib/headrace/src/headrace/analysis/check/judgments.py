@@ -14,7 +14,7 @@ from headrace.analysis.resolved import OrderFacts
 from headrace.analysis.simulate.forecast import Forecast
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.lm_data import LmDataConfig
-from headrace.errors import format_count
+from headrace.errors import command_line, format_count
 
 if TYPE_CHECKING:
     from headrace.analysis.check.plan import RunPlan
@@ -153,13 +153,15 @@ def _judge_order(
             "high", "excess loss", f"{noise[name].excess - 1:+.0%} of {name}; {why}. {cure}"
         )
     if unknown:
-        command = (
-            f"headrace cache inspect --icc {config.components[unknown[0]].caches[0]} --seq-len"
-            f" {config.phases[0][1]}"
+        command = command_line(
+            "cache inspect",
+            config.components[unknown[0]].caches[0],
+            icc=True,
+            seq_len=config.phases[0][1],
+            batch_size=forecast.batch_size,
+            save=True,
         )
-        cure = (
-            f"Measure how alike neighbours are: {command} --batch-size {forecast.batch_size} --save"
-        )
+        cure = f"Measure how alike neighbours are: {command}"
         return Judgment(
             "unknown", "excess loss", f"depends on the text of {unknown[0]}; {why}. {cure}"
         )
