@@ -27,7 +27,7 @@ def loaded(name: str, *settings: str) -> LmDataConfig:
 
 
 def test_pretraining_reads_each_chunk_once_on_any_number_of_hosts():
-    plan = plan_run(loaded("pretrain"), layout="levanter", look=False, hosts=[64, 256])
+    plan = plan_run(loaded("pretrain"), look=False, hosts=[64, 256])
     assert plan.tokens == 150_000 * 8192 * 4096
     assert all(0.45 < (c.epochs or 0) < 0.84 for c in plan.components)
     assert plan.first_batch_chunks == 8192
@@ -40,7 +40,7 @@ def test_pretraining_reads_each_chunk_once_on_any_number_of_hosts():
 
 def test_cooling_down_is_a_stage_with_a_nested_blend():
     config = loaded("cooldown")
-    dataset = config.dataset(planned_caches(config, look=False, layout="levanter").caches)
+    dataset = config.dataset(planned_caches(config, look=False).caches)
     assert isinstance(dataset, MixtureDataset)
     assert dataset.length == (20_000 * 4096 + 100_000 * 8192)
     shares = dict(
@@ -58,7 +58,7 @@ def test_cooling_down_is_a_stage_with_a_nested_blend():
 @pytest.mark.slow
 def test_longer_rows_take_the_same_tokens_a_step():
     config = loaded("long_context")
-    dataset = config.dataset(planned_caches(config, look=False, layout="levanter").caches)
+    dataset = config.dataset(planned_caches(config, look=False).caches)
     assert isinstance(dataset, PhasedDataset)
     assert dataset.seq_lens == (4096, 16384, 65536)
     for step in (0, 100_000, 110_000):

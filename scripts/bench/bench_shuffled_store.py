@@ -56,7 +56,7 @@ def nemotron(shuffled: bool) -> MixtureDataset:
     """The sources of the config, in blocks of 64 rows of 4,096 tokens: 1 MiB."""
     config = load_config(NEMOTRON, ["shuffle={kind: braid}"])
     layout = CacheLayout("uint32", chunk_elements=64 * 4096)
-    sizes = planned_caches(config, look=False, layout="levanter").caches
+    sizes = planned_caches(config, look=False).caches
     caches = {
         name: virtual_cache(name, cache.num_tokens, layout=layout, shuffled=shuffled)
         for name, cache in sizes.items()

@@ -269,7 +269,6 @@ def test_simulate_goes_by_expected_tokens_too(headrace, plan):
         "--max-rows",
         "1024",
         "--json",
-        "--layout",
-        "levanter",
+        "components.web.format=levanter",
     )
     assert json.loads(levanter.out)["block_bytes"] == 1 << 20

@@ -196,7 +196,7 @@ def test_bad_input_is_named(cache: str, tmp_path: Path, tree: Tree):
     write_levanter(tiny_cache(), str(tmp_path / "levanter"))
     refused(
         ConfigError,
-        "is a cache of Levanter, to which nothing can be appended",
+        "is a store of another system, to which nothing can be appended",
         [new],
         str(tmp_path / "levanter"),
     )

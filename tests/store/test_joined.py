@@ -1,8 +1,5 @@
 """Several caches as one: documents, tokens, leaves and rows run on from cache to cache."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +9,7 @@ from msgspec.structs import replace
 from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.data import TokenSeqDataset
 from headrace.data.documents import DocumentFilter
-from headrace.errors import CacheCorruptError, CacheMissingError, ConfigError
+from headrace.errors import CacheMissingError, ConfigError
 from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.pack import PackingConfig
 from headrace.run import RunLock
@@ -108,38 +105,6 @@ def test_levanters_caches_are_joined_too_and_empty_ones_pass(caches, tmp_path):
     assert np.array_equal(
         joined.tokens(0, joined.num_tokens), JoinedCache(caches).tokens(0, joined.num_tokens)
     )
-
-
-def test_ledgers_of_a_catalog_are_not_read_where_they_lie(caches, tmp_path):
-    paths = [str(tmp_path / f"{number}") for number in range(3)]
-    ledgers = {path: write_levanter(cache, path) for cache, path in zip(caches, paths, strict=True)}
-    entries = {
-        f"c{n}": {"cache_dir": f"{p}/", "ledger": ledger}
-        for n, (p, ledger) in enumerate(ledgers.items())
-    }
-    catalog = tmp_path / "catalog.json"
-    catalog.write_text(json.dumps({"version": 1, "splits": {"train": entries}}))
-    config = LmDataConfig({"a": ComponentConfig(paths)}, cache_catalog=str(catalog), seq_len=16)
-    fingerprint = config.open_caches()["a"].fingerprint
-    for path in paths:
-        Path(path, "shard_ledger.json").unlink()
-    joined = config.open_caches()["a"]
-    assert joined.fingerprint == fingerprint
-    assert np.array_equal(
-        joined.tokens(0, joined.num_tokens), JoinedCache(caches).tokens(0, joined.num_tokens)
-    )
-    for text, message in (
-        ("{", "is not a catalog"),
-        ('{"version": 2}', "its version is 2"),
-        ("[]", "is not a catalog"),
-    ):
-        catalog.write_text(text)
-        with pytest.raises(CacheCorruptError, match=message) as caught:
-            config.open_caches()
-        assert caught.value.field == "cache_catalog"
-    catalog.unlink()
-    with pytest.raises(ConfigError, match="does not exist"):
-        config.open_caches()
 
 
 def test_what_cannot_be_joined_is_named(caches, tmp_path):

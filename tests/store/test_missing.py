@@ -2,6 +2,10 @@
 
 import pytest
 
+from headrace import extensions
+from headrace.errors import CacheMissingError, ConfigError
+from headrace.store import TokenCache
+from headrace.store.layouts import FormatConfig
 from headrace.store.missing import what_is_there
 from headrace.testing import tiny_cache
 
@@ -29,7 +33,7 @@ from headrace.testing import tiny_cache
         ("texts/a.txt.gz", "it is a file", "--output texts/a-cache"),
         ("run.yaml", "it is a file", "Name one of the caches in it."),
         ("run", "it is the folder of a run", "Name a cache of its config."),
-        ("caches", "the folder holds several", "Name one of them: caches/a, caches/b."),
+        ("caches", "caches lie in this folder", "Name one of them: caches/a, caches/b."),
     ],
 )
 def test_what_is_said(tmp_path, monkeypatch, path, problem, cure):
@@ -43,3 +47,14 @@ def test_what_is_said(tmp_path, monkeypatch, path, problem, cure):
     said = what_is_there(path)
     assert problem in said[0]
     assert cure in said[1]
+
+
+def test_a_cache_of_levanter_names_the_package_that_reads_it(tmp_path, monkeypatch):
+    (tmp_path / "shard_ledger.json").write_text("{}")
+    monkeypatch.setattr(extensions, "_installed", lambda group: {})
+    with pytest.raises(CacheMissingError, match="it is a cache of Levanter's") as found:
+        TokenCache.open(tmp_path)
+    with pytest.raises(ConfigError, match="needs the package") as named:
+        TokenCache.open(tmp_path, settings=FormatConfig("levanter"))
+    for error in (found.value, named.value):
+        assert str(error.cure).endswith("pip install 'headrace[levanter]'")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from headrace.analysis import RunSteps, simulate
 from headrace.analysis.check.plan import plan_run
-from headrace.analysis.check.sizes import LAYOUTS, planned_caches
+from headrace.analysis.check.sizes import planned_caches
 from headrace.cli.application import application
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset
@@ -20,8 +20,9 @@ from headrace.errors import ConfigError
 from headrace.mix import StageConfig
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig
 from headrace.pack import PackingConfig
-from headrace.store.levanter_layout import CHUNK, SHARD_CHUNKS
+from headrace.store.layouts import FormatConfig
 from headrace.testing import tiny_cache, write_cache
+from headrace_levanter.caches import CHUNK, SHARD_CHUNKS
 
 
 def virtual(**changes) -> LmDataConfig:
@@ -99,21 +100,25 @@ def test_orders_are_named_with_what_they_keep_open():
     assert b.open_bytes == 3 * 4 * 128 * 4
     assert c.open_bytes == c.rows * 128 * 4
     assert plan_run(virtual()).components[0].chunk_tokens == 65536
-    assert plan_run(virtual(), layout="levanter").components[0].chunk_tokens == 262144
+    of_levanter = virtual(own={"a": {"format": FormatConfig("levanter")}})
+    assert [c.chunk_tokens for c in plan_run(of_levanter).components] == [262144, 65536, 65536]
 
 
 def test_the_indices_of_future_caches_of_levanter_are_requested():
     """All of two and a half files: the description of the array, and an index of each."""
     tokens = 5 * CHUNK * SHARD_CHUNKS // 2
-    config = LmDataConfig(
-        {"web": ComponentConfig("-", expected_tokens=tokens)},
-        seq_len=CHUNK,
-        batch_size=64,
-        num_steps=tokens // CHUNK // 64,
-    )
-    forecasts = {layout: plan_run(config, layout=layout).forecast for layout in LAYOUTS}
-    assert forecasts["levanter"].by_hosts[0].index_requests == 1 + 3
-    assert forecasts["headrace"].by_hosts[0].index_requests == 0
+
+    def index_requests(of_format: FormatConfig | None) -> int:
+        config = LmDataConfig(
+            {"web": ComponentConfig("-", expected_tokens=tokens, format=of_format)},
+            seq_len=CHUNK,
+            batch_size=64,
+            num_steps=tokens // CHUNK // 64,
+        )
+        return plan_run(config).forecast.by_hosts[0].index_requests
+
+    assert index_requests(FormatConfig("levanter")) == 1 + 3
+    assert index_requests(None) == 0
 
 
 def test_the_first_batch_touches_the_chunks_that_its_rows_lie_in():
@@ -175,7 +180,6 @@ def test_memory_that_does_not_hold_a_batch_is_said():
     [
         (virtual(own={"a": {"expected_tokens": 0}}), {}, "components.a.expected_tokens = 0"),
         (virtual(), {"sizes": {"d": 5}}, "tokens = 'd': is not a component"),
-        (virtual(), {"layout": "marin"}, "layout = 'marin'"),
         (LmDataConfig({}), {}, "components = {}: needs at least one source"),
     ],
 )

@@ -312,12 +312,13 @@ def test_what_a_row_holds(component, expected):
     assert [n for n in found.notes if n.kind == "missing"] == []
 
 
-def test_a_catalog_is_kept_and_phases_are_not():
+def test_a_catalog_is_not_needed_and_phases_are_missed():
     translation = translate(
         {"components": {"a": {}}, "cache_catalog": "x", "prior_context_phases": [{"x": 1}]}
     )
     assert [n.field for n in translation.notes if n.kind == "missing"] == ["prior_context_phases"]
-    assert translation.config["cache_catalog"] == "x"
+    assert "cache_catalog" in [n.field for n in translation.notes if n.kind == "differs"]
+    decode(LmDataConfig, translation.config)
 
 
 @pytest.mark.parametrize("raw", [{"configs": {"web": {}}}, {"id": "o/n"}, {"train_urls": ["a"]}])

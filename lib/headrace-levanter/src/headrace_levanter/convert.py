@@ -5,17 +5,19 @@ headrace's.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from headrace.cli.consolidate import copying
-from headrace.cli.options import AsJson, ChunkLayout
+from headrace.cli.options import AsJson
 from headrace.cli.shown import say
 from headrace.errors import format_count
 
 if TYPE_CHECKING:
     from headrace.store.cache import TokenCache
+
+ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
 
 
 def command(

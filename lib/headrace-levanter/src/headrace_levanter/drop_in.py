@@ -30,7 +30,7 @@ from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.schedule import MAX_STEP
 from headrace.store import files
 from headrace.store.ledger import LEDGER_NAME
-from headrace.store.levanter_layout import LEDGER_NAME as LEVANTERS_LEDGER
+from headrace.store.missing import LEVANTERS_LEDGER
 from headrace_levanter.config import check_length, config_beside, open_run_beside
 from headrace_levanter.dataset import HeadraceDataset
 from headrace_levanter.loader import check_schedule, headrace_schedule
@@ -236,7 +236,7 @@ def _translated(
     translation.config.pop("tokenizer", None)
     for name, component in translation.config["components"].items():
         component.pop("source", None)
-        if translation.config.get("cache_catalog"):
+        if config.cache_catalog is not None:
             component["cache"] = _listed_caches(config, name)
     # What is missing in headrace, Levanter does.
     of_training = (n for n in translation.notes if n.kind == "differs")
@@ -286,7 +286,7 @@ def _build_missing(config: LmDataConfig, own: OwnConfig) -> None:
     """Lets Levanter build missing caches; existing ones may have either format, or be listed in a
     catalog.
     """
-    if own.cache_catalog is not None:
+    if config.cache_catalog is not None:
         return
     forms = (LEVANTERS_LEDGER, LEDGER_NAME)
     paths = [path for one in own.components.values() for path in one.caches]

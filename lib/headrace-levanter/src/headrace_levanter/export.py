@@ -36,9 +36,10 @@ from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout
 from headrace.store.leaf import CacheLeaf, fitting
 from headrace.store.lease import LEASE_NAME, check_vacant, lease
-from headrace.store.ledger import LEDGER_NAME as CACHE_LEDGER_NAME
-from headrace.store.levanter_layout import CHUNK, LEDGER_NAME, SHARD_CHUNKS, UNBOUNDED
+from headrace.store.ledger import LEDGER_NAME
+from headrace.store.missing import LEVANTERS_LEDGER
 from headrace.store.ragged import ArrayWriter
+from headrace_levanter.caches import CHUNK, SHARD_CHUNKS, UNBOUNDED
 
 Form: TypeAlias = Literal["consolidated", "sharded"]
 SHARD = CHUNK * SHARD_CHUNKS
@@ -159,9 +160,11 @@ def _write(
     advance: Callable[[int], None],
 ) -> None:
     form = ledger["layout"]
-    files.write_atomic(files.join(output, LEDGER_NAME), _dump({**ledger, "is_finished": False}))
+    files.write_atomic(
+        files.join(output, LEVANTERS_LEDGER), _dump({**ledger, "is_finished": False})
+    )
     for name in files.names_in(output):  # what an interrupted conversion left
-        if name not in (LEASE_NAME, LEDGER_NAME):
+        if name not in (LEASE_NAME, LEVANTERS_LEDGER):
             owned.remove_tree(files.join(output, name))
     for rows in leaves:
         name = rows.leaf.name
@@ -173,9 +176,9 @@ def _write(
             _write_leaf(part, files.join(output, _shard_name(number), name), stored, advance)
     if form == "sharded":
         for number in range(len(leaves[0].of_parts)):
-            shard = files.join(output, _shard_name(number), LEDGER_NAME)
+            shard = files.join(output, _shard_name(number), LEVANTERS_LEDGER)
             files.write_atomic(shard, _dump(_shard_ledger(ledger, _shard_name(number))))
-    files.write_atomic(files.join(output, LEDGER_NAME), _dump(ledger))
+    files.write_atomic(files.join(output, LEVANTERS_LEDGER), _dump(ledger))
 
 
 def _write_leaf(
@@ -288,7 +291,7 @@ def _check_vacant(output: str, planned: dict[str, Any]) -> bool:
     """Whether a folder has the planned conversion already; refuses one with anything but this, or
     an unfinished one.
     """
-    url = files.join(output, LEDGER_NAME)
+    url = files.join(output, LEVANTERS_LEDGER)
     raw = files.read_bytes(url)
     if raw is not None:
         if raw == _dump(planned):
@@ -301,8 +304,8 @@ def _check_vacant(output: str, planned: dict[str, Any]) -> bool:
                 cure="Choose a new folder.",
             )
         return False
-    if files.exists(files.join(output, CACHE_LEDGER_NAME)):
+    if files.exists(files.join(output, LEDGER_NAME)):
         cure = "Choose a folder that is new or empty."
         raise CacheError("holds a token cache already", field="output", value=output, cure=cure)
-    check_vacant(output, but=f"{LEDGER_NAME}.tmp")
+    check_vacant(output, but=f"{LEVANTERS_LEDGER}.tmp")
     return False

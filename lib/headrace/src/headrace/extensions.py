@@ -41,7 +41,10 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     SYSTEMS: dict.fromkeys(("megatron", "nmoe"), "compat"),
     COMMANDS: dict.fromkeys(("cache convert", "config from-levanter"), "levanter"),
     ENGINES: {"zephyr": "levanter"},
-    LAYOUTS: dict.fromkeys(("arrow", "datatrove", "llmc", "megatron", "npy"), "compat"),
+    LAYOUTS: {
+        "levanter": "levanter",
+        **dict.fromkeys(("arrow", "datatrove", "llmc", "megatron", "npy"), "compat"),
+    },
     READERS: dict.fromkeys(("megatron", "nmoe"), "compat"),
     INSPECTORS: {},
 }
@@ -66,11 +69,10 @@ def names_of(group: str) -> list[str]:
 
 
 def installed_names(group: str) -> list[str]:
-    """Names that installed packages bring: those of the core first, which are asked for most."""
+    """Names that installed packages bring: those of headrace's own packages first."""
     points = _installed(group)
-    return sorted(
-        points, key=lambda name: (not points[name][0].value.startswith("headrace."), name)
-    )
+    own = [name for name in _BUILT_IN[group] if name in points]
+    return [*own, *sorted(points.keys() - own)]
 
 
 def load_extension(group: str, name: str, field: str) -> Any:

@@ -421,11 +421,10 @@ def _without_counterpart(into: Translation, data: Mapping[str, Any], prefix: str
         if name in data:
             into.differs(f"{prefix}{name}", text)
     if data.get("cache_catalog"):
-        into.config["cache_catalog"] = str(data["cache_catalog"])
         into.differs(
             f"{prefix}cache_catalog",
-            "ledgers are taken from it, and folders from here: if it names another folder for a"
-            " component, Levanter reads that one",
+            "not needed: ledgers are read in the folders named here; if it names another folder for"
+            " a component, Levanter reads that one",
         )
     if data.get("prior_context_phases"):
         into.missing(

@@ -97,7 +97,6 @@ class ResolvedRun:
         config: LmDataConfig,
         sizes: Mapping[str, float] | None = None,
         *,
-        layout: str = "headrace",
         look: bool = True,
         num_steps: int | None = None,
     ) -> ResolvedRun:
@@ -106,8 +105,6 @@ class ResolvedRun:
         Args:
             config: The config.
             sizes: Tokens of components, overriding the config and caches.
-            layout: Chunk layout of future caches; see
-                :func:`~headrace.analysis.check.sizes.planned_caches`.
             look: Whether to look for the caches whose sizes are declared.
             num_steps: Steps of the run, overriding the config's.
 
@@ -125,7 +122,7 @@ class ResolvedRun:
         if num_steps is not None:
             config = replace(config, num_steps=num_steps)
         _check_mixture(config)
-        planned = planned_caches(config, sizes, layout=layout, look=look)
+        planned = planned_caches(config, sizes, look=look)
         planned = replace(planned, config=planned.config.at_snapshots(planned.caches))
         caches = planned.config.open_caches(planned.caches)
         return cls(config, planned, caches, planned.config.dataset(caches))

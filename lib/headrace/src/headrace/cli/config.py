@@ -14,7 +14,6 @@ from headrace.cli.options import (
     Declared,
     Hosts,
     Icc,
-    Layout,
     NumSteps,
     Optimizer,
     SameRun,
@@ -57,7 +56,6 @@ def check(
     num_steps: NumSteps = None,
     tokens: Tokens = None,
     declared: Declared = False,
-    layout: Layout = "headrace",
     icc: Icc = None,
     schedule: Schedule = "wsd",
     optimizer: Optimizer = "adam",
@@ -80,7 +78,7 @@ def check(
 
         headrace config check run.yaml --hosts 64 --strict batch_size=1024
 
-        headrace config check plan.yaml --declared --layout levanter --hosts 256
+        headrace config check plan.yaml --declared --hosts 256
 
         headrace config check plan.yaml --tokens web=1e12 --tokens code=2e11 --steps 100000
 
@@ -98,7 +96,6 @@ def check(
             plan = plan_run(
                 loaded,
                 sizes=parse_sizes(tokens),
-                layout=layout,
                 look=not declared,
                 hosts=parse_hosts(hosts),
                 num_steps=num_steps,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -35,8 +35,6 @@ def check_local_folder(output: Path) -> None:
 
 
 Number = TypeVar("Number")
-ChunkLayout: TypeAlias = Literal["headrace", "levanter"]
-"""Whose format a cache has."""
 
 CacheFolder = Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")]
 Config = Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")]
@@ -88,7 +86,6 @@ NumSteps = Annotated[
 Declared = Annotated[
     bool, typer.Option("--declared", help="Use declared sizes without looking for the caches.")
 ]
-Layout = Annotated[ChunkLayout, typer.Option(help="Whose chunks future caches will have.")]
 SameRun = Annotated[
     str | None,
     typer.Option(help="Folder of a run: check that the config is the run's.", metavar="FOLDER"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import Layout, NumSteps, Tokens, parse_hosts, parse_sizes, refuse_typed
+from headrace.cli.options import NumSteps, Tokens, parse_hosts, parse_sizes, refuse_typed
 from headrace.cli.shown import say, working
 from headrace.errors import ConfigError
 from headrace.numbers import in_bytes
@@ -55,7 +55,6 @@ def command(
         ),
     ] = None,
     tokens: Tokens = None,
-    layout: Layout = "headrace",
     live: Annotated[
         bool, typer.Option("--live", help="Serve the page on this machine while the run continues.")
     ] = False,
@@ -105,9 +104,7 @@ def command(
     if len(others) > 1:
         cure = "Name two at most."
         raise ConfigError("is a third run", field="OTHER", value=others[1], cure=cure)
-    options = Options(
-        parse_sizes(tokens), layout, parse_hosts(hosts), num_steps, must_exist=not live
-    )
+    options = Options(parse_sizes(tokens), parse_hosts(hosts), num_steps, must_exist=not live)
     with working("looking at the run"):
         facts = gather(target, overrides, run=run, config=config, options=options)
         other = gather(others[0], overrides, options=options) if others else None

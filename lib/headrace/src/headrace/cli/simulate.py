@@ -17,7 +17,6 @@ from headrace.cli.options import (
     Declared,
     Hosts,
     Icc,
-    Layout,
     NumSteps,
     Optimizer,
     Schedule,
@@ -54,7 +53,6 @@ def command(
     ] = None,
     tokens: Tokens = None,
     declared: Declared = False,
-    layout: Layout = "headrace",
     icc: Icc = None,
     schedule: Schedule = "wsd",
     optimizer: Optimizer = "adam",
@@ -109,7 +107,6 @@ def command(
     run = ResolvedRun.of(
         load_config(config, settings or []),
         parse_sizes(tokens),
-        layout=layout,
         look=not declared,
         num_steps=num_steps,
     )

@@ -438,7 +438,6 @@ def named_in_config() -> Iterator[None]:
 def open_caches(
     components: Mapping[str, ComponentConfig],
     snapshots: Mapping[str, Sequence[Snapshot]],
-    catalog: str | None,
     tokenizer: TokenizerConfig | None,
 ) -> dict[str, TokenCache]:
     """Opens these snapshots of the caches of a config's components, by name; one tokenizer must
@@ -458,7 +457,7 @@ def open_caches(
     first = {content: name for name, content in reversed(contents.items())}
     chosen = {name: several for name, several in snapshots.items() if name in first.values()}
     formats = {name: c.format for name, c in components.items() if c.format is not None}
-    shared = open_components(chosen, catalog, replicas, formats, job_reader())
+    shared = open_components(chosen, replicas, formats, job_reader())
     caches = {name: shared[first[content]] for name, content in contents.items()}
     opened = [(name, cache) for name, joined in caches.items() for cache in joined.members]
     if opened and tokenizer is None:

@@ -149,8 +149,6 @@ class LmDataConfig:
             :mod:`headrace.data.columns`.
         row_order: ``locality`` or ``stream``: order of rows within a batch.
         prefetch_bytes: Memory for prefetching, on each host.
-        cache_catalog: Levanter's catalog of caches: one file with the ledgers of the caches it
-            names.
         row_exchange: ``auto`` (None), ``on`` or ``off``: whether hosts exchange rows; not in the
             fingerprint.
         max_hosts: The most hosts that the run will have. Strands of components in shuffled stores
@@ -188,7 +186,6 @@ class LmDataConfig:
     columns: dict[str, str | ColumnConfig] | None = None
     row_order: str = "locality"
     prefetch_bytes: int = 1 << 30
-    cache_catalog: str | None = None
     row_exchange: str | bool | None = None
     max_hosts: int | None = MAX_HOSTS
     micro_batches: MicroBatchConfig | None = None
@@ -355,7 +352,7 @@ class LmDataConfig:
         assert config._settled is not None
         snapshots = config._settled.snapshots
         missing = {n: of_each for n, of_each in snapshots.items() if n not in (instead or {})}
-        opened = open_caches(config.components, missing, self.cache_catalog, self.tokenizer)
+        opened = open_caches(config.components, missing, self.tokenizer)
         caches = {**opened, **(instead or {})}
         return ByComponent({name: caches[name] for name in config.components})
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from headrace.errors import redact
 
-FREE_FIELDS = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches", "cache_catalog")
+FREE_FIELDS = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches")
 """Fields of a run's config on which no batch depends: they may change at any step."""
 
 

@@ -41,8 +41,8 @@ from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_config
 from headrace.store import files
 from headrace.store.cache import TokenCache
+from headrace.store.layouts import find_layout
 from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
-from headrace.store.levanter_layout import is_levanter
 from headrace.store.missing import what_is_there
 from headrace.store.snapshots import add_appended, cache_of_member, history_of, member_path
 
@@ -211,8 +211,8 @@ def _finished(output: str) -> TokenCache:
     if ledger is None:
         problem = "there is no cache to append to"
         cure = f"Leave out --append. {what_is_there(output)[1]}"
-        if is_levanter(output):
-            problem = "is a cache of Levanter, to which nothing can be appended"
+        if find_layout(output) is not None:
+            problem = "is a store of another system, to which nothing can be appended"
             command = command_line("cache consolidate", output, "NEW")
             cure = f"Make one of headrace's of it first: {command}"
         raise ConfigError(problem, field="output", value=output, cure=cure)

@@ -10,7 +10,6 @@ for most runs.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from headrace.analysis.check.findings import Finding, findings
 from headrace.analysis.check.plan import RunPlan, plan_run
@@ -55,14 +55,12 @@ class Options:
 
     Attributes:
         sizes: Tokens of components, which replace those of the config or the cache.
-        layout: Layout of caches that do not exist yet.
         hosts: Numbers of hosts to forecast for; None: one, and the number of the run.
         steps: Steps of the run, if the config does not set them.
         must_exist: Whether the run's folder must already contain a run.
     """
 
     sizes: Mapping[str, float] = field(default_factory=dict[str, float])
-    layout: str = "headrace"
     hosts: Sequence[int] | None = None
     steps: int | None = None
     must_exist: bool = True
@@ -267,17 +265,15 @@ def _recorded_config(
 ) -> LmDataConfig | None:
     """The config in the log of a run, or else in its lock."""
     if records.config is not None:
-        return _loaded(records.config, settings)
-    if lock is None or lock.config is None:
+        logged = yaml.safe_load(records.config)
+        fields = {field.name for field in dataclasses.fields(LmDataConfig)}
+        # A log has all fields of its release, also those that it does not use and we do not know.
+        recorded = {k: v for k, v in logged.items() if k in fields or v is not None}
+    elif lock is not None and lock.config is not None:
+        recorded = lock.config
+    else:
         return None
-    return decode(LmDataConfig, with_overrides(lock.config, settings, LmDataConfig))
-
-
-def _loaded(text: str, settings: Sequence[str]) -> LmDataConfig:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "config.yaml")
-        path.write_text(text)
-        return load_config(str(path), settings)
+    return decode(LmDataConfig, with_overrides(recorded, settings, LmDataConfig))
 
 
 def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFacts:
@@ -288,7 +284,6 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
     plan = plan_run(
         config,
         sizes=options.sizes,
-        layout=options.layout,
         hosts=_hosts(config, options, records),
         num_steps=steps,
     )

@@ -210,7 +210,10 @@ class StoredArray:
     described = False
     """Whether chunks can be requested over HTTP without reading anything about the array first."""
 
-    _MISSING_IS_ZERO = False  # a lost shard is an error, not a run of zeros
+    missing_is_zero = False
+    """Whether what is not stored is zero, as in arrays of other systems; a lost shard is an error
+    here.
+    """
 
     def __init__(
         self,
@@ -262,6 +265,10 @@ class StoredArray:
     def file_of(self, shard: int) -> str:
         """The file that holds a shard."""
         return f"{self.url.rstrip('/')}/c/{shard}"
+
+    def must_exist(self, shard: int) -> bool:
+        """Whether a missing shard file is lost, rather than all zeros."""
+        return True
 
     def file_problems(self) -> list[tuple[str, str]] | None:
         """Problems of its files, as (file, problem) pairs, if it is not an array of zarr; else
@@ -425,7 +432,7 @@ class StoredArray:
                 sharded.forget()
 
     async def _open_over_http(self) -> ShardedArray | None:
-        missing_attempts = 1 if self._MISSING_IS_ZERO else self.damaged_attempts
+        missing_attempts = 1 if self.missing_is_zero else self.damaged_attempts
         store = Store(self._kvstore, self.url, self.damaged_attempts, missing_attempts)
         if self._names is not None:
             stored = StoredLayout.parse(self.layout.zarr_metadata(self.length))
@@ -442,7 +449,7 @@ class StoredArray:
             raise self._not_opened(error) from error
         try:
             stored = StoredLayout.parse(metadata)
-            array = ShardedArray(store, self.url, stored, missing_is_zero=self._MISSING_IS_ZERO)
+            array = ShardedArray(store, self.url, stored, missing_is_zero=self.missing_is_zero)
         except (ValueError, KeyError, TypeError, AttributeError):
             return (
                 None  # another kind of array: TensorStore says what is wrong with it, if anything
@@ -482,7 +489,7 @@ class StoredArray:
             "kvstore": self._kvstore,
             "recheck_cached_data": "open",
             "recheck_cached_metadata": "open",
-            "fill_missing_data_reads": self._MISSING_IS_ZERO,
+            "fill_missing_data_reads": self.missing_is_zero,
         }
         return ts.open(spec, read=True, write=False, context=read_context(retry.policy().retries))
 

@@ -38,7 +38,7 @@ from headrace.store.document_ends import DocumentEnds
 from headrace.store.files import ReadForAll
 from headrace.store.grouped import open_tables
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
-from headrace.store.layouts import FORMAT, NAMED_ONLY, FormatConfig, open_layout
+from headrace.store.layouts import FORMAT, NAMED_ONLY, FormatConfig, Layout, open_layout
 from headrace.store.leaf import (
     ArrayList,
     ArrayRun,
@@ -149,6 +149,7 @@ class TokenCache:
         self.ledger = ledger
         self.snapshots: tuple[Snapshot, ...] = (Snapshot(path),)
         self.settings: FormatConfig | None = None  # how another system's files were read
+        self.foreign: Layout | None = None  # these files; None: they are headrace's own
         self.layout = _converted(ledger.layout, CacheLayout, "layout", path)
         self.layout.check_tokens()
         _converted(ledger.tokenizer, _TokenizerRecord, "tokenizer", path)
@@ -198,6 +199,7 @@ class TokenCache:
             if (other := open_layout(root, settings)) is not None:
                 cache = cls(path, other.ledger, other.part)
                 cache.settings = settings
+                cache.foreign = other
                 return cache
             problem, cure = what_is_there(path)
             raise CacheMissingError(

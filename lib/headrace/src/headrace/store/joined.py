@@ -47,7 +47,6 @@ from headrace.store.ledger import (
     ledger_of_table,
 )
 from headrace.store.ledger_table import TABLE_NAME, PartRecord, PartTable, parse_table
-from headrace.store.levanter_layout import read_catalog, read_levanter
 from headrace.store.replicas import open_replicas
 from headrace.store.snapshots import (
     History,
@@ -428,7 +427,6 @@ def _joined(groups: Sequence[Sequence[TokenCache]], snapshots: Sequence[Snapshot
 
 def open_components(
     snapshots: Mapping[str, Sequence[Snapshot]],
-    catalog: str | None = None,
     replicas: Mapping[str, Sequence[str]] | None = None,
     settings: Mapping[str, FormatConfig] | None = None,
     once: ReadForAll = files.read_here,
@@ -438,7 +436,6 @@ def open_components(
 
     Args:
         snapshots: What each component has, a snapshot of each of its caches.
-        catalog: Catalog with ledgers of some of them; None: each is read in its own folder.
         replicas: Other locations of a cache, by its path; see
             :func:`~headrace.store.replicas.open_replicas`.
         settings: How another system's files are read, by component.
@@ -449,21 +446,12 @@ def open_components(
         CacheError: one cannot be opened; reports the first in order.
         ConfigError: caches cannot be joined; names the component.
     """
-    ledgers = {} if catalog is None else read_catalog(catalog)
-
-    def open_one(name: str, path: str) -> TokenCache:
-        ledger = ledgers.get(path.rstrip("/"))
-        listed = None if ledger is None else read_levanter(files.absolute(path), ledger)
-        return (
-            TokenCache.open(path, once=once, settings=(settings or {}).get(name))
-            if listed is None
-            else TokenCache(path, listed.ledger, listed.part)
-        )
 
     def open_all(name: str, snapshot: Snapshot) -> list[TokenCache]:
         with errors_at(f"components.{name}."):
             of_path = (replicas or {}).get(snapshot.path, ())
-            return _opened(snapshot, of_path, partial(open_one, name), once)
+            open_one = partial(TokenCache.open, once=once, settings=(settings or {}).get(name))
+            return _opened(snapshot, of_path, open_one, once)
 
     with ThreadPoolExecutor(max_workers=16) as pool:
         opening = {

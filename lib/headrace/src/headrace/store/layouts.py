@@ -19,7 +19,8 @@ import numpy as np
 
 from headrace import extensions
 from headrace.errors import CacheMissingError, ConfigError, check_choice, check_whole
-from headrace.store.layout import TOKEN_DTYPES
+from headrace.store.array import StoredArray
+from headrace.store.layout import TOKEN_DTYPES, CacheLayout
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
 
@@ -56,8 +57,8 @@ class FormatConfig:
         ConfigError: there is no such format or dtype; its package is not installed.
 
     Example:
-        >>> FormatConfig("levanter").layout().__name__
-        'LevanterCache'
+        >>> FormatConfig("npy", dtype="uint32").dtype
+        'uint32'
     """
 
     SHORTHAND: ClassVar[str] = "name"
@@ -129,7 +130,10 @@ class Layout(abc.ABC):
 
     Attributes:
         ledger: Its parts, as headrace writes them.
+        planned: Chunks of a store that does not exist yet; None: as headrace's own have them.
     """
+
+    planned: ClassVar[CacheLayout | None] = None
 
     ledger: Ledger
 
@@ -154,6 +158,39 @@ class Layout(abc.ABC):
     @abc.abstractmethod
     def part(self, name: str, number: int) -> LeafPart:
         """The arrays of a leaf in a part, by its number."""
+
+    def limits(self) -> Sequence[str]:
+        """Sentences on what no check can find in this store."""
+        return tuple(self.ledger.metadata.get(LIMITS, ()))
+
+    def recorder(self) -> ChecksumRecorder:
+        """Takes checksums of this store, which has none.
+
+        Raises:
+            ConfigError: this format has no place for them.
+        """
+        raise ConfigError(
+            "is not possible for this format, which has no place for checksums",
+            field="--record",
+            cure="Leave it out.",
+        )
+
+
+class ChecksumRecorder(abc.ABC):
+    """Takes the checksums of a store while all of it is read."""
+
+    @abc.abstractmethod
+    def add(self, array: StoredArray, values: np.ndarray) -> None:
+        """Takes those of the next whole chunks of an array; arrays are read side by side."""
+
+    @abc.abstractmethod
+    def write(self, arrays: Sequence[StoredArray]) -> str:
+        """Writes those of all arrays of the store, and returns where.
+
+        Raises:
+            CacheError: they could not be written.
+            ConfigError: nothing can be written there.
+        """
 
 
 def find_layout(path: str) -> type[Layout] | None:

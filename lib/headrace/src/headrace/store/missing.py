@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from headrace.errors import command_line
+from headrace.errors import command_line, install_command
 from headrace.store import files
 from headrace.store.ledger import LEDGER_NAME
-from headrace.store.levanter_layout import levanter_splits
 from headrace.store.location import Location
+
+LEVANTERS_LEDGER = "shard_ledger.json"
+"""What tells a cache of Levanter's, which ``headrace[levanter]`` reads."""
 
 
 def what_is_there(path: str) -> tuple[str, str]:
@@ -24,6 +26,8 @@ def what_is_there(path: str) -> tuple[str, str]:
         if slash and not rest.startswith("/") and scheme.isalnum():
             return "there is no such folder", f"URLs have two slashes: {scheme}://{rest}."
         return "there is no such folder", _build("SOURCE", path)
+    if files.exists(files.join(path, LEVANTERS_LEDGER)):
+        return "it is a cache of Levanter's", install_command("headrace[levanter]")
     output = f"{path.rstrip('/')}-cache"
     if not files.is_local(path):
         return "there is no ledger.json", _build(path, output)
@@ -32,14 +36,14 @@ def what_is_there(path: str) -> tuple[str, str]:
         output = f"{path.removesuffix(''.join(root.suffixes))}-cache"
         cure = "Name one of the caches in it." if root.suffix in (".yaml", ".yml") else ""
         return "it is a file", cure or _build(path, output)
-    if splits := levanter_splits(path):
-        return f"it holds Levanter's {' and '.join(splits)}", f"Name {files.join(path, splits[0])}."
     inside = sorted(
-        str(ledger.parent.relative_to(root)) for ledger in root.glob(f"*/{LEDGER_NAME}")
+        str(ledger.parent.relative_to(root))
+        for name in (LEDGER_NAME, LEVANTERS_LEDGER)
+        for ledger in root.glob(f"*/{name}")
     )
     if inside:
         names = ", ".join(files.join(path, name) for name in inside[:8])
-        return "the folder holds several", f"Name one of them: {names}."
+        return "caches lie in this folder", f"Name one of them: {names}."
     if (root / "lock.json").exists():
         return "it is the folder of a run", "Name a cache of its config."
     text = path if any(root.iterdir()) else "SOURCE"

@@ -9,16 +9,16 @@ ledger's, which finds intact files that are not those that were written.
 Invariant: a part without a finding can be read and, after a deep check, is bit-identical to the one
 in the ledger. Caches of Levanter have neither checksums in chunks nor digests: there, a deep check
 finds what cannot be decoded or contradicts itself; once it has taken checksums of what it reads
-(:mod:`headrace.store.levanter_checksums`), it finds whatever has changed. Price: fast, one small
-read and one listing per array and a small read per shard file, 16 at a time; deep, the whole cache
-once, about as fast as SHA-256.
+(:class:`~headrace.store.layouts.ChecksumRecorder`), it finds whatever has changed. Price: fast, one
+small read and one listing per array and a small read per shard file, 16 at a time; deep, the whole
+cache once, about as fast as SHA-256.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -41,7 +41,7 @@ from headrace.store.layout import (
     StoredLayout,
     checksum_bytes,
 )
-from headrace.store.layouts import FORMAT, LIMITS, FormatConfig
+from headrace.store.layouts import FORMAT, ChecksumRecorder, FormatConfig
 from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
 from headrace.store.lease import lease
 from headrace.store.ledger import (
@@ -59,16 +59,6 @@ from headrace.store.ledger import (
     write_ledger,
 )
 from headrace.store.ledger_table import TABLE_NAME, PartRecord
-from headrace.store.levanter_checksums import (
-    ArrayChecksums,
-    array_name,
-    checked_record_url,
-    chunk_checksums,
-    read_checksums,
-    taken_by,
-    write_checksums,
-)
-from headrace.store.levanter_layout import LevanterArray
 from headrace.store.places import check_place
 from headrace.store.ragged import shard_sizes
 
@@ -169,14 +159,11 @@ def verify(
         []
     """
     cache, finished, own_damages = _opened(path, settings)
-    if record and own_damages:
+    if record and cache.foreign is None:
         cure = f"Leave --record out: {command_line('cache verify', path, deep=True)}"
         raise ConfigError("has checksums in its chunks", field="cache", value=path, cure=cure)
-    if record:
-        cache.check_own_folder("Leave --record out: it is for caches of Levanter's.")
-        checked_record_url(cache.path, cache.fingerprint)  # before hours of reading
+    recorder = cache.foreign.recorder() if record and cache.foreign is not None else None
     deep = deep or record
-    checksums: dict[str, list[np.ndarray]] = {}
     leaves = _leaf_parts(cache)
     arrays = [array for part in leaves for _, leaf in part for array in leaf.arrays]
     elements = sum(array.length for array in arrays)
@@ -193,7 +180,7 @@ def verify(
         with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
             read = pool.map(
                 lambda k: list(
-                    _read(cache, k, leaves[k], own_damages, damages_of_parts[k], checksums, advance)
+                    _read(cache, k, leaves[k], own_damages, damages_of_parts[k], recorder, advance)
                 ),
                 range(len(leaves)),
             )
@@ -228,12 +215,10 @@ def verify(
             damages += [Damage("", problem, file=file) for file, problem in problems]
     facts = shuffled and {key: getattr(shuffled, key) for key in ("seed", "unit", "fingerprint")}
     recorded = ""
-    if record and not damages:
-        recorded = write_checksums(
-            cache.path, cache.fingerprint, _records(cache, arrays, checksums)
-        )
+    if recorder is not None and not damages:
+        recorded = recorder.write(arrays)
     older = sum(older for _, older in looked)
-    unchecked = () if recorded else _unchecked(cache, own_damages, older)
+    unchecked = () if recorded else _unchecked(cache, older)
     return VerifyReport(
         path, finished, deep, len(leaves), elements, damages, facts, unchecked, recorded
     )
@@ -296,37 +281,18 @@ def _opened(path: str, settings: FormatConfig | None) -> tuple[TokenCache, bool,
     return TokenCache(path, structs.replace(ledger, parts=records)), False, True
 
 
-def _unchecked(cache: TokenCache, own: bool, older: int) -> tuple[str, ...]:
+def _unchecked(cache: TokenCache, older: int) -> tuple[str, ...]:
     """What older caches and other systems do not record; this many arrays do not list their
     chunks.
     """
-    if not own:
-        if limits := cache.ledger.metadata.get(LIMITS):
-            return tuple(limits)
-        if read_checksums(cache.path, cache.fingerprint) is not None:
-            return ()
-        return (
-            f"chunks have no checksums, and parts no digests; to take them: {taken_by(cache.path)}",
-        )
+    if cache.foreign is not None:
+        return tuple(cache.foreign.limits())
     ledger = () if has_digest(cache.path) else ("its ledger has no digest of itself",)
     how = (
         f"{older:,} arrays do not name their chunks: only --deep finds sound files in another's"
         " place"
     )
     return (*ledger, how) if older else ledger
-
-
-def _records(
-    cache: TokenCache, arrays: Sequence[StoredArray], checksums: Mapping[str, Sequence[np.ndarray]]
-) -> dict[str, ArrayChecksums]:
-    """The checksums that were taken, by array."""
-    records: dict[str, ArrayChecksums] = {}
-    for array in arrays:
-        sums = np.concatenate([np.zeros(0, np.uint32), *checksums.get(array.url, ())])
-        stored = sums.astype("<u4").tobytes()
-        name = array_name(files.absolute(cache.path), array.url)
-        records[name] = ArrayChecksums.of(array, stored)
-    return records
 
 
 def _leaf_parts(cache: TokenCache) -> list[list[tuple[str, LeafPart]]]:
@@ -378,7 +344,7 @@ def _file_problems(array: StoredArray) -> tuple[list[tuple[str, str]], bool]:
     raw = files.read_bytes(url)
     if raw is None:
         return [(url, "is missing")], True
-    sparse = isinstance(array, LevanterArray)
+    sparse = array.missing_is_zero
     try:
         stored = StoredLayout.parse(json.loads(raw))
         longer = stored.length > array.length and not sparse
@@ -399,7 +365,7 @@ def _file_problems(array: StoredArray) -> tuple[list[tuple[str, str]], bool]:
     for number in range(shards):
         file = files.join(array.url, "c", str(number))
         if number not in sizes:
-            if not isinstance(array, LevanterArray) or array.must_exist(number):
+            if array.must_exist(number):
                 problems.append((file, "is missing"))
         elif problem := _wrong_file(file, number, sizes[number], stored, array.length, sparse):
             problems.append((file, problem))
@@ -497,10 +463,10 @@ def _read(
     leaves: list[tuple[str, LeafPart]],
     own: bool,
     known: Sequence[Damage],
-    checksums: dict[str, list[np.ndarray]],
+    recorder: ChecksumRecorder | None,
     advance: Callable[[int], None] | None,
 ) -> Iterator[Damage]:
-    """Checks a part by reading everything; takes the checksums of what another program wrote."""
+    """Checks a part by reading everything."""
     record = cache.parts[number].record
     for name, leaf in leaves:
         digest = hashlib.sha256()
@@ -509,14 +475,13 @@ def _read(
             if any(d.array == array.url and d.file.endswith("zarr.json") for d in known):
                 sound = False
                 continue
-            sums = None if own else checksums.setdefault(array.url, [])
             is_offsets = array is leaf.offsets
             of_format = FORMAT in cache.ledger.metadata and name == TOKENS and not is_offsets
             for damage in _read_array(
                 record,
                 array,
                 digest,
-                sums,
+                recorder,
                 ordered=is_offsets,
                 vocab_size=cache.vocab_size if of_format else None,
                 advance=advance,
@@ -537,7 +502,7 @@ def _read_array(
     record: PartRecord,
     array: StoredArray,
     digest: Any,
-    sums: list[np.ndarray] | None,
+    recorder: ChecksumRecorder | None,
     *,
     ordered: bool,
     vocab_size: int | None,
@@ -558,8 +523,8 @@ def _read_array(
             bad += _bad_chunks(array, at, stop)
         else:
             digest.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data)
-            if sums is not None:
-                sums.append(chunk_checksums(values, array.chunk_elements))
+            if recorder is not None:
+                recorder.add(array, values)
             if vocab_size is not None and (values.min() < 0 or values.max() >= vocab_size):
                 problem = f"has ids from {values.min()} to {values.max()}, of {vocab_size:,}"
                 yield Damage(record.name, problem, array.url)

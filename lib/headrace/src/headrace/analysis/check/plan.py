@@ -209,7 +209,6 @@ def plan_run(
     config: LmDataConfig,
     *,
     sizes: Mapping[str, float] | None = None,
-    layout: str = "headrace",
     look: bool = True,
     hosts: Sequence[int] | None = None,
     num_steps: int | None = None,
@@ -223,8 +222,6 @@ def plan_run(
     Args:
         config: The config.
         sizes: Tokens of components, overriding the config and caches.
-        layout: Chunk layout of future caches; see
-            :func:`~headrace.analysis.check.sizes.planned_caches`.
         look: Whether to look for the caches whose sizes are declared.
         hosts: Numbers of hosts to forecast for; None: for one.
         num_steps: Steps of the run, overriding the config's.
@@ -246,7 +243,7 @@ def plan_run(
         >>> plan.tokens, round(plan.components[0].epochs, 3), plan.first_batch_chunks
         (65536000, 0.328, 32)
     """
-    run = ResolvedRun.of(config, sizes, layout=layout, look=look, num_steps=num_steps)
+    run = ResolvedRun.of(config, sizes, look=look, num_steps=num_steps)
     config = run.config
     dataset = run.dataset
     steps = run.steps

@@ -16,19 +16,17 @@ from headrace.batch.masks import MASKS
 from headrace.config.component import ComponentConfig, check_any
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.columns import NO_LEAF
-from headrace.errors import CacheError, ConfigError, check_at_least, check_choice, did_you_mean
+from headrace.errors import CacheError, ConfigError, check_at_least, did_you_mean
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
-from headrace.store.layouts import find_layout
+from headrace.store.layouts import FormatConfig, find_layout
 from headrace.store.ledger import SHUFFLED, UNDESCRIBED, Ledger, read_ledger
 from headrace.store.ledger_table import LeafRecord, PartRecord
-from headrace.store.levanter_layout import CHUNK, SHARD_CHUNKS
 from headrace.store.missing import what_is_there
 
 UNKNOWN_VOCABULARY = 1 << 17
 """Vocabulary size if none is known: that of Llama 3, so that tokens take four bytes."""
-LAYOUTS = ("headrace", "levanter")
 _PART_TOKENS = 1 << 40
 
 
@@ -55,7 +53,6 @@ def planned_caches(
     config: LmDataConfig,
     sizes: Mapping[str, float] | None = None,
     *,
-    layout: str = "headrace",
     look: bool = True,
 ) -> PlannedCaches:
     """Makes stand-ins, with the declared sizes, for caches of a config that do not exist yet.
@@ -63,7 +60,6 @@ def planned_caches(
     Args:
         config: The config.
         sizes: Tokens of components, by name; they override ``expected_tokens`` and existing caches.
-        layout: Chunk layout of the caches, ``headrace`` or ``levanter``.
         look: Whether to look for the caches whose sizes are declared; False: they count as missing,
             without a request.
 
@@ -83,7 +79,6 @@ def planned_caches(
         if name not in config.components:
             cure = did_you_mean(name, config.components)
             raise ConfigError("is not a component", field="tokens", value=name, cure=cure)
-    check_choice("layout", layout, LAYOUTS, "is not a layout")
     declared = {
         name: _check_tokens(
             f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens)
@@ -120,14 +115,14 @@ def planned_caches(
     first = next(iter(there), None)
     existing = None if first is None else config.components[first].caches[0]
     vocabulary, eos_id = _tokens_of(config, existing)
-    chunks = CacheLayout("int32", CHUNK, SHARD_CHUNKS) if layout == "levanter" else None
+    chunks = {name: _planned_chunks(config.components[name].format) for name in missing}
     caches = {
         name: virtual_cache(
             name,
             declared[name],
             vocab_size=vocabulary,
-            layout=chunks,
-            described=chunks is None,
+            layout=chunks[name],
+            described=chunks[name] is None,
             eos_id=eos_id,
             leaves=_leaves_of(config, name),
         )
@@ -135,6 +130,11 @@ def planned_caches(
     }
     unpacked = tuple(name for name in missing if config.components[name].packing is not None)
     return PlannedCaches(caches, declared, _as_streams(config, unpacked), unpacked)
+
+
+def _planned_chunks(settings: FormatConfig | None) -> CacheLayout | None:
+    """Chunks of a cache of another system that does not exist yet; None: those of headrace's."""
+    return None if settings is None or settings.name is None else settings.layout().planned
 
 
 def virtual_cache(

@@ -3,6 +3,7 @@ reads, leaf by leaf.
 """
 
 import json
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -333,12 +334,9 @@ def test_lost_tokens_are_an_error_if_there_are_many(levanter, tmp_path):
 def test_the_folder_above_names_the_splits(levanter, tmp_path):
     rows = [{"input_ids": np.arange(5, dtype=np.int32)}]
     write_theirs(levanter, str(tmp_path / "c" / "train"), rows)
-    with pytest.raises(
-        CacheMissingError, match=rf"it holds Levanter's train\). Name {tmp_path}/c/train"
-    ):
-        TokenCache.open(tmp_path / "c")
     write_theirs(levanter, str(tmp_path / "c" / "validation"), rows)
-    with pytest.raises(CacheMissingError, match="train and validation"):
+    named = f"Name one of them: {tmp_path}/c/train, {tmp_path}/c/validation"
+    with pytest.raises(CacheMissingError, match=re.escape(named)):
         TokenCache.open(tmp_path / "c")
 
 

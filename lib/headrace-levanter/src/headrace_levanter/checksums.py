@@ -15,7 +15,7 @@ and 0.1 ms for each megabyte.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import google_crc32c
@@ -34,6 +34,7 @@ from headrace.errors import (
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.failures import DamagedAnswerError
+from headrace.store.layouts import ChecksumRecorder
 from headrace.store.records import RecordKind, read_record, write_record
 
 RECORD_NAME = "headrace_checksums.json"
@@ -99,33 +100,38 @@ def read_checksums(path: str, fingerprint: str) -> dict[str, ArrayChecksums] | N
     return None
 
 
-def checked_record_url(path: str, fingerprint: str) -> str:
-    """Where the checksums of a cache are to be written.
+class Recorder(ChecksumRecorder):
+    """Takes the checksums of a cache.
 
     Raises:
-        ConfigError: nothing can be written there.
+        ConfigError: nothing can be written where they belong.
     """
-    url = record_url(path, fingerprint)
-    try:
-        files.check_writable(url, "checksums")
-    except ConfigError as error:
-        raise _not_written(ConfigError, error, path) from error
-    return url
 
+    def __init__(self, path: str, fingerprint: str) -> None:
+        self._path = path
+        self._fingerprint = fingerprint
+        self._url = record_url(path, fingerprint)
+        self._of_array: dict[str, list[np.ndarray]] = {}
+        try:
+            files.check_writable(self._url, "checksums")
+        except ConfigError as error:
+            raise _not_written(ConfigError, error, path) from error
 
-def write_checksums(path: str, fingerprint: str, checksums: dict[str, ArrayChecksums]) -> str:
-    """Writes the checksums of a cache, and returns where.
+    def add(self, array: StoredArray, values: np.ndarray) -> None:
+        sums = self._of_array.setdefault(array.url, [])
+        sums.append(chunk_checksums(values, array.chunk_elements))
 
-    Raises:
-        ConfigError: nothing can be written there.
-        CacheError: it could not be written.
-    """
-    url = checked_record_url(path, fingerprint)
-    try:
-        write_record(url, CHECKSUMS, checksums, fingerprint)
-    except CacheError as error:
-        raise _not_written(CacheError, error, path) from error
-    return url
+    def write(self, arrays: Sequence[StoredArray]) -> str:
+        checksums: dict[str, ArrayChecksums] = {}
+        for array in arrays:
+            sums = np.concatenate([np.zeros(0, np.uint32), *self._of_array.get(array.url, ())])
+            stored = sums.astype("<u4").tobytes()
+            checksums[array_name(self._path, array.url)] = ArrayChecksums.of(array, stored)
+        try:
+            write_record(self._url, CHECKSUMS, checksums, self._fingerprint)
+        except CacheError as error:
+            raise _not_written(CacheError, error, self._path) from error
+        return self._url
 
 
 def _not_written(kind: type[ErrorT], error: HeadraceError, path: str) -> ErrorT:

@@ -17,8 +17,8 @@ from headrace.data import TokenSeqDataset
 from headrace.errors import CacheCorruptError, ConfigError, HeadraceError
 from headrace.feed import DataLoader
 from headrace.store import CacheLayout, TokenCache, open_replicas, retry, verify
-from headrace.store.levanter_checksums import PLACE_VARIABLE, RECORD_NAME
-from headrace.testing import FaultProxy, write_cache
+from headrace.testing import FaultProxy, web_server, write_cache
+from headrace_levanter.checksums import PLACE_VARIABLE, RECORD_NAME
 from headrace_levanter.export import write_levanter
 
 TOKENS = 600_000  # three chunks of Levanter's
@@ -45,6 +45,13 @@ def root(request, written, tmp_path, monkeypatch):
     """A cache without checksums, that a test may damage, in the folder of :func:`web`."""
     monkeypatch.delenv(PLACE_VARIABLE, raising=False)
     return Path(shutil.copytree(written[0] / request.param, tmp_path / request.param))
+
+
+@pytest.fixture
+def web(tmp_path):
+    """A folder, and its address on a web server."""
+    with web_server(tmp_path) as url:
+        yield tmp_path, url
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ Limits: TensorStore omits chunks that are all zero, so a lost shard file of mask
 For offsets, a lost file is always an error; for tokens, if more than 65,536 of them would be zero;
 for masks, if nothing would be trained on in 16 million. There are no digests either: the
 fingerprint is that of the ledger, which distinguishes counts and names, but not contents. Where
-checksums were taken (:mod:`headrace.store.levanter_checksums`), every chunk is compared with its
-own, a lost one too.
+checksums were taken (:mod:`headrace_levanter.checksums`), every chunk is compared with its own, a
+lost one too.
 
 Price of opening: the ledger, two ``zarr.json`` for each field, and, if documents end with an
 end-of-text token, the last token of the first one; nothing that grows with the number of documents.
@@ -40,7 +40,6 @@ from headrace.errors import (
     CacheError,
     CacheMissingError,
     CacheUnfinishedError,
-    ConfigError,
     HeadraceError,
     ReadError,
 )
@@ -56,21 +55,21 @@ from headrace.store.layouts import (
 from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
 from headrace.store.ledger_table import LeafRecord, PartRecord, PartTable
-from headrace.store.levanter_checksums import (
+from headrace.store.missing import LEVANTERS_LEDGER
+from headrace.store.pending import ArrayFuture, RepeatedRead
+from headrace_levanter.checksums import (
     ArrayChecksums,
+    Recorder,
     WrongChunkError,
     check_chunks,
     checksums_of,
     read_checksums,
+    taken_by,
 )
-from headrace.store.pending import ArrayFuture, RepeatedRead
 
-LEDGER_NAME = "shard_ledger.json"
-CATALOG_VERSION = 1
 CHUNK = 1 << 18
 SHARD_CHUNKS = 512
 UNBOUNDED = 1 << 54
-SPLITS = ("train", "validation")
 _MOST_ZEROS = {TOKENS: 1 << 16, "assistant_masks": 1 << 24}
 """A run of up to this many zeros may be intended; a longer one is a lost file."""
 
@@ -81,20 +80,20 @@ class LevanterCache(Layout):
     and the offsets of each field lie on disk.
     """
 
+    planned = CacheLayout("int32", CHUNK, SHARD_CHUNKS)
+
     path: str
     ledger: Ledger
     layouts: Mapping[str, tuple[CacheLayout, CacheLayout]]
 
     @classmethod
     def is_at(cls, path: str) -> bool:
-        return is_levanter(path)
+        return files.exists(files.join(path, LEVANTERS_LEDGER))
 
     @classmethod
     def open(cls, path: str, settings: FormatConfig) -> Self:
-        cache = read_levanter(path)
-        if cache is None:
-            raise CacheMissingError("is no cache of Levanter's", field="cache", value=path)
-        return cls(cache.path, cache.ledger, cache.layouts)
+        ledger, layouts = _read(path)
+        return cls(path, ledger, layouts)
 
     def part(self, name: str, number: int) -> LeafPart:
         """The arrays of a field in a shard."""
@@ -107,6 +106,20 @@ class LevanterCache(Layout):
             offsets.compare(self.path, self.checksums)
         return LeafPart(record.documents, data, offsets)
 
+    def limits(self) -> Sequence[str]:
+        if self.checksums is not None:
+            return ()
+        return (
+            f"chunks have no checksums, and parts no digests; to take them: {taken_by(self.path)}",
+        )
+
+    def recorder(self) -> Recorder:
+        return Recorder(self.path, self._fingerprint)
+
+    @property
+    def _fingerprint(self) -> str:
+        return PartTable.of(self.ledger.parts).fingerprint
+
     @cached_property
     def checksums(self) -> dict[str, ArrayChecksums] | None:
         """The checksums of its arrays; None: they were not taken. Read when they are first needed.
@@ -114,7 +127,7 @@ class LevanterCache(Layout):
         Raises:
             CacheError: they cannot be read, or are damaged.
         """
-        return read_checksums(self.path, PartTable.of(self.ledger.parts).fingerprint)
+        return read_checksums(self.path, self._fingerprint)
 
 
 class LevanterArray(StoredArray):
@@ -122,7 +135,7 @@ class LevanterArray(StoredArray):
     most ``zeros`` zeros; None: any number.
     """
 
-    _MISSING_IS_ZERO = True
+    missing_is_zero = True
 
     def __init__(
         self, url: str, length: int, layout: CacheLayout, *, zeros: int | None = None
@@ -183,7 +196,6 @@ class LevanterArray(StoredArray):
         return RepeatedRead(begin(), again, use)
 
     def must_exist(self, shard: int) -> bool:
-        """Whether a missing shard file is lost rather than all zeros."""
         size = self.layout.shard_elements
         return self._zeros is not None and min(self.length - shard * size, size) > self._zeros
 
@@ -226,24 +238,22 @@ class LevanterOffsets(LevanterArray):
         super().received(values, start)
 
 
-def read_levanter(path: str, listed: Mapping[str, Any] | None = None) -> LevanterCache | None:
-    """The cache that Levanter built at ``path``; None if it has no ledger there.
-
-    Args:
-        path: Its folder or URL.
-        listed: Its ledger from a catalog; None: read the one at ``path``.
+def _read(path: str) -> tuple[Ledger, dict[str, tuple[CacheLayout, CacheLayout]]]:
+    """The ledger of the cache that Levanter built at ``path``, as headrace writes them, and how
+    each field lies on disk.
 
     Raises:
+        CacheMissingError: it has no ledger there.
         CacheUnfinishedError: it did not finish.
         CacheCorruptError: the ledger contradicts itself.
         CacheError: it cannot be read, or has no tokens.
     """
-    url = files.join(path, LEDGER_NAME)
-    raw = b"" if listed is not None else files.read_bytes(url)
+    url = files.join(path, LEVANTERS_LEDGER)
+    raw = files.read_bytes(url)
     if raw is None:
-        return None
+        raise CacheMissingError("is no cache of Levanter's", field="cache", value=path)
     try:
-        data: dict[str, Any] = json.loads(raw) if listed is None else dict(listed)
+        data: dict[str, Any] = json.loads(raw)
         shards = _shards(path, data)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         cure = "Copy the cache again, or build it again with Levanter."
@@ -284,41 +294,7 @@ def read_levanter(path: str, listed: Mapping[str, Any] | None = None) -> Levante
         leaves=[{"name": n, "dtype": dtypes[n], "kind": "ragged"} for n in fields if n != TOKENS],
         code_version="levanter",
     )
-    return LevanterCache(path, ledger, layouts)
-
-
-def read_catalog(url: str) -> dict[str, Mapping[str, Any]]:
-    """The ledgers of a catalog of caches as Levanter's newest release writes it, by the folder of
-    each cache.
-
-    Raises:
-        ConfigError: there is no such file.
-        CacheCorruptError: it is not a catalog of a known version.
-    """
-    raw = files.read_bytes(url)
-    if raw is None:
-        cure = "Give the path of the catalog, or leave it out: ledgers are then read one by one."
-        raise ConfigError("does not exist", field="cache_catalog", value=url, cure=cure)
-    try:
-        data = json.loads(raw)
-        if data["version"] != CATALOG_VERSION:
-            raise ValueError(f"its version is {data['version']}, not {CATALOG_VERSION}")
-        entries = [entry for split in data["splits"].values() for entry in split.values()]
-        return {str(entry["cache_dir"]).rstrip("/"): dict(entry["ledger"]) for entry in entries}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"is not a catalog of Levanter's ({error})"
-        cure = "Write it again, or leave it out."
-        raise CacheCorruptError(problem, field="cache_catalog", value=url, cure=cure) from error
-
-
-def is_levanter(path: str) -> bool:
-    """Whether Levanter built, or started to build, a cache at ``path``."""
-    return files.exists(files.join(path, LEDGER_NAME))
-
-
-def levanter_splits(path: str) -> list[str]:
-    """Levanter's subfolders of ``path`` that contain a cache."""
-    return [split for split in SPLITS if is_levanter(files.join(path, split))]
+    return ledger, layouts
 
 
 @dataclass(frozen=True)
