@@ -545,7 +545,7 @@ def measure_names() -> Measure:
 
 WALKS: dict[str, int | None] = {
     "first_batch_at": 49,
-    "batch_at": 37,
+    "batch_at": 27,
     "dataset": 56,
     "build": 31,
 }

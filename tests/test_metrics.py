@@ -11,8 +11,15 @@ import pytest
 
 import headrace.metrics
 from headrace.errors import ConfigError
-from headrace.metrics import IterationStats, LoaderStats, ReadStats, Stopwatch
-from headrace.stalls import QueueStats, Stall, StallRule
+from headrace.metrics import (
+    IterationStats,
+    LoaderStats,
+    QueueStats,
+    ReadStats,
+    Stall,
+    StallRule,
+    Stopwatch,
+)
 
 
 def test_read_stats_add_and_subtract():

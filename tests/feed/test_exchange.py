@@ -25,7 +25,7 @@ from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.feed import exchange as module
 from headrace.feed.exchange import Look, RowExchange
-from headrace.feed.plan import BlockSpace, plan_window
+from headrace.feed.plan import plan_window
 from headrace.feed.pooled_rows import PooledRows, exchange_rows, holders_of, row_shards
 from headrace.feed.reader import Grouping, MappedReader, PlannedReader
 from headrace.metrics import IterationStats
@@ -196,7 +196,7 @@ def test_each_block_is_read_by_one_host(tmp_path):
     ):
         alone = plan_window(
             dataset,
-            BlockSpace(dataset.sources),
+            dataset.block_space,
             dataset.batch_schedule,
             Host(holders * 0, 0),
             first,

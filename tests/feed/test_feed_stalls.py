@@ -21,7 +21,7 @@ from headrace.data import AsyncDataset, TokenSeqDataset
 from headrace.feed import DataLoader
 from headrace.feed.mapped_files import MappedFiles
 from headrace.feed.read_ahead import BlockCache
-from headrace.stalls import StallRule, Wait, WaitLog
+from headrace.metrics import StallRule, Wait, WaitLog
 from headrace.store import CacheLayout
 from headrace.store.mapped import MappedArray
 from headrace.store.sharded import Decoder
@@ -345,7 +345,7 @@ def test_a_wait_is_said_while_it_lasts(stored, clock, caplog, monkeypatch):
         return result(self, timeout)
 
     monkeypatch.setattr(clock.answer, "result", result_once_said)
-    with caplog.at_level(logging.WARNING, "headrace.stalls"):
+    with caplog.at_level(logging.WARNING, "headrace.metrics"):
         (stall,) = stalls_of(loader, clock)
     assert "store, chunk 41 of" in lines[0]
     assert waiting[0] == pytest.approx(LATE / 4)

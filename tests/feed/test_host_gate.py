@@ -16,8 +16,7 @@ from headrace.feed.host_board import HostBoard
 from headrace.feed.host_gate import HostGate, open_gate
 from headrace.feed.host_links import HostLinks
 from headrace.feed.prefetch import Prefetched
-from headrace.metrics import IterationStats
-from headrace.stalls import WaitLog
+from headrace.metrics import IterationStats, WaitLog
 from headrace.testing import free_port
 
 HOSTS = 3

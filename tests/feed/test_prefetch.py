@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ReadError
 from headrace.feed.prefetch import Prefetched
-from headrace.stalls import QueueStats
+from headrace.metrics import QueueStats
 
 
 def running():

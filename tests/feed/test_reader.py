@@ -19,7 +19,7 @@ from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.data.columns import MASK
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, ReadError
-from headrace.feed.plan import BlockSpace, plan_window
+from headrace.feed.plan import plan_window
 from headrace.feed.reader import Grouping, PlannedReader
 from headrace.metrics import IterationStats, ReadStats
 from headrace.mix import BatchSchedule
@@ -139,7 +139,7 @@ def wanted_steps(dataset, batch, steps):
 
 def least_budget(dataset, batch, host, row_order, steps):
     """Bytes of the blocks of the step that needs most of them."""
-    space = BlockSpace(dataset.sources)
+    space = dataset.block_space
     plans = [plan_window(dataset, space, batch, host, step, 1, row_order) for step in range(steps)]
     return max(p.uses.blocks.size for p in plans)
 
@@ -202,9 +202,7 @@ def check_batches(data):
             assert stats.bytes_read >= 0
             read = stats.tensorstore_reads_issued + stats.mapped_blocks
             assert (
-                stats.block_fetches
-                <= read
-                <= len(BlockSpace(dataset.sources).kinds) * stats.block_fetches
+                stats.block_fetches <= read <= len(dataset.block_space.kinds) * stats.block_fetches
             )
         for k, (tokens, sources, size, mask) in enumerate(
             list(wanted_steps(dataset, batch, steps))[first:]
@@ -291,7 +289,7 @@ def test_each_block_is_read_once_when_the_budget_allows(data):
         )
         batches = list(source.batches(0, steps))
         used = plan_window(
-            dataset, BlockSpace(dataset.sources), batch, Host(), 0, steps, "locality"
+            dataset, dataset.block_space, batch, Host(), 0, steps, "locality"
         ).uses.blocks.size
         assert stats.block_fetches == used
         assert sum(a.reads for a in arrays) == stats.tensorstore_reads_issued == used

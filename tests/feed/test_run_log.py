@@ -10,9 +10,8 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.feed import RunLog
-from headrace.metrics import LoaderStats, ReadStats
+from headrace.metrics import LoaderStats, ReadStats, Stall
 from headrace.report.run_records import read_records
-from headrace.stalls import Stall
 
 NOTHING = LoaderStats(0, ReadStats(), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
 

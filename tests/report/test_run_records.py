@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.metrics import Stall
 from headrace.report.run_records import MAX_POINTS, parse_records, read_records
-from headrace.stalls import Stall
 
 
 def line(kind, **fields):

@@ -20,8 +20,7 @@ from levanter.trainer import Trainer
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.async_dataset import AsyncDataset
 from headrace.errors import ConfigError
-from headrace.feed.delivery import LoaderOptions
-from headrace.feed.loader import DataLoader
+from headrace.feed.loader import DataLoader, LoaderOptions
 from headrace.feed.prefetch import Prefetched
 from headrace.metrics import LoaderStats
 from headrace.mix.schedule import BatchSchedule, RowOrder

@@ -20,7 +20,7 @@ from jaxtyping import Float64, Int64
 from headrace.analysis.probe import saved_shares
 from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import mixture_of
-from headrace.feed.plan import BlockSpace
+from headrace.data.rows import BlockSpace
 
 _LOOKED = 1 << 16
 """Documents whose lengths are read. They are in random order, so the first ones are a sample."""

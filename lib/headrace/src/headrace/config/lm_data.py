@@ -94,8 +94,7 @@ if TYPE_CHECKING:  # these import jax; a config can be read and checked without 
     from jax.sharding import Mesh, NamedSharding
 
     from headrace.batch.packed_batch import PackedBatch
-    from headrace.feed.delivery import LoaderOptions
-    from headrace.feed.loader import DataLoader
+    from headrace.feed.loader import DataLoader, LoaderOptions
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ class RunColumn:
         """Whether any of it is stored in chunks that match those of the tokens."""
         return any(run.dtype is not None for run in self.arrays.runs)
 
-    @property
+    @cached_property
     def has_documents(self) -> bool:
         """Whether any of it has values per document."""
         return any(documents for _, documents in self.sources)

@@ -23,6 +23,7 @@ from headrace.data.async_dataset import AsyncDataset
 from headrace.data.columns import of_batch
 from headrace.data.provenance import StepRows
 from headrace.data.rows import (
+    BlockSpace,
     Explained,
     JoinedRows,
     Rows,
@@ -122,6 +123,11 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
     def joined_rows(self) -> JoinedRows:
         """Finds the pieces of rows of the sources."""
         return JoinedRows(self.sources)
+
+    @cached_property
+    def block_space(self) -> BlockSpace:
+        """Numbers the stored blocks of the sources."""
+        return BlockSpace(self.sources)
 
     @property
     def pack_plan(self) -> PackPlan | None:

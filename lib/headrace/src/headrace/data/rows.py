@@ -1,14 +1,15 @@
 """Where training rows are stored: the interface between datasets (which row) and feeding (read it).
 
 A row is a fixed number of stored elements, usually in one piece. Datasets map an index to rows
-(``Rows``), sources map a row to its storage (``Pieces``); both are pure, without I/O. Rows are read
-in two places: here, with coalesced ranges for ``get_batch``, and in ``feed``, with planned blocks
-for training.
+(``Rows``), sources map a row to its storage (``Pieces``), and a ``BlockSpace`` numbers the stored
+blocks that pieces lie in; all are pure, without I/O. Rows are read in two places: here, with
+coalesced ranges for ``get_batch``, and in ``feed``, with planned blocks for training.
 """
 
 from __future__ import annotations
 
 import abc
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from headrace.order.rising import starts
 from headrace.order.windows import Windows, WindowsTable
 from headrace.store.array import StoredArray
 from headrace.store.document_ends import DocumentEnds
-from headrace.store.leaf import ArrayList
+from headrace.store.leaf import ArrayList, ChunkPages
 
 
 class Rows(NamedTuple):
@@ -345,6 +346,160 @@ class JoinedRows:
         size = np.full_like(row, self._sources[0].row_elements)
         array = part - self._first_part[number] + first_array[source]
         return Pieces(rows, np.zeros_like(row), array, start, size)
+
+
+class BlockSpace:
+    """Numbers all blocks (stored chunks) of all arrays of a dataset consecutively. Sources over the
+    same cache, such as its buckets, share its arrays, and thus the blocks in memory.
+
+    Attributes:
+        arrays: All arrays of tokens, source by source; arrays that sources share appear once.
+        kinds: The tokens, in these arrays, and the columns of the sources.
+        chunk: Elements of a block, for each array.
+        first_block: Number of each array's first block; its last entry is the number of all blocks.
+        kind_bytes: For each kind, the bytes that each of its chunks takes in memory.
+        slot_bytes: Bytes that each block takes in memory, the sum of these.
+    """
+
+    def __init__(self, sources: Sequence[RowSource]) -> None:
+        first: dict[object, int] = {}
+        arrays = [source.arrays for source in sources]
+        number_of = [
+            first.setdefault(_stored_in(*one), len(first))
+            for one in zip(sources, arrays, strict=True)
+        ]
+        ends = [source.stored_ends for source in sources]
+        sources = [sources[number_of.index(number)] for number in range(len(first))]
+        self.arrays = ArrayList.join([ArrayList.of(s.arrays) for s in sources])
+        dtypes = {run.dtype for run in self.arrays.runs if run.dtype is not None}
+        dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int32)
+        fill = max(source.fill for source in sources)
+        self.kinds = [
+            RunColumn("tokens", 1, dtype, 0, self.arrays, fill=fill),
+            *run_columns(sources),
+        ]
+        bounds = np.cumsum([0] + [len(s.arrays) for s in sources])
+        self.first_array = bounds[number_of]
+        # Stored ends of documents, by the first of the arrays beside which they lie, and one past
+        # the last
+        self._ends = {
+            (int(bounds[number]), int(bounds[number + 1])): one
+            for number, one in zip(number_of, ends, strict=True)
+            if one is not None
+        }
+        chunks = [run.chunk for run in self.arrays.runs]
+        self.chunk = self.arrays.spread(chunks)
+        self._one_chunk = chunks[0] if len(set(chunks)) == 1 else None
+        self.first_block = self.arrays.first_chunks()
+        self.kind_bytes = [_largest_chunk(kind, self.chunk) for kind in self.kinds]
+        self.slot_bytes = sum(self.kind_bytes)
+
+    def block_bytes(self) -> Int64[np.ndarray, " a"]:
+        """Bytes of a full block of each array, including its columns."""
+        itemsizes = [
+            k.width * k.arrays.spread([run.itemsize for run in k.arrays.runs]) for k in self.kinds
+        ]
+        return self.chunk * sum(itemsizes)  # what is not stored is not read
+
+    def block_requests(self) -> Int64[np.ndarray, " a"]:
+        """Requests that a block of each array takes: one for its tokens and one for each column
+        stored in chunks.
+        """
+        return np.sum(
+            [k.arrays.spread([run.itemsize > 0 for run in k.arrays.runs]) for k in self.kinds],
+            axis=0,
+        )
+
+    def index_requests(self, blocks: Int64[np.ndarray, " u"]) -> int:
+        """Requests for ``zarr.json``, file indices, pages of checksums and stored ends of documents
+        by a host that reads these blocks, which must be distinct.
+        """
+        kinds = [kind.arrays for kind in self.kinds]
+        array = self.array_of(blocks)
+        arrays_read = np.unique(array)
+        split = self._split_arrays(arrays_read)
+        pages: dict[ChunkPages, list[np.ndarray]] = {}
+        for pages_of_kind in (
+            *(kind.page_requests(arrays_read) for kind in kinds),
+            self.arrays.page_requests(np.array(sorted(split), np.int64), "offsets"),
+        ):
+            for of_cache, numbers in pages_of_kind:
+                pages.setdefault(of_cache, []).append(numbers)
+        requests = sum(np.unique(np.concatenate(numbers)).size for numbers in pages.values())
+        described = self.arrays.spread([run.described for run in self.arrays.runs])
+        requests += sum(
+            ends.requests(part, described=bool(described[number]))
+            for number, (ends, part) in split.items()
+        )
+        if all(run.computed or run.dtype is None for kind in kinds for run in kind.runs):
+            return requests
+        chunk = blocks - self.first_block[array]
+        for kind in kinds:
+            needs_request = (
+                kind.spread([not run.described and run.dtype is not None for run in kind.runs])[
+                    array
+                ]
+                != 0
+            )
+            requests += np.unique(array[needs_request]).size
+            needs_request = (
+                kind.spread([not run.computed and run.dtype is not None for run in kind.runs])[
+                    array
+                ]
+                != 0
+            )
+            shard = chunk // kind.spread([run.shard_chunks for run in kind.runs])[array]
+            requests += np.unique(
+                np.stack([array[needs_request], shard[needs_request]]), axis=1
+            ).shape[1]
+        return requests
+
+    def _split_arrays(self, arrays: Int64[np.ndarray, " n"]) -> dict[int, tuple[DocumentEnds, int]]:
+        """Those of some arrays beside which the ends of documents are read, and the part of each;
+        of several over one part, the first, because ends are kept.
+        """
+        first_of_part: dict[tuple[DocumentEnds, int], int] = {}
+        for (first, stop), ends in self._ends.items():
+            low, high = np.searchsorted(arrays, (first, stop))
+            for number in arrays[low:high].tolist():
+                first_of_part.setdefault((ends, number - first), number)
+        return {number: part for part, number in first_of_part.items()}
+
+    def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
+        """Elements of a block of each array: a single number if all are equal, because it divides
+        faster.
+        """
+        return self.chunk[array] if self._one_chunk is None else self._one_chunk
+
+    def array_of(self, blocks: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """The array that each block belongs to."""
+        return np.searchsorted(self.first_block, blocks, side="right") - 1
+
+    def place_of(self, block: int) -> tuple[int, int]:
+        """The array that a block belongs to, and the number of its chunk in it."""
+        # NumPy's search would release the interpreter's lock and wait to get it back
+        array = bisect_right(self.first_block, block) - 1
+        return array, block - int(self.first_block[array])
+
+
+def _largest_chunk(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
+    """Bytes of the largest chunk of a column; 0 if none of it is stored in chunks."""
+    if not kind.is_stored:
+        return 0
+    itemsizes = kind.arrays.spread(
+        [run.itemsize or kind.dtype.itemsize for run in kind.arrays.runs]
+    )
+    return int((chunk * kind.width * itemsizes).max() + 7) // 8 * 8
+
+
+def _stored_in(source: RowSource, arrays: object) -> object:
+    """A key for the place where a source is stored: its arrays, and the leaves that their cache has
+    beside them.
+    """
+    columns = source.columns.items()
+    return id(arrays), *sorted(
+        (name, c.leaf, len(c.arrays), len(c.documents)) for name, c in columns
+    )
 
 
 async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) -> np.ndarray:

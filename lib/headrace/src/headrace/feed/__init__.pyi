@@ -1,6 +1,6 @@
-from .delivery import LoaderOptions as LoaderOptions
 from .host_gate import HostBarrier as HostBarrier
 from .loader import DataLoader as DataLoader
+from .loader import LoaderOptions as LoaderOptions
 from .run_log import LogStats as LogStats
 from .run_log import RunLog as RunLog
 from .run_log import prometheus as prometheus

@@ -43,7 +43,7 @@ from headrace.data.rows import runs_of_elements
 from headrace.errors import HeadraceError
 from headrace.feed.gather_kernel import Copies, KernelThread, Worker
 from headrace.feed.mapped_files import MappedBlocks, MappedFiles
-from headrace.feed.plan import WindowPlan, slot_bytes
+from headrace.feed.plan import WindowPlan
 from headrace.metrics import ReadStats
 from headrace.order.residency import WindowUses
 from headrace.store.array import StoredArray
@@ -208,7 +208,7 @@ class Slots:
     def __init__(
         self,
         kind: RunColumn,
-        chunk: Int64[np.ndarray, " a"],
+        slot_bytes: int,
         stats: ReadStats,
         copier: Worker,
         checker: KernelThread | None,
@@ -230,7 +230,7 @@ class Slots:
         self._stored_itemsize = kind.arrays.spread([run.itemsize for run in kind.arrays.runs])
         self._chunk = kind.arrays.spread([run.chunk for run in kind.arrays.runs])
         self._of_documents = kind.has_documents
-        self.slot_bytes = slot_bytes(kind, chunk)
+        self.slot_bytes = slot_bytes
         self._copier = copier
         self._mapping = mapping
         default = np.full(self.slot_bytes // kind.dtype.itemsize, kind.default, kind.dtype)

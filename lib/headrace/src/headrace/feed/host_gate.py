@@ -41,8 +41,7 @@ from headrace.feed.host_board import (
 )
 from headrace.feed.host_links import HostLinks, NeighbourGoneError, own_address
 from headrace.feed.host_watch import HostWatch
-from headrace.metrics import IterationStats
-from headrace.stalls import LEAST_S, Wait
+from headrace.metrics import LEAST_S, IterationStats, Wait
 
 _LOG = logging.getLogger(__name__)
 _SOON_S = 1.0

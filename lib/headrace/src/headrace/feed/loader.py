@@ -3,6 +3,10 @@
 ``batch_at(step)`` is a pure function of (dataset, schedule, step); ``iter_from_step`` yields the
 same batches, read ahead in the background. A run resumes at a step number. The order is global: it
 does not depend on the number of processes or devices.
+
+A :class:`Delivery` reads the batches of one run and brings them to the devices. An iteration takes
+its batches from one delivery, and, where the run changes meanwhile, from there on from the next
+(:class:`_Course`).
 """
 
 from __future__ import annotations
@@ -12,13 +16,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, NoReturn, TypeAlias, Unpack
+from functools import cached_property, partial
+from typing import Any, NoReturn, TypeAlias, TypedDict, Unpack
 
+import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import Partial
 
+from headrace.batch.context_parallel import SequenceLayout, sequence_layout
+from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.data.async_dataset import AsyncDataset, check_dataset
 from headrace.data.dataset import BatchOrder
 from headrace.data.sources_at import SourcesAt
@@ -30,23 +37,25 @@ from headrace.errors import (
     check_at_least,
     check_whole,
 )
-from headrace.feed.delivery import Delivery, LoaderOptions
+from headrace.feed.exchange import RowExchange, check_exchange
 from headrace.feed.horizon import MOST_AHEAD, Horizon, Horizons
 from headrace.feed.host_gate import HostBarrier, open_gate
 from headrace.feed.hosts import check_same, gather
-from headrace.feed.placement import Placement, batch_sharding, fresh_copy
-from headrace.feed.pooled_rows import PooledRows, exchange_rows
+from headrace.feed.micro_batches import StepSplitter
+from headrace.feed.placement import BatchMaker, HostRows, Placement, batch_sharding, fresh_copy
+from headrace.feed.pooled_rows import PooledRows, exchange_rows, holders_of
 from headrace.feed.prefetch import Prefetched
-from headrace.feed.reader import GATHERING, GROUP, BatchReader, Grouping
-from headrace.metrics import IterationStats, LoaderStats, ReadStats
+from headrace.feed.reader import GATHERING, GROUP, BatchReader, Grouping, open_reader
+from headrace.metrics import IterationStats, LoaderStats, ReadStats, StallRule, WaitLog
 from headrace.mix.schedule import (
     MAX_STEP,
     BatchSchedule,
     ExchangeSetting,
+    LastBatch,
     RowOrder,
 )
 from headrace.order.residency import checked_budget
-from headrace.stalls import StallRule, WaitLog
+from headrace.store.array import check_same_process
 from headrace.store.retry import request_counts
 
 DEFAULT_PREFETCH_BYTES = 1 << 30
@@ -59,6 +68,48 @@ _READY_REPLAYS = 2
 _POLL_S = 0.1
 
 _CountedIteration: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], threading.Thread]
+
+
+class LoaderOptions(TypedDict, total=False):
+    """Rarely needed keyword arguments of :class:`DataLoader`.
+
+    Attributes:
+        memory_map: Whether to serve chunks of local, uncompressed caches from memory-mapped files
+            (the default).
+        stall_rule: Which waits ``stats().stalls`` explains; None (the default): those of
+            ``StallRule()``.
+        check_hosts: Whether the first iteration, and each that exchanges rows, checks that all
+            processes of the mesh load the same batches from the same step (the default). All of
+            them must then start it; the check takes one small collective.
+        host_barrier: How the processes of the mesh wait for each other before each batch of an
+            iteration (docs/multi_host.md), by default as ``HostBarrier()`` does; None: they do not
+            wait. A single process never waits, nor does :meth:`DataLoader.batch_at`.
+        row_exchange: Whether iterations pass rows between processes on the devices, so that only
+            one process reads each stored block (docs/multi_host.md). ``"auto"`` (the default): if
+            that saves more than a twentieth of the reads; ``"on"``; ``"off"``. The
+            batches are the same. With an exchange, ``next`` runs a collective: all processes must
+            request the same batches, in the same program order. :meth:`DataLoader.batch_at` and
+            :meth:`DataLoader.headspace` never exchange rows.
+        sequence_layout: Which positions of a row each device holds along the sharding's second
+            axis: ``"contiguous"`` (the default), ``"zigzag"`` or ``"striped"``; see
+            :class:`~headrace.batch.context_parallel.ContextBatch`.
+        micro_batches: How to split batches into :class:`~headrace.batch.micro_step.MicroBatches`;
+            None (the default): they are not split. If they are, ``next`` and
+            :meth:`DataLoader.batch_at` run a collective.
+        last_batch: What becomes of a last batch that the data do not fill: ``"pad"`` it with empty
+            rows, ``"drop"`` its rows, or ``"fill"`` it with the first rows again; see
+            :mod:`headrace.mix.schedule`. None (the default): as the dataset's config says, or
+            ``"pad"``.
+    """
+
+    memory_map: bool
+    stall_rule: StallRule | None
+    check_hosts: bool
+    host_barrier: HostBarrier | None
+    row_exchange: ExchangeSetting
+    sequence_layout: SequenceLayout
+    micro_batches: MicroBatchConfig | None
+    last_batch: LastBatch | None
 
 
 class DataLoader(BatchOrder):
@@ -298,13 +349,13 @@ class DataLoader(BatchOrder):
             group = 2 * GROUP
         gathering = min(ready // group - 3, GATHERING) if group else 0
 
-        def open_reader(delivery: Delivery, horizon: Horizon) -> BatchReader:
+        def reader_of(delivery: Delivery, horizon: Horizon) -> BatchReader:
             exchange = None if replayed else delivery.exchange()
             reader = delivery.reader(stats, Grouping(group, gathering), exchange, horizon)
             self._readers.add(reader)
             return reader
 
-        course = _Course(step, stats, horizon, delivery, self._horizons.follow, open_reader)
+        course = _Course(step, stats, horizon, delivery, self._horizons.follow, reader_of)
         make = course.groups
         batches = Prefetched(
             partial(_replayed, make) if replayed else make,
@@ -438,6 +489,152 @@ class DataLoader(BatchOrder):
         return step
 
 
+class Delivery:
+    """Delivers batches to devices. It does not change: when a run changes while it is iterated, its
+    loader gets another delivery (:mod:`headrace.feed.horizon`), and what has begun goes on with the
+    one that it began with.
+
+    Args:
+        order: The batches.
+        placement: Which rows each device holds.
+        max_bytes: Budget for stored blocks, for each reader.
+        options: Those of the loader.
+
+    Raises:
+        ConfigError: the batches do not fit the devices or the options.
+    """
+
+    def __init__(
+        self, order: BatchOrder, placement: Placement, max_bytes: int, options: LoaderOptions
+    ) -> None:
+        self.order = order
+        self._placement = placement
+        self._max_bytes = max_bytes
+        self._mapping = options.get("memory_map", True)
+        self._seq_lens = order.dataset.seq_lens
+        for size in order.schedule.unique_sizes:
+            for seq_len in self._seq_lens or (0,):
+                placement.check(size, seq_len)
+        layout = options.get("sequence_layout", "contiguous")
+        order.functions += sequence_layout(layout, placement.sequence_ranks, self._seq_lens)
+        micro = options.get("micro_batches")
+        self._splitter = None if micro is None else StepSplitter(micro, order, placement, layout)
+        self._deliver = None
+        if order.planned is not None and not order.functions:
+            maker = BatchMaker(order.planned.eos_id, order.planned.pairs)
+            self._deliver = partial(maker.of_devices, placement)
+        # functions get whole rows, even if each device then holds only some columns
+        self._reads = placement if self._deliver is not None else Placement(placement.rows_sharding)
+        self.row_exchange: ExchangeSetting = check_exchange(
+            options.get("row_exchange", "auto"), order
+        )
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps until the data end; None if they are endless."""
+        return self.order.num_steps
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """What must be equal on all hosts, as JSON values."""
+        lengths = self._seq_lens[0] if len(self._seq_lens) == 1 else self._seq_lens
+        return {
+            "seq_len": lengths,
+            "row_exchange": self.row_exchange,
+            **self.order.describe(),
+        }
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row on this host; of one that a custom dataset reads, a guess."""
+        planned = self.order.planned
+        if planned is None:
+            return 1 << 16
+        begin, end = self._reads.local_columns(planned.seq_len)
+        return planned.row_bytes * (end - begin) // max(planned.seq_len, 1)
+
+    def exchange(self) -> RowExchange | None:
+        """Which rows an iteration reads for other processes; None: no rows are exchanged."""
+        holders = holders_of(self._placement.rows_sharding)
+        one_holder = (holders == holders[0]).all()
+        if self.row_exchange == "off" or self.order.planned is None or one_holder:
+            return None
+        return RowExchange(holders, self.row_exchange)
+
+    def reader(
+        self,
+        stats: IterationStats,
+        grouping: Grouping,
+        exchange: RowExchange | None = None,
+        horizon: Horizon | None = None,
+    ) -> BatchReader:
+        """A reader of this process's part of the batches."""
+        check_same_process()  # neither the stores' threads nor jax survive a fork
+        return open_reader(
+            self.order,
+            self._reads,
+            self._max_bytes,
+            stats,
+            grouping,
+            mapping=self._mapping,
+            exchange=exchange,
+            horizon=horizon,
+        )
+
+    def to_devices(
+        self, group: list[Any], first_step: int, ready: list[Any], stats: IterationStats
+    ) -> None:
+        """Takes batches of consecutive steps that were read from ``group``, and adds them to
+        ``ready`` on the devices.
+        """
+        if self._deliver is not None and self._splitter is None and isinstance(group[0], HostRows):
+            with stats.watch.phase("transfer"), stats.waits.during("transfer"):
+                self._deliver(group, ready)
+            return
+        step = first_step
+        while group:
+            ready.append(self._delivered_alone(group.pop(0), step, stats))
+            step += 1
+
+    def _delivered_alone(self, host: Any, step: int, stats: IterationStats) -> Any:
+        """A batch that comes from functions, or is put together only when the trainer takes it."""
+        with stats.watch.phase("transfer"), stats.waits.during("transfer"):
+            if isinstance(host, PooledRows):
+                origin = self._placement.to_global(host.origin, host.batch_size)
+                delivered = host._replace(
+                    arrays=self._deliver_arrays(host.arrays, [host.array_size]), origin=origin
+                )
+            else:
+                delivered = self._deliver_arrays(host, self.order.schedule.unique_sizes)
+        if self._splitter is None:
+            return delivered
+        with stats.watch.phase("plan"), stats.waits.during("plan"):
+            split, layout = self._splitter.planned(step, host)
+        stats.reads.micro_batch_places += layout
+        return Partial(split, delivered)
+
+    def _deliver_arrays(self, host: Any, sizes: Sequence[int]) -> Any:
+        if self._deliver is None:
+            return jax.tree.map(partial(self._leaf_to_devices, sizes=sizes), host)
+        ready: list[Any] = []
+        self._deliver([host], ready)
+        return ready[0]
+
+    def _leaf_to_devices(self, leaf: Any, sizes: Sequence[int]) -> jax.Array:
+        shape = np.shape(leaf)
+        for size in sizes:
+            if shape and self._placement.local_rows(size).size == shape[0]:
+                of_tokens = len(shape) < 2 or not self._seq_lens or shape[1] in self._seq_lens
+                return self._placement.to_global(np.asarray(leaf), size, along_rows=not of_tokens)
+        raise ConfigError(
+            f"gives an array of shape {shape}, whose first axis does not run over the rows of a"
+            " batch",
+            field="dataset",
+            cure="get_batch, and functions given to map(), must give one entry a row in every"
+            " array.",
+        )
+
+
 class _Course:
     """The batches of an iteration: of one reader up to a step from which the run is changed, then
     of the next.
@@ -450,15 +647,15 @@ class _Course:
         horizon: Horizon,
         delivery: Delivery,
         follow: Callable[[Horizon], tuple[Horizon, Delivery] | None],
-        open_reader: Callable[[Delivery, Horizon], BatchReader],
+        reader_of: Callable[[Delivery, Horizon], BatchReader],
     ) -> None:
         self._step = step
         self._stats = stats
         self._horizon = horizon
         self._delivery = delivery
         self._follow = follow
-        self._open_reader = open_reader
-        self._reader = open_reader(delivery, horizon)
+        self._reader_of = reader_of
+        self._reader = reader_of(delivery, horizon)
         self._closed = False
 
     def interrupt(self) -> None:
@@ -479,7 +676,7 @@ class _Course:
                 if following is None:
                     return
                 self._horizon, self._delivery = following
-                self._reader = self._open_reader(self._delivery, self._horizon)
+                self._reader = self._reader_of(self._delivery, self._horizon)
                 if self._closed:  # meanwhile, and saw the plan before this one
                     self._reader.close()
                     return

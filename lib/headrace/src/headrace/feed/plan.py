@@ -22,7 +22,6 @@ of steps; a step costs well under a microsecond per row.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,12 +30,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8
 
-from headrace.data.columns import RunColumn, run_columns
 from headrace.data.dataset import PlannedDataset
 from headrace.data.rows import (
+    BlockSpace,
     Pieces,
     Rows,
-    RowSource,
     ends_of,
     segments_of,
     without_padding,
@@ -44,168 +42,9 @@ from headrace.data.rows import (
 from headrace.feed.exchange import Arranged, Look, RowExchange
 from headrace.mix.schedule import BatchSchedule, RowOrder, held_rows, repeated_from
 from headrace.order.residency import WINDOW_STEPS, WindowUses, window_uses
-from headrace.store.document_ends import DocumentEnds
-from headrace.store.leaf import ArrayList, ChunkPages
 
 if TYPE_CHECKING:  # it imports jax, which a forecast does without
     from headrace.feed.placement import Placement
-
-
-class BlockSpace:
-    """Numbers all blocks (stored chunks) of all arrays of a dataset consecutively. Sources over the
-    same cache, such as its buckets, share its arrays, and thus the blocks in memory.
-
-    Attributes:
-        arrays: All arrays of tokens, source by source; arrays that sources share appear once.
-        kinds: The tokens, in these arrays, and the columns of the sources.
-        chunk: Elements of a block, for each array.
-        first_block: Number of each array's first block; its last entry is the number of all blocks.
-    """
-
-    def __init__(self, sources: Sequence[RowSource]) -> None:
-        first: dict[object, int] = {}
-        arrays = [source.arrays for source in sources]
-        number_of = [
-            first.setdefault(_stored_in(*one), len(first))
-            for one in zip(sources, arrays, strict=True)
-        ]
-        ends = [source.stored_ends for source in sources]
-        sources = [sources[number_of.index(number)] for number in range(len(first))]
-        self.arrays = ArrayList.join([ArrayList.of(s.arrays) for s in sources])
-        dtypes = {run.dtype for run in self.arrays.runs if run.dtype is not None}
-        dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.int32)
-        fill = max(source.fill for source in sources)
-        self.kinds = [
-            RunColumn("tokens", 1, dtype, 0, self.arrays, fill=fill),
-            *run_columns(sources),
-        ]
-        bounds = np.cumsum([0] + [len(s.arrays) for s in sources])
-        self.first_array = bounds[number_of]
-        # Stored ends of documents, by the first of the arrays beside which they lie, and one past
-        # the last
-        self._ends = {
-            (int(bounds[number]), int(bounds[number + 1])): one
-            for number, one in zip(number_of, ends, strict=True)
-            if one is not None
-        }
-        chunks = [run.chunk for run in self.arrays.runs]
-        self.chunk = self.arrays.spread(chunks)
-        self._one_chunk = chunks[0] if len(set(chunks)) == 1 else None
-        self.first_block = self.arrays.first_chunks()
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes that each block takes in memory: the sum of the largest of each kind."""
-        return sum(slot_bytes(kind, self.chunk) for kind in self.kinds)
-
-    def block_bytes(self) -> Int64[np.ndarray, " a"]:
-        """Bytes of a full block of each array, including its columns."""
-        itemsizes = [
-            k.width * k.arrays.spread([run.itemsize for run in k.arrays.runs]) for k in self.kinds
-        ]
-        return self.chunk * sum(itemsizes)  # what is not stored is not read
-
-    def block_requests(self) -> Int64[np.ndarray, " a"]:
-        """Requests that a block of each array takes: one for its tokens and one for each column
-        stored in chunks.
-        """
-        return np.sum(
-            [k.arrays.spread([run.itemsize > 0 for run in k.arrays.runs]) for k in self.kinds],
-            axis=0,
-        )
-
-    def index_requests(self, blocks: Int64[np.ndarray, " u"]) -> int:
-        """Requests for ``zarr.json``, file indices, pages of checksums and stored ends of documents
-        by a host that reads these blocks, which must be distinct.
-        """
-        kinds = [kind.arrays for kind in self.kinds]
-        array = self.array_of(blocks)
-        arrays_read = np.unique(array)
-        split = self._split_arrays(arrays_read)
-        pages: dict[ChunkPages, list[np.ndarray]] = {}
-        for pages_of_kind in (
-            *(kind.page_requests(arrays_read) for kind in kinds),
-            self.arrays.page_requests(np.array(sorted(split), np.int64), "offsets"),
-        ):
-            for of_cache, numbers in pages_of_kind:
-                pages.setdefault(of_cache, []).append(numbers)
-        requests = sum(np.unique(np.concatenate(numbers)).size for numbers in pages.values())
-        described = self.arrays.spread([run.described for run in self.arrays.runs])
-        requests += sum(
-            ends.requests(part, described=bool(described[number]))
-            for number, (ends, part) in split.items()
-        )
-        if all(run.computed or run.dtype is None for kind in kinds for run in kind.runs):
-            return requests
-        chunk = blocks - self.first_block[array]
-        for kind in kinds:
-            needs_request = (
-                kind.spread([not run.described and run.dtype is not None for run in kind.runs])[
-                    array
-                ]
-                != 0
-            )
-            requests += np.unique(array[needs_request]).size
-            needs_request = (
-                kind.spread([not run.computed and run.dtype is not None for run in kind.runs])[
-                    array
-                ]
-                != 0
-            )
-            shard = chunk // kind.spread([run.shard_chunks for run in kind.runs])[array]
-            requests += np.unique(
-                np.stack([array[needs_request], shard[needs_request]]), axis=1
-            ).shape[1]
-        return requests
-
-    def _split_arrays(self, arrays: Int64[np.ndarray, " n"]) -> dict[int, tuple[DocumentEnds, int]]:
-        """Those of some arrays beside which the ends of documents are read, and the part of each;
-        of several over one part, the first, because ends are kept.
-        """
-        first_of_part: dict[tuple[DocumentEnds, int], int] = {}
-        for (first, stop), ends in self._ends.items():
-            low, high = np.searchsorted(arrays, (first, stop))
-            for number in arrays[low:high].tolist():
-                first_of_part.setdefault((ends, number - first), number)
-        return {number: part for part, number in first_of_part.items()}
-
-    def chunk_of(self, array: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"] | int:
-        """Elements of a block of each array: a single number if all are equal, because it divides
-        faster.
-        """
-        return self.chunk[array] if self._one_chunk is None else self._one_chunk
-
-    def array_of(self, blocks: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """The array that each block belongs to."""
-        return np.searchsorted(self.first_block, blocks, side="right") - 1
-
-    def place_of(self, block: int) -> tuple[int, int]:
-        """The array that a block belongs to, and the number of its chunk in it."""
-        # NumPy's search would release the interpreter's lock and wait to get it back
-        array = bisect_right(self.first_block, block) - 1
-        return array, block - int(self.first_block[array])
-
-
-def slot_bytes(kind: RunColumn, chunk: Int64[np.ndarray, " a"]) -> int:
-    """Bytes that each chunk of a column takes in memory: those of the largest; 0 if none of it is
-    stored in chunks.
-    """
-    if not kind.is_stored:
-        return 0
-    itemsizes = kind.arrays.spread(
-        [run.itemsize or kind.dtype.itemsize for run in kind.arrays.runs]
-    )
-    return int((chunk * kind.width * itemsizes).max() + 7) // 8 * 8
-
-
-def _stored_in(source: RowSource, arrays: object) -> object:
-    """A key for the place where a source is stored: its arrays, and the leaves that their cache has
-    beside them.
-    """
-    columns = source.columns.items()
-    return id(arrays), *sorted(
-        (name, c.leaf, len(c.arrays), len(c.documents)) for name, c in columns
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +78,7 @@ class WindowPlan:
         start: First element of each piece in its array.
         offset: Elements from the start of its block to the start of each piece.
         block: Block of each piece, as an index into ``uses.blocks``, which has numbers of the
-            :class:`BlockSpace`.
+            :class:`~headrace.data.rows.BlockSpace`.
         whole: Whether every row is one piece.
         distinct: Number of distinct rows of each step.
         ranges: Number of runs of neighbours among them.
@@ -345,13 +184,15 @@ def plan_window(
         keep, row_place, row_bounds = _cut_arranged(placement, arranged, valid)
     source, row = (rows.source, rows.row) if keep is None else (rows.source[keep], rows.row[keep])
     # 4. Pieces. Mostly every row is one, and then rows and pieces have the same bounds
-    first_column, last_column = placement.local_columns(dataset.seq_len)
+    sources = dataset.sources
+    seq_len = sources[0].row_elements
+    first_column, last_column = placement.local_columns(seq_len)
     row_elements = last_column - first_column
     pieces = dataset.joined_rows.pieces(source, row, space.first_array)
-    segments = segments_of(dataset.sources, source, row)
+    segments = segments_of(sources, source, row)
     if segments is not None and dataset.joined_rows.has_padding:
         pieces = without_padding(pieces, segments)
-    if row_elements < dataset.seq_len:
+    if row_elements < seq_len:
         pieces = _within_columns(pieces, first_column, last_column)
     pieces = _within_blocks(pieces, space)
     is_whole = pieces.row.size == row.size and bool((pieces.size == row_elements).all())
@@ -364,7 +205,7 @@ def plan_window(
     return WindowPlan(
         first_step=first_step,
         steps=steps,
-        seq_len=dataset.seq_len,
+        seq_len=seq_len,
         row_elements=row_elements,
         batch_sizes=sizes,
         array_sizes=sizes if arranged is None else arranged.sizes,
@@ -390,7 +231,7 @@ def plan_window(
         distinct=distinct,
         ranges=ranges,
         segments=segments,
-        ends=ends_of(dataset.sources, source, row),
+        ends=ends_of(sources, source, row),
     )
 
 

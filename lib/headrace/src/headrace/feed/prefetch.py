@@ -29,7 +29,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from headrace.errors import ConfigError, HostError, ReadError
 from headrace.feed.host_gate import HostGate
-from headrace.stalls import QueueStats
+from headrace.metrics import QueueStats
 
 T = TypeVar("T")
 

@@ -29,15 +29,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
+from headrace.data.rows import BlockSpace
 from headrace.errors import HeadraceError, ReadError
 from headrace.feed.gather_kernel import KernelThread, Worker
 from headrace.feed.gathering import Pending, Slots, StepRange
 from headrace.feed.horizon import AHEAD, Horizon
 from headrace.feed.mapped_files import MappedBlocks
-from headrace.feed.plan import BlockSpace, WindowPlan
-from headrace.metrics import ReadStats
+from headrace.feed.plan import WindowPlan
+from headrace.metrics import LEAST_S, Cause, ReadStats, Wait, WaitLog
 from headrace.order.residency import Residency
-from headrace.stalls import LEAST_S, Cause, Wait, WaitLog
 from headrace.store.failures import reason
 from headrace.store.retry import own_counts
 
@@ -79,7 +79,7 @@ class Window:
 
 
 class BlockCache:
-    """Holds blocks of a :class:`~headrace.feed.plan.BlockSpace`, at most ``max_bytes`` of them.
+    """Holds blocks of a :class:`~headrace.data.rows.BlockSpace`, at most ``max_bytes`` of them.
     Used by one thread.
 
     ``kinds`` has the memory of the tokens and of each column; see :class:`Slots` for the arguments.
@@ -98,8 +98,8 @@ class BlockCache:
         self.space = space
         self.stats = stats
         self.kinds = [
-            Slots(kind, space.chunk, stats, copier, checker, mapping=mapping)
-            for kind in space.kinds
+            Slots(kind, size, stats, copier, checker, mapping=mapping)
+            for kind, size in zip(space.kinds, space.kind_bytes, strict=True)
         ]
         self.slot_bytes = space.slot_bytes
         self.num_slots = min(max_bytes // self.slot_bytes, int(space.first_block[-1]))

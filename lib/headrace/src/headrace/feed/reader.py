@@ -35,7 +35,7 @@ from headrace.feed.gather_kernel import Copies, Job, KernelThread, Submitted, Wo
 from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
 from headrace.feed.horizon import Horizon
 from headrace.feed.placement import BatchMaker, HostRows, Placement, count_untrained
-from headrace.feed.plan import BlockSpace, WindowPlan, plan_window
+from headrace.feed.plan import WindowPlan, plan_window
 from headrace.feed.pooled_rows import PooledRows
 from headrace.feed.read_ahead import BlockCache, ReadAhead, Window
 from headrace.metrics import IterationStats, ReadStats
@@ -151,7 +151,7 @@ class PlannedReader(BatchReader):
         self._end = order.data_end
         self._placement = placement
         self._row_order: RowOrder = order.row_order
-        self._space = BlockSpace(dataset.sources)
+        self._space = dataset.block_space
         self._copier = Worker(has_thread=grouping.steps > 0)
         self._gatherer = Worker(has_thread=grouping.steps > 0)
         self._copy_thread = KernelThread()

@@ -53,7 +53,6 @@ from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix.policy import Anchor, MixingPolicy, StepTable, anchor_integer, refused
 from headrace.mix.schedule import MAX_STEP, BatchSchedule
 from headrace.mix.shares import UNLIMITED
-from headrace.order.order import check_indices
 
 STOP_STRATEGIES = ("restart", "first_exhausted", "all_exhausted")
 _TABLES = 32
@@ -308,16 +307,14 @@ class Draws:
         """Component and ordinal of global example indices, in any order, over any steps.
 
         Args:
-            i: Indices ``offset_at(step) + row``.
+            i: Indices ``offset_at(step) + row``. They are not checked.
 
         Returns:
             Components (int32) and ordinals within them (int64), in the order of ``i``.
 
         Raises:
-            IndexOutOfRangeError: an index is negative, not an integer, or past the end of a finite
-                mixture.
+            IndexOutOfRangeError: an index is past the end of a finite mixture.
         """
-        i = check_indices(i, None)
         if i.size == 0:
             return np.zeros(0, np.int32), np.zeros(0, np.int64)
         low, high = (int(s) for s in self.batch.step_of(np.array([i.min(), i.max()])))

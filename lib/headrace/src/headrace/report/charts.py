@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from headrace.analysis.simulate.forecast import Forecast
+from headrace.metrics import Stall
 from headrace.report.blocks import Figure
 from headrace.report.plan_figures import Fill, Lengths, MixtureFacts, largest
 from headrace.report.run_records import HostSeries, Points
-from headrace.stalls import Stall
 
 COLOURS = 10
 DASHES = 3

@@ -22,8 +22,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.metrics import STATS_FOLDER
-from headrace.stalls import Stall
+from headrace.metrics import STATS_FOLDER, Stall
 from headrace.store import files
 
 MAX_POINTS = 400

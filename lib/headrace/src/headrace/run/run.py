@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from headrace.data.async_dataset import AsyncDataset
     from headrace.data.mixture import MixtureDataset
     from headrace.data.phased import RunDataset
-    from headrace.feed.delivery import LoaderOptions
-    from headrace.feed.loader import DataLoader
+    from headrace.feed.loader import DataLoader, LoaderOptions
 
 
 @dataclass

@@ -51,8 +51,7 @@ from headrace.store.records import RecordKind
 
 if TYPE_CHECKING:
     from headrace.data.async_dataset import AsyncDataset
-    from headrace.feed.delivery import Delivery
-    from headrace.feed.loader import DataLoader
+    from headrace.feed.loader import DataLoader, Delivery
 
 _LOG = logging.getLogger(__name__)
 REQUEST_NAME = "request.json"

@@ -26,7 +26,7 @@ from headrace.data.mixture import MixtureDataset
 from headrace.data.rows import ends_by_token, segments_of
 from headrace.errors import ConfigError, HeadraceError
 from headrace.feed.micro_steps import MicroForecast
-from headrace.feed.plan import BlockSpace, global_rows, stored_blocks
+from headrace.feed.plan import global_rows, stored_blocks
 from headrace.ingest.tokenize import FileTokenizer, cache_tokenizer
 from headrace.mix.schedule import DataEnd
 from headrace.store.cache import TokenCache
@@ -319,7 +319,7 @@ def _first_batch(run: ResolvedRun) -> tuple[int, int]:
     """Stored chunks that the first batch touches, and their bytes."""
     schedule = run.dataset.batch_schedule
     served, _, _, _, rows = global_rows(run.dataset, schedule, 0, 1, run.config.row_order_setting)
-    space = BlockSpace(served.sources)
+    space = served.block_space
     blocks = np.unique(stored_blocks(served, space, rows)[1])
     array = space.array_of(blocks)
     return blocks.size, int(space.block_bytes()[array].sum())

@@ -17,9 +17,9 @@ from jaxtyping import Bool, Float64, Int64
 from headrace.analysis.icc import ratio_of_windows
 from headrace.analysis.long_documents import alike_in_blocks
 from headrace.data.dataset import PlannedDataset
+from headrace.data.rows import BlockSpace
 from headrace.feed.exchange import RowExchange
 from headrace.feed.plan import (
-    BlockSpace,
     GlobalRows,
     arrange,
     global_rows,
@@ -87,7 +87,7 @@ class Windows:
         self.schedule = schedule
         self.row_order: RowOrder = row_order
         self.row_exchange: ExchangeSetting = row_exchange
-        self.space = BlockSpace(dataset.sources)
+        self.space = dataset.block_space
         self.alike = alike_in_blocks(dataset, self.space)
         self.first_step = first_step
         self.stop_step = stop_step
