@@ -9,6 +9,13 @@ from tests.mix.drawn import draws_of
 from headrace.errors import ConfigError
 from headrace.mix.draws import NO_SKIPS, Draws, Skips, check_skip
 from headrace.mix.schedule import BatchSchedule, weight_from_config
+from headrace.mix.stage_config import (
+    AmendmentConfig,
+    StageConfig,
+    check_plan,
+    skips_of,
+    with_amendment,
+)
 
 PAIR = st.tuples(st.integers(1, 40), st.integers(1, 9)).map(lambda pair: (pair[0], sum(pair)))
 PAIRS = st.lists(PAIR, max_size=5)  # each of an amendment of its own
@@ -77,6 +84,21 @@ def test_rows_left(pairs: list[tuple[int, int]], batch: BatchSchedule, length: i
     else:
         with pytest.raises(ConfigError, match="after the last one of the run"):
             skips.rows_left(length, batch)
+
+
+@given(st.lists(st.tuples(PAIR, st.integers(0, 3), st.booleans()), max_size=5))
+def test_a_skip_names_steps_as_all_that_were_asked_for_before_leave_them(asked):
+    """Whatever their steps, also if the mixture changes at the same one."""
+    amendments = []
+    for (first, stop), ahead, reweighs in asked:
+        weights = {"a": 2} if reweighs else {}
+        new = AmendmentConfig(max(first - ahead, 1), weights=weights, skip=[[first, stop]])
+        amendments = with_amendment(amendments, new)
+        if reweighs:
+            amendments = with_amendment(amendments, AmendmentConfig(new.step, weights={"a": 3}))
+    check_plan([StageConfig({"a": 1})], amendments)
+    planned = left_out([pair for pair, _, _ in asked], 80)
+    assert skips_of(amendments).planned(np.arange(80)).tolist() == planned
 
 
 def test_ranges_of_one_amendment_count_the_same_steps():

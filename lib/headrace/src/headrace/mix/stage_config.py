@@ -99,25 +99,32 @@ class AmendmentConfig:
 def with_amendment(
     amendments: Sequence[AmendmentConfig], new: AmendmentConfig
 ) -> list[AmendmentConfig]:
-    """Amendments and a new one, in the order of their steps. At one step, the mixture changes once:
-    two changes of it become one, of which the new one has the last word.
+    """Amendments and a new one. Changes of the mixture stand in the order of their steps. At one
+    step, the mixture changes once: two changes of it become one, of which the new one has the last
+    word. What the new one skips comes behind earlier skips: it names steps as those leave them.
 
     Example:
         >>> earlier = [AmendmentConfig(60, weights={"web": 2}, drop=["code"])]
         >>> with_amendment(earlier, AmendmentConfig(60, weights={"web": 3}, add={"code": 1}))
         [AmendmentConfig(step=60, add={}, weights={'web': 3, 'code': 1}, drop=[], caches={},
             skip=[], measured={})]
+        >>> [one.step for one in with_amendment(earlier, AmendmentConfig(50, skip=[[50, 55]]))]
+        [60, 50]
     """
     kept = list(amendments)
-    same = [one for one in kept if one.step == new.step and one.changes_mixture]
-    if same and new.changes_mixture:
-        kept.remove(same[0])
-        if new.skip:  # counted in what the earlier one leaves
-            kept.append(AmendmentConfig(new.step, skip=new.skip))
-        new = _joined(same[0], new)
-    if new.changes_mixture or new.skip:
-        kept.append(new)
-    return sorted(kept, key=lambda one: (one.step, not one.changes_mixture))
+    is_apart = bool(new.skip) and any(one.skip for one in kept)
+    mixture = replace(new, skip=[]) if is_apart else new
+    if mixture.changes_mixture:
+        at_or_after = (
+            k for k, one in enumerate(kept) if one.changes_mixture and one.step >= new.step
+        )
+        place = next(at_or_after, len(kept))
+        if kept[place:] and kept[place].step == new.step:
+            mixture = _joined(kept.pop(place), mixture)
+        kept.insert(place, mixture)
+    if new.skip and (is_apart or not mixture.changes_mixture):
+        kept.append(AmendmentConfig(new.step, skip=new.skip))
+    return kept
 
 
 def last_change(amendments: Sequence[AmendmentConfig]) -> int:
@@ -126,7 +133,7 @@ def last_change(amendments: Sequence[AmendmentConfig]) -> int:
 
 
 def _joined(first: AmendmentConfig, then: AmendmentConfig) -> AmendmentConfig:
-    """Two changes of the mixture at one step as one; without what ``then`` skips."""
+    """Two changes of the mixture at one step as one."""
     back = {name: weight for name, weight in then.add.items() if name in first.drop}
     added = {**first.add, **{n: w for n, w in then.add.items() if n not in back}}
     weights = {**first.weights, **then.weights, **back}
@@ -137,7 +144,7 @@ def _joined(first: AmendmentConfig, then: AmendmentConfig) -> AmendmentConfig:
         drop=[n for n in first.drop if n not in back]
         + [n for n in then.drop if n not in first.add],
         caches={**first.caches, **then.caches},
-        skip=first.skip,
+        skip=[*first.skip, *then.skip],  # one of them at most has any
         measured=then.measured or first.measured,
     )
 
@@ -300,9 +307,8 @@ def check_plan(stages: Sequence[StageConfig], amendments: Sequence[AmendmentConf
             check_disjoint(
                 amendment.add, amendment.weights, amendment.drop, f"amendments[{number}]"
             )
-        # one that only skips is no mixture of its own: it may begin where another does
-        least = reached if amendment.changes_mixture else reached - 1
-        reached, where = _rising(amendment.step, path, least, where)
+        if amendment.changes_mixture:  # one that only skips may stand behind later ones
+            reached, where = _rising(amendment.step, path, reached, where)
 
 
 def _rising(step: int | None, path: str, reached: int, where: str) -> tuple[int, str]:
