@@ -28,7 +28,13 @@ from typer.testing import CliRunner
 
 from headrace import LmDataConfig, load_config
 from headrace.cli.application import application
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError
+from headrace.errors import (
+    CacheCorruptError,
+    CacheError,
+    CacheMissingError,
+    ConfigError,
+    HeadraceError,
+)
 from headrace.store import TokenCache, open_cache, verify
 from headrace.store.layouts import FormatConfig
 from headrace.testing import web_server
@@ -642,6 +648,25 @@ def test_files_without_sequences_are_sound(tmp_path, documents):
     cache = TokenCache.open(tmp_path)
     assert cache.lengths().tolist() == [0] * documents + [len(text) for text in texts]
     assert verify(str(tmp_path), deep=True).damages == []
+
+
+def test_a_pattern_may_name_prefixes(tmp_path):
+    for name, text in (("web", [1, 2]), ("code", [3]), ("maths", [9])):
+        write_megatron(tmp_path / name, [text])
+    cache = TokenCache.open(f"{tmp_path}/[wc]*[be]")
+    assert [cache.document(k).tolist() for k in range(cache.num_documents)] == [[3], [1, 2]]
+    assert "sound" in run("cache", "verify", f"{tmp_path}/*", "--deep")
+    with pytest.raises(CacheMissingError):
+        TokenCache.open(f"{tmp_path}/x*")
+
+
+@pytest.mark.parametrize(("eos_id", "vocab_size"), [(-1, None), (1 << 16, None), (50, 50)])
+def test_an_end_that_is_no_id_is_refused(tmp_path, eos_id, vocab_size):
+    np.save(tmp_path / "a.npy", np.arange(8, dtype=np.uint16))
+    settings = FormatConfig("npy", eos_id=eos_id, vocab_size=vocab_size, index=f"{tmp_path}/index")
+    with pytest.raises(ConfigError, match="is no id") as refused:
+        TokenCache.open(f"{tmp_path}/a.npy", settings=settings)
+    assert refused.value.field == "format.eos_id"
 
 
 @pytest.mark.parametrize("lost", ["a", "b"])

@@ -108,6 +108,14 @@ class FileStore(Layout):
         self.files = tuple(token_files)
         dtype = self.files[0].dtype
         self._check_dtypes(dtype, settings)
+        ids = min(settings.vocab_size or MAX_VOCABULARY, int(np.iinfo(dtype).max) + 1)
+        if settings.eos_id is not None and not 0 <= settings.eos_id < ids:
+            raise ConfigError(
+                f"is no id of {path}, which lie in 0 .. {ids - 1}",
+                field="format.eos_id",
+                value=settings.eos_id,
+                cure="Give the token that ends documents, or leave it out.",
+            )
         self._check_leaves()
         self._check_signed_ids(settings)
         sources = {file.path: file.size for file in self.files}

@@ -22,7 +22,6 @@ from typing import Self
 import numpy as np
 
 from headrace.errors import CacheMissingError
-from headrace.ingest.listing import has_magic
 from headrace.store.layouts import FormatConfig
 from headrace.store.plain import ComputedArray, PlainArray, corrupt
 from headrace_compat.in_place import (
@@ -67,9 +66,10 @@ class MegatronFiles(FileStore):
 
 
 def _paths(path: str) -> list[str]:
-    """The files of the pairs at a path, either or both; a name with neither ending is a prefix."""
-    paths = token_paths(path, (".idx", ".bin"))
-    return paths or ([] if has_magic(path) else [f"{path}.idx"])
+    """The files of the pairs at a path, either or both; a name or a pattern of neither ending is of
+    prefixes.
+    """
+    return token_paths(path, (".idx", ".bin")) or token_paths(f"{path}.idx", (".idx",))
 
 
 @dataclass(frozen=True)
