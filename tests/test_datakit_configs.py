@@ -85,7 +85,7 @@ def test_both_files_are_as_the_script_writes_them(launch, monkeypatch):
 
 
 def test_any_step_has_its_quotas(launch):
-    dataset = launch.dataset(planned_caches(launch, look=False).caches)
+    dataset = launch.with_caches(planned_caches(launch, look=False).caches).dataset()
     mixture = mixture_of(dataset)
     assert mixture is not None
     for step in (0, PHASE - 1, PHASE, STEPS - 1):

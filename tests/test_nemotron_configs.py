@@ -40,7 +40,7 @@ def test_pretraining_reads_each_chunk_once_on_any_number_of_hosts():
 
 def test_cooling_down_is_a_stage_with_a_nested_blend():
     config = loaded("cooldown")
-    dataset = config.dataset(planned_caches(config, look=False).caches)
+    dataset = config.with_caches(planned_caches(config, look=False).caches).dataset()
     assert isinstance(dataset, MixtureDataset)
     assert dataset.length == (20_000 * 4096 + 100_000 * 8192)
     shares = dict(
@@ -58,7 +58,7 @@ def test_cooling_down_is_a_stage_with_a_nested_blend():
 @pytest.mark.slow
 def test_longer_rows_take_the_same_tokens_a_step():
     config = loaded("long_context")
-    dataset = config.dataset(planned_caches(config, look=False).caches)
+    dataset = config.with_caches(planned_caches(config, look=False).caches).dataset()
     assert isinstance(dataset, PhasedDataset)
     assert dataset.seq_lens == (4096, 16384, 65536)
     for step in (0, 100_000, 110_000):

@@ -229,7 +229,7 @@ def opened(
     all its weight.
     """
     try:
-        return run.dataset({name: caches[name] for name in run.components})
+        return run.with_caches({name: caches[name] for name in run.components}).dataset()
     except ConfigError as error:
         assert error.cure  # noqa: PT017
         if any(a.drop for a in run.amendments) and "all weights are zero" in str(error):
@@ -342,12 +342,11 @@ def check_accounts(
         limit = phases_of(dataset)[0][1].limits[name]
         assert counts[name] > 0 or wanted[name] < 3 or limit == 0
     held = {}
+    opened = run.with_caches({name: caches[name] for name in run.components})
     if run.validation is not None:
-        instead = {name: caches[name] for name in run.components}
-        held = {
-            n: d.read(np.arange(len(d))).tokens for n, d in run.validation_datasets(instead).items()
-        }
-    accounts = run.accounts({name: caches[name] for name in run.components})
+        held_out = opened.validation_datasets()
+        held = {n: d.read(np.arange(len(d))).tokens for n, d in held_out.items()}
+    accounts = opened.accounts()
     for name in run.components:
         epochs = sorted(e for n, e in delivered if n == name)
         assert epochs == list(range(len(epochs)))

@@ -214,9 +214,9 @@ def _optimizer(steps: int, peak_lr: float) -> optax.GradientTransformation:
     return make_optimizer(steps, peak_lr=peak_lr)
 
 
-def _loader(config: LmDataConfig, instead: dict[str, TokenCache] | None = None) -> DataLoader:
+def _loader(config: LmDataConfig, caches: dict[str, TokenCache] | None = None) -> DataLoader:
     return DataLoader(
-        config.dataset(instead),
+        config.with_caches(caches or {}).dataset(),
         mesh=one_device(),
         prefetch_bytes=config.prefetch_bytes,
         memory_map=False,

@@ -184,7 +184,7 @@ def reads_of(documents: int, buckets: int, *, in_groups: bool) -> float:
     """Reads of each chunk in a pass."""
     cache = forged_lengths(documents, buckets, in_groups=in_groups)
     config = config_in_buckets(buckets)
-    dataset: Any = config.dataset(dict.fromkeys(config.components, cache))
+    dataset: Any = config.with_caches(dict.fromkeys(config.components, cache)).dataset()
     steps = cache.num_tokens // (SEQ_LEN * BATCH)
     run = RunSteps(num_steps=steps, max_rows=1 << 30)
     schedule = dataset.batch_schedule
@@ -210,10 +210,10 @@ def measure_buckets(report: Report, documents: int, read_documents: int) -> None
     config = config_in_buckets(BUCKETS)
     caches = dict.fromkeys(config.components, cache)
     begin = time.process_time()
-    config.datasets(caches)
+    config.with_caches(caches).datasets()
     seconds = time.process_time() - begin
     tracemalloc.start()
-    config.datasets(caches)
+    config.with_caches(caches).datasets()
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     report.table(

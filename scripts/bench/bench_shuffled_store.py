@@ -65,7 +65,7 @@ def nemotron(shuffled: bool) -> MixtureDataset:
 
 
 def mixture(config: LmDataConfig, caches: dict[str, Any]) -> MixtureDataset:
-    dataset = config.dataset(caches)
+    dataset = config.with_caches(caches).dataset()
     assert isinstance(dataset, MixtureDataset)
     return dataset
 

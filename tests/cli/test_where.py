@@ -46,7 +46,7 @@ def config_of(plan):
 @given(step=st.integers(0, 30))
 def test_it_says_what_the_loader_does(caches, plan, step):
     config = config_of(plan)
-    dataset = config.dataset(caches)
+    dataset = config.with_caches(caches).dataset()
     rows = Counter()
     tokens = Counter()
     for done in range(step):
@@ -55,7 +55,7 @@ def test_it_says_what_the_loader_does(caches, plan, step):
         for number, count in zip(*np.unique(taken.component, return_counts=True), strict=True):
             rows["ab"[number]] += int(count)
             tokens["ab"[number]] += int(count) * length
-    here = where(config, step, caches)
+    here = where(config.with_caches(caches), step)
     assert {n: s.rows for n, s in here.sources.items()} == {n: rows[n] for n in "ab"}
     assert {n: s.tokens for n, s in here.sources.items()} == {n: tokens[n] for n in "ab"}
     assert (here.rows, here.tokens) == (rows.total(), tokens.total())
@@ -72,23 +72,23 @@ def test_it_says_what_the_loader_does(caches, plan, step):
 
 def test_the_end_of_a_run_and_what_is_behind_it(caches):
     config = config_of("budget")
-    last = where(config, 0, caches).num_steps
+    last = where(config.with_caches(caches), 0).num_steps
     assert last is not None
-    here = where(config, last, caches)
-    assert here.rows == len(config.dataset(caches))
+    here = where(config.with_caches(caches), last)
+    assert here.rows == len(config.with_caches(caches).dataset())
     assert {n: s.epochs for n, s in here.sources.items()} == pytest.approx(
         {"a": 2.0, "b": 1.0}, abs=0.03
     )
     assert all(s.rows_in_step == 0 for s in here.sources.values())
     for step in (last + 1, -1):
         with pytest.raises(IndexOutOfRangeError, match="not a step of this run"):
-            where(config, step, caches)
+            where(config.with_caches(caches), step)
 
 
 def test_stages_and_fingerprint(caches):
     config = config_of("stages")
-    first = where(config, 8, caches)
-    second = where(config, 9, caches)
+    first = where(config.with_caches(caches), 8)
+    second = where(config.with_caches(caches), 9)
     assert (first.stage, first.stage_step, first.sources["b"].weight) == (0, 0, 0)
     assert (second.stage, second.stage_name, second.stage_step, second.sources["b"].weight) == (
         1,
@@ -101,7 +101,10 @@ def test_stages_and_fingerprint(caches):
     assert (
         first.fingerprint
         == RunLock.of(
-            DataLoader(config.dataset(caches), mesh=Mesh(np.asarray(jax.devices()[:1]), ("data",)))
+            DataLoader(
+                config.with_caches(caches).dataset(),
+                mesh=Mesh(np.asarray(jax.devices()[:1]), ("data",)),
+            )
         ).fingerprint
     )
 
@@ -136,11 +139,8 @@ def test_weights_and_shares_are_both_of_what_the_run_counts(tmp_path):
     }
     packed = [f"components.{n}={{cache: x, packing: {{}}}}" for n in sizes]
     for unit, share in (("content_tokens", 0.5), ("examples", 0.5)):
-        here = where(
-            load_config(overrides=["seq_len=32", "batch_size=8", f"unit={unit}", *packed]),
-            100,
-            caches,
-        )
+        config = load_config(overrides=["seq_len=32", "batch_size=8", f"unit={unit}", *packed])
+        here = where(config.with_caches(caches), 100)
         assert [source.weight for source in here.sources.values()] == [share, share]
         assert abs(here.sources["a"].share - share) < 0.001
         assert here.sources["a"].rows == (512 if unit == "content_tokens" else 400)

@@ -33,7 +33,7 @@ def config(names: str = "ab", **changes) -> LmDataConfig:
 
 
 def opened(run: LmDataConfig, caches: dict[str, TokenCache]) -> MixtureDataset:
-    dataset = run.dataset({name: caches[name] for name in run.components})
+    dataset = run.with_caches({name: caches[name] for name in run.components}).dataset()
     assert isinstance(dataset, MixtureDataset)
     return dataset
 
@@ -214,7 +214,7 @@ shuffle: 1e5
 )
 def test_what_only_sizes_can_tell_is_named_as_it_was_written(caches, changes, field):
     with pytest.raises(ConfigError) as caught:
-        config(**changes).dataset({n: caches[n] for n in "ab"})
+        config(**changes).with_caches({n: caches[n] for n in "ab"}).dataset()
     assert caught.value.field == field
     assert caught.value.cure
 
@@ -229,7 +229,7 @@ def test_the_least_epochs_of_the_cure_hold_a_row(caches):
 
 
 def test_arguments_that_are_no_whole_numbers_are_named(caches):
-    stored = config().datasets({n: caches[n] for n in "ab"})["a"]
+    stored = config().with_caches({n: caches[n] for n in "ab"}).datasets()["a"]
     for make, field in (
         (lambda: stored.braid_shuffle(strands=4.5, seed=0), "strands"),  # pyright: ignore[reportArgumentType]
         (lambda: stored.era_shuffle("x", seed=0), "era_length"),  # pyright: ignore[reportArgumentType]
@@ -293,9 +293,9 @@ def test_a_run_is_held_to_its_own_steps_not_to_those_after(caches):
 def test_phased_runs_are_checked_too(caches):
     bounded = {"a": {"max_tokens": 9000}, "b": {"max_tokens": 900}}
     with pytest.raises(ConfigError, match="cannot be met") as caught:
-        config(own=bounded, seq_len={0: 16, 40: 64}, num_steps=60).dataset(
+        config(own=bounded, seq_len={0: 16, 40: 64}, num_steps=60).with_caches(
             {n: caches[n] for n in "ab"}
-        )
+        ).dataset()
     assert caught.value.field.endswith("max_tokens")
 
 
@@ -336,7 +336,7 @@ def test_weights_from_sizes_are_resolved_and_shown(caches):
 
 def test_weights_in_tokens_are_those_in_examples_also_across_phases(caches):
     run = config(own={"a": {"weight": 3}}, seq_len={0: 16, 40: 64}, unit="tokens", num_steps=80)
-    dataset = run.dataset({n: caches[n] for n in "ab"})
+    dataset = run.with_caches({n: caches[n] for n in "ab"}).dataset()
     tokens = np.zeros(2)
     for step in range(80):
         mixture = dataset.at_step(step)[0]
@@ -392,9 +392,11 @@ class Described:
 @pytest.mark.parametrize("step", [20, 40, 60, 100])
 def test_a_run_with_phases_may_be_amended(caches, tmp_path, step):
     phases = {0: 16, 40: 64, 80: 32}
-    plain = config(seq_len=phases).dataset({n: caches[n] for n in "ab"})
-    amended = config("abc", seq_len=phases, amendments=[AmendmentConfig(step, {"c": 2})]).dataset(
-        caches
+    plain = config(seq_len=phases).with_caches({n: caches[n] for n in "ab"}).dataset()
+    amended = (
+        config("abc", seq_len=phases, amendments=[AmendmentConfig(step, {"c": 2})])
+        .with_caches(caches)
+        .dataset()
     )
     for first in range(0, step, 5):
         rows = np.arange(first * 8, first * 8 + 8)
@@ -403,9 +405,11 @@ def test_a_run_with_phases_may_be_amended(caches, tmp_path, step):
     assert RunLock.of(Described(amended)).first_difference(RunLock.of(Described(plain))) == step
     open_run(str(tmp_path), Described(plain))
     assert open_run(str(tmp_path), Described(amended), step=step).history[0]["until_step"] == step
-    other = config(
-        "abc", seq_len=phases, seed=1, amendments=[AmendmentConfig(step, {"c": 2})]
-    ).dataset(caches)
+    other = (
+        config("abc", seq_len=phases, seed=1, amendments=[AmendmentConfig(step, {"c": 2})])
+        .with_caches(caches)
+        .dataset()
+    )
     assert RunLock.of(Described(other)).first_difference(RunLock.of(Described(plain))) is None
 
 

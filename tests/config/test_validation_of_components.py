@@ -38,9 +38,9 @@ def check_sides(config: LmDataConfig) -> dict[str, int]:
     """Checks that what is held out and what is trained on are all rows, each once; gives the rows
     held out.
     """
-    stored = config.datasets(CACHES)
-    train = config.train_datasets(CACHES)
-    held = config.validation_datasets(CACHES) if config.held_out else {}
+    stored = config.with_caches(CACHES).datasets()
+    train = config.with_caches(CACHES).train_datasets()
+    held = config.with_caches(CACHES).validation_datasets() if config.held_out else {}
     for name, dataset in stored.items():
         sides = row_keys(train[name]) + (row_keys(held[name]) if name in held else [])
         assert sorted(sides) == sorted(row_keys(dataset))
@@ -90,20 +90,20 @@ def load_config_again(config: LmDataConfig) -> LmDataConfig:
 
 
 def test_the_rest_of_a_run_does_not_depend_on_what_another_component_holds_out():
-    plain = config_of("{one_in: 10}").train_datasets(CACHES)
-    other = config_of("{one_in: 10}", b="none").train_datasets(CACHES)
+    plain = config_of("{one_in: 10}").with_caches(CACHES).train_datasets()
+    other = config_of("{one_in: 10}", b="none").with_caches(CACHES).train_datasets()
     assert row_keys(plain["a"]) == row_keys(other["a"])
 
 
 def test_a_small_component_does_not_refuse_the_run():
     split = "{one_in: 1000}"
     with pytest.raises(ConfigError) as refusal:
-        config_of(split, a="none").dataset(CACHES)
+        config_of(split, a="none").with_caches(CACHES).dataset()
     assert refusal.value.field == "validation.one_in"
     assert "components.b.validation: none" in (refusal.value.cure or "")
     with pytest.raises(ConfigError, match="not set"):
-        config_of(split, a="none", b="none").validation_datasets(CACHES)
-    dataset = config_of("{one_in: 50}", b="none").dataset(CACHES)
+        config_of(split, a="none", b="none").with_caches(CACHES).validation_datasets()
+    dataset = config_of("{one_in: 50}", b="none").with_caches(CACHES).dataset()
     assert dataset.length is None
 
 
@@ -124,14 +124,14 @@ def test_a_small_component_does_not_refuse_the_run():
 )
 def test_what_cannot_be_held_out_is_refused_at_its_place(own, field, value):
     with pytest.raises(ConfigError) as refusal:
-        config_of(b=own).dataset(CACHES)
+        config_of(b=own).with_caches(CACHES).dataset()
     assert (refusal.value.field, refusal.value.value) == (field, value)
 
 
 def test_half_is_the_most_and_the_cure_says_how_many():
     total = len(TokenSeqDataset(CACHES["b"], seq_len=8))
     with pytest.raises(ConfigError) as refusal:
-        config_of(b=total // 2 + 1).dataset(CACHES)
+        config_of(b=total // 2 + 1).with_caches(CACHES).dataset()
     assert f"Give at most {total // 2}." in (refusal.value.cure or "")
     assert check_sides(config_of(b=total // 2)) == {"b": total // 2}
 
@@ -141,12 +141,12 @@ def test_rows_of_packs_are_held_out_too():
     packed = load_config(
         overrides=["seq_len=16", "components.a={cache: a, packing: {long: split}, validation: 9}"]
     )
-    held = packed.validation_datasets({"a": CACHES["a"]})["a"]
-    train = packed.train_datasets({"a": CACHES["a"]})["a"]
+    held = packed.with_caches({"a": CACHES["a"]}).validation_datasets()["a"]
+    train = packed.with_caches({"a": CACHES["a"]}).train_datasets()["a"]
     whole = PackedTokenDataset(CACHES["a"], seq_len=16, long="split")
     assert (len(held), len(train) + len(held)) == (9, len(whole))
-    assert config.accounts(CACHES)["a"].validation_rows == 9
-    assert config.accounts(CACHES)["b"].validation_rows == 0
+    assert config.with_caches(CACHES).accounts()["a"].validation_rows == 9
+    assert config.with_caches(CACHES).accounts()["b"].validation_rows == 0
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])
@@ -156,10 +156,10 @@ def test_whole_blocks_are_held_out_where_rows_change_their_length(rows):
     settings += [f"components.a={{cache: a, validation: {{rows: {rows}}}, shuffle: {shuffle}}}"]
     config = load_config(overrides=settings)
     opened = {"a": CACHES["a"]}
-    held = config.validation_datasets(opened)["a"]
+    held = config.with_caches(opened).validation_datasets()["a"]
     assert rows <= len(held) < rows + 4
     tokens = {row.tobytes() for row in np.asarray(held.read(np.arange(len(held))).tokens)}
-    dataset = config.dataset(opened)
+    dataset = config.with_caches(opened).dataset()
     short = np.asarray(dataset.at_step(0)[0].read(np.arange(24)).tokens)
     long = np.asarray(dataset.at_step(3)[0].read(np.arange(24, 96)).tokens)
     assert not tokens & {row.tobytes() for row in short}

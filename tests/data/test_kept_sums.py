@@ -104,7 +104,7 @@ def test_a_run_that_finds_sums_is_the_run_that_made_them(
     )
 
     def described(run: LmDataConfig) -> tuple[object, list[int]]:
-        dataset = run.dataset(caches)
+        dataset = run.with_caches(caches).dataset()
         assert isinstance(dataset, MixtureDataset)
         return dataset.describe(), [dataset.tokens_of_rows("a", rows) for rows in range(700)]
 

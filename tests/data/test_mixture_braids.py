@@ -22,7 +22,7 @@ def phased() -> PhasedDataset:
         batch_size=32,
         shuffle=BraidShuffleConfig(io_block_size=16),
     )
-    dataset = run.dataset({n: virtual_cache(n, size) for n, size in sizes.items()})
+    dataset = run.with_caches({n: virtual_cache(n, size) for n, size in sizes.items()}).dataset()
     assert isinstance(dataset, PhasedDataset)
     return dataset
 
@@ -67,7 +67,7 @@ def test_braids_among_other_orders_are_mapped_together():
     run = LmDataConfig(
         {n: ComponentConfig("-", shuffle=s) for n, s in shuffles.items()}, seq_len=16, batch_size=32
     )
-    mixture = run.dataset({n: virtual_cache(n, 4000) for n in shuffles})
+    mixture = run.with_caches({n: virtual_cache(n, 4000) for n in shuffles}).dataset()
     assert isinstance(mixture, MixtureDataset)
     assert mixture._braids.held.tolist() == [False, True, False, True]
     indices = np.arange(0, 4000, 3)

@@ -137,7 +137,7 @@ def runs(draw: st.DrawFn, removed: str) -> LmDataConfig:
 def test_what_a_step_is_made_of_is_what_is_delivered(caches, removed, data):
     run = data.draw(runs(removed))
     try:
-        dataset = run.dataset(dict(caches))
+        dataset = run.with_caches(dict(caches)).dataset()
     except ConfigError:  # a full shuffle, which does not go with phases
         reject()
     steps = data.draw(st.lists(st.integers(0, STEPS), min_size=1, max_size=3))
@@ -199,7 +199,7 @@ def test_epochs_and_draws_count_up(caches):
     run = LmDataConfig(
         {n: ComponentConfig("-") for n in "ab"}, seq_len={0: 16, 60: 32}, batch_size=8
     )
-    dataset = run.dataset(dict(caches))
+    dataset = run.with_caches(dict(caches)).dataset()
     assert rows_of_step(dataset, dataset.batch_schedule, 0).names == ("a", "b")
     seen: dict[int, list[tuple[int, int, int, int]]] = {0: [], 1: []}
     for step in range(160):
@@ -222,7 +222,7 @@ def test_no_token_comes_twice_in_an_epoch(caches):
         {n: ComponentConfig("-") for n in "ab"}, seq_len={0: 16, 20: 32}, batch_size=8
     )
     run = dataclasses.replace(run, shuffle=BraidShuffleConfig(strands=2))
-    dataset = run.dataset(dict(caches))
+    dataset = run.with_caches(dict(caches)).dataset()
     drawn: dict[tuple[int, int], list[np.ndarray]] = {}
     for step in range(160):
         rows = rows_of_step(dataset, dataset.batch_schedule, step)

@@ -74,7 +74,7 @@ def config(names: str, **changes: Any) -> LmDataConfig:
 
 
 def opened(run: LmDataConfig, caches: dict[str, TokenCache]) -> MixtureDataset:
-    dataset = run.dataset({name: caches[name] for name in run.components})
+    dataset = run.with_caches({name: caches[name] for name in run.components}).dataset()
     assert isinstance(dataset, MixtureDataset)
     return dataset
 
@@ -99,7 +99,9 @@ def delivered(dataset: MixtureDataset, steps: int, counted: str = "content") -> 
 def counts_of(
     run: LmDataConfig, caches: dict[str, TokenCache], name: str, counted: Any = "content"
 ) -> RowTokens:
-    return RowTokens(run.train_datasets({n: caches[n] for n in run.components})[name], counted)
+    return RowTokens(
+        run.with_caches({n: caches[n] for n in run.components}).train_datasets()[name], counted
+    )
 
 
 @pytest.mark.parametrize("policy", ["quota", "least_consumed"])
@@ -429,7 +431,7 @@ def test_cures_work(caches):
 
 
 def test_a_source_without_an_end_or_without_tokens_is_refused(caches, tmp_path):
-    packed = config("mixed").datasets({"mixed": caches["mixed"]})["mixed"]
+    packed = config("mixed").with_caches({"mixed": caches["mixed"]}).datasets()["mixed"]
     with pytest.raises(ConfigError, match="has no end"):
         RowTokens(packed.repeat(), "content", "mixed")  # pyright: ignore[reportArgumentType]
     silent = write_cache(tmp_path / "silent", [[np.arange(1, 9)] * 20], mask=np.zeros_like)

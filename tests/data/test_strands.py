@@ -27,7 +27,9 @@ SEQ_LEN = 64
 def mix_by_config(sizes, weights, batch, seed) -> MixtureDataset:
     components = {name: ComponentConfig("-", weight) for name, weight in weights.items()}
     config = LmDataConfig(components, seq_len=SEQ_LEN, batch_size=batch, seed=seed)
-    dataset = config.dataset({name: virtual_cache(name, size) for name, size in sizes.items()})
+    dataset = config.with_caches(
+        {name: virtual_cache(name, size) for name, size in sizes.items()}
+    ).dataset()
     assert isinstance(dataset, MixtureDataset)
     return dataset
 
@@ -143,7 +145,7 @@ def mix_shuffled(
     caches = {
         name: virtual_cache(name, 10**8, shuffled=shuffled) for name, (_, shuffled) in parts.items()
     }
-    dataset = config.dataset(caches)
+    dataset = config.with_caches(caches).dataset()
     assert isinstance(dataset, MixtureDataset)
     return dataset
 

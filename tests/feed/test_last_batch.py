@@ -58,7 +58,7 @@ def rows_of(batches) -> list[tuple[int, bytes]]:
 
 
 def loaded(config: LmDataConfig) -> tuple[DataLoader, list[list[tuple[int, bytes]]]]:
-    loader = DataLoader(config.dataset(CACHES), row_order="stream")
+    loader = DataLoader(config.with_caches(CACHES).dataset(), row_order="stream")
     return loader, [rows_of([batch]) for batch in loader]
 
 
@@ -101,7 +101,7 @@ def test_limits_lose_no_row(end):
     config = config_of(end, "pad")
     _, batches = loaded(config)
     counts = Counter(source for source, _ in chain.from_iterable(batches))
-    trained = config.train_datasets(CACHES)
+    trained = config.with_caches(CACHES).train_datasets()
     for number, (name, dataset) in enumerate(trained.items()):
         tokens = config.components[name].max_tokens
         assert counts[number] == (len(dataset) if tokens is None else tokens // 8)
@@ -195,7 +195,7 @@ def test_rows_of_the_last_length_fill_the_last_batch():
     settings = ["seq_len={0: 8, 2: 16}", "batch_size=5", "max_epochs=3", "last_batch=fill"]
     settings += ["components.a={cache: a, shuffle: {strands: 2, io_block_size: 4}}"]
     config = load_config(overrides=settings)
-    loader = HostBatches(config.dataset({"a": CACHES["a"]}), row_order="stream")
+    loader = HostBatches(config.with_caches({"a": CACHES["a"]}).dataset(), row_order="stream")
     batches = [rows_of([batch]) for _, batch in loader.from_step()]
     missing = loader.data_end.filled_rows
     assert missing > 0
@@ -205,21 +205,23 @@ def test_rows_of_the_last_length_fill_the_last_batch():
 
 def test_a_run_says_what_becomes_of_its_last_batch():
     short = dataclasses.replace(config_of("max_epochs", "drop"), num_steps=2)
-    assert DataLoader(short.dataset(CACHES)).data_end.dropped_rows == 0  # it stops before
-    full = DataLoader(config_of("max_epochs", "pad").dataset(CACHES)).num_steps
+    assert (
+        DataLoader(short.with_caches(CACHES).dataset()).data_end.dropped_rows == 0
+    )  # it stops before
+    full = DataLoader(config_of("max_epochs", "pad").with_caches(CACHES).dataset()).num_steps
     for how in ("pad", "fill"):  # the last step is one like any other
         config = dataclasses.replace(config_of("max_epochs", how), num_steps=full)
-        assert DataLoader(config.dataset(CACHES)).num_steps == full
+        assert DataLoader(config.with_caches(CACHES).dataset()).num_steps == full
     dropping = dataclasses.replace(config_of("max_epochs", "drop"), num_steps=full)
     with pytest.raises(ConfigError) as refusal:
-        dropping.dataset(CACHES)
+        dropping.with_caches(CACHES).dataset()
     assert refusal.value.field == "max_epochs"
     assert f"num_steps to {full - 1}" in (refusal.value.cure or "")
 
 
 def test_only_filling_changes_a_fingerprint():
     plain, dropped, filled = (
-        DataLoader(config_of("max_epochs", how).dataset(CACHES)).describe()
+        DataLoader(config_of("max_epochs", how).with_caches(CACHES).dataset()).describe()
         for how in ("pad", "drop", "fill")
     )
     assert plain == dropped
@@ -227,7 +229,7 @@ def test_only_filling_changes_a_fingerprint():
 
 
 def test_the_loader_overrides_the_config():
-    dataset = config_of("max_epochs", "drop").dataset(CACHES)
+    dataset = config_of("max_epochs", "drop").with_caches(CACHES).dataset()
     assert DataLoader(dataset).last_batch == "drop"
     assert DataLoader(dataset, 8).last_batch == "drop"
     assert DataLoader(dataset, last_batch="pad").last_batch == "pad"

@@ -257,7 +257,7 @@ def test_what_is_not_built_yet_is_planned_with_its_mask(tmp_path):
     )
     bytes_per_step = []
     for config in (plain, named, built):
-        dataset = config.dataset(planned_caches(config).caches)
+        dataset = config.with_caches(planned_caches(config).caches).dataset()
         forecast = simulate(dataset, BatchSchedule(8), hosts=[1], steps=RunSteps(num_steps=20))
         bytes_per_step.append(forecast.by_hosts[0].bytes_per_step)
     assert bytes_per_step[1] == bytes_per_step[2] == pytest.approx(1.25 * bytes_per_step[0])

@@ -28,7 +28,7 @@ def test_they_are_what_every_step_says(plan):
     caches = {name: tiny_cache(documents=60, seed=s, parts=2) for s, name in enumerate("ab")}
     base = ["seq_len=8", "batch_size=4", "components.a={cache: x}", "components.b={cache: x}"]
     config = load_config(overrides=[*base, *PLANS[plan]])
-    dataset = config.dataset(caches)
+    dataset = config.with_caches(caches).dataset()
     wanted = [2, 3, 40, 59]
     order = "stream" if config.row_order == "stream" else "locality"
     expected: list[Sighting] = []
@@ -47,7 +47,7 @@ def test_they_are_what_every_step_says(plan):
 
 def test_what_is_not_there():
     dataset = load_config(overrides=["seq_len=8", "batch_size=4", "components.a=x", "num_steps=9"])
-    dataset = dataset.dataset({"a": tiny_cache(documents=60)})
+    dataset = dataset.with_caches({"a": tiny_cache(documents=60)}).dataset()
     one = Intervals.of_numbers(np.array([60]))
     with pytest.raises(ConfigError, match="is not a component"):
         sightings(dataset, "c", one, 5)

@@ -54,7 +54,7 @@ def virtual(**changes) -> LmDataConfig:
 def test_rows_and_epochs_are_those_of_the_dataset(changes):
     config = virtual(**changes)
     plan = plan_run(config, max_rows=2048)
-    dataset = config.dataset(planned_caches(config).caches)
+    dataset = config.with_caches(planned_caches(config).caches).dataset()
     drawn = np.zeros(3, np.int64)
     tokens = np.zeros(3)
     for step in range(plan.steps or 0):
@@ -76,7 +76,7 @@ def test_rows_and_epochs_are_those_of_the_dataset(changes):
 def test_the_forecast_is_that_of_simulate():
     config = virtual()
     plan = plan_run(config, hosts=[1, 4])
-    dataset = config.dataset(planned_caches(config).caches)
+    dataset = config.with_caches(planned_caches(config).caches).dataset()
     assert plan.forecast == simulate(
         dataset,
         dataset.batch_schedule,

@@ -192,7 +192,9 @@ def test_mixtures_over_epochs_are_forecast_to_the_block(cache, other, slots, mon
 def test_very_many_hosts_are_sampled_and_it_is_said(monkeypatch):
     monkeypatch.setattr(replaying, "MAX_REPLAYED", 8)
     config = big(3)
-    dataset = config.dataset({name: virtual_cache(name, 10**11) for name in config.components})
+    dataset = config.with_caches(
+        {name: virtual_cache(name, 10**11) for name in config.components}
+    ).dataset()
     schedule = dataset.batch_schedule
     forecast = simulate(
         dataset, schedule, hosts=[64], cache_bytes=8 << 18, steps=RunSteps(max_rows=1 << 15)
@@ -227,7 +229,7 @@ def test_a_trillion_tokens_on_many_hosts(components):
     caches = {
         name: virtual_cache(name, 10**12 // (k + 1)) for k, name in enumerate(config.components)
     }
-    dataset = config.dataset(caches)
+    dataset = config.with_caches(caches).dataset()
     forecast = simulate(
         dataset, dataset.batch_schedule, hosts=[1, 8, 64], steps=RunSteps(max_rows=1 << 17)
     )
@@ -243,7 +245,7 @@ def test_a_trillion_tokens_on_many_hosts(components):
 
 def test_prices_and_caches():
     config = big(1)
-    dataset = config.dataset({"c0": virtual_cache("c0", 10**10)})
+    dataset = config.with_caches({"c0": virtual_cache("c0", 10**10)}).dataset()
     schedule = dataset.batch_schedule
     dear = simulate(
         dataset, schedule, hosts=[1], prices=Prices(1.0, 2.0), steps=RunSteps(max_rows=1 << 16)
@@ -357,7 +359,9 @@ def test_sizes_that_cannot_be_are_named(typed):
 def test_any_step_that_there_is_can_be_looked_at():
     """Near the last one too, and for a run that no one can wait for."""
     config = big(2)
-    dataset = config.dataset({name: virtual_cache(name, 10**11) for name in config.components})
+    dataset = config.with_caches(
+        {name: virtual_cache(name, 10**11) for name in config.components}
+    ).dataset()
     for first_step in (1 << 39, (1 << 40) - (1 << 10) - 1):
         assert simulate(
             dataset,
@@ -389,7 +393,7 @@ def growing(sizes, tokens=10**9, **changes):
     config = LmDataConfig(
         {"a": ComponentConfig("nowhere")}, seq_len=2048, batch_size=sizes, **changes
     )
-    return config.dataset({"a": virtual_cache("a", tokens)})
+    return config.with_caches({"a": virtual_cache("a", tokens)}).dataset()
 
 
 def test_every_batch_size_is_looked_at_in_proportion_to_its_steps():
@@ -506,7 +510,7 @@ def test_looks_lie_in_the_run_and_stand_for_all_of_it(drawn, first, max_rows):
 def test_counting_to_a_far_step_is_watched(policy, capsys):
     weights = {n: ComponentConfig("nowhere") for n in "ab"}
     config = LmDataConfig(weights, seq_len=2048, batch_size=256, policy=policy)
-    dataset = config.dataset({n: virtual_cache(n, 10**10) for n in "ab"})
+    dataset = config.with_caches({n: virtual_cache(n, 10**10) for n in "ab"}).dataset()
     told = []
     steps = RunSteps(first_step=1000, max_rows=1 << 12)
     simulate(
@@ -526,14 +530,16 @@ def test_counting_to_a_far_step_is_watched(policy, capsys):
 
 def test_an_unknown_source_is_named():
     with pytest.raises(ConfigError, match="Did you mean 'c0'"):
-        big(1).dataset({"c00": virtual_cache("c00", 10**9)})
+        big(1).with_caches({"c00": virtual_cache("c00", 10**9)}).dataset()
 
 
 @pytest.mark.parametrize(("last_batch", "most"), [("pad", 191), ("drop", 190)])
 def test_limits_that_end_the_run_too_early_are_named(last_batch, most):
     """48,828 rows are 190 batches of 256 and 188 rows, which fill a batch that is padded."""
     config = big(2, max_epochs=1.0, last_batch=last_batch)
-    dataset = config.dataset({name: virtual_cache(name, 10**8) for name in config.components})
+    dataset = config.with_caches(
+        {name: virtual_cache(name, 10**8) for name in config.components}
+    ).dataset()
     with pytest.raises(ConfigError, match=rf"lower num_steps to {most}\b"):
         simulate(dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(num_steps=1000))
     with pytest.raises(ConfigError):
@@ -545,7 +551,7 @@ def test_caches_with_other_chunks_are_read_once_too():
     config = big(2)
     small = CacheLayout("uint32", chunk_elements=8192)
     caches = {"c0": virtual_cache("c0", 10**10), "c1": virtual_cache("c1", 10**10, layout=small)}
-    dataset = config.dataset(caches)
+    dataset = config.with_caches(caches).dataset()
     forecast = simulate(
         dataset, dataset.batch_schedule, hosts=[1], steps=RunSteps(max_rows=1 << 17)
     ).by_hosts[0]

@@ -210,7 +210,7 @@ def _samples(config: LmDataConfig) -> dict[str, int | None]:
     target = batch.rows_at(steps)[0]
     if len(names) == 1:
         return {names[0]: target}
-    weights = stage_weights(config.plan({}), "greedy")
+    weights = stage_weights(config.plan(), "greedy")
     return {
         name: size for name, [size] in zip(names, megatron_sizes(weights, [target]), strict=True)
     }

@@ -123,9 +123,10 @@ class ResolvedRun:
             config = replace(config, num_steps=num_steps)
         _check_mixture(config)
         planned = planned_caches(config, sizes, look=look)
-        planned = replace(planned, config=planned.config.at_snapshots(planned.caches))
-        caches = planned.config.open_caches(planned.caches)
-        return cls(config, planned, caches, planned.config.dataset(caches))
+        resolved = planned.config.with_caches(planned.caches).at_snapshots()
+        caches = resolved.open_caches()
+        planned = replace(planned, config=resolved.with_caches(caches))
+        return cls(config, planned, caches, planned.config.dataset())
 
     @property
     def config(self) -> LmDataConfig:
@@ -135,7 +136,7 @@ class ResolvedRun:
     @cached_property
     def settled(self) -> LmDataConfig:
         """The config as it is written, with the components that amendments bring in."""
-        return self.original.at_snapshots(self.planned.caches)
+        return self.original.with_caches(self.planned.caches).at_snapshots()
 
     @property
     def first(self) -> MixtureDataset:
@@ -145,7 +146,7 @@ class ResolvedRun:
     @cached_property
     def trained(self) -> Mapping[str, PlannedDataset]:
         """The rows of each component that are trained on, in stored order."""
-        return self.config.train_datasets(self.caches)
+        return self.config.train_datasets()
 
     @cached_property
     def orders(self) -> Mapping[str, OrderFacts]:

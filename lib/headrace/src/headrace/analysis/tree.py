@@ -42,7 +42,7 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
         (1310720, 'braid')
     """
     config = run.config
-    accounts = config.accounts(run.caches)
+    accounts = config.accounts()
     erased = run.dataset.erasures if isinstance(run.dataset, PhasedDataset) else NOTHING_ERASED
     return {
         "steps": run.steps,

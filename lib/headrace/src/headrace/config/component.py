@@ -411,13 +411,13 @@ def check_any(components: Mapping[str, ComponentConfig]) -> None:
         )
 
 
-def check_instead(instead: object, components: Collection[str]) -> None:
-    """Raises ConfigError unless these are open caches of components, by name."""
-    if not isinstance(instead, Mapping):
+def check_caches(caches: object, components: Collection[str]) -> None:
+    """Raises ConfigError unless these are caches of components, by name."""
+    if not isinstance(caches, Mapping):
         raise ConfigError(
-            "is not a mapping", field="instead", value=instead, cure="Give {NAME: CACHE}."
+            "is not a mapping", field="caches", value=caches, cure="Give {NAME: CACHE}."
         )
-    for name in cast("Mapping[str, object]", instead):
+    for name in cast("Mapping[str, object]", caches):
         if name not in components:
             raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
 

@@ -30,7 +30,7 @@ from headrace.config.component import (
     ByComponent,
     ComponentConfig,
     check_any,
-    check_instead,
+    check_caches,
     check_strategy,
     counted_tokens,
     held_out_of,
@@ -190,6 +190,7 @@ class LmDataConfig:
     micro_batches: MicroBatchConfig | None = None
     compat: CompatConfig | None = None
     _settled: ClassVar[Settled | None] = None
+    _opened: ClassVar[Mapping[str, TokenCache]] = {}
     """What its snapshots are, of a config of :meth:`at_snapshots`."""
 
     def __post_init__(self) -> None:
@@ -269,15 +270,15 @@ class LmDataConfig:
         """The mixtures of the run, in order, including amendments: the stages of :meth:`plan`."""
         return list(self.plan().stages)
 
-    def plan(self, instead: Mapping[str, TokenCache] | None = None) -> Plan:
-        """The plan of the run: its weights, limits and lengths, as a list of stages; ``instead`` as
-        in :meth:`open_caches`. Caches are opened only if weights follow from sizes.
+    def plan(self) -> Plan:
+        """The plan of the run: its weights, limits and lengths, as a list of stages. Caches are
+        opened only if weights follow from sizes.
 
         Raises:
             ConfigError: weights given in two places, an unknown source, an amendment out of order.
         """
         moves = any(amendment.caches for amendment in self.amendments)
-        config = self.at_snapshots(instead) if moves else self
+        config = self.at_snapshots() if moves else self
         components = config.components
         own_limits = {n: c.max_epochs for n, c in components.items() if c.max_epochs is not None}
         epochs = own_limits
@@ -288,13 +289,13 @@ class LmDataConfig:
                 else self.max_epochs
             )
         return replace(
-            policy_kind(self.policy).plan(config._mixture_config(instead)),
+            policy_kind(self.policy).plan(config._mixture_config()),
             max_epochs=epochs or None,
             max_tokens={n: c.max_tokens for n, c in components.items() if c.max_tokens is not None},
             stop_strategy=self.stop_strategy,
         )
 
-    def _mixture_config(self, instead: Mapping[str, TokenCache] | None = None) -> MixtureConfig:
+    def _mixture_config(self) -> MixtureConfig:
         weights = {name: component.weight for name, component in self.components.items()}
         amendments = self.amendments
         if self._settled is None:  # as if each amendment brought documents in
@@ -312,7 +313,7 @@ class LmDataConfig:
                 n: c.max_share for n, c in self.components.items() if c.max_share is not None
             },
             num_steps=self.num_steps,
-            sizes=cache(lambda: sizes_of(self.train_datasets(instead), self.counted_tokens)),
+            sizes=cache(lambda: sizes_of(self.train_datasets(), self.counted_tokens)),
             counted_tokens=self.counted_tokens,
             may_end=self._may_end,
         )
@@ -338,28 +339,46 @@ class LmDataConfig:
         """
         build_caches(self.components, self.tokenizer, progress=progress)
 
-    def open_caches(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, TokenCache]:
-        """Opens the caches of all components; ``instead``: open caches, by name, to use in place of
-        those at their paths.
+    def with_caches(self, caches: Mapping[str, TokenCache]) -> LmDataConfig:
+        """This config with open caches, by component, in place of those at their paths. A config
+        that is made of it with other fields does not have them.
+
+        Raises:
+            ConfigError: a name is no component.
+
+        Example:
+            >>> import headrace.testing
+            >>> config = LmDataConfig({"web": ComponentConfig("caches/web")}, seq_len=8)
+            >>> len(config.with_caches({"web": headrace.testing.tiny_cache()}).datasets()["web"])
+            331
+        """
+        newcomers = (name for one in self.amendments for name in one.newcomers.values())
+        check_caches(caches, {*self.components, *newcomers})
+        config = copy(self)
+        vars(config).update(_opened=caches)
+        return config
+
+    def open_caches(self) -> dict[str, TokenCache]:
+        """Opens the caches of all components.
 
         Raises:
             CacheError: one is missing, unfinished or unreadable.
             ConfigError: they were built with different tokenizers, or with another than the
                 config's.
         """
-        config = self.at_snapshots(instead)
+        config = self.at_snapshots()
         assert config._settled is not None
         snapshots = config._settled.snapshots
-        missing = {n: of_each for n, of_each in snapshots.items() if n not in (instead or {})}
+        missing = {n: of_each for n, of_each in snapshots.items() if n not in self._opened}
         opened = open_caches(config.components, missing, self.tokenizer)
-        caches = {**opened, **(instead or {})}
+        caches = {**opened, **self._opened}
         return ByComponent({name: caches[name] for name in config.components})
 
-    def at_snapshots(self, instead: Mapping[str, TokenCache] | None = None) -> LmDataConfig:
+    def at_snapshots(self) -> LmDataConfig:
         """This config with the snapshot of each cache written out, and with a component for the
         documents that each amendment brings in: ``web@3`` for ``caches: {web: 3}``.
 
-        Reads the lists of snapshots; ``instead`` as in :meth:`open_caches`.
+        Reads the lists of snapshots.
 
         Raises:
             ConfigError: there is no such snapshot, or an amendment cannot be carried out.
@@ -374,12 +393,10 @@ class LmDataConfig:
         if self._settled is not None:
             return self
         check_any(self.components)
-        newcomers = (name for one in self.amendments for name in one.newcomers.values())
-        check_instead(instead or {}, {*self.components, *newcomers})
         settled = settle(
             self.components,
             self.amendments,
-            instead or {},
+            self._opened,
             weights=self.weights,
             shuffle=self.shuffle,
             validation=self.validation,
@@ -396,12 +413,12 @@ class LmDataConfig:
         """
         return max(cache.vocab_size for cache in self.open_caches().values())
 
-    def datasets(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, StoredDataset]:
+    def datasets(self) -> dict[str, StoredDataset]:
         """The components in stored order, without removed documents, in rows of the first phase;
-        before they are split, shuffled and mixed. ``instead`` as in :meth:`open_caches`.
+        before they are split, shuffled and mixed.
         """
-        config = self.at_snapshots(instead)
-        caches = config.open_caches(instead)
+        config = self.at_snapshots()
+        caches = config.open_caches()
         components = config.components
         if self.compat:
             return ByComponent(self.compat.load().datasets(config, caches, "train"))
@@ -425,21 +442,19 @@ class LmDataConfig:
             )
         return stored
 
-    def train_datasets(
-        self, instead: Mapping[str, TokenCache] | None = None
-    ) -> dict[str, PlannedDataset]:
+    def train_datasets(self) -> dict[str, PlannedDataset]:
         """The training part of :meth:`datasets`: what is not held out, or a subset of it."""
-        config = self.at_snapshots(instead)
-        datasets = config.datasets(instead)
+        config = self.at_snapshots()
+        datasets = config.datasets()
         sides = {name: config._sides(name, dataset, None) for name, dataset in datasets.items()}
         return ByComponent(
             {name: config._trained(name, train) for name, (train, _) in sides.items()}
         )
 
-    def accounts(self, instead: Mapping[str, TokenCache] | None = None) -> dict[str, Account]:
-        """Where the tokens of each component go; ``instead`` as in :meth:`open_caches`."""
-        config = self.at_snapshots(instead)
-        datasets = config.datasets(instead)
+    def accounts(self) -> dict[str, Account]:
+        """Where the tokens of each component go."""
+        config = self.at_snapshots()
+        datasets = config.datasets()
         sides = {name: config._sides(name, dataset, None) for name, dataset in datasets.items()}
         held_out = config.held_out
         return {
@@ -449,29 +464,26 @@ class LmDataConfig:
             for n, (train, validation) in sides.items()
         }
 
-    def validation_datasets(
-        self, instead: Mapping[str, TokenCache] | None = None, *, seq_len: int | None = None
-    ) -> dict[str, PlannedDataset]:
+    def validation_datasets(self, *, seq_len: int | None = None) -> dict[str, PlannedDataset]:
         """The held-out part of :meth:`datasets`, in stored order; the same tokens whatever the
         shuffle. Components of which nothing is held out are left out.
 
         Args:
-            instead: As in :meth:`open_caches`.
             seq_len: Tokens in a row, at most those of a block; None: as in the first phase.
 
         Raises:
             ConfigError: the config has no hold-out, or rows are longer than a block.
         """
-        config = self.at_snapshots(instead)
+        config = self.at_snapshots()
         if self.compat:
-            caches = config.open_caches(instead)
+            caches = config.open_caches()
             return ByComponent(self.compat.load().datasets(config, caches, "validation"))
         held_out = config.held_out
         if not held_out:
             raise ConfigError(
                 "is not set", field="validation", cure="Write validation: {one_in: 100}."
             )
-        datasets = {n: ds for n, ds in config.datasets(instead).items() if n in held_out}
+        datasets = {n: ds for n, ds in config.datasets().items() if n in held_out}
         return ByComponent({n: config._sides(n, ds, seq_len)[1] for n, ds in datasets.items()})
 
     @property
@@ -519,12 +531,13 @@ class LmDataConfig:
             scores[name] = partial(row_scores, numbers=numbers, name=by, field=field)
         return scores
 
-    def dataset(self, instead: Mapping[str, TokenCache] | None = None) -> RunDataset:
-        """All components, shuffled and mixed; ``instead`` as in :meth:`open_caches`."""
-        config = self.at_snapshots(instead)
-        opened = config.open_caches(instead)
+    def dataset(self) -> RunDataset:
+        """All components, shuffled and mixed."""
+        config = self.at_snapshots()
+        opened = config.open_caches()
+        config = config.with_caches(opened)
         components = config.components
-        plan = config.plan(opened)
+        plan = config.plan()
         orders = Orders(
             self.seed,
             {name: config.shuffle_for(name) for name in components},
@@ -535,7 +548,7 @@ class LmDataConfig:
         )
         # Where rows change their length, what is held out depends on all lengths
         sources = config.train_datasets if len(self.phases) == 1 else config.datasets
-        dataset = run_dataset(sources(opened), plan, orders)
+        dataset = run_dataset(sources(), plan, orders)
         if plan.num_steps is not None and self.stop_strategy == "restart":
             limited = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, plan.num_steps, plan, limited)

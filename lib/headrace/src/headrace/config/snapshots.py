@@ -94,7 +94,7 @@ class _Named(NamedTuple):
 def settle(
     components: Mapping[str, ComponentConfig],
     amendments: Sequence[AmendmentConfig],
-    instead: Mapping[str, TokenCache],
+    opened: Mapping[str, TokenCache],
     *,
     weights: Mapping[str, Any] | None,
     shuffle: ShuffleConfig,
@@ -104,7 +104,7 @@ def settle(
     fields of the config.
 
     Reads the list of snapshots of each cache that does not start at its first and stay there,
-    unless an open cache is given ``instead``.
+    unless its cache is ``opened`` already.
 
     Raises:
         ConfigError: there is no such snapshot, or an amendment cannot be carried out.
@@ -116,10 +116,10 @@ def settle(
         for name in amendment.caches
     ]
     # 1. Where each component starts.
-    starts = _starts(components, instead, entries)
+    starts = _starts(components, opened, entries)
     settled = {
         name: component
-        if name in instead
+        if name in opened
         else replace(component, snapshot=[one.number for one in starts[name]])
         for name, component in components.items()
     }
@@ -177,7 +177,7 @@ def _components_of(
 
 def _starts(
     components: Mapping[str, ComponentConfig],
-    instead: Mapping[str, TokenCache],
+    opened: Mapping[str, TokenCache],
     entries: Sequence[_Named],
 ) -> dict[str, list[Snapshot]]:
     """The snapshots with which each component starts: those that it sets; else those before the
@@ -193,15 +193,15 @@ def _starts(
         path: (path, *(component.replicas or ()))
         for name, component in components.items()
         for path, number in zip(component.caches, chosen[name], strict=True)
-        if name not in instead and (name in first or number != 1)
+        if name not in opened and (name in first or number != 1)
     }
     with ThreadPoolExecutor(max_workers=16) as pool:
         read = pool.map(partial(_history, job_reader()), listed.values())
         histories = dict(zip(listed, read, strict=True))
     starts: dict[str, list[Snapshot]] = {}
     for name, component in components.items():
-        if name in instead:
-            starts[name] = [*instead[name].snapshots]
+        if name in opened:
+            starts[name] = [*opened[name].snapshots]
             continue
         starts[name] = []
         earlier = component.of_each("after", name)

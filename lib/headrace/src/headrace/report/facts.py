@@ -296,7 +296,7 @@ def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFa
     if len(there) == len(opened):
         lock = RunLock.of(BatchOrder(dataset, row_order=config.row_order))
         some_rows = cache(partial(some_rows_of_step, dataset, config))
-    stored = plan.run.config.datasets(opened)
+    stored = plan.run.config.datasets()
     return PlanFacts(
         plan=plan,
         findings=tuple(findings(plan)),

@@ -9,7 +9,6 @@ Price: 2 us for each step before it if weights change with the step, otherwise a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from headrace.data.sources_at import sources_at
 from headrace.errors import ConfigError, IndexOutOfRangeError, as_whole
 from headrace.metrics import SourceAt
 from headrace.run.lock import RunLock
-from headrace.store.cache import TokenCache
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
@@ -60,15 +58,12 @@ class Whereabouts:
         return asdict(self)
 
 
-def where(
-    config: LmDataConfig, step: int, instead: Mapping[str, TokenCache] | None = None
-) -> Whereabouts:
+def where(config: LmDataConfig, step: int) -> Whereabouts:
     """Where a run is after ``step`` steps.
 
     Args:
         config: The run's config.
         step: Number of completed steps, from 0 to the length of the run.
-        instead: Caches by name, which replace those at the components' paths.
 
     Raises:
         IndexOutOfRangeError: the run has fewer steps.
@@ -83,7 +78,7 @@ def where(
         ...     "components.a={cache: x, weight: 3}",
         ...     "components.b={cache: x}",
         ... ]
-        >>> here = where(load_config(overrides=plan), 100, caches)
+        >>> here = where(load_config(overrides=plan).with_caches(caches), 100)
         >>> here.tokens, here.sources["a"].rows, here.sources["b"].weight
         (3200, 300, 0.25)
     """
@@ -92,7 +87,7 @@ def where(
         raise ConfigError(
             "is not a config", field="config", value=config, cure="Give load_config(FILE)."
         )
-    dataset = config.dataset(instead)
+    dataset = config.dataset()
     order = BatchOrder(dataset, row_order=config.row_order)
     last = order.num_steps
     if step < 0 or (last is not None and step > last):
