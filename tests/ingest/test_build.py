@@ -24,9 +24,9 @@ from headrace.errors import (
     PlanMismatchError,
     SourceError,
 )
-from headrace.ingest import BuildReport, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest import BuildReport, SourceConfig, TokenizerConfig, build_cache, engines
 from headrace.ingest.tokenize import load_tokenizer, recorded_tokenizer
-from headrace.store import TokenCache, owned
+from headrace.store import TokenCache, snapshots
 from headrace.store.ledger import read_ledger
 
 Tree = Callable[[str | Path], dict[str, bytes]]
@@ -392,8 +392,11 @@ def test_restart_takes_the_records_of_the_parts_first(
     write(tmp_path / "corpus", write_jsonl)
     parts = build(tmp_path / "corpus", tmp_path / "cache").parts_built
     removed: list[str] = []
-    real = owned.remove_tree
-    monkeypatch.setattr(owned, "remove_tree", lambda url: removed.append(url) or real(url))
+    for module in (engines, snapshots):
+        real = module.remove_tree
+        monkeypatch.setattr(
+            module, "remove_tree", lambda url, real=real: removed.append(url) or real(url)
+        )
     build(tmp_path / "corpus", tmp_path / "cache", restart=True)
     names = [r.removeprefix(f"{tmp_path}/cache/") for r in removed]
     records = [name for name in names[: names.index("parts")] if name.endswith("/part.json")]

@@ -14,7 +14,7 @@ from headrace.errors import CacheError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest import repair as repairing
 from headrace.ingest.repair import repair
-from headrace.store import owned, verify
+from headrace.store import verify
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.verify import Damage
 
@@ -170,7 +170,7 @@ def test_a_repair_that_is_interrupted_goes_on(built, tmp_path, monkeypatch):
         counted = partial(interrupted_after, iter(range(stop)))
         with monkeypatch.context() as patch:
             patch.setattr(repairing, "write_part_record", counted(repairing.write_part_record))
-            patch.setattr(owned, "remove_tree", counted(owned.remove_tree))
+            patch.setattr(repairing, "remove_tree", counted(repairing.remove_tree))
             patch.setattr(os, "rename", counted(os.rename))
             try:
                 repair(str(root), verify(str(root), deep=True).damages)

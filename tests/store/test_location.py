@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.store import files
 from headrace.store.array import kvstore_spec
-from headrace.store.lease import lease
+from headrace.store.lease import lease, remove_tree
 from headrace.store.location import Location
-from headrace.store.owned import remove_tree
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 

@@ -31,11 +31,11 @@ from headrace.data.documents import stored_documents, value_ranges
 from headrace.errors import CacheError, ConfigError
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
-from headrace.store import files, owned
+from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout
 from headrace.store.leaf import CacheLeaf, fitting
-from headrace.store.lease import LEASE_NAME, check_vacant, lease
+from headrace.store.lease import LEASE_NAME, check_vacant, lease, remove_tree
 from headrace.store.ledger import LEDGER_NAME
 from headrace.store.missing import LEVANTERS_LEDGER
 from headrace.store.ragged import ArrayWriter
@@ -165,7 +165,7 @@ def _write(
     )
     for name in files.names_in(output):  # what an interrupted conversion left
         if name not in (LEASE_NAME, LEVANTERS_LEDGER):
-            owned.remove_tree(files.join(output, name))
+            remove_tree(files.join(output, name))
     for rows in leaves:
         name = rows.leaf.name
         stored = dtype if name == TOKENS else rows.leaf.dtype

@@ -29,7 +29,8 @@ from headrace.errors import CacheError, ConfigError, HeadraceError, install_comm
 from headrace.ingest.pool import build_one_part
 from headrace.ingest.progress import NOTHING, Progress, Report
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Task, publish
-from headrace.store import files, owned
+from headrace.store import files
+from headrace.store.lease import remove_tree
 from headrace.store.ledger import read_part_record
 from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import use_policy
@@ -94,7 +95,7 @@ def build_on_zephyr(
     if waiting:
         cure = "Run the same command again."
         raise CacheError("were not built", field="parts", value=sorted(waiting), cure=cure)
-    owned.remove_tree(attempts)
+    remove_tree(attempts)
 
 
 def build_attempt(job: Job, task: Task) -> Progress | HeadraceError:
@@ -113,12 +114,12 @@ def build_attempt(job: Job, task: Task) -> Progress | HeadraceError:
         _, costs = build_one_part(job.part_builder(), task, attempt, lambda _: None)
     except HeadraceError as error:
         files.write_atomic(failed, task.name.encode())
-        owned.remove_tree(attempt)
+        remove_tree(attempt)
         return error
     if read_part_record(job.root, task.name) is None:
         publish(attempt, job.root, task.name)
     else:
-        owned.remove_tree(attempt)
+        remove_tree(attempt)
     return costs
 
 

@@ -39,8 +39,8 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError
-from headrace.store import durable, files, owned
-from headrace.store.lease import Lease, lease
+from headrace.store import durable, files
+from headrace.store.lease import Lease, lease, remove_tree
 from headrace_posttrain.rollouts.log_segments import (
     Record,
     decode,
@@ -353,7 +353,7 @@ class AppendLog:
             for name in [
                 name for name in self._ends if name not in self._records and name != newest
             ]:
-                owned.remove_tree(
+                remove_tree(
                     files.join(self.folder, name)
                 )  # of no use: a kill came before it was deleted
                 del self._ends[name], self._torn[name]
@@ -367,7 +367,7 @@ class AppendLog:
                         files.join(self.folder, run[-1]), encode(mark, self._id, b"")
                     )
                 for name in run[:-1]:
-                    owned.remove_tree(files.join(self.folder, name))
+                    remove_tree(files.join(self.folder, name))
                 self._records[run[-1]] = [mark]
                 dropped += sum(r.kind > DROPPED for r in records)
             return dropped

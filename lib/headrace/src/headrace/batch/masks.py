@@ -1,10 +1,10 @@
-"""What is trained on: which turns of a conversation, and which leaf of a cache masks its tokens.
+"""Which turns of a conversation are trained on.
 
-Chats have a mask (``headrace build --kind chat`` writes ``loss_mask``, Levanter's builder
-``assistant_masks``): 1 for the assistant's tokens. Rows of such a cache carry it through packing,
-shuffles, mixtures and the loader to :attr:`headrace.batch.packed_batch.PackedBatch.token_mask`. In
-caches without a mask all tokens count. Turns are chosen by mode; the modes are tinker's
-``TrainOnWhat``:
+``headrace build --kind chat`` marks their tokens with 1 in the leaf ``loss_mask``, which rows carry
+through packing, shuffles, mixtures and the loader to
+:attr:`headrace.batch.packed_batch.PackedBatch.token_mask`
+(:meth:`~headrace.store.cache.TokenCache.mask_leaf`). Turns are chosen by mode; the modes are
+tinker's ``TrainOnWhat``:
 
 ===============================  ===================================================================
 ``last_assistant_message``       the last turn whose role is ``assistant``
@@ -21,12 +21,9 @@ Price: one more byte per token to read and to transfer to devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
-from headrace.errors import ConfigError, check_choice, did_you_mean
-
-if TYPE_CHECKING:  # --help imports this and must not import a store
-    from headrace.store.cache import TokenCache
+from headrace.errors import ConfigError, did_you_mean
 
 TurnMode: TypeAlias = Literal[
     "last_assistant_message",
@@ -37,8 +34,6 @@ TurnMode: TypeAlias = Literal[
     "customized",
 ]
 TURN_MODES: tuple[str, ...] = get_args(TurnMode)
-MASKS = ("loss_mask", "assistant_masks")
-"""Leaves that ``auto`` looks for: headrace's own, and that of Levanter's chat caches."""
 
 
 def trained_turns(
@@ -85,29 +80,3 @@ def trained_turns(
                 value=None,
             )
     return [bool(is_trained) for is_trained in trainable]
-
-
-def mask_leaf(cache: TokenCache, loss_mask: str, field: str = "loss_mask") -> str | None:
-    """The leaf that masks trained tokens; None: all tokens are trained on.
-
-    Args:
-        cache: The cache.
-        loss_mask: ``auto``: one of :data:`MASKS`, if the cache has it; ``none``: all tokens; or the
-            name of a leaf.
-        field: Its name in errors.
-
-    Raises:
-        ConfigError: the cache has no such leaf.
-
-    Example:
-        >>> import headrace.testing
-        >>> mask_leaf(headrace.testing.tiny_cache(documents=5), "auto") is None
-        True
-    """
-    if loss_mask == "none":
-        return None
-    leaves = cache.leaves
-    if loss_mask == "auto":
-        return next((name for name in MASKS if name in leaves), None)
-    check_choice(field, loss_mask, [*leaves, "auto", "none"], f"is not a leaf of {cache.path}")
-    return loss_mask

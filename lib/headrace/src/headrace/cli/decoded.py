@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.batch.masks import MASKS
 from headrace.cli.shown import say
 from headrace.data.described import trained_runs, value_of
 from headrace.errors import ConfigError
 from headrace.ingest.tokenize import decode
 from headrace.order.intervals import Intervals
 from headrace.order.permutation import Feistel
+from headrace.store.layout import MASKS
 
 if TYPE_CHECKING:
     from headrace.ingest.base_tokenizer import Tokenizer

@@ -293,9 +293,8 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     from headrace.cli.snapshots import snapshot_facts
     from headrace.ingest.build import unused_fields_of
     from headrace.store import files
-    from headrace.store.consolidate import summed
     from headrace.store.layouts import FORMAT, LIMITS
-    from headrace.store.ledger import SHUFFLED
+    from headrace.store.ledger import SHUFFLED, summed
 
     ledger = cache.whole_ledger
     counts = summed(part.extra for part in ledger.parts)

@@ -18,7 +18,6 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from headrace.batch.masks import mask_leaf
 from headrace.cli.build import fields_in_words
 from headrace.cli.decoded import Sample
 from headrace.cli.shown import (
@@ -464,7 +463,7 @@ def trained_share(cache: TokenCache) -> float | None:
         >>> trained_share(headrace.testing.tiny_cache()) is None
         True
     """
-    mask = mask_leaf(cache, "auto")
+    mask = cache.mask_leaf("auto")
     if mask is None:
         return None
     most = MAX_COUNTED * cache.num_documents // max(cache.num_tokens, 1)

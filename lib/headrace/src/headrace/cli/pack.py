@@ -131,7 +131,6 @@ def command(
 
         headrace cache pack run.yaml seq_len=8192
     """
-    from headrace.batch.masks import mask_leaf
     from headrace.data.documents import DocumentFilter
     from headrace.data.packed import PackedTokenDataset
     from headrace.data.pairs import check_pairs, is_of_pairs
@@ -153,7 +152,7 @@ def command(
     opened.check_unit(unit or 1)
     removed = None if remove is None else DocumentFilter.load(remove, name="--remove")
     if compare:
-        mask = mask_leaf(opened, "auto")
+        mask = opened.mask_leaf("auto")
         pairs = is_of_pairs(opened, None)
         how = how.resolved(pairs=pairs, conversations=mask is not None)
         if pairs:

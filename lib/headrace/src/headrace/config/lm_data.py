@@ -45,10 +45,11 @@ from headrace.config.sources import build_caches
 from headrace.config.typed import check_fields
 from headrace.config.writing import FREE_FIELDS, dump
 from headrace.data.async_dataset import AsyncDataset
-from headrace.data.budgets import OpenBytes, require_steps
+from headrace.data.budgets import OpenBytes
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
 from headrace.data.component import Account, account, component_sides, stored_rows, subset_side
 from headrace.data.dataset import PlannedDataset
+from headrace.data.mixture import require_steps
 from headrace.data.packed_store import StoredDataset
 from headrace.data.phased import RunDataset
 from headrace.data.phased_mixture import Orders, run_dataset

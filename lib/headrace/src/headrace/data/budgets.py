@@ -1,30 +1,20 @@
-"""The budgets of a run: memory for open blocks, and rows until limits.
+"""The memory that a run needs for open blocks.
 
-- :class:`OpenBytes`: an order draws from a window of rows before it moves on, and a block is read
-  once if memory holds it that long: for a braid its strands, for a block shuffle its windows, for
-  an era shuffle an era, for a full shuffle everything, for stored order a chunk. Orders that by
-  design keep a number of blocks open are refused if memory cannot hold them. Others read blocks
-  again, which is reported and may be intended. Loaders, ``config check``, ``config simulate`` and
-  reports use it.
-- :func:`require_steps`: other sources take the share that limits free (mix/shares.py), so a run is
-  too short only if all sources with weight are used up, or at their largest share. Finding that
-  takes one pass to the end of the run: 2 us per step.
+An order draws from a window of rows before it moves on, and a block is read once if memory holds it
+that long: for a braid its strands, for a block shuffle its windows, for an era shuffle an era, for
+a full shuffle everything, for stored order a chunk. Orders that by design keep a number of blocks
+open are refused if memory cannot hold them. Others read blocks again, which is reported and may be
+intended. Loaders, ``config check``, ``config simulate`` and reports use it.
 """
 
 from __future__ import annotations
 
-import bisect
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
-
-import numpy as np
+from typing import NamedTuple
 
 from headrace.data.dataset import PlannedDataset
-from headrace.data.mixture import MixtureDataset, mixture_of
-from headrace.errors import ConfigError, IndexOutOfRangeError, format_count
-from headrace.mix.plan import Plan
+from headrace.errors import ConfigError, format_count
 from headrace.mix.schedule import ExchangeSetting
 
 
@@ -137,164 +127,3 @@ class OpenBytes(NamedTuple):
                 cure=f"Raise it to {needed + needed // 4} or more, or lower shuffle.strands (or"
                 f" window_blocks){self.exchange_cure(prefetch_bytes, share)}.",
             )
-
-
-_CHUNK = 4096
-_BoundOf: TypeAlias = Callable[[MixtureDataset, str], tuple[str, float]]
-"""The field of the limit that applies to a component of a mixture, and its value."""
-
-
-def require_steps(
-    dataset: PlannedDataset, num_steps: int, plan: Plan | None = None, own: Collection[str] = ()
-) -> None:
-    """Checks that a mixture, phased or not, can fill this many steps.
-
-    Args:
-        dataset: The mixture.
-        num_steps: Steps.
-        plan: The plan of a config that it meets, for the error; None: its limits were given as
-            ``max_examples``.
-        own: Components whose ``max_epochs`` are set under their own name, not for all.
-
-    Raises:
-        ConfigError: it cannot; names the component, what it has, what is needed, and the cure.
-
-    Example:
-        >>> import headrace.testing
-        >>> from headrace import TokenSeqDataset
-        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
-        >>> mixture = MixtureDataset({"a": dataset}, {"a": 1}, batch_size=4, max_examples={"a": 10})
-        >>> require_steps(mixture, 2)
-        >>> try:
-        ...     require_steps(mixture, 5)
-        ... except ConfigError as error:
-        ...     print(error.field, error.cure)
-        max_examples.a Raise it to 20 or more, or lower num_steps to 3.
-    """
-
-    def bound_of(mixture: MixtureDataset, name: str) -> tuple[str, float]:
-        epochs = None if plan is None else plan.epochs_of(name)
-        tokens = None if plan is None else plan.max_tokens.get(name)
-        size = mixture.tokens_of_pass(name) or 0
-        if tokens is not None and (epochs is None or tokens < epochs * size):
-            return f"components.{name}.max_tokens", tokens
-        if epochs is not None:
-            return f"components.{name}.max_epochs" if name in own else "max_epochs", epochs
-        return f"max_examples.{name}", float(mixture.limits[name] or 0)
-
-    for step, phase in dataset.phases:
-        until = dataset.at_step(step)[1]
-        if (mixture := mixture_of(phase)) is not None:
-            _require(mixture, num_steps if until is None else min(until, num_steps), bound_of)
-
-
-def _require(mixture: MixtureDataset, steps: int, bound_of: _BoundOf) -> None:
-    bounded = any(limit is not None for limit in mixture.limits.values())
-    if not bounded and not any(stage.max_share for stage in mixture.stages):
-        return
-    drops = mixture.batch_schedule.last_batch == "drop"
-    is_short = _falls_short if drops else _ends_before
-    if is_short(mixture, steps):
-        most = _steps_until(mixture, steps, is_short)
-        full = _steps_until(mixture, steps, _falls_short)
-        raise _too_small(mixture, full, steps) or _short(mixture, full, most, steps, bound_of)
-
-
-def _steps_until(
-    mixture: MixtureDataset, steps: int, is_short: Callable[[MixtureDataset, int], bool]
-) -> int:
-    """The most steps, below ``steps``, for which a mixture is not short."""
-    return bisect.bisect_left(range(1, steps + 1), True, key=lambda step: is_short(mixture, step))
-
-
-def _too_small(mixture: MixtureDataset, whole: int, steps: int) -> ConfigError | None:
-    """What to say of largest shares that leave a rest of step ``whole`` though no source with
-    weight is used up.
-    """
-    shares = _shares_at(mixture, whole)
-    if not shares or _used_up(mixture, whole):
-        return None
-    return ConfigError(
-        f"cannot be met: at step {whole} all sources with weight are at their largest share and"
-        f" leave a rest, and the run has {steps} steps",
-        field="components.*.max_share",
-        value=shares,
-        cure="Raise one of these shares, or give another source weight.",
-    )
-
-
-def _used_up(mixture: MixtureDataset, step: int) -> list[str]:
-    """The sources that end a mixture at ``step``: those with weight there whose limit lies within a
-    batch.
-    """
-    drawn = mixture.draws.starts_at(step).tolist()
-    size = mixture.batch_schedule.rows_at(step)[1]
-    weights = mixture.weights_at(np.asarray([step]))[0].tolist()
-    return [
-        name
-        for name, n, weight in zip(mixture.names, drawn, weights, strict=True)
-        if weight > 0 and (limit := mixture.limits[name]) is not None and n + size >= limit
-    ]
-
-
-def _shares_at(mixture: MixtureDataset, step: int) -> dict[str, float]:
-    return dict(mixture.stages[mixture.stage_at(step)].max_share)
-
-
-def _short(
-    mixture: MixtureDataset, whole: int, most: int, steps: int, bound_of: _BoundOf
-) -> ConfigError:
-    """What to say of limits that fill ``whole`` of ``steps`` steps, and leave rows for ``most``."""
-    drawn = mixture.draws.starts_at(most)
-    have = int(drawn.sum())
-    needed = mixture.batch_schedule.rows_at(steps)[0]
-    # Of the sources that end it, the one that could take most of what is missing. Others may have
-    # been too small before, but what they lacked was there: more of them would not help.
-    still_due = _target_rows(mixture, whole, steps)
-    name = max(_used_up(mixture, whole), key=lambda n: still_due[n])
-    limit = mixture.limits[name] or 0
-    due = math.ceil(_target_rows(mixture, 0, steps)[name])
-    has = f"has {limit} of the {due} that its weight asks for"
-    if due <= limit:
-        has = f"is used up after {limit}, as it stood in for others"
-    field, value = bound_of(mixture, name)
-    rows = int(drawn[mixture.names.index(name)]) + needed - have
-    enough = str(mixture.tokens_of_rows(name, rows) if field.endswith("max_tokens") else rows)
-    if field.endswith("max_epochs"):
-        enough = f"{math.ceil(value * (rows + 1) / max(limit, 1) * 1000) / 1000:g}"
-    shares = _shares_at(mixture, whole)
-    bounded = f", and the largest shares of a batch are {shares}" if shares else ""
-    return ConfigError(
-        f"cannot be met: {steps} steps need {needed} rows, and the limits leave {have};"
-        f" component {name!r} {has}{bounded}",
-        field=field,
-        value=value,
-        cure=f"Raise it to {enough} or more, or lower num_steps to {most}.",
-    )
-
-
-def _ends_before(mixture: MixtureDataset, step: int) -> bool:
-    """Whether limits leave nothing for some step before ``step``."""
-    try:
-        mixture.draws.policy.check_limits(step)
-    except IndexOutOfRangeError:
-        return True
-    return False
-
-
-def _falls_short(mixture: MixtureDataset, step: int) -> bool:
-    """Whether limits leave some step before ``step`` without a full batch."""
-    if _ends_before(mixture, step):
-        return True
-    if mixture.draws.policy.length is not None:
-        return False
-    return int(mixture.draws.starts_at(step).sum()) < mixture.batch_schedule.rows_at(step)[0]
-
-
-def _target_rows(mixture: MixtureDataset, first_step: int, stop: int) -> dict[str, float]:
-    """Rows that each component would have in these steps without limits."""
-    total = np.zeros(len(mixture.names))
-    for first in range(first_step, stop, _CHUNK):
-        at = np.arange(first, min(first + _CHUNK, stop))
-        total += (mixture.weights_at(at) * mixture.batch_schedule.size_at(at)[:, None]).sum(axis=0)
-    return dict(zip(mixture.names, total.tolist(), strict=True))

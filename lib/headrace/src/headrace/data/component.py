@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
@@ -60,7 +59,7 @@ def stored_rows(
         >>> type(stored_rows(cache, 64, name="a", packing=PackingConfig())).__name__
         'PackedTokenDataset'
     """
-    loss_mask = mask_leaf(cache, loss_mask, f"components.{name}.loss_mask") or "none"
+    loss_mask = cache.mask_leaf(loss_mask, f"components.{name}.loss_mask") or "none"
     settings: dict[str, Any] = {
         "name": name,
         "removed": removed,

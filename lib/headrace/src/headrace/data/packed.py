@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig, describe_columns
 from headrace.data.documents import DocumentFilter
 from headrace.data.pairs import check_pairs, is_of_pairs
@@ -137,7 +136,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             plans=plans and str(plans),  # pyright: ignore[reportCallIssue]
         )
         self.packing = requested_packing.resolved(
-            pairs=self._pairs, conversations=mask_leaf(self.cache, "auto") is not None
+            pairs=self._pairs, conversations=self.cache.mask_leaf("auto") is not None
         )
         self.unit = unit = self.packing.unit or 1
         if self._pairs:

@@ -27,7 +27,6 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from headrace.batch.masks import mask_leaf
 from headrace.data.columns import Column, ColumnConfig, describe_columns, open_columns
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import (
@@ -202,7 +201,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         if not isinstance(removed, RemovedDocuments):
             removed = removed_by(removed, self.cache)
         self.removal = removed
-        self.loss_mask = mask_leaf(self.cache, loss_mask)
+        self.loss_mask = self.cache.mask_leaf(loss_mask)
         self.columns = dict(columns or {})
         self._opened = open_columns(self.cache, self.loss_mask, self.columns)
         self._stats = ReadStats()

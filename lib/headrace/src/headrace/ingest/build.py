@@ -64,10 +64,9 @@ from headrace.ingest.records import MAX_RECORD_BYTES
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
-from headrace.store.consolidate import summed
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
 from headrace.store.lease import Lease
-from headrace.store.ledger import Ledger, is_finished, write_ledger
+from headrace.store.ledger import Ledger, is_finished, summed, write_ledger
 from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import wire
 

@@ -27,8 +27,9 @@ from headrace.ingest.reshuffle import Reshuffling, clear_shuffled
 from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, cost_of
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
-from headrace.store import files, owned
+from headrace.store import files
 from headrace.store.cache import TokenCache
+from headrace.store.lease import remove_tree
 from headrace.store.ledger import SHUFFLED, Ledger
 
 
@@ -110,7 +111,7 @@ def build_shuffled(
             Reshuffling(cache, output, how, work, None).run(old_ledger, held_lease)
         else:
             report = report_of(output, old_ledger.parts, {})
-        owned.remove_tree(plain)
+        remove_tree(plain)
     return replace(report, path=output, seconds=time.monotonic() - began)
 
 

@@ -20,9 +20,9 @@ from headrace.ingest.pool import PoolWorkers, workers_for
 from headrace.ingest.progress import NOTHING, Progress, Report, show_progress
 from headrace.ingest.ray_workers import RayWorkers
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Scheduler, Task
-from headrace.store import files, owned
+from headrace.store import files
 from headrace.store.grouped import TABLES
-from headrace.store.lease import Lease, check_vacant, lease
+from headrace.store.lease import Lease, check_vacant, lease, remove_tree
 from headrace.store.ledger import (
     LEDGER_NAME,
     PART_RECORD_NAME,
@@ -64,8 +64,8 @@ def sole_builder(output: str, *, but: str = "") -> Iterator[tuple[Lease, Ledger 
         with lease(output) as held_lease:
             if files.is_local(output):  # of an atomic write; object stores have no such files
                 for name in (LEDGER_NAME, TABLE_NAME, FILE_NAME):
-                    owned.remove_tree(files.join(output, f"{name}.tmp"))
-            owned.remove_tree(files.join(output, ATTEMPTS_FOLDER))  # of a part that was built twice
+                    remove_tree(files.join(output, f"{name}.tmp"))
+            remove_tree(files.join(output, ATTEMPTS_FOLDER))  # of a part that was built twice
             yield held_lease, read_ledger(output)
     except OSError as error:  # sources raise SourceError, so this is the output
         raise files.not_written(output, error) from error
@@ -77,12 +77,12 @@ def clear(output: str, begun: Ledger) -> None:
         write_ledger(output, structs.replace(begun, finished=False, parts=[]))
     # a part without its record is never taken for complete
     for name in {str(source["part"]) for source in begun.sources}:
-        owned.remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
+        remove_tree(files.join(part_folder(output, name), PART_RECORD_NAME))
     remove_snapshots(output)
     tables = [f"{name}.bin" for name in TABLES]
     folders = ("parts", RUNS_FOLDER, PLAIN_FOLDER, ATTEMPTS_FOLDER)
     for name in (*folders, FILE_NAME, TABLE_NAME, *tables, LEDGER_NAME):
-        owned.remove_tree(files.join(output, name))
+        remove_tree(files.join(output, name))
 
 
 @dataclass(frozen=True)

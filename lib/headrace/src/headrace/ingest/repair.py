@@ -27,9 +27,9 @@ from headrace.ingest.schedule import ATTEMPTS_FOLDER, publish
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import load_tokenizer, recorded_config
 from headrace.pack.saved_plans import PLANS_FOLDER
-from headrace.store import files, owned
+from headrace.store import files
 from headrace.store.layout import ATTRIBUTES_FOLDER, FILTERS_FOLDER, CacheLayout
-from headrace.store.lease import Lease, end_lease_of_gone, lease
+from headrace.store.lease import Lease, end_lease_of_gone, lease, remove_tree
 from headrace.store.ledger import (
     PART_RECORD_NAME,
     SHUFFLED,
@@ -112,7 +112,7 @@ def _end_killed(path: str) -> None:
     attempts = files.join(path, ATTEMPTS_FOLDER)
     if files.is_local(path) and files.exists(attempts):
         with lease(path):
-            owned.remove_tree(attempts)
+            remove_tree(attempts)
     end_lease_of_gone(path)
 
 
@@ -170,7 +170,7 @@ class _Repair:
             root = files.join(self.path, folder) + "/"
             inner = [d.file[len(root) :] for d in self.damages if d.file.startswith(root)]
             for name in sorted({path.split("/")[0] for path in inner}):
-                owned.remove_tree(root + name)
+                remove_tree(root + name)
                 self.report.dropped.append(root + name)
 
     def _restore_tokenizer(self) -> str:
@@ -199,7 +199,7 @@ class _Repair:
         source = source_of(ledger)
         listed = _listed(source)
         attempts = files.join(self.path, ATTEMPTS_FOLDER)
-        owned.remove_tree(attempts)
+        remove_tree(attempts)
         layout = msgspec.convert(ledger.layout, CacheLayout)
         kind = source.kind_of(listed.values())
         template = ledger.metadata.get("template")
@@ -219,7 +219,7 @@ class _Repair:
                 self.report.left[name] = why
             else:
                 self.report.rebuilt.append(name)
-        owned.remove_tree(attempts)
+        remove_tree(attempts)
 
     def _build(self, build: PartBuilder, task: PartTask, root: str) -> str:
         """Rebuilds a part and moves it into place; returns why it does not match the original, if

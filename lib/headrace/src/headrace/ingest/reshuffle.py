@@ -67,9 +67,8 @@ from headrace.ingest.shuffle_plan import (
 )
 from headrace.numbers import in_bytes
 from headrace.order.document_shuffle import DocumentPieces
-from headrace.store import files, owned
+from headrace.store import files
 from headrace.store.cache import TokenCache
-from headrace.store.consolidate import summed
 from headrace.store.grouped import (
     numbers_of_places,
     open_tables,
@@ -78,7 +77,7 @@ from headrace.store.grouped import (
 )
 from headrace.store.joined import open_cache
 from headrace.store.layouts import as_option
-from headrace.store.lease import Lease
+from headrace.store.lease import Lease, remove_tree
 from headrace.store.ledger import (
     GROUPED,
     SHUFFLED,
@@ -87,6 +86,7 @@ from headrace.store.ledger import (
     read_ledger,
     read_part_record,
     shuffle_record,
+    summed,
     write_ledger,
 )
 from headrace.store.ledger_table import PartRecord
@@ -441,7 +441,7 @@ class Reshuffling:
         if reused < len(names):
             dealt = self._build(sizes, planned, old_ledger, records, held)
         if reused < len(names) or not self._is_finished(old_ledger, sizes):
-            owned.remove_tree(files.join(output, RUNS_FOLDER))
+            remove_tree(files.join(output, RUNS_FOLDER))
             name = planned.tokenizer.get("file")
             if (
                 name
@@ -523,7 +523,7 @@ class Reshuffling:
         if recorded.get("memory") != sizes.memory:
             runs, slices = cut_runs_and_slices(sizes)
             recorded = {"memory": sizes.memory, "runs": runs, "slices": slices}
-            owned.remove_tree(files.join(self.output, RUNS_FOLDER))
+            remove_tree(files.join(self.output, RUNS_FOLDER))
             metadata = {**wanted.metadata, _RUNS: recorded}
             # A repair that is killed goes on with the groups of the tables that there are.
             if begun is not None and (tables := begun.metadata[SHUFFLED].get("tables")):

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from headrace.errors import CacheError
 from headrace.ingest.progress import NOTHING, Progress, Report
-from headrace.store import durable, files, owned
+from headrace.store import durable, files
+from headrace.store.lease import remove_tree
 from headrace.store.ledger import PART_RECORD_NAME, part_folder
 from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import RetryPolicy
@@ -179,7 +180,7 @@ class Scheduler:
             CacheError: the cache cannot be written, or workers are lost repeatedly.
         """
         attempts = files.join(self.job.root, ATTEMPTS_FOLDER)
-        owned.remove_tree(attempts)
+        remove_tree(attempts)
         waiting = deque(self.tasks)
         remaining = len(self.tasks)
         try:
@@ -201,7 +202,7 @@ class Scheduler:
         finally:
             self.workers.close()
         if self.second_attempts:
-            owned.remove_tree(attempts)
+            remove_tree(attempts)
 
     def _start(self, waiting: deque[Task]) -> None:
         slots = self.workers.slots()
@@ -263,7 +264,7 @@ class Scheduler:
                 del self._running[number]
                 self._say(-other.moved)
                 if winner.root == self.job.root:
-                    owned.remove_tree(other.root)
+                    remove_tree(other.root)
         if winner.root != self.job.root:
             publish(winner.root, self.job.root, winner.task.name)
         return event.record
@@ -286,8 +287,8 @@ def publish(attempt: str, root: str, name: str) -> None:
     """Moves a complete part from the folder of an attempt into the cache. Its record comes last."""
     source = part_folder(attempt, name)
     target = part_folder(root, name)
-    owned.remove_tree(files.join(target, PART_RECORD_NAME))
-    owned.remove_tree(target)
+    remove_tree(files.join(target, PART_RECORD_NAME))
+    remove_tree(target)
     if files.is_local(root):
         durable.make_folder(files.local_path(target).parent)
         durable.rename(files.local_path(source), files.local_path(target))
@@ -300,4 +301,4 @@ def publish(attempt: str, root: str, name: str) -> None:
             )
             for one in names:
                 fs.cp_file(one, target_path + one[len(path) :])
-    owned.remove_tree(attempt)
+    remove_tree(attempt)

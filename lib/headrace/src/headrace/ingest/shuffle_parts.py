@@ -38,11 +38,12 @@ from headrace.order.document_shuffle import (
     DocumentShuffle,
     cut_lengths,
 )
-from headrace.store import files, owned
+from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.joined import open_cache
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.layouts import FormatConfig
+from headrace.store.lease import remove_tree
 from headrace.store.ledger import part_folder, write_part_record
 from headrace.store.ledger_table import PartRecord
 from headrace.store.memory import return_freed_memory
@@ -282,7 +283,7 @@ def deal_run(
 ) -> PartRecord:
     """Writes the documents of a run slice by slice; its record comes last."""
     folder = part_folder(root, task.name)
-    owned.remove_tree(folder)
+    remove_tree(folder)
     new_places = plan.new_places(np.arange(task.first, task.last))
     order = np.argsort(new_places)
     bounds = np.searchsorted(new_places[order], plan.slices).tolist()

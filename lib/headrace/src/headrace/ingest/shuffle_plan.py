@@ -22,7 +22,6 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from headrace.batch.masks import mask_leaf
 from headrace.errors import CacheError, ConfigError, check_at_least, redact
 from headrace.ingest.pack_order import PackOrder
 from headrace.ingest.shuffle_parts import Column, Pieces, columns_of, writer_bytes
@@ -404,7 +403,7 @@ def _cut(cache: TokenCache, split: int) -> DocumentPieces:
 @functools.lru_cache(1)
 def _packs(cache: TokenCache, row: int, seed: int) -> PackOrder:
     """The pieces of documents in packs. Reads the lengths of all, once."""
-    if mask_leaf(cache, "auto") is not None:
+    if cache.mask_leaf("auto") is not None:
         raise ConfigError(
             "would cut conversations that are longer than a row",
             field="pack",

@@ -37,7 +37,7 @@ from headrace.store.array import StoredArray
 from headrace.store.document_ends import DocumentEnds
 from headrace.store.files import ReadForAll
 from headrace.store.grouped import open_tables
-from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
+from headrace.store.layout import MASKS, TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.layouts import FORMAT, NAMED_ONLY, FormatConfig, Layout, open_layout
 from headrace.store.leaf import (
     ArrayList,
@@ -622,6 +622,30 @@ class TokenCache:
     def leaf_specs(self) -> tuple[LeafSpec, ...]:
         """The leaves other than the tokens, in the order in which they were written."""
         return tuple(self._specs.values())
+
+    def mask_leaf(self, loss_mask: str, field: str = "loss_mask") -> str | None:
+        """The leaf that masks the tokens to train on; None: all tokens are.
+
+        Args:
+            loss_mask: ``auto``: one of ``MASKS``, if there is one; ``none``: all tokens; or the name
+                of a leaf.
+            field: Its name in errors.
+
+        Raises:
+            ConfigError: there is no such leaf.
+
+        Example:
+            >>> import headrace.testing
+            >>> headrace.testing.tiny_cache(documents=5).mask_leaf("auto") is None
+            True
+        """
+        if loss_mask == "none":
+            return None
+        leaves = self.leaves
+        if loss_mask == "auto":
+            return next((name for name in MASKS if name in leaves), None)
+        check_choice(field, loss_mask, [*leaves, "auto", "none"], f"is not a leaf of {self.path}")
+        return loss_mask
 
     def leaf(self, name: str) -> CacheLeaf:
         """A leaf by name: one of :attr:`leaves`, or ``input_ids``, the tokens.

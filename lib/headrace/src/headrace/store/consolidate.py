@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -32,7 +32,13 @@ from headrace.store.grouped import TABLES, table_url
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
 from headrace.store.leaf import CacheLeaf, fitting
 from headrace.store.lease import check_vacant, lease
-from headrace.store.ledger import Ledger, read_ledger, write_ledger, write_part_record
+from headrace.store.ledger import (
+    Ledger,
+    read_ledger,
+    summed,
+    write_ledger,
+    write_part_record,
+)
 from headrace.store.ledger_table import LeafRecord, PartRecord
 from headrace.store.memory import return_freed_memory
 from headrace.store.ragged import ArrayWriter, data_url, name_owner, offsets_url
@@ -203,19 +209,3 @@ def _copy_array(
             advance(block.size)
     writer.close()
     return writer.checksums
-
-
-def summed(extras: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Counters of all parts together: sums of numbers, and the first non-empty text; the rest is
-    left out.
-    """
-    total: dict[str, Any] = {}
-    for extra in extras:
-        for name, value in extra.items():
-            if isinstance(value, dict):
-                total[name] = summed([total.get(name, {}), cast("dict[str, Any]", value)])
-            elif isinstance(value, int | float):
-                total[name] = total.get(name, 0) + value
-            elif isinstance(value, str):
-                total[name] = total.get(name) or value
-    return total

@@ -546,7 +546,7 @@ def tree_bytes(url: str) -> int:
 
 def delete_keys(url: str) -> None:
     """Deletes a remote file, or all files below a remote folder, one key after the other. Use
-    :func:`headrace.store.owned.remove_tree`, which proves first that they may be deleted.
+    :func:`headrace.store.lease.remove_tree`, which proves first that they may be deleted.
     """
     fs, path = filesystem(url)
     keys = [*sizes_below(url)]

@@ -382,3 +382,9 @@ def checksum_bytes(codecs: list[dict[str, Any]], itemsize: int) -> int | None:
         return None
     little = itemsize == 1 or codecs[0].get("configuration", {}).get("endian") == "little"
     return CRC_BYTES * (len(names) - 1) if little else None
+
+
+MASKS = ("loss_mask", "assistant_masks")
+"""Leaves with 1 for the tokens of a chat to train on, 0 for others: headrace's own, and that of
+Levanter's chat caches.
+"""

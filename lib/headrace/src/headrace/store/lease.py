@@ -35,6 +35,19 @@ condition; on S3, TensorStore reads the ETag and then writes, and some servers i
 A contender therefore checks a second later whether the lease is still its own: two whose check and
 write are further apart than that may both start, and the one that wrote first notices at its next
 heartbeat. Price: that second, and one small write every ``expiry_s / 4``.
+
+**Deleting** (:func:`remove_tree`) is for whoever can prove that it may: nothing but what lies below
+an output that a lease is held for.
+
+1. What is to be deleted is listed, by its exact keys. If there is nothing, nothing is asked.
+2. A lease must say that the output is ours: one that this process holds for a folder above, or, in
+   a worker, the file of the lease that the process which sent it holds. A lease that was lost
+   proves nothing.
+3. Each key is compared with the location before it is deleted
+   (:func:`headrace.store.files.delete_keys`).
+
+Price: none in the process that holds the lease; in a worker one small read for each folder between
+what is deleted and its output.
 """
 
 from __future__ import annotations
@@ -271,7 +284,7 @@ _held_leases: list[tuple[Location, Callable[[], None]]] = []
 
 @contextmanager
 def owning(root: str, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """While the block runs, this process may delete below a folder (:mod:`headrace.store.owned`).
+    """While the block runs, this process may delete below a folder (:func:`remove_tree`).
 
     Args:
         root: Folder or URL.
@@ -285,11 +298,53 @@ def owning(root: str, check: Callable[[], None] = lambda: None) -> Iterator[None
         _held_leases.remove(entry)
 
 
-def held_roots() -> list[tuple[Location, Callable[[], None]]]:
-    """The folders below which this process may delete, each with a function that raises if that is
-    no longer so.
+def remove_tree(url: str) -> None:
+    """Deletes a folder with its content, or a file, if it exists.
+
+    Raises:
+        CacheError: no lease says that it may be deleted, or it cannot be.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, lease(folder):
+        ...     _ = pathlib.Path(folder, "a").write_text("a")
+        ...     remove_tree(f"{folder}/a")
+        ...     files.names_in(folder)
+        ['lease.json']
     """
-    return list(_held_leases)
+    if not _is_there(url):
+        return
+    _prove(url)
+    try:
+        if files.is_local(url):
+            durable.remove(files.local_path(url))
+        else:
+            files.delete_keys(url)
+    except OSError as error:
+        problem = f"cannot be deleted ({error.strerror or error})"
+        raise CacheError(problem, field="file", value=url, cure="Check its permissions.") from error
+
+
+def _is_there(url: str) -> bool:
+    if files.is_local(url):
+        path = files.local_path(url)
+        return path.exists() or path.is_symlink()
+    return files.exists(url)
+
+
+def _prove(url: str) -> None:
+    location = Location.parse(files.absolute(url))
+    for root, check in _held_leases:
+        if location.is_below(root):
+            check()
+            return
+    for folder in location.folders_above():
+        record = LeaseRecord.from_bytes(files.read_bytes(str(folder / LEASE_NAME)) or b"")
+        if record is not None and not is_gone(record):
+            return
+    cure = f"Delete it yourself, if nobody needs it, and run the same command again: {url}"
+    problem = "is in the way, and no lease says that it may be deleted"
+    raise CacheError(problem, field="file", value=url, cure=cure)
 
 
 class LeaseWatch:

@@ -27,12 +27,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, cached_property, lru_cache, partial
 from importlib.metadata import version
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -644,3 +644,19 @@ def _decoded(
         raise CacheCorruptError(
             f"is not JSON ({error})", field="file", value=url, cure=cure
         ) from error
+
+
+def summed(extras: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Counters of all parts together: sums of numbers, and the first non-empty text; the rest is
+    left out.
+    """
+    total: dict[str, Any] = {}
+    for extra in extras:
+        for name, value in extra.items():
+            if isinstance(value, dict):
+                total[name] = summed([total.get(name, {}), cast("dict[str, Any]", value)])
+            elif isinstance(value, int | float):
+                total[name] = total.get(name, 0) + value
+            elif isinstance(value, str):
+                total[name] = total.get(name) or value
+    return total

@@ -21,7 +21,7 @@ import numpy as np
 import tensorstore as ts
 
 from headrace.errors import CacheError, ConfigError
-from headrace.store import durable, files, owned, retry
+from headrace.store import durable, files, retry
 from headrace.store.array import check_same_process, kvstore_spec
 from headrace.store.layout import (
     MOST_NAMED_CHUNKS,
@@ -33,6 +33,7 @@ from headrace.store.layout import (
     chunk_checksums,
     owner_of,
 )
+from headrace.store.lease import remove_tree
 from headrace.store.ledger import part_folder, write_part_record
 from headrace.store.ledger_table import LeafRecord, PartRecord
 from headrace.store.pending import store_error
@@ -83,7 +84,7 @@ class PartWriter:
         self.root = root
         self.name = name
         self.layout = layout
-        owned.remove_tree(part_folder(root, name))
+        remove_tree(part_folder(root, name))
         self._tokens = _LeafWriter(root, name, TOKENS, layout, ragged=True)
         self._leaves = {
             spec.name: _LeafWriter(
@@ -148,7 +149,7 @@ class PartWriter:
 
     def abort(self) -> None:
         """Deletes what was written so far."""
-        owned.remove_tree(part_folder(self.root, self.name))
+        remove_tree(part_folder(self.root, self.name))
 
 
 class _LeafWriter:

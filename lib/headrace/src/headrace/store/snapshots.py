@@ -35,9 +35,9 @@ import numpy as np
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, command_line
 from headrace.order.intervals import Intervals
 from headrace.order.rising import starts
-from headrace.store import files, owned
+from headrace.store import files
 from headrace.store.files import ReadForAll, read_here
-from headrace.store.lease import lease
+from headrace.store.lease import lease, remove_tree
 from headrace.store.ledger_table import TABLE_NAME
 from headrace.store.records import RecordKind, write_record
 
@@ -460,5 +460,5 @@ def copy_removed(removed: Intervals, copy: str, built: Member) -> None:
 
 def remove_snapshots(root: str) -> None:
     """Deletes all snapshots but the first of a cache that is rebuilt, their list first."""
-    owned.remove_tree(files.join(root, SNAPSHOTS_NAME))
-    owned.remove_tree(files.join(root, APPENDED_FOLDER))
+    remove_tree(files.join(root, SNAPSHOTS_NAME))
+    remove_tree(files.join(root, APPENDED_FOLDER))

@@ -29,7 +29,7 @@ import numpy as np
 from msgspec import structs
 
 from headrace.errors import CacheError, ConfigError, HeadraceError, ReadError, command_line
-from headrace.store import files, owned
+from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.cache import CachePart, TokenCache
 from headrace.store.grouped import table_problems
@@ -43,7 +43,7 @@ from headrace.store.layout import (
 )
 from headrace.store.layouts import FORMAT, ChecksumRecorder, FormatConfig
 from headrace.store.leaf import BLOCK_ELEMENTS, LeafPart
-from headrace.store.lease import lease
+from headrace.store.lease import lease, remove_tree
 from headrace.store.ledger import (
     LEDGER_NAME,
     PART_RECORD_NAME,
@@ -262,7 +262,7 @@ def invalidate(path: str, names: Sequence[str]) -> None:
         return
     with lease(path, field="cache"):
         for name in names:
-            owned.remove_tree(files.join(part_folder(path, name), PART_RECORD_NAME))
+            remove_tree(files.join(part_folder(path, name), PART_RECORD_NAME))
         if ledger.finished:
             write_ledger(path, structs.replace(ledger, finished=False, parts=[]))
 

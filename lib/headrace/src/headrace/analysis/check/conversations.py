@@ -13,7 +13,6 @@ from typing import cast
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.batch.masks import mask_leaf
 from headrace.data.async_dataset import run_blocking
 from headrace.data.dataset import PlannedDataset, stored_dataset
 from headrace.data.packed import PackedTokenDataset
@@ -61,7 +60,7 @@ def look_at_conversations(trained: PlannedDataset, cache: TokenCache) -> Convers
         >>> look_at_conversations(TokenSeqDataset(cache, 16), cache) is None
         True
     """
-    if cache.is_virtual or mask_leaf(cache, "auto") is None or not len(trained):
+    if cache.is_virtual or cache.mask_leaf("auto") is None or not len(trained):
         return None
     rows = _looked_rows(len(trained))
     located = trained.locate(rows)

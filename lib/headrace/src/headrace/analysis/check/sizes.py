@@ -12,14 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.batch.masks import MASKS
 from headrace.config.component import ComponentConfig, check_any
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.columns import NO_LEAF
 from headrace.errors import CacheError, ConfigError, check_at_least, did_you_mean
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store.cache import TokenCache
-from headrace.store.layout import CacheLayout, LeafSpec
+from headrace.store.layout import MASKS, CacheLayout, LeafSpec
 from headrace.store.layouts import FormatConfig, find_layout
 from headrace.store.ledger import SHUFFLED, UNDESCRIBED, Ledger, read_ledger
 from headrace.store.ledger_table import LeafRecord, PartRecord

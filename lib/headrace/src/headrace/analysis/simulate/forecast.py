@@ -27,9 +27,9 @@ from headrace.analysis.simulate.looks import (
     walk_to,
 )
 from headrace.analysis.simulate.replay import VARIANCE_WINDOWS, Windows
-from headrace.data.budgets import OpenBytes, require_steps
+from headrace.data.budgets import OpenBytes
 from headrace.data.dataset import PlannedDataset
-from headrace.data.mixture import mixture_of
+from headrace.data.mixture import mixture_of, require_steps
 from headrace.errors import ConfigError, format_count
 from headrace.mix.policy import Watch
 from headrace.mix.schedule import (
