@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import CacheError
-from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, schedule
 from headrace.ingest import repair as repairing
 from headrace.ingest.repair import repair
 from headrace.store import verify
@@ -170,7 +170,8 @@ def test_a_repair_that_is_interrupted_goes_on(built, tmp_path, monkeypatch):
         counted = partial(interrupted_after, iter(range(stop)))
         with monkeypatch.context() as patch:
             patch.setattr(repairing, "write_part_record", counted(repairing.write_part_record))
-            patch.setattr(repairing, "remove_tree", counted(repairing.remove_tree))
+            for module in (repairing, schedule):
+                patch.setattr(module, "remove_tree", counted(module.remove_tree))
             patch.setattr(os, "rename", counted(os.rename))
             try:
                 repair(str(root), verify(str(root), deep=True).damages)
