@@ -627,8 +627,8 @@ class TokenCache:
         """The leaf that masks the tokens to train on; None: all tokens are.
 
         Args:
-            loss_mask: ``auto``: one of ``MASKS``, if there is one; ``none``: all tokens; or the name
-                of a leaf.
+            loss_mask: ``auto``: one of ``MASKS``, if there is one; ``none``: all tokens; or the
+                name of a leaf.
             field: Its name in errors.
 
         Raises:
