@@ -3,8 +3,9 @@ that are computed from such.
 
 A file is read in chunks, as an array of headrace's is: a local one through the mapping
 (:class:`~headrace.store.mapped.MappedFileArray`), one in a store over HTTP with one request per
-chunk, neighbours together. There are no checksums: a file that is shorter than when it was opened
-is an error, flipped bits are not seen.
+chunk, neighbours together. There are no checksums: a file that was cut, or replaced after its first
+read, is an error (web servers may have several versions of it, so not there); flipped bits are not
+seen.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ class PlainArray(StoredArray):
     async def _open_over_http(self) -> ShardedArray:
         folder, name = Location.parse(self.url if self._file is None else str(self._file)).up()
         url = str(folder)
-        store = Store(kvstore_spec(url), url, self.damaged_attempts, self.damaged_attempts)
+        spec = kvstore_spec(url)
+        attempts = self.damaged_attempts
+        watches = spec["driver"] in ("file", "gcs", "s3")
+        store = Store(spec, url, attempts, attempts, watches=watches)
         return _PlainFile(store, name, self)
 
 

@@ -76,6 +76,7 @@ class Store:
         url: The folder, for the log.
         damaged_attempts: Most requests for bytes that come damaged; None: as the policy says.
         missing_attempts: Most requests for a file that is missing; None: only time counts.
+        watches: Whether a file must stay as it was in the first answer, where no checksum tells.
     """
 
     def __init__(
@@ -84,8 +85,12 @@ class Store:
         url: str,
         damaged_attempts: int | None = None,
         missing_attempts: int | None = None,
+        *,
+        watches: bool = False,
     ) -> None:
         self._spec = spec
+        self._watches = watches
+        self._versions: dict[str, bytes] = {}
         self.url = url
         self.damaged_attempts = damaged_attempts
         self.missing_attempts = missing_attempts
@@ -99,6 +104,14 @@ class Store:
             self.kvstore = azure.Blobs(spec["bucket"], spec["path"])
         else:
             self.kvstore = ts.KvStore.open(spec, context=self._context).result()
+
+    def check_unchanged(self, key: str, answer: Any) -> None:
+        """Raises ValueError if the store watches, and a file has changed since its first answer."""
+        if not self._watches:
+            return
+        version = answer.stamp.generation
+        if self._versions.setdefault(key, version) != version:
+            raise ValueError("DATA_LOSS: the file was changed since it was first read")
 
     def renew(self) -> None:
         """Reopens it with fresh credentials, once for all stores that were opened with the same."""
@@ -654,7 +667,9 @@ async def _one(
         _latencies.add(time.monotonic() - first.at)
     finally:
         first.leave()
-    return _bytes_of(answer)
+    found = _bytes_of(answer)
+    store.check_unchanged(key, answer)
+    return found
 
 
 def _bytes_of(answer: Any) -> bytes:
