@@ -203,7 +203,7 @@ def test_the_help_names_the_commands_of_each_group(headrace):
         (["build", "x", "-o", "y", "-t", "bytes", "--format", "josnl"], "jsonl"),
         (["config", "check", "nope.yaml"], "does not exist. Give the path of a YAML file."),
         (["cache", "verify", "nope"], "nope"),
-        (["config", "check", "x.yaml", "--steps", "0"], "--steps"),
+        (["run", "tree", "x.yaml", "--step", "3"], "No such option"),
     ],
 )
 def test_mistakes_get_one_line_and_status_2(headrace, tmp_path, monkeypatch, arguments, said):
@@ -394,7 +394,7 @@ def test_commands_options_and_choices_are_completed():
     assert set(completed("headrace c")) == {"cache", "config"}
     assert {"consolidate", "convert"} == set(completed("headrace cache con"))
     assert "from-levanter" in completed("headrace config f")
-    assert "--steps" in completed("headrace config check --st")
+    assert "--steps" in completed("headrace config sweep --st")
     assert completed("headrace cache convert a b --layout l") == ["levanter"]
 
 

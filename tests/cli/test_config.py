@@ -115,14 +115,10 @@ def test_statuses_of_check(headrace, plan):
 
 
 def test_sizes_can_be_given(headrace, plan):
-    facts = json.loads(
-        headrace("config", "check", plan, "--json", "--tokens", "web=1e10", "--steps", "2000").out
-    )
+    settings = "components.web.expected_tokens=1e10", "num_steps=2000"
+    facts = json.loads(headrace("config", "check", plan, "--json", *settings).out)
     assert facts["plan"]["components"][0]["tokens"] == 10**10
     assert facts["plan"]["steps"] == 2000
-    assert headrace("config", "check", plan, "--tokens", "wbe=1").err.startswith(
-        "error tokens = 'wbe': is not a component. Did"
-    )
 
 
 def test_check_of_a_run_that_is_another(headrace, small, tmp_path):

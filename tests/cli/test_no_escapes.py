@@ -35,12 +35,12 @@ def test_names_with_controls_are_shown_without_them(headrace, tmp_path, monkeypa
         ("cache", "remove", cache, "3"),
         ("cache", "consolidate", cache, f"one-{NAME}"),
         ("cache", "reshuffle", cache, f"shuffled-{NAME}"),
-        ("config", "check", "run.yaml", "--steps", "4"),
-        ("config", "simulate", "run.yaml", "--steps", "4"),
+        ("config", "check", "run.yaml", "num_steps=4"),
+        ("config", "simulate", "run.yaml", "num_steps=4"),
         ("run", "tree", "run.yaml"),
         ("run", "cat", "run.yaml", "--step", "0", "--row", "0"),
         ("run", "where", "run.yaml", "--step", "1"),
-        ("run", "report", "run.yaml", "--steps", "4", "--output", f"{NAME}.html"),
+        ("run", "report", "run.yaml", "num_steps=4", "--output", f"{NAME}.html"),
         ("init", "texts", "--output", f"out-{NAME}"),
     ):
         done = headrace(*line)

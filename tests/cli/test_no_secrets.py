@@ -233,10 +233,10 @@ def test_a_signature_can_be_used_and_is_not_shown(headrace, stored, leaks, query
         "cache inspect out",
         "cache inspect out --json",
         "cache verify out --json",
-        "config check typed-run.yaml --steps 4",
+        "config check typed-run.yaml num_steps=4",
         "config show typed-run.yaml",
         "config show typed-run.yaml --json",
-        "run report typed-run.yaml --steps 4 --output page.html",
+        "run report typed-run.yaml num_steps=4 --output page.html",
         "run cat typed-run.yaml --step 0 --row 0 --json",
     ):
         done = headrace(*line.split())
@@ -264,7 +264,7 @@ def test_commands_on_a_cache_of_a_signed_source_do_not_show_it(headrace, stored,
     Path("typed-run.yaml").write_text(json.dumps(config))
     for line in (
         f"build {source} --tokenizer bytes --output out",
-        "config simulate typed-run.yaml --steps 4 --json",
+        "config simulate typed-run.yaml num_steps=4 --json",
         "config sweep typed-run.yaml --arms 12 --steps 8 --output sweep",
         "run tree typed-run.yaml",
         "run where typed-run.yaml --step 1",
@@ -301,8 +301,8 @@ def test_a_login_of_netrc_is_used_and_not_shown(headrace, stored, tmp_path, leak
         f"cache consolidate {stored}/cache one",
         f"cache diff {stored}/cache {stored}/copy",
         f"build {stored}/a.jsonl --output built --tokenizer bytes",
-        "config check typed-run.yaml --steps 4",
-        "config simulate typed-run.yaml --steps 4",
+        "config check typed-run.yaml num_steps=4",
+        "config simulate typed-run.yaml num_steps=4",
         "run cat typed-run.yaml --step 1",
         "run where typed-run.yaml --step 1",
         "run report run",

@@ -26,6 +26,10 @@ def run(headrace: Callable[..., Any]) -> Callable[..., Any]:
     return partial(headrace, "config", "simulate")
 
 
+def sizes_of(web: float, code: float) -> list[str]:
+    return [f"components.web.expected_tokens={web}", f"components.code.expected_tokens={code}"]
+
+
 @pytest.fixture
 def plan(tmp_path: Path) -> str:
     path = tmp_path / "plan.yaml"
@@ -34,7 +38,7 @@ def plan(tmp_path: Path) -> str:
 
 
 def test_json_and_table(run, plan):
-    sizes = ["--tokens", "web=1e12", "--tokens", "code=2e11", "--max-rows", "32768"]
+    sizes = [*sizes_of(1e12, 2e11), "--max-rows", "32768"]
     figures = json.loads(run(plan, "--json", "--hosts", "1,8", *sizes).out)
     assert [h["hosts"] for h in figures["by_hosts"]] == [1, 8]
     assert 1 <= figures["by_hosts"][1]["reads_per_block"] < 1.5
@@ -47,19 +51,18 @@ def test_json_and_table(run, plan):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--tokens", "wbe=1e9"], "Did you mean 'web'"),
-        (["--tokens", "web"], "E.g. web=1e12"),
+        (["components.web.expected_tokens=inf"], "is not a number of tokens. Write e.g. 2.5e11"),
         (["--hosts", "one"], "E.g. 1,8,64"),
         (["--cache-mib", "0"], "--cache-mib = '0': must be at least 1"),
-        (["--steps", "-4"], "--steps = '-4': must be at least 1"),
+        (["num_steps=-4"], "num_steps = -4: must be"),
         (
-            ["--steps", str(1 << 41), "--tokens", "web=1e9", "--tokens", "code=1e9"],
+            [f"num_steps={1 << 41}", *sizes_of(1e9, 1e9)],
             "num_steps = 2199023255552: must be a whole number from 1 to 2**40",
         ),
         (["--first-step", "-3"], "--first-step = '-3': must be at least 0"),
         (["--max-rows", "0"], "--max-rows = '0': must be at least 1"),
         (
-            ["--price-per-gib", "nan", "--tokens", "web=1e9", "--tokens", "code=1e9"],
+            ["--price-per-gib", "nan", *sizes_of(1e9, 1e9)],
             "per_gib = nan: is no price",
         ),
         (["batchsize=3"], "Did you mean 'batch_size'"),
@@ -76,7 +79,7 @@ def test_mistakes_get_one_line(run, plan, args, said):
 def test_csv_has_the_figures_of_json(run, plan, tmp_path):
     """A line for each number of hosts; one host has no exchange."""
     file = tmp_path / "forecast.csv"
-    sizes = ["--tokens", "web=1e9", "--tokens", "code=2e8", "--max-rows", "4096"]
+    sizes = [*sizes_of(1e9, 2e8), "--max-rows", "4096"]
     asked = run(plan, "--hosts", "1,8,64", "--csv", str(file), "--json", *sizes)
     by_hosts = json.loads(asked.out)["by_hosts"]
     with file.open(newline="") as opened:
@@ -91,7 +94,7 @@ def test_csv_has_the_figures_of_json(run, plan, tmp_path):
 
 def test_a_csv_that_cannot_be_written_is_refused_at_once(run, plan, tmp_path):
     place = str(tmp_path / "missing" / "forecast.csv")
-    refused = run(plan, "--csv", place, "--tokens", "web=1e12", "--tokens", "code=2e11")
+    refused = run(plan, "--csv", place, *sizes_of(1e12, 2e11))
     assert refused.code == 2
     assert f"--csv = '{place}'" in refused.err.replace("\n", "")
     assert "Name a file in a folder that exists" in refused.err

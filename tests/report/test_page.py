@@ -16,7 +16,7 @@ from headrace import ComponentConfig, LmDataConfig, RunLog, open_run
 from headrace.batch import SourceLosses
 from headrace.errors import CacheError, ConfigError
 from headrace.mix import PlainRule
-from headrace.report import Options, gather, render, write_report
+from headrace.report import gather, render, write_report
 from headrace.report.blocks import Table
 from headrace.report.charts import COLOURS, mixture_chart
 from headrace.report.facts import SHOWN_ROWS
@@ -224,7 +224,7 @@ def test_caches_that_do_not_exist_are_planned(planned_file):
 
 
 def test_settings_steps_and_hosts_count(config_file):
-    facts = gather(str(config_file), ["num_steps=null"], options=Options(steps=7, hosts=[1, 4]))
+    facts = gather(str(config_file), ["num_steps=7"], hosts=[1, 4])
     assert facts.plan.mixture.edge[-1] == 7
     assert [h.hosts for h in facts.plan.plan.unlimited.by_hosts] == [1, 4]
 
@@ -301,7 +301,7 @@ def test_what_is_named_twice_or_is_no_run_is_refused(run_folder, config_file, tm
         gather(str(run_folder), run=str(run_folder))
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         gather(str(tmp_path / "typo"))
-    assert gather(str(tmp_path / "soon"), options=Options(must_exist=False)).records.sessions == 0
+    assert gather(str(tmp_path / "soon"), must_exist=False).records.sessions == 0
 
 
 def test_only_a_report_is_written_over(facts, tmp_path):

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.report import Options, gather
+from headrace.report import gather
 from headrace.report import page as live_module
 from headrace.report.page import LiveReport
 
@@ -66,7 +66,7 @@ def test_what_is_written_meanwhile_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(live_module, "_FRESH_S", 0.0)
     monkeypatch.setattr(live_module, "_REST", 0)
     folder = tmp_path / "run"
-    with serving(gather(str(folder), options=Options(must_exist=False))) as report:
+    with serving(gather(str(folder), must_exist=False)) as report:
         assert "There are no measurements yet" in get(report, "state")[1]
         (folder / "stats").mkdir(parents=True)
         start = {"kind": "start", "version": 1, "host": 0, "hosts": 1, "time": 0.0, "config": None}

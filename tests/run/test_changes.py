@@ -220,3 +220,18 @@ def test_a_run_from_before_there_was_max_hosts_goes_on_with_its_strands(shuffled
     assert run.config is not None
     assert run.config.max_hosts is None
     assert RunLock.of(config.loader()).fingerprint != before.fingerprint
+
+
+def test_a_lock_with_a_field_that_is_gone_is_read(caches, tmp_path):
+    config = config_of(caches, {"web": 1}, num_steps=20)
+    open_run(str(tmp_path), config)
+    lock = RunLock.load(str(tmp_path))
+    assert lock is not None
+    assert lock.config is not None
+    earlier = {**lock.config, "cache_catalog": "gs://bucket/catalog.json"}
+    replace(lock, config=earlier, edited=earlier).save(str(tmp_path))
+    assert "catalog.json" in (tmp_path / "lock.json").read_text()
+    read = RunLock.load(str(tmp_path))
+    assert read is not None
+    assert read.config == read.edited == lock.config
+    assert decode(LmDataConfig, read.config).at_snapshots() == config.at_snapshots()

@@ -395,7 +395,7 @@ def test_as_an_output_of_copies_and_of_files_beside_a_cache(bucket, run, tmp_pat
     config = tmp_path / "run.yaml"
     parts = {"a": {"cache": both.there["out"]}}
     config.write_text(json.dumps({"seq_len": 16, "batch_size": 8, "components": parts}))
-    if both.does("run", "report", str(config), "--steps", "3", "-o", "@rep", writes="rep"):
+    if both.does("run", "report", str(config), "num_steps=3", "-o", "@rep", writes="rep"):
         assert b"<html" in (files.read_bytes(both.there["rep"]) or b"")
     dataset = TokenSeqDataset(TokenCache.open(cache), 16)
     for _ in range(2):

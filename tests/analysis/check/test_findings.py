@@ -105,7 +105,7 @@ CASES = {
         "a row takes 2 reads",
     ),
     "uneven_hosts": ({"hosts": (1, 7)}, "batch_size", "do not divide over 7 hosts"),
-    "no_end": ({"num_steps": None}, "num_steps", "--steps"),
+    "no_end": ({"num_steps": None}, "num_steps", "Set num_steps"),
     "ends_early": (
         {"stop_strategy": "first_exhausted", "num_steps": 10**6},
         "num_steps",

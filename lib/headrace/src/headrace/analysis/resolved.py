@@ -80,7 +80,7 @@ class ResolvedRun:
     """A config with its caches and its dataset.
 
     Attributes:
-        original: The config as it is written, with the number of steps that was asked for.
+        original: The config as it is written.
         planned: Stand-ins for caches that do not exist, and the config to plan with.
         caches: The cache of each component, open or a stand-in.
         dataset: The dataset of the run.
@@ -92,21 +92,12 @@ class ResolvedRun:
     dataset: RunDataset
 
     @classmethod
-    def of(
-        cls,
-        config: LmDataConfig,
-        sizes: Mapping[str, float] | None = None,
-        *,
-        look: bool = True,
-        num_steps: int | None = None,
-    ) -> ResolvedRun:
+    def of(cls, config: LmDataConfig, *, look: bool = True) -> ResolvedRun:
         """Resolves a config.
 
         Args:
             config: The config.
-            sizes: Tokens of components, overriding the config and caches.
             look: Whether to look for the caches whose sizes are declared.
-            num_steps: Steps of the run, overriding the config's.
 
         Raises:
             ConfigError: the config cannot be resolved; the same error as from a loader.
@@ -119,10 +110,8 @@ class ResolvedRun:
             >>> run.steps, run.drawn["web"].tokens
             (1000, 65536000)
         """
-        if num_steps is not None:
-            config = replace(config, num_steps=num_steps)
         _check_mixture(config)
-        planned = planned_caches(config, sizes, look=look)
+        planned = planned_caches(config, look=look)
         resolved = planned.config.with_caches(planned.caches).at_snapshots()
         caches = resolved.open_caches()
         planned = replace(planned, config=resolved.with_caches(caches))

@@ -14,18 +14,15 @@ from headrace.cli.options import (
     Declared,
     Hosts,
     Icc,
-    NumSteps,
     Optimizer,
     SameRun,
     Schedule,
     Settings,
-    Tokens,
     cache_at,
     check_run,
     load_of_run,
     parse_hosts,
     parse_shares,
-    parse_sizes,
 )
 from headrace.cli.shown import (
     figures_table,
@@ -53,8 +50,6 @@ def check(
     config: Config,
     settings: Settings = None,
     hosts: Hosts = None,
-    num_steps: NumSteps = None,
-    tokens: Tokens = None,
     declared: Declared = False,
     icc: Icc = None,
     schedule: Schedule = "wsd",
@@ -80,7 +75,7 @@ def check(
 
         headrace config check plan.yaml --declared --hosts 256
 
-        headrace config check plan.yaml --tokens web=1e12 --tokens code=2e11 --steps 100000
+        headrace config check plan.yaml components.web.expected_tokens=1e12 num_steps=100000
 
         headrace config check run.yaml --run runs/7b --json
     """
@@ -95,10 +90,8 @@ def check(
         try:
             plan = plan_run(
                 loaded,
-                sizes=parse_sizes(tokens),
                 look=not declared,
                 hosts=parse_hosts(hosts),
-                num_steps=num_steps,
                 icc=parse_shares(icc, "--icc"),
                 schedule=schedule,
                 optimizer=optimizer,

@@ -56,12 +56,6 @@ Hosts = Annotated[
     str | None,
     typer.Option(help="Numbers of hosts to forecast for, e.g. 1,8,64.", metavar="N,N,..."),
 ]
-Tokens = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Size of a source; overrides expected_tokens (repeatable).", metavar="NAME=TOKENS"
-    ),
-]
 Icc = Annotated[
     list[str] | None,
     typer.Option(
@@ -79,9 +73,6 @@ Schedule = Annotated[
 Optimizer = Annotated[
     str,
     typer.Option(help="Optimizer of the run, for the excess loss: adam or sgd.", metavar="NAME"),
-]
-NumSteps = Annotated[
-    int | None, typer.Option("--steps", help="Steps of the run; overrides the config's.", min=1)
 ]
 Declared = Annotated[
     bool, typer.Option("--declared", help="Use declared sizes without looking for the caches.")
@@ -210,40 +201,19 @@ def parse_list(
         raise ConfigError("is not a list of numbers", field=option, value=text, cure=cure) from None
 
 
-def parse_sizes(items: Sequence[str] | None) -> dict[str, int]:
-    """Parses sizes of sources, in tokens, by name.
-
-    Raises:
-        ConfigError: one is not a possible number of tokens.
-
-    Example:
-        >>> parse_sizes(["web=1e12", "code=2e11"])
-        {'web': 1000000000000, 'code': 200000000000}
-    """
-    sizes = _numbers(
-        items, "--tokens", 1, 1 << 60, "is not a possible number of tokens", "E.g. web=1e12."
-    )
-    return {name: int(size) for name, size in sizes.items()}
-
-
 def parse_shares(items: Sequence[str] | None, flag: str) -> dict[str, float]:
     """Parses shares from 0 to 1 of sources, by name, e.g. ``web=0.45``."""
-    return _numbers(items, flag, 0, 1 + 1e-9, "is not a share from 0 to 1", "E.g. web=0.45.")
-
-
-def _numbers(
-    items: Sequence[str] | None, flag: str, least: float, below: float, problem: str, cure: str
-) -> dict[str, float]:
-    numbers: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for item in items or []:
         name, _, text = item.partition("=")
         try:
-            numbers[name] = float(text)
+            shares[name] = float(text)
         except ValueError:
-            numbers[name] = -1.0
-        if not least <= numbers[name] < below:
-            raise ConfigError(problem, field=flag, value=item, cure=cure)
-    return numbers
+            shares[name] = -1.0
+        if not 0 <= shares[name] < 1 + 1e-9:
+            cure = "E.g. web=0.45."
+            raise ConfigError("is not a share from 0 to 1", field=flag, value=item, cure=cure)
+    return shares
 
 
 def typed_options(context: typer.Context) -> set[str]:

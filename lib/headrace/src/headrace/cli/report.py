@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import NumSteps, Tokens, parse_hosts, parse_sizes, refuse_typed
+from headrace.cli.options import parse_hosts, refuse_typed
 from headrace.cli.shown import say, working
 from headrace.errors import ConfigError
 from headrace.numbers import in_bytes
@@ -46,7 +46,6 @@ def command(
         str | None,
         typer.Option(help="Config of the run, if its folder does not have it.", metavar="FILE"),
     ] = None,
-    num_steps: NumSteps = None,
     hosts: Annotated[
         str | None,
         typer.Option(
@@ -54,7 +53,6 @@ def command(
             metavar="N,N,...",
         ),
     ] = None,
-    tokens: Tokens = None,
     live: Annotated[
         bool, typer.Option("--live", help="Serve the page on this machine while the run continues.")
     ] = False,
@@ -78,7 +76,7 @@ def command(
 
         headrace run report runs/7b
 
-        headrace run report run.yaml --steps 100000 --output plan.html
+        headrace run report run.yaml num_steps=100000 --output plan.html
 
         headrace run report run.yaml --run runs/7b --hosts 16
 
@@ -86,7 +84,7 @@ def command(
 
         headrace run report runs/7b runs/7b-again
     """
-    from headrace.report.facts import Options, gather
+    from headrace.report.facts import gather
     from headrace.report.page import LiveReport, write_report
 
     if not live:
@@ -104,10 +102,10 @@ def command(
     if len(others) > 1:
         cure = "Name two at most."
         raise ConfigError("is a third run", field="OTHER", value=others[1], cure=cure)
-    options = Options(parse_sizes(tokens), parse_hosts(hosts), num_steps, must_exist=not live)
+    asked = parse_hosts(hosts)
     with working("looking at the run"):
-        facts = gather(target, overrides, run=run, config=config, options=options)
-        other = gather(others[0], overrides, options=options) if others else None
+        facts = gather(target, overrides, run=run, config=config, hosts=asked, must_exist=not live)
+        other = gather(others[0], overrides, hosts=asked) if others else None
     if as_json:
         contents = _as_json(facts) if other is None else _both_as_json(facts, other)
         say(json.dumps(contents, allow_nan=False))

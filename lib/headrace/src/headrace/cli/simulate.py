@@ -17,14 +17,11 @@ from headrace.cli.options import (
     Declared,
     Hosts,
     Icc,
-    NumSteps,
     Optimizer,
     Schedule,
     Settings,
-    Tokens,
     parse_hosts,
     parse_shares,
-    parse_sizes,
 )
 from headrace.cli.shown import figures_table, say, say_json, show_judgments, terminal, working
 from headrace.errors import ConfigError, format_count
@@ -51,12 +48,10 @@ def command(
             help="Memory for blocks on a host; by default prefetch_bytes.", metavar="MIB", min=1
         ),
     ] = None,
-    tokens: Tokens = None,
     declared: Declared = False,
     icc: Icc = None,
     schedule: Schedule = "wsd",
     optimizer: Optimizer = "adam",
-    num_steps: NumSteps = None,
     first_step: Annotated[int, typer.Option(help="First step to forecast.", min=0)] = 0,
     max_rows: Annotated[
         int | None, typer.Option(help="Most rows to examine; by default 262,144.", min=1)
@@ -90,7 +85,7 @@ def command(
 
         headrace config simulate run.yaml --hosts 8,64,1024 --cache-mib 512 batch_size=1024
 
-        headrace config simulate plan.yaml --tokens web=1e12 --tokens code=2e11
+        headrace config simulate plan.yaml --declared components.web.expected_tokens=1e12
 
         headrace config simulate run.yaml --hosts 8,64 --csv forecast.csv
     """
@@ -106,9 +101,7 @@ def command(
         _check_csv(csv)
     run = ResolvedRun.of(
         load_config(config, settings or []),
-        parse_sizes(tokens),
         look=not declared,
-        num_steps=num_steps,
     )
     resolved = run.config
     _say_if_long(resolved)

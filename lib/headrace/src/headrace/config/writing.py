@@ -11,6 +11,8 @@ from headrace.errors import redact
 
 FREE_FIELDS = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches")
 """Fields of a run's config on which no batch depends: they may change at any step."""
+_GONE_FIELDS = ("cache_catalog",)
+"""Such fields that earlier releases had."""
 
 
 def dump(config: Any) -> str:
@@ -60,3 +62,14 @@ def whole_if_it_is(value: Any) -> Any:
         (3, 0.5, 'a')
     """
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def without_gone(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that an earlier release recorded of a run, without those that no batch depended on
+    and that are gone.
+
+    Example:
+        >>> without_gone({"seq_len": 8, "cache_catalog": None})
+        {'seq_len': 8}
+    """
+    return {name: value for name, value in recorded.items() if name not in _GONE_FIELDS}

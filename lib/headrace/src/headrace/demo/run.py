@@ -48,7 +48,7 @@ from headrace.feed.run_log import RunLog
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.numbers import short
-from headrace.report.facts import Options, gather
+from headrace.report.facts import gather
 from headrace.report.page import write_report
 from headrace.run.lock import RunLock
 from headrace.run.state import LoaderState
@@ -103,7 +103,7 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
             refuses_another_order(config, one_device, load_data_state(stopped)),
         ]
     with screen.phase("report"):
-        facts = gather(str(folder.root), options=Options(steps=settings.steps))
+        facts = gather(str(folder.root), [f"num_steps={settings.steps}"])
         write_report(facts, str(folder.report))
 
     passed = all(check.passed for check in checks if check.decides)

@@ -1,4 +1,3 @@
-from .facts import Options as Options
 from .facts import ReportFacts as ReportFacts
 from .facts import gather as gather
 from .page import render as render

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from headrace.analysis.check.findings import Finding, findings
 from headrace.analysis.check.plan import RunPlan, plan_run
 from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.config.parsing import decode, with_overrides
+from headrace.config.writing import without_gone
 from headrace.data.dataset import BatchOrder, rows_of_step
 from headrace.data.described import described_rows
 from headrace.data.packed import packed_datasets
@@ -47,23 +48,6 @@ UNKNOWN_STEPS = 1000
 """Number of steps to show if neither the config nor the run says how many there are."""
 CONFIG_SUFFIXES = (".yaml", ".yml")
 SHOWN_ROWS = 8
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a user can set in addition to the config.
-
-    Attributes:
-        sizes: Tokens of components, which replace those of the config or the cache.
-        hosts: Numbers of hosts to forecast for; None: one, and the number of the run.
-        steps: Steps of the run, if the config does not set them.
-        must_exist: Whether the run's folder must already contain a run.
-    """
-
-    sizes: Mapping[str, float] = field(default_factory=dict[str, float])
-    hosts: Sequence[int] | None = None
-    steps: int | None = None
-    must_exist: bool = True
 
 
 @dataclass(frozen=True)
@@ -174,7 +158,8 @@ def gather(
     *,
     run: str | None = None,
     config: str | None = None,
-    options: Options | None = None,
+    hosts: Sequence[int] | None = None,
+    must_exist: bool = True,
 ) -> ReportFacts:
     """The facts of a config or of a run.
 
@@ -183,46 +168,36 @@ def gather(
         settings: ``name=value`` settings over the config.
         run: Folder of the run, if ``target`` is a config.
         config: File of the config, if ``target`` is a folder; None: the one in the run's log.
-        options: See :class:`Options`.
+        hosts: Numbers of hosts to forecast for; None: one, and the number of the run.
+        must_exist: Whether the run's folder must already contain a run.
 
     Raises:
         ConfigError: the config is invalid, the folder contains no run, or two configs or two runs
             were given.
         CacheError: a config was given, and one of its caches is missing and has no declared size.
     """
-    options = options or Options()
     if target.endswith(CONFIG_SUFFIXES):
         if config is not None:
             cure = f"Leave it out: {target} is the config."
             raise ConfigError("is a second config", field="--config", value=config, cure=cure)
-        return _of_config(target, settings, run, options)
+        loaded = load_config(target, settings)
+        records = RunRecords() if run is None else _records(run, must_exist)
+        plan = _plan(_of_run(loaded, run), hosts, records)
+        lock = None if run is None else RunLock.load(run)
+        return ReportFacts(Path(target).name, run, target, plan, "", records, lock)
     if run is not None:
         cure = f"Leave it out: {target} is taken as the run."
         raise ConfigError("is a second run", field="--run", value=run, cure=cure)
-    return _of_folder(target, settings, config, options)
-
-
-def _of_config(
-    path: str, settings: Sequence[str], run: str | None, options: Options
-) -> ReportFacts:
-    loaded = load_config(path, settings)
-    records = RunRecords() if run is None else _records(run, options)
-    plan = _plan(_of_run(loaded, run), options, records)
-    return ReportFacts(
-        Path(path).name,
-        run,
-        path,
-        plan,
-        "",
-        records,
-        None if run is None else RunLock.load(run),
-    )
+    return _of_folder(target, settings, config, hosts, _records(target, must_exist))
 
 
 def _of_folder(
-    folder: str, settings: Sequence[str], config: str | None, options: Options
+    folder: str,
+    settings: Sequence[str],
+    config: str | None,
+    hosts: Sequence[int] | None,
+    records: RunRecords,
 ) -> ReportFacts:
-    records = _records(folder, options)
     lock = RunLock.load(folder)
     # As in runs/1: the last part alone is often not enough.
     title = "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder
@@ -230,12 +205,12 @@ def _of_folder(
     command = command_line("run report", folder, config="run.yaml")
     why = f"The run has no config. Name one: {command}"
     if config is not None:
-        plan = _plan(_of_run(load_config(config, settings), folder), options, records)
+        plan = _plan(_of_run(load_config(config, settings), folder), hosts, records)
     else:
         try:
             recorded = _recorded_config(records, lock, settings)
             if recorded is not None:
-                plan = _plan(config_of_run(lock, recorded), options, records)
+                plan = _plan(config_of_run(lock, recorded), hosts, records)
         except (
             HeadraceError
         ) as error:  # paths that do not exist here: measurements can still be shown
@@ -243,9 +218,9 @@ def _of_folder(
     return ReportFacts(title, folder, config, plan, why, records, lock)
 
 
-def _records(folder: str, options: Options) -> RunRecords:
+def _records(folder: str, must_exist: bool) -> RunRecords:
     records = read_records(folder)
-    if options.must_exist and not records.sessions and RunLock.load(folder) is None:
+    if must_exist and not records.sessions and RunLock.load(folder) is None:
         raise ConfigError(
             "is not the folder of a run: it has neither a lock.json nor a log in stats/",
             field="run folder",
@@ -265,10 +240,7 @@ def _recorded_config(
 ) -> LmDataConfig | None:
     """The config in the log of a run, or else in its lock."""
     if records.config is not None:
-        logged = yaml.safe_load(records.config)
-        fields = {field.name for field in dataclasses.fields(LmDataConfig)}
-        # A log has all fields of its release, also those that it does not use and we do not know.
-        recorded = {k: v for k, v in logged.items() if k in fields or v is not None}
+        recorded = without_gone(yaml.safe_load(records.config))
     elif lock is not None and lock.config is not None:
         recorded = lock.config
     else:
@@ -276,17 +248,13 @@ def _recorded_config(
     return decode(LmDataConfig, with_overrides(recorded, settings, LmDataConfig))
 
 
-def _plan(config: LmDataConfig, options: Options, records: RunRecords) -> PlanFacts:
-    steps = config.run_steps if options.steps is None else options.steps
+def _plan(config: LmDataConfig, hosts: Sequence[int] | None, records: RunRecords) -> PlanFacts:
+    steps = config.run_steps
     assumed = steps is None
     if steps is None:
         steps = max(UNKNOWN_STEPS, (records.last_step or 0) + 1)
-    plan = plan_run(
-        config,
-        sizes=options.sizes,
-        hosts=_hosts(config, options, records),
-        num_steps=steps,
-    )
+        config = dataclasses.replace(config, num_steps=steps)
+    plan = plan_run(config, hosts=hosts or _hosts(config, records))
     config = plan.run.settled
     opened = plan.run.caches
     dataset = plan.run.dataset
@@ -332,9 +300,7 @@ def some_rows_of_step(
     return described_rows(rows, places, of_config=config.tokenizer), Counter(names)
 
 
-def _hosts(config: LmDataConfig, options: Options, records: RunRecords) -> list[int]:
-    if options.hosts is not None:
-        return list(options.hosts)
+def _hosts(config: LmDataConfig, records: RunRecords) -> list[int]:
     size = BatchSchedule(config.batch_size).rows_at(0)[1]
     return sorted({n for n in (1, records.hosts) if n == 1 or size % n == 0})
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from headrace.config.writing import given_fields
+from headrace.config.writing import given_fields, without_gone
 from headrace.errors import ConfigError, PlanMismatchError, command_line
 from headrace.run.differences import (
     config_differences,
@@ -222,8 +222,9 @@ class RunLock:
         if content is None:
             return None
         # Locks older than this field are of runs whose strands follow from the batch
-        config = content.config and {"max_hosts": None, **content.config}
-        return cls(content.plan, tuple(content.history), config, content.edited, content.documents)
+        config = content.config and {"max_hosts": None, **without_gone(content.config)}
+        edited = content.edited and without_gone(content.edited)
+        return cls(content.plan, tuple(content.history), config, edited, content.documents)
 
 
 def planned_by(loader: object) -> Any:

@@ -389,7 +389,7 @@ def _no_end(plan: RunPlan) -> Iterator[_Advice]:
         yield (
             "num_steps",
             "is not set, so nothing can be said of epochs and budgets",
-            "Set num_steps, or check with --steps N.",
+            "Set num_steps.",
         )
 
 

@@ -208,10 +208,8 @@ class RunPlan:
 def plan_run(
     config: LmDataConfig,
     *,
-    sizes: Mapping[str, float] | None = None,
     look: bool = True,
     hosts: Sequence[int] | None = None,
-    num_steps: int | None = None,
     max_rows: int = DEFAULT_ROWS,
     icc: Mapping[str, float] | None = None,
     schedule: str = "wsd",
@@ -221,10 +219,8 @@ def plan_run(
 
     Args:
         config: The config.
-        sizes: Tokens of components, overriding the config and caches.
         look: Whether to look for the caches whose sizes are declared.
         hosts: Numbers of hosts to forecast for; None: for one.
-        num_steps: Steps of the run, overriding the config's.
         max_rows: Most rows whose reads are forecast.
         icc: As in :func:`~headrace.analysis.excess.source_excess`.
         schedule: As there.
@@ -243,7 +239,7 @@ def plan_run(
         >>> plan.tokens, round(plan.components[0].epochs, 3), plan.first_batch_chunks
         (65536000, 0.328, 32)
     """
-    run = ResolvedRun.of(config, sizes, look=look, num_steps=num_steps)
+    run = ResolvedRun.of(config, look=look)
     config = run.config
     dataset = run.dataset
     steps = run.steps

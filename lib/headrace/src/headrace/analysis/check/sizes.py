@@ -7,7 +7,7 @@ for each component's ledger, 16 at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from headrace.config.component import ComponentConfig, check_any
 from headrace.config.lm_data import LmDataConfig
 from headrace.data.columns import NO_LEAF
-from headrace.errors import CacheError, ConfigError, check_at_least, did_you_mean
+from headrace.errors import CacheError, ConfigError, check_at_least
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store.cache import TokenCache
 from headrace.store.layout import MASKS, CacheLayout, LeafSpec
@@ -35,8 +35,7 @@ class PlannedCaches:
 
     Attributes:
         caches: By component, with the declared sizes; nothing can be read from them.
-        declared: Tokens declared by the config or the caller, by component, whether the cache
-            exists or not.
+        declared: Tokens declared by the config, by component, whether the cache exists or not.
         config: The config to plan with: components to be packed are planned as streams if they have
             no documents yet.
         unpacked: The components planned as streams.
@@ -48,23 +47,17 @@ class PlannedCaches:
     unpacked: tuple[str, ...] = ()
 
 
-def planned_caches(
-    config: LmDataConfig,
-    sizes: Mapping[str, float] | None = None,
-    *,
-    look: bool = True,
-) -> PlannedCaches:
+def planned_caches(config: LmDataConfig, *, look: bool = True) -> PlannedCaches:
     """Makes stand-ins, with the declared sizes, for caches of a config that do not exist yet.
 
     Args:
         config: The config.
-        sizes: Tokens of components, by name; they override ``expected_tokens`` and existing caches.
         look: Whether to look for the caches whose sizes are declared; False: they count as missing,
             without a request.
 
     Raises:
-        ConfigError: a size for an unknown component; an invalid size; a cache that does not exist
-            and whose size is unknown, or from which documents are to be held out or removed.
+        ConfigError: an invalid size; a cache that does not exist and whose size is unknown, or from
+            which documents are to be held out or removed.
 
     Example:
         >>> from headrace import ComponentConfig
@@ -73,23 +66,12 @@ def planned_caches(
         2000000000
     """
     check_any(config.components)
-    token_counts = dict(sizes or {})
-    for name in token_counts:
-        if name not in config.components:
-            cure = did_you_mean(name, config.components)
-            raise ConfigError("is not a component", field="tokens", value=name, cure=cure)
     declared = {
-        name: _check_tokens(
-            f"components.{name}.expected_tokens", token_counts.get(name, component.expected_tokens)
-        )
+        name: _check_tokens(f"components.{name}.expected_tokens", component.expected_tokens)
         for name, component in config.components.items()
-        if name in token_counts or component.expected_tokens is not None
+        if component.expected_tokens is not None
     }
-    names = [
-        name
-        for name in config.components
-        if name not in token_counts and (look or name not in declared)
-    ]
+    names = [name for name in config.components if look or name not in declared]
     with ThreadPoolExecutor(max_workers=16) as pool:
         are_there = pool.map(lambda name: _exists(name, config.components[name]), names)
         there = dict.fromkeys(name for name, exists in zip(names, are_there, strict=True) if exists)
@@ -98,10 +80,7 @@ def planned_caches(
         if name not in declared:
             path = next(path for path in config.components[name].caches if not is_there(path))
             problem, cure = what_is_there(path)
-            planned = (
-                f"To plan before it is built: components.{name}.expected_tokens, or --tokens"
-                f" {name}=2.5e11. "
-            )
+            planned = f"To plan before it is built: components.{name}.expected_tokens=2.5e11. "
             raise ConfigError(
                 f"is not a token cache ({problem})",
                 field=f"components.{name}.cache",
@@ -283,15 +262,14 @@ def _exists(name: str, component: ComponentConfig) -> bool:
             error.problem,
             field=f"components.{name}.cache",
             value=paths[0] if len(paths) == 1 else [*paths],
-            cure=f"{error.cure or ''} To plan without it: components.{name}.expected_tokens, or"
-            " --tokens"
-            f" {name}=2.5e11, with --declared.".lstrip(),
+            cure=f"{error.cure or ''} To plan without it: --declared"
+            f" components.{name}.expected_tokens=2.5e11".lstrip(),
         ) from error
     return False
 
 
-def _check_tokens(field: str, tokens: float | None) -> int:
-    if tokens is None or not 1 <= tokens < 1 << 60:
+def _check_tokens(field: str, tokens: float) -> int:
+    if not 1 <= tokens < 1 << 60:
         raise ConfigError(
             "is not a number of tokens", field=field, value=tokens, cure="Write e.g. 2.5e11."
         )
