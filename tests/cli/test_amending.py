@@ -2,6 +2,7 @@
 the run goes on.
 """
 
+import os
 import re
 import shutil
 import signal
@@ -463,3 +464,71 @@ def test_a_killed_program_goes_on_with_another_source(headrace, caches, tmp_path
     lock = RunLock.load("runs/1")
     assert lock is not None
     assert lock.history[0]["until_step"] >= 15
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a config and two runs of it."""
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("web", "code")):
+        write_cache(tmp_path / name, [random_documents(30, seed=seed)])
+    Path("run.yaml").write_text(f"{HEAD}components: {{web: web, code: code}}\n")
+    for name in ("7b", "7c"):
+        open_run(f"runs/{name}", load_config("run.yaml"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["amend", "diff"])
+@pytest.mark.parametrize(
+    ("typo", "said"), [("wbe", "Did you mean 'web'?"), ("x", "Known names: 'code', 'web'.")]
+)
+def test_a_source_that_the_run_does_not_have_is_told_from_its_names(
+    headrace, begun, command, typo, said
+):
+    done = headrace("run", command, "runs/7b", "run.yaml", f"components.{typo}.weight=2")
+    assert done.code == 2
+    assert done.err.startswith(f"error components.{typo}.cache: is missing.")
+    assert f"another name in place of {typo!r}. {said}" in done.err
+
+
+@pytest.mark.parametrize(
+    "change", [("--weights", "wbe=2"), ("--drop", "wbe"), ("--caches", "wbe=2")]
+)
+def test_a_job_is_not_asked_for_what_its_run_does_not_have(headrace, begun, change):
+    # Whoever asked would have waited: no job runs.
+    done = headrace("run", "amend", "runs/7b", "--step", "5", "--wait", "1e5", *change)
+    assert (done.code, "Did you mean 'web'?" in done.err) == (2, True), done.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "where {} --step 3",
+        "cat {} --step 3",
+        "cat run.yaml --run {} --step 3",
+        "tree {}",
+        "tree run.yaml --like {}",
+        "diff {} run.yaml",
+        "amend {} run.yaml",
+        "amend {} --step 5 --weights web=2",
+        "report {} --json",
+        "report runs/7b {} --json",
+        "blame {} --steps 1:2",
+    ],
+)
+@pytest.mark.parametrize("typed", ["runs/7bb", "rnus/7b", "runs", "./runs/7b/x"])
+def test_a_folder_without_a_run_names_the_runs_near_it(headrace, begun, command, typed):
+    done = headrace("run", *command.format(typed).split())
+    assert done.code == 2
+    meant = re.findall(r"'([^']+)'", done.err.partition("open_run")[2])
+    assert {os.path.normpath(one) for one in meant} <= {"runs/7b", "runs/7c"}
+    assert meant, done.err
+    # ... and one of these is what works in its place; no job answers, and no losses are logged
+    again = headrace("run", *command.format(meant[0]).split(), *["--wait", ".1"] * ("5" in command))
+    assert again.code in (0, 1) or "gave no answer" in again.err or "blame" in command, again.err
+
+
+def test_a_folder_with_no_run_near_it(headrace, tmp_path):
+    done = headrace("run", "tree", f"{tmp_path}/nothing/here")
+    assert (done.code, "is not the folder of a run" in done.err) == (2, True)
+    assert done.err.endswith("or a config (.yaml).\n")

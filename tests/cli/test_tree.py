@@ -65,7 +65,7 @@ def test_the_folder_of_a_run_is_enough(headrace: Run, run_yaml: str, tmp_path: P
         assert headrace("run", question, run, "--step", "3", "--json") == asked
     code, _, err = headrace("run", "tree", str(tmp_path / "a"))
     assert code == 2
-    assert "is a folder" in err
+    assert "is not the folder of a run" in err
 
 
 def test_a_run_that_was_amended_is_shown_as_it_goes_on(

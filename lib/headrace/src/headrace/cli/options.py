@@ -285,16 +285,11 @@ def lock_in(folder: str, field: str, or_else: str = "") -> RunLock:
     Raises:
         ConfigError: there is none; names the ``field`` that gave the folder.
     """
-    from headrace.run.lock import LOCK_NAME, RunLock
+    from headrace.run.lock import RunLock, no_run_in
 
     lock = RunLock.load(folder)
     if lock is None:
-        raise ConfigError(
-            f"is not the folder of a run: it has no {LOCK_NAME}",
-            field=field,
-            value=folder,
-            cure=f"Name the folder passed to open_run{or_else}.",
-        )
+        raise no_run_in(folder, field, or_else)
     return lock
 
 
@@ -306,10 +301,11 @@ def load_config_or_run(target: str, settings: list[str] | None) -> LmDataConfig:
     """
     from headrace.config.lm_data import LmDataConfig, load_config
     from headrace.config.parsing import decode, with_overrides
+    from headrace.store import files
 
-    lock = lock_at(target)
-    if lock is None:
+    if target.endswith(CONFIG_SUFFIXES) or files.is_file(target):
         return load_config(target, settings or [])
+    lock = lock_in(target, "config", ", or a config (.yaml)")
     if lock.config is None:
         raise ConfigError(
             "has no config: the run was started without one",

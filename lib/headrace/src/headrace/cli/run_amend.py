@@ -170,9 +170,10 @@ def amend(
     from headrace.store.lease import end_lease_of_gone, lease
 
     if config is None:
-        lock_in(run, "RUN")
+        lock = lock_in(run, "RUN")
         with _named_as_typed():
             amendment = _typed_amendment(step, weights or "", skip or [], drop or [], caches or "")
+            _check_names(lock, amendment)
             _ask(run, Request.of(amendment, {}), wait, as_json)
         return
     instead = {"--weights": weights, "--skip": skip, "--drop": drop, "--caches": caches}
@@ -210,6 +211,18 @@ def amend(
         say_json(facts)
     else:
         say(f"Written into {run}/lock.json. Go on with the run as before.")
+
+
+def _check_names(lock: RunLock, amendment: AmendmentConfig) -> None:
+    """Raises ConfigError for a name that the run does not have, before a wait for its job."""
+    from headrace.config.lm_data import LmDataConfig
+    from headrace.config.parsing import decode
+    from headrace.mix.stage_config import with_amendment
+
+    if lock.config is not None:
+        locked = decode(LmDataConfig, lock.config)
+        amendments = with_amendment(locked.amendments, amendment)
+        replace(locked, amendments=amendments).resolved_stages()
 
 
 @contextmanager

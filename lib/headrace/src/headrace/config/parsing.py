@@ -39,6 +39,7 @@ from headrace.store.location import Location
 T = TypeVar("T")
 
 _INCLUDE = "!include"
+_MISSING = "is missing"
 
 
 def read_mapping(path: str, *, foreign: bool = False) -> dict[str, Any]:
@@ -528,7 +529,14 @@ def _read_entries(slot: Slot, values: Mapping[Any, Any], path: str) -> dict[Any,
         if name in entries:
             cure = f"Write each {'number' if isinstance(name, int) else 'name'} once."
             raise ConfigError(f"names {name!r} twice", field=path, value=values, cure=cure)
-        entries[name] = read(slot.parts[1], value, f"{path}.{name}")
+        try:
+            entries[name] = read(slot.parts[1], value, f"{path}.{name}")
+        except ConfigError as error:
+            others = [str(other) for other in values if other != key]
+            if error.problem != _MISSING or not others:
+                raise
+            cure = f"{(error.cure or '').rstrip('.')}, or another name in place of {name!r}."
+            raise error.but(cure=f"{cure} {did_you_mean(str(name), others)}") from None
     return entries
 
 
@@ -542,7 +550,7 @@ def _read_record(slot: Slot, values: Mapping[Any, Any], path: str) -> Any:
         is_given = name in values and (values[name] is not None or field.slot.optional)
         if field.required and not is_given:
             raise ConfigError(
-                "is missing", field=f"{prefix}{name}", cure=f"Give {field.slot.expected}."
+                _MISSING, field=f"{prefix}{name}", cure=f"Give {field.slot.expected}."
             )
     arguments = {
         name: read(fields[name].slot, value, f"{prefix}{name}") for name, value in values.items()

@@ -41,7 +41,7 @@ from headrace.report.plan_figures import (
 )
 from headrace.report.run_records import RunRecords, read_records
 from headrace.run.changes import config_of_run
-from headrace.run.lock import RunLock
+from headrace.run.lock import RunLock, no_run_in
 from headrace.store.cache import TokenCache
 
 UNKNOWN_STEPS = 1000
@@ -221,12 +221,7 @@ def _of_folder(
 def _records(folder: str, must_exist: bool) -> RunRecords:
     records = read_records(folder)
     if must_exist and not records.sessions and RunLock.load(folder) is None:
-        raise ConfigError(
-            "is not the folder of a run: it has neither a lock.json nor a log in stats/",
-            field="run folder",
-            value=folder,
-            cure="Name the folder passed to open_run and RunLog, or a config (.yaml).",
-        )
+        raise no_run_in(folder, "run folder", ", or a config (.yaml)")
     return records
 
 

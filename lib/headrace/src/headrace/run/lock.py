@@ -18,13 +18,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
 from headrace.config.writing import given_fields, without_gone
-from headrace.errors import ConfigError, PlanMismatchError, command_line
+from headrace.errors import ConfigError, PlanMismatchError, command_line, did_you_mean
 from headrace.run.differences import (
     config_differences,
     differences,
@@ -225,6 +226,20 @@ class RunLock:
         config = content.config and {"max_hosts": None, **without_gone(content.config)}
         edited = content.edited and without_gone(content.edited)
         return cls(content.plan, tuple(content.history), config, edited, content.documents)
+
+
+def no_run_in(folder: str, field: str, or_else: str = "") -> ConfigError:
+    """The error of a folder that is not that of a run; names the runs near it, on this machine."""
+    cure = f"Name the folder passed to open_run{or_else}."
+    if files.is_local(folder):
+        place = Path(folder)
+        # in it, or in the folder in which it was expected, at most two above: runs/1 or 7b/runs/1
+        there = next((one for one in (place, *list(place.parents)[:2]) if one.is_dir()), place)
+        locks = [lock for depth in ("", "*/", "*/*/") for lock in there.glob(depth + LOCK_NAME)]
+        if locks:
+            cure += f" {did_you_mean(folder, [str(lock.parent) for lock in locks])}"
+    problem = f"is not the folder of a run: it has no {LOCK_NAME}"
+    return ConfigError(problem, field=field, value=folder, cure=cure)
 
 
 def planned_by(loader: object) -> Any:
