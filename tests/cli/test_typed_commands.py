@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import headrace as package
 from headrace.cli.application import COMMANDS
 from headrace.errors import HeadraceError, command_line
+from headrace.run import RunLock
 from headrace.store import TokenCache, open_cache, verify
 from headrace.store.ledger import LEDGER_NAME
 from headrace.store.ledger_table import TABLE_NAME
@@ -147,6 +148,26 @@ def test_a_build_says_what_is_next(headrace: Run, typed: Run, folder: str):
     assert json.loads(headrace("cache", "inspect", "--json", "--", made).out)["documents"] == 1
     shuffled = headrace("cache", "reshuffle", "--", made, f"{folder}-3")
     assert (shuffled.code, typed(shuffled.out).code) == (0, 0), shuffled
+
+
+def test_what_is_next_after_an_append_is_about_the_whole(headrace: Run, typed: Run, folder: str):
+    for name in ("1", "2"):
+        Path(f"{name}.txt").write_text(f"A text of some words, {name}. " * 9)
+    made, config = f"{folder}-2", "run.yaml"
+    assert headrace("build", "1.txt", "-t", "bytes", "-o", made).code == 0
+    plan = {"seq_len": 8, "batch_size": 1, "num_steps": 9, "components": {"a": {"cache": made}}}
+    Path(config).write_text(json.dumps(plan))
+    package.open_run("run", package.load_config(config), 2)
+    done = headrace("build", "2.txt", "-o", made, "--append")
+    shown = typed(done.out.partition("\nNew runs")[0])
+    assert (shown.code, "documents  2 " in shown.out) == (0, True), shown  # of both parts
+    assert "Snapshots" in shown.out
+    moved = typed(done.out, RUN="run", CONFIG=config)
+    assert moved.code == 0, moved.err
+    lock = RunLock.load("run")
+    assert lock is not None
+    assert lock.config is not None
+    assert lock.config["amendments"][-1]["caches"] == {"a": 2}
 
 
 def test_a_damaged_table_is_written_anew(typed: Run, folder: str):

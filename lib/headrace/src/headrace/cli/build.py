@@ -383,7 +383,10 @@ def summary(report: BuildReport) -> str:
             else ""
         )
         lines.append(f"{format_count(report.requests, 'request')} over HTTP{failed}.")
-    return "\n".join([*lines, f"Next: {command_line('cache inspect', report.path)}"])
+    from headrace.store.snapshots import cache_of_member
+
+    whole = cache_of_member(report.path) or report.path
+    return "\n".join([*lines, f"Next: {command_line('cache inspect', whole)}"])
 
 
 def fields_in_words(fields: Mapping[str, int]) -> str:

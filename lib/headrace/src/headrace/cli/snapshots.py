@@ -49,8 +49,11 @@ def to_use_it(snapshot: int) -> str:
 
     Example:
         >>> print(to_use_it(3))
-        New runs use snapshot 3. To move a run in progress to it:
+        New runs use snapshot 3. To move a run in progress to it (as it trains: --step STEP --live):
         headrace run amend RUN CONFIG --newest-caches
     """
     move = "headrace run amend RUN CONFIG --newest-caches"
-    return f"New runs use snapshot {snapshot}. To move a run in progress to it:\n{move}"
+    return (
+        f"New runs use snapshot {snapshot}. To move a run in progress to it (as it trains: --step"
+        f" STEP --live):\n{move}"
+    )
