@@ -53,7 +53,7 @@ def test_json_and_table(run, plan):
     [
         (["components.web.expected_tokens=inf"], "is not a number of tokens. Write e.g. 2.5e11"),
         (["--hosts", "one"], "E.g. 1,8,64"),
-        (["--cache-mib", "0"], "--cache-mib = '0': must be at least 1"),
+        (["prefetch_bytes=0"], "prefetch_bytes = 0: must be a positive number of bytes"),
         (["num_steps=-4"], "num_steps = -4: must be"),
         (
             [f"num_steps={1 << 41}", *sizes_of(1e9, 1e9)],

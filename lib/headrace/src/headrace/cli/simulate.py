@@ -42,12 +42,6 @@ def command(
     config: Config,
     settings: Settings = None,
     hosts: Hosts = None,
-    cache_mib: Annotated[
-        int | None,
-        typer.Option(
-            help="Memory for blocks on a host; by default prefetch_bytes.", metavar="MIB", min=1
-        ),
-    ] = None,
     declared: Declared = False,
     icc: Icc = None,
     schedule: Schedule = "wsd",
@@ -83,7 +77,7 @@ def command(
 
         headrace config simulate run.yaml
 
-        headrace config simulate run.yaml --hosts 8,64,1024 --cache-mib 512 batch_size=1024
+        headrace config simulate run.yaml --hosts 8,64,1024 batch_size=1024 prefetch_bytes=5e8
 
         headrace config simulate plan.yaml --declared components.web.expected_tokens=1e12
 
@@ -99,13 +93,9 @@ def command(
     host_counts = parse_hosts(hosts) or [1]
     if csv is not None:
         _check_csv(csv)
-    run = ResolvedRun.of(
-        load_config(config, settings or []),
-        look=not declared,
-    )
+    run = ResolvedRun.of(load_config(config, settings or []), look=not declared)
     resolved = run.config
     _say_if_long(resolved)
-    memory = resolved.prefetch_bytes if cache_mib is None else cache_mib << 20
     with working("looking at the steps"):
         examined = run.examine(
             host_counts,
@@ -113,7 +103,8 @@ def command(
             max_rows=max_rows or DEFAULT_ROWS,
             watch=partial(report, "counting examples"),
         )
-        forecast = examined.forecast(memory, Prices(price_per_1000_reads, price_per_gib))
+        prices = Prices(price_per_1000_reads, price_per_gib)
+        forecast = examined.forecast(resolved.prefetch_bytes, prices)
     if csv is not None:
         _write_csv(csv, forecast.to_dict()["by_hosts"])
     noise = source_excess(run.dataset, run.steps, parse_shares(icc, "--icc"), schedule, optimizer)
@@ -132,7 +123,7 @@ def command(
     for name, one in noise.items():
         say(f"{name}: {one} over a full shuffle")
     orders = [OrderFacts.of(component) for component in mixture.components]
-    judgments = judge_forecast(forecast, resolved, orders, memory, noise)
+    judgments = judge_forecast(forecast, resolved, orders, noise)
     show_judgments([*judgments, NOT_JUDGED])
 
 

@@ -58,7 +58,6 @@ def judge_forecast(
     forecast: Forecast,
     config: LmDataConfig,
     orders: Collection[OrderFacts],
-    prefetch_bytes: int,
     noise: Mapping[str, SourceExcess],
 ) -> list[Judgment]:
     """Judges reads, memory, bursts and mixing quality; the worst number of hosts counts. ``orders``
@@ -66,18 +65,18 @@ def judge_forecast(
     """
     kinds = {order.kind for order in orders}
     neediest = max(forecast.by_hosts, key=lambda h: h.open_bytes)
-    lacks = neediest.open_bytes > prefetch_bytes
+    lacks = neediest.open_bytes > config.prefetch_bytes
     memory = (
-        f"the shuffle keeps {neediest.open_bytes:,} bytes open on"
+        f"{config.prefetch_bytes:,}; the shuffle keeps {neediest.open_bytes:,} bytes open on"
         f" {format_count(neediest.hosts, 'host')}"
     )
     raised = f"Raise prefetch_bytes to {neediest.open_bytes * 5 // 4:,}."
     if {"full", "era"} & kinds:
         raised = sharing_cure(config, kinds)
     judgments = [
-        Judgment("low", "prefetch_bytes", f"{prefetch_bytes:,}; {memory}. {raised}")
+        Judgment("low", "prefetch_bytes", f"{memory}. {raised}")
         if lacks
-        else Judgment("good", "prefetch_bytes", f"{prefetch_bytes:,}; {memory}")
+        else Judgment("good", "prefetch_bytes", memory)
     ]
     if forecast.steps * forecast.batch_size < 4 * sum(order.strands for order in orders):
         judgments += [
@@ -99,7 +98,7 @@ def judge_plan(plan: RunPlan) -> list[Judgment]:
     """Judges the figures of a checked config: its forecast, and how often sources repeat."""
     forecast = plan.forecast or plan.unlimited
     orders = plan.run.orders.values()
-    judgments = judge_forecast(forecast, plan.config, orders, plan.prefetch_bytes, plan.noise)
+    judgments = judge_forecast(forecast, plan.config, orders, plan.noise)
     epochs = max((c.epochs or 0.0 for c in plan.components), default=0.0)
     if plan.steps is not None:
         level = "good" if epochs <= EPOCHS else "high"
