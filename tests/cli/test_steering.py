@@ -188,7 +188,7 @@ def test_a_running_job_goes_on_as_its_config_was_edited(
         assert "A run cannot make these changes" in seed.out
         given = [*batches]
     assert run.config is not None
-    changed, moved, weighed, skipping = run.config.amendments
+    changed, skipping, moved, weighed = run.config.amendments  # as they were asked for
     assert skipping.skip == [[1400, 1450]]
     assert (changed.add, changed.drop, moved.caches) == ({"c": 3}, ["b"], {"a": 2})
     assert (weighed.step, weighed.weights) == (1100, {"a": 5})

@@ -259,6 +259,45 @@ def test_a_job_says_that_another_one_has_the_lease_and_changed_the_run(
     assert open_run(root / "run", config).fingerprint != run.fingerprint
 
 
+ENDING = """
+import os, runpy, shutil, sys, tempfile
+from pathlib import Path
+from headrace import open_run
+folder = Path(tempfile.mkdtemp())
+os.chdir(folder)
+config = runpy.run_path(sys.argv[2])["config_of"](Path(sys.argv[1]), 4000)
+loader = open_run("run", config).loader()
+batches = loader.iter_from_step()
+next(batches)
+while not Path("run/lease.json").exists():
+    pass
+os.chdir("/")
+shutil.rmtree(folder)
+"""
+
+
+def test_a_job_that_ends_without_its_folder_says_nothing(root: Path):
+    """Such as a test, whose folder is deleted before its process ends."""
+    typed = [sys.executable, "-c", ENDING, str(root), str(PROGRAM)]
+    done = subprocess.run(typed, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_job_that_changes_its_working_folder_answers(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(root)
+    run = open_run("run", config_of(root, 4000))
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        next(batches)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        ask(str(root / "run"), Request.of(AmendmentConfig(3000, weights={"a": 5}), {}), 600)
+        assert run.config is not None
+        assert run.config.amendments[-1].weights == {"a": 5}
+    assert not files_of(tmp_path / "elsewhere")
+
+
 def wait_for(happened: Callable[[], bool]) -> None:
     while not happened():
         time.sleep(0.05)

@@ -23,6 +23,7 @@ from headrace.run.changes import alters_earlier, config_of_run, order_of, order_
 from headrace.run.lock import Described, RunLock
 from headrace.run.state import LoaderState, steps_done
 from headrace.run.steering import Request, Steering
+from headrace.store import files
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, NamedSharding
@@ -334,6 +335,8 @@ def open_run(
         step = step.step
     step = None if step is None else steps_done(step)
     lock = _agreed(folder, stored, lock, step, declared=True, writes=trains)
+    # A program may change its working folder later, and threads may run then
+    folder = files.absolute(folder)
     anchors = Anchors(folder, lock, source)
     anchors.use(step)
     if trains and step is not None:

@@ -438,6 +438,9 @@ class Steering:
                         run_lease.check()
                         mailbox.answer(self._decide)
             except (HeadraceError, OSError) as error:
+                # Of a job that ends, the folder may be gone by now: it would answer nothing anyway
+                if not self._goes_on():
+                    return
                 problem = "This job answers no headrace run amend for now: %s"
                 if self._is_changed_by_another():
                     problem = "Another job changed the run, which this one does not follow: %s"
