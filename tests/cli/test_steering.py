@@ -203,7 +203,7 @@ def test_a_running_job_goes_on_as_its_config_was_edited(
     assert headrace(*stopped).code == 0
     last = open_run(run.folder, load_config(str(path), ["components.a.weight=7"])).config
     assert last is not None
-    assert [one.weights for one in last.amendments[-2:]] == [{"a": 7}, {}]
+    assert [one.weights for one in last.amendments[-2:]] == [{}, {"a": 7}]
 
 
 @pytest.mark.parametrize(
