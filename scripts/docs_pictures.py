@@ -24,7 +24,8 @@ from threading import Thread
 from figures.report_page import STEPS, chromium, make_config, train
 from playwright.sync_api import Browser, sync_playwright
 
-from headrace.report import gather, write_report
+from headrace.report.facts import gather
+from headrace.report.page import write_report
 
 WIDTHS = (1600, 400)
 HEIGHT = 1000

@@ -27,7 +27,8 @@ from headrace.run import RunLock, open_run
 from headrace.store import CacheLayout, TokenCache, verify
 from headrace.store.ledger import read_ledger
 from headrace.store.snapshots import history_of
-from headrace.testing import random_documents, remove, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents, remove
 from headrace_posttrain import RolloutStore, ScoredGroup
 from headrace_posttrain.rollouts.rollout_records import BatchRecord
 

@@ -47,11 +47,6 @@ USERS = [
     *(ROOT / "docs").rglob("*.md"),
     ROOT / "README.md",
     *(ROOT / "examples").rglob("*.py"),
-    *(ROOT / "experiments").rglob("*.py"),
-    *(
-        path for path in (ROOT / "scripts").glob("*.py") if path.name != "house.py"
-    ),  # it measures all
-    *(ROOT / "scripts" / "figures").glob("*.py"),  # scripts/bench may look inside
     ROOT / "tests" / "types" / "user_script.py",
 ]
 _FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -48,9 +48,12 @@ from experiments.common.study import (
 from experiments.common.training import Evaluation, data_alone, read_rows, row_losses, train
 
 from headrace import LmDataConfig
-from headrace.analysis import excess_loss, neighbourhoods, nested_shares
+from headrace.analysis.excess import excess_loss
+from headrace.analysis.icc import nested_shares
+from headrace.analysis.probe import neighbourhoods
 from headrace.demo import Transformer
-from headrace.order import Identity, ValidationConfig
+from headrace.order import ValidationConfig
+from headrace.order.order import Identity
 
 HOME = Path(__file__).resolve().parent
 LATENCY_S = 0.03

@@ -39,13 +39,8 @@ from experiments.common.study import Record, Study, finish, parse
 from experiments.common.training import read_rows, row_losses, train
 
 from headrace import MixtureDataset
-from headrace.analysis import (
-    batch_noise,
-    between_block_share,
-    neighbourhoods,
-    nested_shares,
-    unigram_losses,
-)
+from headrace.analysis.icc import batch_noise, between_block_share, nested_shares
+from headrace.analysis.probe import neighbourhoods, unigram_losses
 
 HOME = Path(__file__).resolve().parent
 VALUES = ("model", "unigram")

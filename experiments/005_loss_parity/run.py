@@ -50,7 +50,8 @@ from experiments.common.study import (
 from experiments.common.training import Evaluation, ModelSpec, read_rows, train
 
 from headrace import LmDataConfig
-from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig, ValidationConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
+from headrace.order.shuffle_config import ShuffleConfig
 
 HOME = Path(__file__).resolve().parent
 SHUFFLED = "braid_shuffled"

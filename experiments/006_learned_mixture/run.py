@@ -33,8 +33,10 @@ from experiments.common.study import Record, Study, by_seed, compare, finish, pa
 from experiments.common.training import Evaluation, one_device, read_rows, row_losses
 
 from headrace import ComponentConfig, LmDataConfig, SourceConfig, build_cache, open_run
-from headrace.batch import PackedBatch, SourceLosses, loss_by_source, weighted_mean
-from headrace.demo import Transformer, make_optimizer
+from headrace.batch import PackedBatch, loss_by_source, weighted_mean
+from headrace.batch.loss import SourceLosses
+from headrace.demo import Transformer
+from headrace.demo.train import make_optimizer
 from headrace.mix import AdaptiveMixture, BanditMixture, OnlineMixture
 from headrace.order import ValidationConfig
 from headrace.run import MixtureLearner, ShareBounds

@@ -31,7 +31,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace import SourceConfig, TokenCache, TokenizerConfig, build_cache
-from headrace.demo import END_OF_TEXT, Document, text_file, train_bpe, write_jsonl
+from headrace.demo.corpus import END_OF_TEXT, Document, text_file, train_bpe, write_jsonl
 from headrace.errors import CacheMissingError, CacheUnfinishedError, SourceError
 
 SORTED = "sorted"

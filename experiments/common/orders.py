@@ -18,7 +18,8 @@ from experiments.common.training import Evaluation, ModelSpec, read_rows
 
 from headrace import ComponentConfig, LmDataConfig
 from headrace.ingest import ReshuffleConfig, reshuffle
-from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig, ValidationConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
+from headrace.order.shuffle_config import ShuffleConfig
 
 REFERENCE = "full"
 ROWS_PER_BLOCK = 16

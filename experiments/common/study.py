@@ -27,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from headrace.order import ORDER_VERSION
+from headrace.order.seeds import ORDER_VERSION
 
 WORK = Path("runs/experiments")
 _T_975 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)

@@ -27,8 +27,9 @@ from jaxtyping import Array, Float, Float64
 from headrace import DataLoader, LmDataConfig, PackedBatch, TokenCache
 from headrace.batch import pack_rows
 from headrace.data import PlannedDataset
-from headrace.demo import Transformer, make_optimizer, train_step
-from headrace.testing import SlowArray, with_arrays
+from headrace.demo import Transformer
+from headrace.demo.train import make_optimizer, train_step
+from headrace.testing.caches import SlowArray, with_arrays
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from _common import Report, run_bench
 
-from headrace.batch import micro_batches
+from headrace.batch.balance import micro_batches
 from headrace_posttrain.ranks.dp_schedule import Balance, dp_schedule
 
 RANKS = 8

@@ -24,13 +24,14 @@ import numpy as np
 from _common import Report, run_bench
 
 from headrace import MixtureDataset, TokenSeqDataset
-from headrace.analysis import virtual_cache
+from headrace.analysis.check.sizes import virtual_cache
 from headrace.analysis.simulate.replay import Fetches, Windows, replay
 from headrace.data import AsyncDataset
-from headrace.mix import BatchSchedule, Blend, Stage
+from headrace.mix import BatchSchedule
+from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.schedule import RowOrder
-from headrace.mix.stages import Stages
+from headrace.mix.stages import Stage, Stages
 from headrace.order.braid.spec import StrandPlan, apportion, resolve_strands
 from headrace.store.layout import CacheLayout
 

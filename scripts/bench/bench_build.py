@@ -33,7 +33,7 @@ from _tokenizing import measure_gigatoken
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from headrace import SourceConfig, TokenizerConfig, build_cache
-from headrace.ingest import BuildReport
+from headrace.ingest.build import BuildReport
 from headrace.ingest.tokenize import cores
 
 PART_BYTES = 4 << 20

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from _common import Report, run_bench
 
-from headrace.order import BraidShuffle, Feistel
+from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.spec import resolve_strands
+from headrace.order.permutation import Feistel
 
 EPOCHS = 200
 SMALL = ((64, 8), (256, 32), (1000, 16))

@@ -28,7 +28,8 @@ import numpy as np
 from _common import Report, run_bench
 
 from headrace.store.layout import CacheLayout
-from headrace.testing import free_port, write_cache
+from headrace.testing import write_cache
+from headrace.testing.servers import free_port
 
 HOSTS = (2, 4)
 BAR_MS = 0.2

@@ -17,10 +17,10 @@ import numpy as np
 from _common import Report, run_bench
 
 from headrace import ComponentConfig, LmDataConfig, open_run
-from headrace.batch import SourceLosses
+from headrace.batch.loss import SourceLosses
 from headrace.data import MixtureDataset
-from headrace.mix import AdaptiveMixture, BanditMixture, Measured, OnlineMixture
-from headrace.mix.online import exact_fractions
+from headrace.mix import AdaptiveMixture, BanditMixture, OnlineMixture
+from headrace.mix.online import Measured, exact_fractions
 from headrace.run import MixtureLearner, ShareBounds
 from headrace.testing import write_cache
 

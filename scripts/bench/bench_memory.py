@@ -210,7 +210,7 @@ def write(folder: Path, all_rows: int, sources: int, loaders: list[str]) -> None
 
 def run_job(folder: Path, loader: str, sources: int, steps: int, count: int) -> list[float]:
     """The figures of the process that has the largest memory of its own."""
-    from headrace.testing import free_port
+    from headrace.testing.servers import free_port
 
     address = f"127.0.0.1:{free_port()}"
     numbers = [str(sources), str(steps), address, str(count)]

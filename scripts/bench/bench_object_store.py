@@ -63,17 +63,9 @@ from headrace.store.array import kvstore_spec
 from headrace.store.http_messages import Head
 from headrace.store.layout import CacheLayout
 from headrace.store.retry import RetryPolicy, use_policy
-from headrace.testing import (
-    FaultProxy,
-    Faults,
-    LoggedRequest,
-    gcs_server,
-    s3_server,
-    use_gcs,
-    use_s3,
-    write_cache,
-)
-from headrace.testing.faults import Fate
+from headrace.testing import FaultProxy, Faults, gcs_server, s3_server, write_cache
+from headrace.testing.faults import Fate, LoggedRequest
+from headrace.testing.servers import use_gcs, use_s3
 
 HOSTS = 8
 BATCH = 128

@@ -19,9 +19,9 @@ import bench_order_training as training
 import numpy as np
 from _common import Report, run_bench
 
-from headrace.analysis import excess_loss
-from headrace.analysis.excess import OPTIMIZERS, SCHEDULES
-from headrace.order import BraidShuffle, Feistel
+from headrace.analysis.excess import OPTIMIZERS, SCHEDULES, excess_loss
+from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.permutation import Feistel
 
 ICC = 0.49
 RAMP = (32, 64, 128, 256, 512)

@@ -26,8 +26,13 @@ from typing import Any
 import numpy as np
 from _common import Report, run_bench
 
-from headrace.analysis import excess_loss, nested_shares, wsd_rates
-from headrace.order import BlockShuffle, BraidShuffle, Compose, EraShuffle, Feistel, Order
+from headrace.analysis.excess import excess_loss, wsd_rates
+from headrace.analysis.icc import nested_shares
+from headrace.order import Order
+from headrace.order.block_shuffle import BlockShuffle, EraShuffle
+from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.compose import Compose
+from headrace.order.permutation import Feistel
 
 BATCH = 128
 UNIT = 256

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 from _common import Report, run_bench
 
-from headrace.pack import PackPlan, plan_packs
+from headrace.pack import plan_packs
+from headrace.pack.plan import PackPlan
 from headrace.pack.spec import Algorithm
 
 CAPACITY = 4096

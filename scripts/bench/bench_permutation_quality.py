@@ -36,8 +36,11 @@ from _common import Report, at_least, run_bench
 from scipy import stats
 
 from headrace.analysis.icc import variance_ratio
-from headrace.order import BlockShuffle, BraidShuffle, EraShuffle, Feistel, Identity
+from headrace.order.block_shuffle import BlockShuffle, EraShuffle
+from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.spec import resolve_strands
+from headrace.order.order import Identity
+from headrace.order.permutation import Feistel
 from headrace.store.layout import CacheLayout
 
 BLOCK = 128

@@ -40,7 +40,7 @@ from _common import Report, run_bench
 from bench_packed_reads import Counted
 
 from headrace import DataLoader, MixtureDataset, TokenSeqDataset
-from headrace.analysis import virtual_cache
+from headrace.analysis.check.sizes import virtual_cache
 from headrace.analysis.simulate.replay import Windows
 from headrace.order.braid.spec import resolve_strands
 from headrace.store.layout import CacheLayout

@@ -52,7 +52,8 @@ from _common import Report, run_bench
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace import DataLoader, MixtureDataset, TokenCache, TokenSeqDataset
-from headrace.analysis import RunSteps, simulate
+from headrace.analysis import simulate
+from headrace.analysis.simulate.forecast import RunSteps
 from headrace.data.async_dataset import AsyncDataset
 from headrace.data.dataset import BatchOrder
 from headrace.feed import plan as plan_module

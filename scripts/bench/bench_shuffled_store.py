@@ -24,11 +24,14 @@ import numpy as np
 from _common import Report, run_bench
 
 from headrace import ComponentConfig, LmDataConfig, load_config
-from headrace.analysis import excess_loss, virtual_cache, wsd_rates
-from headrace.analysis.check.sizes import planned_caches
+from headrace.analysis.check.sizes import planned_caches, virtual_cache
+from headrace.analysis.excess import excess_loss, wsd_rates
 from headrace.analysis.simulate.replay import Windows, replay
 from headrace.data import MixtureDataset
-from headrace.order import BraidShuffle, Compose, Feistel, Order
+from headrace.order import Order
+from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.compose import Compose
+from headrace.order.permutation import Feistel
 from headrace.store.layout import CacheLayout
 
 HOSTS = 64

@@ -29,7 +29,8 @@ from headrace import (
     build_cache,
     open_run,
 )
-from headrace.report import gather, write_report
+from headrace.report.facts import gather
+from headrace.report.page import write_report
 
 WEIGHTS = {
     "code": 3.0,

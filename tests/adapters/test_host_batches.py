@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.adapters import HostBatches
-from headrace.adapters.host_batches import FIELDS, arrays_of
+from headrace.adapters.host_batches import FIELDS, HostBatches, arrays_of
 from headrace.data import TokenSeqDataset
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.feed import DataLoader

@@ -16,7 +16,8 @@ from headrace.feed import DataLoader
 
 grain = pytest.importorskip("grain", reason="Grain has no wheel for this Python")
 
-from headrace.adapters import MaxTextIterator, to_maxtext  # noqa: E402
+from headrace.adapters import MaxTextIterator  # noqa: E402
+from headrace.adapters.maxtext import to_maxtext  # noqa: E402
 
 COLUMNS = [
     "inputs",

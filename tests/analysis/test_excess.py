@@ -14,12 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import MixtureDataset, TokenSeqDataset
-from headrace.analysis import excess, excess_loss, probe_cache, wsd_rates
-from headrace.analysis.excess import OPTIMIZERS, cosine_rates, source_excess
-from headrace.analysis.probe import PROBE_NAME, save_probe, saved_shares
+from headrace.analysis import excess
+from headrace.analysis.excess import OPTIMIZERS, cosine_rates, excess_loss, source_excess, wsd_rates
+from headrace.analysis.probe import PROBE_NAME, probe_cache, save_probe, saved_shares
 from headrace.data.dataset import stored_dataset
 from headrace.errors import CacheError, ConfigError
-from headrace.order import BraidShuffle, EraShuffle, Feistel, Identity, Order, Repeat
+from headrace.order import Order
+from headrace.order.block_shuffle import EraShuffle
+from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.order import Identity, Repeat
+from headrace.order.permutation import Feistel
 from headrace.store.joined import JoinedCache
 from headrace.testing import tiny_cache
 

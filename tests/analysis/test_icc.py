@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.analysis import batch_noise, between_block_share, nested_shares
-from headrace.analysis.icc import variance_ratio
+from headrace.analysis.icc import batch_noise, between_block_share, nested_shares, variance_ratio
 from headrace.errors import ConfigError
-from headrace.order import BlockShuffle, Feistel
+from headrace.order.block_shuffle import BlockShuffle
+from headrace.order.permutation import Feistel
 
 SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=20).filter(lambda sizes: max(sizes) > 1)
 

@@ -9,9 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from headrace.analysis import neighbourhoods, probe_cache, unigram_losses
+from headrace.analysis.probe import neighbourhoods, probe_cache, unigram_losses
 from headrace.errors import ConfigError
-from headrace.testing import CountingArray, tiny_cache, with_arrays, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import CountingArray, with_arrays
 
 
 @pytest.fixture

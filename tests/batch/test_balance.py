@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch import (
-    TransformerCost,
-    capped_partitions,
-    first_fit,
-    karmarkar_karp,
-    micro_batches,
-)
+from headrace.batch import TransformerCost
+from headrace.batch.balance import capped_partitions, first_fit, karmarkar_karp, micro_batches
 from headrace.errors import ConfigError
 from headrace_posttrain.ranks.bins import next_fit, split_bins
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch import attention_work, striped, zigzag
+from headrace.batch import attention_work, zigzag
+from headrace.batch.context_parallel import striped
 from headrace.errors import ConfigError
 from headrace_posttrain import response_part
 

@@ -13,15 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace.batch import (
-    PackedBatch,
-    hidden_nll,
-    pack_rows,
-    token_nll,
-    unified_loss,
-    unified_loss_from_hidden,
-)
+from headrace.batch import PackedBatch, pack_rows, token_nll, unified_loss, unified_loss_from_hidden
 from headrace.batch.loss import coefficients
+from headrace.batch.vocabulary import hidden_nll
 from headrace.errors import ConfigError
 
 DENOMINATORS = ("weights", "tokens", "sequences", "groups")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from headrace.batch import MicroBatchConfig, PackedBatch, SourceLosses, loss_by_source, pack_rows
+from headrace.batch import MicroBatchConfig, PackedBatch, loss_by_source, pack_rows
+from headrace.batch.loss import SourceLosses
 from headrace.batch.micro_step import lay_out
 from headrace.errors import ConfigError
 

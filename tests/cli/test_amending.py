@@ -24,7 +24,8 @@ from headrace.cli.init import PROGRAM
 from headrace.demo import train as program
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.run import LoaderState, RunLock
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 NAMES = ("code", "docs", "math", "law")
 HEAD = "seq_len: 8\nbatch_size: 8\nnum_steps: 100\nseed: 0\n"

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.cli.build import summary
 from headrace.cli.inspect import build_command
-from headrace.ingest import BuildReport
+from headrace.ingest.build import BuildReport
 from headrace.ingest.progress import EncoderCounts
 from headrace.store import TokenCache
 

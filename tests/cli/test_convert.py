@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.store import CacheLayout, TokenCache
 from headrace.store.layout import LeafSpec
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 
 def tokens(path):

@@ -9,7 +9,8 @@ import pytest
 from headrace import load_config, open_run
 from headrace.cli.diff import differences
 from headrace.store import TokenCache
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 
 def test_the_same(headrace, tmp_path):

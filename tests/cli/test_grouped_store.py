@@ -21,7 +21,7 @@ from headrace.cli.inspect import build_command
 from headrace.errors import CacheCorruptError, ConfigError, PlanMismatchError
 from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.ingest.shuffle_plan import Grouping
-from headrace.order import DocumentShuffle
+from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import CacheLayout, TokenCache, consolidate, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.ledger import read_ledger, write_ledger

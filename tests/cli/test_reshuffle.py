@@ -18,7 +18,7 @@ from headrace.ingest import (
     build_cache,
     reshuffle,
 )
-from headrace.order import DocumentShuffle
+from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import TokenCache
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.testing import tiny_cache

@@ -20,7 +20,8 @@ from headrace.report.blame import blame
 from headrace.run import Run, steering
 from headrace.run.steering import ask
 from headrace.store.lease import LEASE_NAME
-from headrace.testing import remove, tiny_cache
+from headrace.testing import tiny_cache
+from headrace.testing.caches import remove
 
 Headrace = Callable[..., Any]
 

@@ -25,7 +25,8 @@ from headrace.run import RunLock
 from headrace.store import TokenCache, open_cache, verify
 from headrace.store.ledger import LEDGER_NAME
 from headrace.store.ledger_table import TABLE_NAME
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 Run = Callable[..., Any]
 LIBRARY = Path(package.__file__).parents[3]

@@ -22,7 +22,8 @@ from headrace.ingest.tokenize import load_tokenizer
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig
 from headrace.run import RunLock
 from headrace.store.ledger import Ledger, read_ledger, write_ledger
-from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import random_documents
 
 EXAMPLE = """
 seq_len: 16

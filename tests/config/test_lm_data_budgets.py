@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from headrace import LmDataConfig, load_config
-from headrace.analysis import virtual_cache
+from headrace.analysis.check.sizes import virtual_cache
 from headrace.config import ComponentConfig
 from headrace.data import MixtureDataset
 from headrace.data.dataset import ReorderedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix import AmendmentConfig, StageConfig
-from headrace.order import BraidShuffle, BraidShuffleConfig, ValidationConfig
+from headrace.order import BraidShuffleConfig, ValidationConfig
+from headrace.order.braid.shuffle import BraidShuffle
 from headrace.run import RunLock, open_run
 from headrace.store import TokenCache
 

@@ -9,7 +9,8 @@ import logging
 import numpy as np
 import pytest
 
-from headrace.analysis import RunSteps, simulate
+from headrace.analysis import simulate
+from headrace.analysis.simulate.forecast import RunSteps
 from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.data import PackedTokenDataset
 from headrace.errors import ConfigError, PlanMismatchError

@@ -6,7 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
-from headrace.analysis import RunSteps, simulate
+from headrace.analysis import simulate
+from headrace.analysis.simulate.forecast import RunSteps
 from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.data.dataset import BatchOrder
 from headrace.data.phased import PhasedDataset

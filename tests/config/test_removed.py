@@ -21,7 +21,8 @@ from headrace.mix import AmendmentConfig
 from headrace.pack import PackingConfig
 from headrace.run import open_run
 from headrace.store import TokenCache
-from headrace.testing import grow, remove, tiny_cache
+from headrace.testing import tiny_cache
+from headrace.testing.caches import grow, remove
 from headrace_levanter.export import write_levanter
 
 GONE = [0, 7, 8, 31, 59]

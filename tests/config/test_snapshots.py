@@ -29,7 +29,8 @@ from headrace.pack import PackingConfig
 from headrace.run import LoaderState, open_run
 from headrace.run.sightings import sightings
 from headrace.store import open_cache
-from headrace.testing import grow, random_documents, remove, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import grow, random_documents, remove
 
 ONE = Mesh(np.array(jax.devices()[:1]), "data")
 

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.analysis import RunSteps, simulate
+from headrace.analysis import simulate
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
+from headrace.analysis.simulate.forecast import RunSteps
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.budgets import OpenBytes
 from headrace.data.mixture import mixture_of
 from headrace.errors import ConfigError
-from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig
+from headrace.order.shuffle_config import ShuffleConfig
 from headrace.testing import tiny_cache, write_cache
 
 STEPS = 40

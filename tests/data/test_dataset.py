@@ -17,8 +17,10 @@ from headrace.data import AsyncDataset, TokenSeqDataset
 from headrace.data.async_dataset import MappedDataset
 from headrace.data.dataset import ReorderedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.order import BlockShuffle, EraShuffle, Feistel, Repeat, Slice
+from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.compose import fixed_set
+from headrace.order.order import Repeat, Slice
+from headrace.order.permutation import Feistel
 from headrace.store import CacheLayout
 from headrace.testing import tiny_cache, write_cache
 

@@ -12,7 +12,8 @@ from headrace.errors import ConfigError
 from headrace.order.intervals import Intervals
 from headrace.store import CacheLayout, TokenCache
 from headrace.store.leaf import LeafPart
-from headrace.testing import CountingArray, random_documents, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import CountingArray, random_documents
 
 
 def members(s: Intervals) -> list[int]:

@@ -23,7 +23,8 @@ from headrace.mix import AmendmentConfig, BatchSchedule
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
 from headrace.order.intervals import Intervals
 from headrace.pack import PackingConfig
-from headrace.testing import random_documents, remove, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import random_documents, remove
 
 STEPS = 7
 ONE = Mesh(np.array(jax.devices()[:1]), "data")

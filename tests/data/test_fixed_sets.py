@@ -13,11 +13,15 @@ from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset, PackedTokenDataset, TokenSeqDataset
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
-from headrace.order import Compose, Feistel, Identity, Repeat, Slice, SubsetConfig, ValidationConfig
+from headrace.order import SubsetConfig, ValidationConfig
+from headrace.order.compose import Compose
 from headrace.order.intervals import Intervals
+from headrace.order.order import Identity, Repeat, Slice
+from headrace.order.permutation import Feistel
 from headrace.pack import PackingConfig
 from headrace.store import CacheLayout
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 EPOCHS = 3
 

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix import BatchSchedule, Blend
-from headrace.order import Feistel
+from headrace.mix import BatchSchedule
+from headrace.mix.blend import Blend
+from headrace.order.permutation import Feistel
 from headrace.store import CacheLayout
-from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import random_documents
 
 SEQ_LEN = 4
 SIZES = {"a": 30, "b": 7, "c": 50}

@@ -5,7 +5,7 @@ change of seq_len.
 import numpy as np
 import pytest
 
-from headrace.analysis import virtual_cache
+from headrace.analysis.check.sizes import virtual_cache
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset
 from headrace.data.phased import Continued, PhasedDataset

@@ -21,10 +21,13 @@ from headrace.data.phased_mixture import Orders, run_dataset
 from headrace.data.strands import shuffle_components
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
-from headrace.mix import BatchSchedule, Blend, Stage
+from headrace.mix import BatchSchedule
+from headrace.mix.blend import Blend
 from headrace.mix.phases import phase_block
 from headrace.mix.plan import plan_of
-from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ShuffleConfig, ValidationConfig
+from headrace.mix.stages import Stage
+from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
+from headrace.order.shuffle_config import ShuffleConfig
 from headrace.store import TokenCache
 from headrace.testing import write_cache
 

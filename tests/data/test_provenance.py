@@ -23,7 +23,8 @@ from headrace.feed import DataLoader
 from headrace.mix import AmendmentConfig, BatchSchedule, StageConfig
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
 from headrace.store import TokenCache
-from headrace.testing import CountingArray, tiny_cache, with_arrays, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import CountingArray, with_arrays
 
 STEPS = 40
 SIZES = {"a": [5200, 900], "b": [1700, 0, 300, 700]}

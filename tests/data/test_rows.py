@@ -14,7 +14,8 @@ from headrace.data.rows import Rows, read_rows
 from headrace.errors import ReadError
 from headrace.metrics import ReadStats
 from headrace.store import CacheLayout
-from headrace.testing import CountingArray, random_documents, with_arrays, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import CountingArray, random_documents, with_arrays
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,8 @@ from headrace.errors import CacheCorruptError, ConfigError
 from headrace.order import rising
 from headrace.order.bits import Bits
 from headrace.store import TokenCache, files
-from headrace.testing import FaultProxy, random_documents, web_server, write_cache
+from headrace.testing import FaultProxy, web_server, write_cache
+from headrace.testing.caches import random_documents
 
 DOCUMENTS = 600
 SEQ_LEN = 8

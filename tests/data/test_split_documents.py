@@ -19,7 +19,8 @@ from headrace.data import MixtureDataset
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
 from headrace.ingest import ChatConfig
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 from headrace_levanter.export import write_levanter
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.analysis import virtual_cache
+from headrace.analysis.check.sizes import virtual_cache
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset, PlannedDataset, TokenSeqDataset
 from headrace.data.budgets import OpenBytes
 from headrace.errors import ConfigError
-from headrace.mix import Blend, Stage
+from headrace.mix.blend import Blend
+from headrace.mix.stages import Stage
 from headrace.order import BraidShuffleConfig, Order
 from headrace.order.braid.spec import resolve_strands
 from headrace.store.joined import JoinedCache

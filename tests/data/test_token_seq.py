@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from headrace.data import TokenSeqDataset
 from headrace.errors import CacheMissingError, ConfigError
 from headrace.store import CacheLayout
-from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import random_documents
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 

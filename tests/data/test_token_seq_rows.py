@@ -13,7 +13,8 @@ from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.store import TokenCache
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 PARTS = (slice(0, 25), slice(25, 25), slice(25, 26), slice(26, 60))
 

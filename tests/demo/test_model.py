@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace.batch import pack_rows
-from headrace.demo import Transformer, make_optimizer, train_step
-from headrace.demo.train import next_token_loss, rotate
+from headrace.demo import Transformer
+from headrace.demo.train import make_optimizer, next_token_loss, rotate, train_step
 
 VOCAB = 17
 SEQ = 12

@@ -15,7 +15,8 @@ import pytest
 
 from headrace.cli.init import PROGRAM
 from headrace.demo import train as program
-from headrace.testing import free_port, tiny_cache
+from headrace.testing import tiny_cache
+from headrace.testing.servers import free_port
 
 CONFIG = """
 seq_len: 16

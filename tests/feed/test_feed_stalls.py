@@ -25,7 +25,8 @@ from headrace.metrics import StallRule, Wait, WaitLog
 from headrace.store import CacheLayout
 from headrace.store.mapped import MappedArray
 from headrace.store.sharded import Decoder
-from headrace.testing import web_server, with_arrays, write_cache
+from headrace.testing import web_server, write_cache
+from headrace.testing.caches import with_arrays
 
 LATE = 0.4
 STEPS = 45

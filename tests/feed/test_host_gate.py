@@ -17,7 +17,7 @@ from headrace.feed.host_gate import HostGate, open_gate
 from headrace.feed.host_links import HostLinks
 from headrace.feed.prefetch import Prefetched
 from headrace.metrics import IterationStats, WaitLog
-from headrace.testing import free_port
+from headrace.testing.servers import free_port
 
 HOSTS = 3
 BATCHES = 7

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from headrace.store import CacheLayout
-from headrace.testing import free_port, write_cache
+from headrace.testing import write_cache
+from headrace.testing.servers import free_port
 
 pytestmark = pytest.mark.slow
 

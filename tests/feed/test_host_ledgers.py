@@ -17,15 +17,9 @@ from headrace.store import CacheLayout, TokenCache, files
 from headrace.store.joined import open_components
 from headrace.store.ledger import open_ledger
 from headrace.store.snapshots import SNAPSHOTS_NAME, choose_snapshot, history_of
-from headrace.testing import (
-    FaultProxy,
-    free_port,
-    random_documents,
-    remove,
-    tiny_cache,
-    web_server,
-    write_cache,
-)
+from headrace.testing import FaultProxy, tiny_cache, web_server, write_cache
+from headrace.testing.caches import random_documents, remove
+from headrace.testing.servers import free_port
 
 PARTS = 30
 PROCESSES = 4

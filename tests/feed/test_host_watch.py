@@ -15,7 +15,8 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.feed import HostBarrier
 from headrace.store import CacheLayout
-from headrace.testing import free_port, write_cache
+from headrace.testing import write_cache
+from headrace.testing.servers import free_port
 
 HOSTS = 4
 PROGRAM = """

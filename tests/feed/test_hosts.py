@@ -13,7 +13,8 @@ import pytest
 from headrace import __version__
 from headrace.feed.hosts import host_differences
 from headrace.store import CacheLayout
-from headrace.testing import free_port, write_cache
+from headrace.testing import write_cache
+from headrace.testing.servers import free_port
 
 HOST = """
 import json, sys

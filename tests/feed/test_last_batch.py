@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import headrace.testing
 from headrace import DataLoader, LmDataConfig, MixtureDataset, TokenSeqDataset, load_config
-from headrace.adapters import HostBatches
+from headrace.adapters.host_batches import HostBatches
 from headrace.analysis import simulate
 from headrace.analysis.check.plan import plan_run
 from headrace.data import AsyncDataset, PackedTokenDataset

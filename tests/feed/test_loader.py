@@ -17,14 +17,15 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace.adapters import HostBatches
+from headrace.adapters.host_batches import HostBatches
 from headrace.batch import PackedBatch
 from headrace.data import AsyncDataset, MixtureDataset, PackedTokenDataset, TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed import DataLoader
 from headrace.mix import BatchSchedule
 from headrace.store import CacheLayout
-from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import random_documents
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mixture_order.json"
 EOS = 255

@@ -23,7 +23,8 @@ from headrace.errors import ReadError
 from headrace.feed import DataLoader
 from headrace.store import CacheLayout
 from headrace.store.array import StoredArray
-from headrace.testing import CountingArray, with_arrays, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import CountingArray, with_arrays
 
 ROWS = 256
 SEQ_LEN = 8

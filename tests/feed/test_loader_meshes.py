@@ -23,7 +23,8 @@ from headrace.data.columns import ColumnConfig
 from headrace.feed import DataLoader
 from headrace.store import CacheLayout
 from headrace.store.layout import LeafSpec
-from headrace.testing import free_port, write_cache
+from headrace.testing import write_cache
+from headrace.testing.servers import free_port
 
 LEAVES = ("token_ids", "token_mask", "source_id", "valid", "topk", "score")
 COLUMNS = {

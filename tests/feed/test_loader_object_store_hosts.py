@@ -24,7 +24,8 @@ from headrace.feed import DataLoader
 from headrace.feed import loader as loader_module
 from headrace.feed.placement import Placement
 from headrace.store import CacheLayout, TokenCache
-from headrace.testing import FaultProxy, Faults, s3_server, use_s3, web_server, write_cache
+from headrace.testing import FaultProxy, Faults, s3_server, web_server, write_cache
+from headrace.testing.servers import use_s3
 
 HOSTS = 8
 BATCH = 64

@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.feed import DataLoader
 from headrace.store import CacheLayout
-from headrace.testing import free_port, write_cache
+from headrace.testing import write_cache
+from headrace.testing.servers import free_port
 
 COMMON = """
 import sys

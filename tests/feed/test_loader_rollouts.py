@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from headrace.batch import MicroBatchConfig, unified_loss
 from headrace.errors import ConfigError, ReadError
 from headrace.feed import DataLoader
-from headrace.testing import free_port
+from headrace.testing.servers import free_port
 from headrace_posttrain import RLDataset, RolloutStore, ScoredGroup
 from headrace_posttrain.rollouts.dataset import RLSettings
 

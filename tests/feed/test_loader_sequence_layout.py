@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from headrace import DataLoader, TokenSeqDataset
-from headrace.batch import attention_work, pack_rows, striped, unified_loss, zigzag
-from headrace.batch.context_parallel import sequence_layout
+from headrace.batch import attention_work, pack_rows, unified_loss, zigzag
+from headrace.batch.context_parallel import sequence_layout, striped
 from headrace.data import PackedTokenDataset
 from headrace.errors import ConfigError
 from headrace.store.layout import LeafSpec
-from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import random_documents
 from headrace_posttrain import distillation_loss
 
 

@@ -16,7 +16,8 @@ from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.run import RunLock
 from headrace.store.layout import LeafSpec
-from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import random_documents
 
 BATCH = {0: 16, 3: 8}
 ROWS = MicroBatchConfig(96, "tokens", rows=4)

@@ -25,7 +25,8 @@ from headrace.metrics import IterationStats, ReadStats
 from headrace.mix import BatchSchedule
 from headrace.order import Order
 from headrace.store import CacheLayout
-from headrace.testing import CountingArray, random_documents, with_arrays, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import CountingArray, random_documents, with_arrays
 
 SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 

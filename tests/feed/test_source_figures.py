@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from headrace import DataLoader, RunLog, TokenSeqDataset, load_config, open_run
 from headrace.feed import LogStats, prometheus, tensorboard, wandb_run
 from headrace.run import where
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 NAMES = ("a", "b", "c")
 RAMP = {"linear": {0: 1, 30: 3}}

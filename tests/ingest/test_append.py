@@ -32,9 +32,9 @@ from headrace.ingest import (
     TokenizerConfig,
     append_cache,
     build_cache,
-    build_shuffled,
     reshuffle,
 )
+from headrace.ingest.build_shuffled import build_shuffled
 from headrace.store import TokenCache, consolidate, open_cache
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.store.snapshots import SNAPSHOTS_NAME, member_path

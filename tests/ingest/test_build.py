@@ -24,7 +24,8 @@ from headrace.errors import (
     PlanMismatchError,
     SourceError,
 )
-from headrace.ingest import BuildReport, SourceConfig, TokenizerConfig, build_cache, engines
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, engines
+from headrace.ingest.build import BuildReport
 from headrace.ingest.tokenize import load_tokenizer, recorded_tokenizer
 from headrace.store import TokenCache, snapshots
 from headrace.store.ledger import read_ledger

@@ -31,7 +31,8 @@ from headrace.errors import (
     PlanMismatchError,
     SourceError,
 )
-from headrace.ingest import BuildReport, ChatConfig, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest import ChatConfig, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest.build import BuildReport
 from headrace.ingest.choices import Kind, SpecialTokensInText
 from headrace.ingest.repair import repair
 from headrace.ingest.tokenize import load_tokenizer

@@ -15,9 +15,9 @@ from headrace.ingest import (
     SourceConfig,
     TokenizerConfig,
     build_cache,
-    build_shuffled,
     reshuffle,
 )
+from headrace.ingest.build_shuffled import build_shuffled
 from headrace.store import TokenCache, files
 from headrace.store.ledger import read_ledger
 from headrace.store.verify import invalidate

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import SourceError
-from headrace.ingest import BuildReport, ChatConfig, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest import ChatConfig, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest.build import BuildReport
 from headrace.ingest.chat_template import ChatTemplate, Given
 from headrace.ingest.records import BadRecordError
 from headrace.store import open_cache

@@ -27,9 +27,9 @@ from headrace.ingest import (
     TokenizerConfig,
     append_cache,
     build_cache,
-    build_shuffled,
     first_look,
 )
+from headrace.ingest.build_shuffled import build_shuffled
 from headrace.ingest.first_look import HEAD_BYTES, TABLE_BYTES, faults_of_sources
 from headrace.store import files
 

@@ -21,7 +21,8 @@ import pytest
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.schedule import Lost, Scheduler
 from headrace.store import files
-from headrace.testing import s3_server, use_s3
+from headrace.testing import s3_server
+from headrace.testing.servers import use_s3
 
 pytest.importorskip("ray")
 pytest.importorskip("moto")

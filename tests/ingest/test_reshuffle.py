@@ -20,15 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
-from headrace.ingest import ReshuffleConfig, cost_of, reshuffle, shuffle_parts, shuffle_plan
-from headrace.ingest.shuffle_plan import Grouping, cut_runs_and_slices, sizes_of
-from headrace.order import DocumentShuffle
+from headrace.ingest import ReshuffleConfig, reshuffle, shuffle_parts, shuffle_plan
+from headrace.ingest.shuffle_plan import Grouping, cost_of, cut_runs_and_slices, sizes_of
+from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import CacheLayout, TokenCache, files, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.lease import lease
 from headrace.store.ledger import Ledger, read_ledger, write_ledger
 from headrace.store.ragged import PartWriter
-from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import random_documents
 from headrace_levanter.export import write_levanter
 
 Tree = Callable[[str | Path], dict[str, bytes]]

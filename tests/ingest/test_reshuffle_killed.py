@@ -18,7 +18,8 @@ import pytest
 
 from headrace.ingest import ReshuffleConfig, reshuffle, shuffle_plan
 from headrace.store import CacheLayout, TokenCache
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from headrace import LmDataConfig, TokenSeqDataset, load_config
 from headrace.cli.application import application
-from headrace.data import MixtureDataset, PackedStoreDataset, PackedTokenDataset
+from headrace.data import MixtureDataset, PackedTokenDataset
 from headrace.data.dataset import rows_of_step
 from headrace.data.documents import DocumentFilter
+from headrace.data.packed_store import PackedStoreDataset
 from headrace.data.provenance import read_spans, spans_of_rows
 from headrace.errors import CacheError, ConfigError, PlanMismatchError
 from headrace.ingest import (
@@ -33,7 +34,7 @@ from headrace.ingest import (
     shuffle_plan,
 )
 from headrace.ingest.shuffle_plan import Grouping
-from headrace.order import BraidShuffle
+from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.intervals import Intervals
 from headrace.store import TokenCache, verify
 from headrace.store.snapshots import add_appended, remove_documents

@@ -16,7 +16,7 @@ from headrace.analysis.long_documents import document_shares
 from headrace.data.documents import DocumentFilter, stored_documents, token_ranges
 from headrace.errors import CacheCorruptError, ConfigError, PlanMismatchError
 from headrace.ingest import ReshuffleConfig, reshuffle
-from headrace.order import DocumentShuffle
+from headrace.order.document_shuffle import DocumentShuffle
 from headrace.order.intervals import Intervals
 from headrace.store import CacheLayout, TokenCache, open_cache, verify
 from headrace.store.layout import LeafSpec

@@ -11,14 +11,8 @@ from typer.testing import CliRunner
 
 from headrace.cli.application import application
 from headrace.errors import ConfigError, SourceError
-from headrace.ingest import (
-    BuildReport,
-    ChatConfig,
-    LeafConfig,
-    SourceConfig,
-    TokenizerConfig,
-    build_cache,
-)
+from headrace.ingest import ChatConfig, LeafConfig, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest.build import BuildReport
 from headrace.store import open_cache
 
 # Writes users and assistants, what was thought only in the last turn, and calls only in place of a

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from headrace.cli.application import application
 from headrace.errors import SourceError
-from headrace.ingest import BuildReport, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest.build import BuildReport
 from headrace.ingest.records import parse_leaf
 from headrace.store import TokenCache, open_cache
 

@@ -25,7 +25,8 @@ from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed import DataLoader
 from headrace.mix import AmendmentConfig
 from headrace.store import TokenCache
-from headrace.testing import remove, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import remove
 from headrace_levanter import from_levanter_example
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix import AmendmentConfig, BatchSchedule, Blend, StageConfig
+from headrace.mix import AmendmentConfig, BatchSchedule, StageConfig
 from headrace.mix.amendments import amend, sources_of
-from headrace.mix.blend import weights_of_sizes
+from headrace.mix.blend import Blend, weights_of_sizes
 from headrace.mix.plan import MixtureConfig, resolve_stages
 from headrace.mix.stage_config import check_plan
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix import Blend
-from headrace.mix.blend import weights_of_sizes
+from headrace.mix.blend import Blend, weights_of_sizes
 from headrace.mix.schedule import MAX_STEP, weight_from_config
 from headrace.mix.shares import fixed_point
 

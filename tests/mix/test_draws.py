@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from tests.mix.drawn import draws_of
 
 from headrace.errors import IndexOutOfRangeError
-from headrace.mix import BatchSchedule, Blend, Stage
+from headrace.mix import BatchSchedule
+from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.quota import Quota
 from headrace.mix.shares import UNLIMITED
-from headrace.mix.stages import Stages
+from headrace.mix.stages import Stage, Stages
 from headrace_compat.least_consumed import LeastConsumedPlan
 from headrace_compat.megatron import GreedyBlend
 from headrace_compat.nmoe import SmoothRoundRobin

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.mix import AdaptiveMixture, BanditMixture, Measured, PlainRule
-from headrace.mix.online import exact_fractions, fit_laws
+from headrace.mix import AdaptiveMixture, BanditMixture, PlainRule
+from headrace.mix.online import Measured, exact_fractions, fit_laws
 
 SOURCES = 4
 

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.mix.phases import RowsOfBlocks, phase_block, untouched_blocks
 from headrace.mix.schedule import phase_lengths
-from headrace.order import BlockShuffle, BraidShuffle, EraShuffle, Feistel, Identity, Order, Slice
-from headrace.testing import check_order
+from headrace.order import Order
+from headrace.order.block_shuffle import BlockShuffle, EraShuffle
+from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.order import Identity, Slice
+from headrace.order.permutation import Feistel
+from headrace.testing.caches import check_order
 
 
 @st.composite

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.mix import BatchSchedule, Blend, Stage
+from headrace.mix import BatchSchedule
+from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.plan import POLICIES, Plan, plan_of, policy_kind
 from headrace.mix.policy import MixingPolicy
+from headrace.mix.stages import Stage
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

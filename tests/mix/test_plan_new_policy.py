@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
-from headrace.analysis import RunSteps, simulate
+from headrace.analysis import simulate
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
+from headrace.analysis.simulate.forecast import RunSteps
 from headrace.config import load_config
 from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.data.phased import PhasedDataset

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from tests.mix.drawn import draws_of
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix import BatchSchedule, Blend, Stage
+from headrace.mix import BatchSchedule
+from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.plan import plan_of, policy_names
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.quota import Quota
 from headrace.mix.shares import UNLIMITED
+from headrace.mix.stages import Stage
 from headrace_compat import PlannedStage, StagePlan, StageStream, sequence
 from headrace_compat.least_consumed import Equal, LeastConsumedPlan
 from headrace_compat.megatron import GreedyBlend

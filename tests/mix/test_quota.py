@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix import BatchSchedule, Blend
+from headrace.mix import BatchSchedule
+from headrace.mix.blend import Blend
 from headrace.mix.quota import Quota, even_rows
 from headrace.mix.quota_walk import CHUNK
 from headrace.mix.schedule import MAX_STEP

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.mix import BatchSchedule, Blend, Stage
+from headrace.mix import BatchSchedule
 from headrace.mix import quota as quota_module
+from headrace.mix.blend import Blend
 from headrace.mix.quota import Quota
 from headrace.mix.quota_walk import (
     CHUNK,
@@ -27,7 +28,7 @@ from headrace.mix.quota_walk import (
 )
 from headrace.mix.schedule import MAX_STEP
 from headrace.mix.shares import ONE, fixed_point
-from headrace.mix.stages import Stages
+from headrace.mix.stages import Stage, Stages
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix import BatchSchedule, Blend, Stage
+from headrace.mix import BatchSchedule
+from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.quota import Quota
 from headrace.mix.shares import ONE, UNLIMITED, fixed_point
-from headrace.mix.stages import Stages
+from headrace.mix.stages import Stage, Stages
 
 NAMES = ("a", "b", "c", "d", "e")
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import IndexOutOfRangeError
-from headrace.mix import AmendmentConfig, BatchSchedule, Blend, StageConfig
+from headrace.mix import AmendmentConfig, BatchSchedule, StageConfig
+from headrace.mix.blend import Blend
 from headrace.mix.plan import MixtureConfig, resolve_stages
 from headrace.mix.quota_walk import CHUNK
 from headrace.mix.schedule import Weight

@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.buckets import BucketsConfig
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix import BatchSchedule, Blend, Stage
+from headrace.mix import BatchSchedule
+from headrace.mix.blend import Blend
+from headrace.mix.stages import Stage
 from headrace.mix.whole_batches import WholeBatches, check_whole
 from headrace.pack import PackingConfig
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 
 def policy(*weights, rows=8, limits=None, planned=None) -> WholeBatches:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order import BlockShuffle
+from headrace.order.block_shuffle import BlockShuffle
 
 SHAPES = [(1, 1), (1, 4), (3, 1), (4, 3), (7, 2), (16, 16), (300, 2), (1000, 1)]
 shapes = st.fixed_dictionaries(

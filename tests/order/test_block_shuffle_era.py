@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order import EraShuffle
+from headrace.order.block_shuffle import EraShuffle
 
 FAMILIES = ["feistel", "linear"]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order import DocumentShuffle
+from headrace.order.document_shuffle import DocumentShuffle
 
 
 @given(documents=st.integers(0, 300), seed=st.integers(-(2**63), 2**64), unit=st.integers(1, 5))

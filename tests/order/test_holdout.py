@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.order.holdout import TrainSplit, ValidationSplit, held_out
-from headrace.testing import check_order
+from headrace.testing.caches import check_order
 
 
 def sides(n: int, one_in: int, block: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

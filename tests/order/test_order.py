@@ -10,18 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.order import (
-    BlockShuffle,
-    BraidShuffle,
-    Compose,
-    EraShuffle,
-    Feistel,
-    Identity,
-    Order,
-    Repeat,
-    Slice,
-)
-from headrace.order.order import MAX_LENGTH, OpenWindow, check_indices
+from headrace.order import Order
+from headrace.order.block_shuffle import BlockShuffle, EraShuffle
+from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.compose import Compose
+from headrace.order.order import MAX_LENGTH, Identity, OpenWindow, Repeat, Slice, check_indices
+from headrace.order.permutation import Feistel
 
 ends = st.none() | st.integers(-50, 50)
 

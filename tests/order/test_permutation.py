@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order import Feistel, permutation
+from headrace.order import permutation
 from headrace.order.permutation import (
     PERMUTATIONS,
     ROUNDS,
     SHORT,
     SHORT_ROUNDS,
+    Feistel,
     permute,
     permute_linear,
     rectangle,

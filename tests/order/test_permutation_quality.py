@@ -23,8 +23,8 @@ from functools import lru_cache, partial
 import numpy as np
 import pytest
 
-from headrace.order import Feistel, permutation
-from headrace.order.permutation import rectangle
+from headrace.order import permutation
+from headrace.order.permutation import Feistel, rectangle
 
 Family = Callable[[int, int], np.ndarray]
 SEEDS = range(8)

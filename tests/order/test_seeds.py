@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order import ORDER_VERSION
-from headrace.order.seeds import derive, derive_keys, fold, mix64
+from headrace.order.seeds import ORDER_VERSION, derive, derive_keys, fold, mix64
 
 paths = st.lists(st.integers(-(2**70), 2**70) | st.text(max_size=5), max_size=4)
 

@@ -11,9 +11,10 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from headrace.analysis import RunSteps, simulate
+from headrace.analysis import simulate
 from headrace.analysis.check.findings import findings
 from headrace.analysis.check.plan import plan_run
+from headrace.analysis.simulate.forecast import RunSteps
 from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.config.parsing import fields_of
 from headrace.errors import ConfigError

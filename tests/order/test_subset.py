@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError
 from headrace.order import SubsetConfig
 from headrace.order.subset import Subset
-from headrace.testing import check_order
+from headrace.testing.caches import check_order
 
 
 def rows_of(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.order.windows import BlockAligned
-from headrace.testing import check_order
+from headrace.testing.caches import check_order
 
 
 def slow_reference(part_rows, block):

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.analysis import RunSteps, simulate
+from headrace.analysis import simulate
 from headrace.analysis.check.sizes import planned_caches
+from headrace.analysis.simulate.forecast import RunSteps
 from headrace.batch import pack_examples
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset, PackedTokenDataset, TokenSeqDataset

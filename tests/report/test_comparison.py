@@ -7,9 +7,10 @@ import pytest
 
 from headrace.config import ComponentConfig
 from headrace.feed import RunLog
-from headrace.report import gather, render
 from headrace.report.blocks import Table
 from headrace.report.comparison import compared, config_changes
+from headrace.report.facts import gather
+from headrace.report.page import render
 from headrace.report.run_records import RunRecords
 from headrace.run import open_run
 

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from headrace import ComponentConfig, LmDataConfig, RunLog, open_run
-from headrace.batch import SourceLosses
+from headrace.batch.loss import SourceLosses
 from headrace.errors import CacheError, ConfigError
 from headrace.mix import PlainRule
-from headrace.report import gather, render, write_report
 from headrace.report.blocks import Table
 from headrace.report.charts import COLOURS, mixture_chart
-from headrace.report.facts import SHOWN_ROWS
-from headrace.report.page import sections
+from headrace.report.facts import SHOWN_ROWS, gather
+from headrace.report.page import render, sections, write_report
 from headrace.report.run_sections import verdicts
 from headrace.run import MixtureLearner, RunLock
 from headrace.testing import tiny_cache

@@ -18,11 +18,11 @@ import pytest
 
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.feed import RunLog
-from headrace.report import gather, write_report
 from headrace.report import page as live_module
 from headrace.report.blocks import plain
 from headrace.report.charts import axis, measured_chart
-from headrace.report.page import LiveReport
+from headrace.report.facts import gather
+from headrace.report.page import LiveReport, write_report
 from headrace.run import open_run
 from headrace.testing import tiny_cache
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.report import gather
 from headrace.report import page as live_module
+from headrace.report.facts import gather
 from headrace.report.page import LiveReport
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing import free_port
+from headrace.testing.servers import free_port
 
 StartHosts = Callable[..., list[subprocess.Popen[str]]]
 

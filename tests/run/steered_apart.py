@@ -17,12 +17,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from headrace import ComponentConfig, DataLoader, open_run
-from headrace.batch import SourceLosses
+from headrace.batch.loss import SourceLosses
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.feed.horizon import Horizons
 from headrace.mix import BanditMixture
 from headrace.run import MixtureLearner, Run, steering
-from headrace.testing import grow
+from headrace.testing.caches import grow
 
 STEPS = 500
 STEP = 300

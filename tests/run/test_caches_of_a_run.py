@@ -11,7 +11,8 @@ from headrace.config import ComponentConfig, LmDataConfig
 from headrace.errors import PlanMismatchError
 from headrace.mix import AmendmentConfig
 from headrace.run import open_run
-from headrace.testing import remove, tiny_cache
+from headrace.testing import tiny_cache
+from headrace.testing.caches import remove
 
 
 def test_functions_and_phases_go_along(living, tmp_path):

@@ -23,7 +23,8 @@ from headrace.order import BlockShuffleConfig, BraidShuffleConfig
 from headrace.order.braid.spec import MAX_HOSTS
 from headrace.run import RunLock
 from headrace.run.changes import amendment_between, run_changes
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 NAMES = ("web", "code", "math", "books")
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace import ComponentConfig, LmDataConfig, open_run
-from headrace.batch import SourceLosses
+from headrace.batch.loss import SourceLosses
 from headrace.cli.application import application
 from headrace.data.mixture import mixture_of
 from headrace.errors import ConfigError
@@ -23,7 +23,8 @@ from headrace.mix import (
 )
 from headrace.run import MixtureLearner, RunLock, ShareBounds
 from headrace.run.changes import order_of
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 NAMES = ("code", "docs", "noise")
 STEPS = 120

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from headrace.store import files, retry
-from headrace.testing import FaultProxy, Faults, gcs_server, s3_server, use_gcs, use_s3, web_server
+from headrace.testing import FaultProxy, Faults, gcs_server, s3_server, web_server
+from headrace.testing.servers import use_gcs, use_s3
 
 
 class Remote(NamedTuple):

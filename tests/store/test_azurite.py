@@ -20,8 +20,9 @@ import pytest
 from headrace import ComponentConfig, LmDataConfig
 from headrace.store import CacheLayout, RetryPolicy, TokenCache, files, retry, use_policy
 from headrace.store.retry import with_retries
-from headrace.testing import FaultProxy, Faults, free_port, write_cache
+from headrace.testing import FaultProxy, Faults, write_cache
 from headrace.testing.faults import Outage
+from headrace.testing.servers import free_port
 
 pytestmark = [
     pytest.mark.slow,

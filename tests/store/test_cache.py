@@ -26,7 +26,8 @@ from headrace.errors import (
 from headrace.store import CacheLayout, TokenCache
 from headrace.store.array import StoredArray, kvstore_spec
 from headrace.store.ledger import Ledger, read_ledger, write_ledger
-from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import random_documents
 
 LAYOUT = CacheLayout("uint8", chunk_elements=64, shard_chunks=4)
 

@@ -22,7 +22,8 @@ from headrace.store.ledger_table import (
     pages_of,
     to_pages,
 )
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 SCORE = LeafSpec("score", "float32", "fixed")
 

@@ -12,7 +12,8 @@ import pytest
 from headrace.errors import ReadError
 from headrace.store import CacheLayout, RetryPolicy, TokenCache, use_policy
 from headrace.store.retry import own_counts
-from headrace.testing import random_documents, web_server, write_cache
+from headrace.testing import web_server, write_cache
+from headrace.testing.caches import random_documents
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,8 @@ from headrace.store.layout import LeafSpec
 from headrace.store.lease import lease
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
-from headrace.testing import grow, random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import grow, random_documents
 from headrace_levanter.export import write_levanter
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -18,7 +18,8 @@ import zstandard
 from headrace.store import CacheLayout, open_cache, verify
 from headrace.store.layout import Compression
 from headrace.store.snapshots import add_appended, member_path
-from headrace.testing import random_documents, remove, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents, remove
 from headrace_levanter.export import write_levanter
 
 # The reader: plain Python, NumPy and zstandard.

@@ -29,7 +29,7 @@ from headrace.ingest.listing import escaped
 from headrace.run import open_run
 from headrace.store import TokenCache, files, open_cache, retry, verify
 from headrace.store.lease import _RemoteSlot
-from headrace.testing import use_gcs, use_s3
+from headrace.testing.servers import use_gcs, use_s3
 
 NAMES = [
     "run#1",

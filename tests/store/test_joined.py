@@ -18,7 +18,8 @@ from headrace.store.cache import OriginalDocument
 from headrace.store.joined import JoinedCache, open_components
 from headrace.store.ledger import write_ledger
 from headrace.store.snapshots import Snapshot
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 from headrace_levanter.export import write_levanter
 
 VOCAB = 200

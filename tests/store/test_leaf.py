@@ -16,7 +16,8 @@ from headrace.store import CacheLayout, TokenCache, files, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 DTYPES = ["bool", "uint8", "int8", "int16", "int64", "uint64", "float32", "float64"]

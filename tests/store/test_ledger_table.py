@@ -15,7 +15,8 @@ from headrace.errors import CacheCorruptError
 from headrace.store import CacheLayout, TokenCache
 from headrace.store.ledger_table import encode_table, parse_table, read_table
 from headrace.store.retry import wire
-from headrace.testing import FaultProxy, random_documents, tiny_cache, web_server, write_cache
+from headrace.testing import FaultProxy, tiny_cache, web_server, write_cache
+from headrace.testing.caches import random_documents
 
 LAYOUT = CacheLayout("uint8", 64, 4)
 

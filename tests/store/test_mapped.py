@@ -20,7 +20,8 @@ from headrace.store.array import StoredArray
 from headrace.store.ledger import read_ledger
 from headrace.store.mapped import map_array
 from headrace.store.ragged import ArrayWriter
-from headrace.testing import CountingArray, random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import CountingArray, random_documents
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="files are mapped on Linux only"

@@ -20,7 +20,8 @@ from headrace.store.array import StoredArray
 from headrace.store.lease import owning
 from headrace.store.ledger import read_part_record
 from headrace.store.ragged import ArrayWriter, PartWriter, data_url, written
-from headrace.testing import random_documents, tiny_cache, write_cache
+from headrace.testing import tiny_cache, write_cache
+from headrace.testing.caches import random_documents
 
 SCRATCH = (
     "/dev/shm" if os.path.isdir("/dev/shm") else None

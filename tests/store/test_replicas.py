@@ -15,7 +15,8 @@ from headrace.run import RunLock
 from headrace.store import CacheLayout, RetryPolicy, TokenCache, open_replicas, use_policy
 from headrace.store.replicas import ReplicatedCache
 from headrace.store.retry import own_counts
-from headrace.testing import FaultProxy, random_documents, web_server, write_cache
+from headrace.testing import FaultProxy, web_server, write_cache
+from headrace.testing.caches import random_documents
 
 LAYOUT = CacheLayout("uint8", 64, 4)
 

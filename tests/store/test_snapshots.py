@@ -47,7 +47,8 @@ from headrace.store.snapshots import (
     remove_documents,
     remove_snapshots,
 )
-from headrace.testing import FaultProxy, grow, remove, tiny_cache, web_server, write_cache
+from headrace.testing import FaultProxy, tiny_cache, web_server, write_cache
+from headrace.testing.caches import grow, remove
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import CacheError, CacheUnfinishedError
-from headrace.ingest import BuildReport, SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest.build import BuildReport
 from headrace.store import TokenCache, files, retry
 from headrace.testing import Faults
 

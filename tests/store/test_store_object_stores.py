@@ -16,7 +16,8 @@ from headrace.store import CacheLayout, RetryPolicy, TokenCache, files, use_poli
 from headrace.store.array import kvstore_spec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter, data_url
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 LAYOUT = CacheLayout("uint8", chunk_elements=128, shard_chunks=3, compression="zstd")
 PARTS = [random_documents(40, seed=k) for k in range(2)]

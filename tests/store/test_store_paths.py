@@ -21,7 +21,8 @@ from headrace.feed import DataLoader
 from headrace.store import CacheLayout, TokenCache, files, retry, sharded
 from headrace.store.array import StoredArray, kvstore_spec
 from headrace.store.ledger import read_ledger
-from headrace.testing import FaultProxy, Faults, random_documents, web_server, write_cache
+from headrace.testing import FaultProxy, Faults, web_server, write_cache
+from headrace.testing.caches import random_documents
 
 LAYOUT = CacheLayout("uint8", chunk_elements=64, shard_chunks=4, compression="zstd")
 DOCUMENTS = random_documents(120, seed=1)

@@ -8,7 +8,8 @@ from headrace.errors import CacheUnfinishedError
 from headrace.ingest import ReshuffleConfig, reshuffle, shuffle_plan
 from headrace.ingest.shuffle_plan import sizes_of
 from headrace.store import CacheLayout, TokenCache, files, verify
-from headrace.testing import Faults, random_documents, write_cache
+from headrace.testing import Faults, write_cache
+from headrace.testing.caches import random_documents
 
 LAYOUT = CacheLayout("uint8", chunk_elements=128, shard_chunks=3)
 PARTS = [random_documents(60, seed=k) for k in range(2)]

@@ -12,7 +12,8 @@ from headrace.cli.application import application
 from headrace.errors import CacheCorruptError, CacheUnfinishedError
 from headrace.store import CacheLayout, TokenCache, verify
 from headrace.store.ledger import read_ledger, write_ledger
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 LAYOUT = CacheLayout("uint8", 64, 4)
 

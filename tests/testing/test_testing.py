@@ -7,14 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.order import Feistel, Identity, Order
+from headrace.order import Order
+from headrace.order.order import Identity
+from headrace.order.permutation import Feistel
 from headrace.store import TokenCache
-from headrace.testing import (
+from headrace.testing import tiny_cache
+from headrace.testing.caches import (
     CountingArray,
     SlowArray,
     check_order,
     random_documents,
-    tiny_cache,
     with_arrays,
 )
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from headrace.analysis import RunSteps, simulate
+from headrace.analysis import simulate
 from headrace.analysis.check.plan import plan_run
 from headrace.analysis.check.sizes import planned_caches
+from headrace.analysis.simulate.forecast import RunSteps
 from headrace.cli.application import application
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset

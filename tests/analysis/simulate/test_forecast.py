@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.analysis import Prices, RunSteps, simulate, virtual_cache
-from headrace.analysis.check.sizes import planned_caches
+from headrace.analysis import simulate
+from headrace.analysis.check.sizes import planned_caches, virtual_cache
 from headrace.analysis.simulate import host_forecast as replaying
+from headrace.analysis.simulate.forecast import RunSteps
+from headrace.analysis.simulate.host_forecast import Prices
 from headrace.analysis.simulate.looks import LEAST_STEPS, MAX_STRETCHES, Stretch, all_steps, sampled
 from headrace.analysis.simulate.replay import variance_ratio
 from headrace.cli.simulate import _say_if_long
@@ -26,7 +28,8 @@ from headrace.mix import BatchSchedule
 from headrace.order import ValidationConfig
 from headrace.order.residency import Residency
 from headrace.store import CacheLayout
-from headrace.testing import random_documents, write_cache
+from headrace.testing import write_cache
+from headrace.testing.caches import random_documents
 
 CHUNK = 64
 SEQ = 16

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 
 from headrace import MixtureDataset, TokenSeqDataset
-from headrace.analysis import RunSteps, simulate
+from headrace.analysis import simulate
+from headrace.analysis.simulate.forecast import RunSteps
 from headrace.data.dataset import BatchOrder
 from headrace.feed.exchange import RowExchange
 from headrace.feed.reader import Grouping, PlannedReader
 from headrace.metrics import IterationStats
 from headrace.store import CacheLayout, TokenCache
 from headrace.store.retry import own_counts
-from headrace.testing import random_documents, web_server, write_cache
+from headrace.testing import web_server, write_cache
+from headrace.testing.caches import random_documents
 
 HOSTS = 4
 STEPS = 60

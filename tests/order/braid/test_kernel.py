@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.order import BraidShuffle
+from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.spec import LAP_BITS, BraidSpec, braid_spec
 from headrace.order.braid.table import BraidTable
 from headrace.order.order import MAX_LENGTH

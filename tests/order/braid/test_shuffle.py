@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.order import BraidShuffle
+from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.spec import LAP_BITS, braid_spec, lattice_step
 from headrace.order.braid.table import BraidTable, braid_key
 from headrace.order.permutation import permute

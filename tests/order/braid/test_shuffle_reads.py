@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from headrace.order import BraidShuffle
+from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.spec import lattice_step
 
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order import BraidShuffle, Repeat
+from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.table import BraidTable
+from headrace.order.order import Repeat
 
 
 def some_braids() -> list[BraidShuffle]:

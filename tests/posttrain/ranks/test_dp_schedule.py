@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batch import TransformerCost, karmarkar_karp
+from headrace.batch import TransformerCost
+from headrace.batch.balance import karmarkar_karp
 from headrace.errors import ConfigError
 from headrace.pack import plan_packs
 from headrace_posttrain import Balance, dp_balanced_packing, dp_schedule, matched_groups, rl_bins

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from headrace.batch import TransformerCost, micro_batches
-from headrace.batch.balance import costs_of
+from headrace.batch import TransformerCost
+from headrace.batch.balance import costs_of, micro_batches
 from headrace.errors import ConfigError
 from headrace_posttrain import RLSettings, ScoredGroup
 from headrace_posttrain.ranks.rank_balance import level_ranks

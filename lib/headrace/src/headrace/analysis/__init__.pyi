@@ -1,15 +1,1 @@
-from .check.sizes import virtual_cache as virtual_cache
-from .excess import excess_loss as excess_loss
-from .excess import wsd_rates as wsd_rates
-from .icc import BlockShare as BlockShare
-from .icc import batch_noise as batch_noise
-from .icc import between_block_share as between_block_share
-from .icc import nested_shares as nested_shares
-from .probe import ShuffleProbe as ShuffleProbe
-from .probe import neighbourhoods as neighbourhoods
-from .probe import probe_cache as probe_cache
-from .probe import unigram_losses as unigram_losses
-from .simulate.forecast import Forecast as Forecast
-from .simulate.forecast import RunSteps as RunSteps
 from .simulate.forecast import simulate as simulate
-from .simulate.host_forecast import Prices as Prices

@@ -120,7 +120,9 @@ def excess_loss(
             curvatures of 1 or more; no such optimizer.
 
     Example:
-        >>> from headrace.order import BraidShuffle, EraShuffle, Feistel
+        >>> from headrace.order.braid.shuffle import BraidShuffle
+        >>> from headrace.order.block_shuffle import EraShuffle
+        >>> from headrace.order.permutation import Feistel
         >>> n, shares = 1 << 19, {256: 0.49}
         >>> braid = BraidShuffle(n, io_block_size=32, strands=1024, lap=128, seed=0)
         >>> era = EraShuffle(n, era_length=4096, seed=0)

@@ -2,5 +2,4 @@ from .async_dataset import AsyncDataset as AsyncDataset
 from .dataset import PlannedDataset as PlannedDataset
 from .mixture import MixtureDataset as MixtureDataset
 from .packed import PackedTokenDataset as PackedTokenDataset
-from .packed_store import PackedStoreDataset as PackedStoreDataset
 from .token_seq import TokenSeqDataset as TokenSeqDataset

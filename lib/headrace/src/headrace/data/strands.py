@@ -299,7 +299,7 @@ def plan_shares(stages: Sequence[Stage]) -> PlanShares:
         ConfigError: the largest shares leave a part of some batch unfilled.
 
     Example:
-        >>> from headrace.mix import Blend
+        >>> from headrace.mix.blend import Blend
         >>> plan = plan_shares(
         ...     [Stage(0, Blend({"web": 3, "code": 1})), Stage(50, Blend({"code": 1, "math": 1}))]
         ... )

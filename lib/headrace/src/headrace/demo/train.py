@@ -35,7 +35,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from headrace import DataLoader, HeadraceError, LmDataConfig, RunLog, load_config, open_run
-from headrace.report import gather, write_report
+from headrace.report.facts import gather
+from headrace.report.page import write_report
 from headrace.run import LoaderState
 
 LOG_EVERY = 10

@@ -1,15 +1,10 @@
 from .append import append_cache as append_cache
 from .build import BuildOptions as BuildOptions
-from .build import BuildReport as BuildReport
 from .build import build_cache as build_cache
-from .build_shuffled import build_shuffled as build_shuffled
 from .fim import FillInMiddle as FillInMiddle
 from .records import LeafConfig as LeafConfig
-from .reshuffle import ReshuffleReport as ReshuffleReport
 from .reshuffle import reshuffle as reshuffle
 from .shuffle_plan import ReshuffleConfig as ReshuffleConfig
-from .shuffle_plan import ReshuffleCost as ReshuffleCost
-from .shuffle_plan import cost_of as cost_of
 from .source import ChatConfig as ChatConfig
 from .source import FimConfig as FimConfig
 from .source import SourceConfig as SourceConfig

@@ -139,7 +139,7 @@ def untouched_blocks(
         block_behind: For orders without blocks: the first full block after a number of rows.
 
     Example:
-        >>> from headrace.order import BlockShuffle
+        >>> from headrace.order.block_shuffle import BlockShuffle
         >>> order = BlockShuffle(100, io_block_size=10, window_blocks=2, seed=0)
         >>> left = untouched_blocks(
         ...     order, drawn=55, epoch=0, blocks=10, block_behind=lambda row: -(-row // 10)
@@ -175,7 +175,7 @@ def rows_in_touched_blocks(
             untouched block.
 
     Example:
-        >>> from headrace.order import BlockShuffle
+        >>> from headrace.order.block_shuffle import BlockShuffle
         >>> order = BlockShuffle(102, io_block_size=10, window_blocks=2, seed=0)
         >>> sizes = {"drawn": 55, "epoch": 0, "blocks": 10}
         >>> left = untouched_blocks(order, **sizes, block_behind=lambda row: -(-row // 10))

@@ -171,7 +171,7 @@ class Quota(MixingPolicy):
             a step that is too far to count up to.
 
     Example:
-        >>> from headrace.mix import Blend
+        >>> from headrace.mix.blend import Blend
         >>> q = Quota(Blend({"a": 0.5, "b": 0.3, "c": 0.2}).at, 3, BatchSchedule(4))
         >>> [q.counts_at(s).tolist() for s in range(5)], q.starts_at(5)
         ([[2, 1, 1], [2, 1, 1], [2, 2, 0], [2, 1, 1], [2, 1, 1]], array([10,  6,  4]))
@@ -333,7 +333,7 @@ class Quota(MixingPolicy):
         at their largest share. The step before it may hold fewer examples than a batch.
 
         Example:
-            >>> from headrace.mix import Blend
+            >>> from headrace.mix.blend import Blend
             >>> q = Quota(Blend({"a": 1, "b": 1}).at, 2, BatchSchedule(8), limits=[10, 25])
             >>> q.find_end(100), q.starts_at(4), q.counts_at(4)
             (5, array([10, 22]), array([0, 3]))

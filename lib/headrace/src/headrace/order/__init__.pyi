@@ -1,17 +1,6 @@
-from .block_shuffle import BlockShuffle as BlockShuffle
-from .block_shuffle import EraShuffle as EraShuffle
-from .braid.shuffle import BraidShuffle as BraidShuffle
-from .compose import Compose as Compose
-from .document_shuffle import DocumentShuffle as DocumentShuffle
 from .holdout import ValidationConfig as ValidationConfig
-from .order import Identity as Identity
 from .order import Order as Order
-from .order import Repeat as Repeat
-from .order import Slice as Slice
-from .permutation import Feistel as Feistel
-from .seeds import ORDER_VERSION as ORDER_VERSION
 from .shuffle_config import BlockShuffleConfig as BlockShuffleConfig
 from .shuffle_config import BraidShuffleConfig as BraidShuffleConfig
 from .shuffle_config import ScoreShuffleConfig as ScoreShuffleConfig
-from .shuffle_config import ShuffleConfig as ShuffleConfig
 from .subset import SubsetConfig as SubsetConfig

@@ -38,7 +38,7 @@ class FixedSet(Order):
         era: Number of positions that are permuted together: the rows of the shuffle's window.
 
     Example:
-        >>> from headrace.order import Slice
+        >>> from headrace.order.order import Slice
         >>> fixed = FixedSet(Slice(20, 3, 7), era=20)
         >>> [fixed.at(np.arange(4), np.full(4, epoch)).tolist() for epoch in (0, 1, 2)]
         [[3, 4, 5, 6], [4, 6, 3, 5], [5, 4, 6, 3]]
@@ -88,7 +88,8 @@ class Compose(Order):
         ConfigError: ``inner`` may return rows that ``outer`` does not have.
 
     Example:
-        >>> from headrace.order import Feistel, Slice
+        >>> from headrace.order.permutation import Feistel
+        >>> from headrace.order.order import Slice
         >>> part = Compose(Feistel(20, seed=0), Slice(20, 3, 7))
         >>> [part.at(np.arange(4), np.full(4, epoch)).tolist() for epoch in (0, 1, 2)]
         [[10, 18, 15, 5], [18, 5, 10, 15], [15, 18, 5, 10]]

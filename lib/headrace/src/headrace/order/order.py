@@ -258,7 +258,7 @@ class Repeat(Order):
         ConfigError: ``base`` is empty or ``epochs`` is not positive.
 
     Example:
-        >>> from headrace.order import Feistel
+        >>> from headrace.order.permutation import Feistel
         >>> r = Repeat(Feistel(4, seed=0), epochs=2)
         >>> sorted(r(np.arange(4)).tolist()), sorted(r(np.arange(4, 8)).tolist())
         ([0, 1, 2, 3], [0, 1, 2, 3])

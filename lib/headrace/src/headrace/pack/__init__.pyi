@@ -1,5 +1,3 @@
-from .effective_batch import EffectiveBatch as EffectiveBatch
 from .effective_batch import packed_batch as packed_batch
-from .plan import PackPlan as PackPlan
 from .plan import plan_packs as plan_packs
 from .spec import PackingConfig as PackingConfig

@@ -4,5 +4,4 @@ from .lock import RunLock as RunLock
 from .run import Run as Run
 from .run import open_run as open_run
 from .state import LoaderState as LoaderState
-from .where import Whereabouts as Whereabouts
 from .where import where as where

@@ -5,5 +5,4 @@ from .layout import CacheLayout as CacheLayout
 from .replicas import open_replicas as open_replicas
 from .retry import RetryPolicy as RetryPolicy
 from .retry import use_policy as use_policy
-from .verify import VerifyReport as VerifyReport
 from .verify import verify as verify

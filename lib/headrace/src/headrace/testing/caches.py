@@ -240,7 +240,7 @@ def check_order(index_map: Order, *, sample: int = 10_000, seed: int = 0) -> Non
     Orders of more than ``sample`` positions are checked on a random sample.
 
     Example:
-        >>> from headrace.order import Feistel
+        >>> from headrace.order.permutation import Feistel
         >>> check_order(Feistel(1000, seed=3))
     """
     n = len(index_map)

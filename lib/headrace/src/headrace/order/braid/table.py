@@ -258,7 +258,7 @@ class BraidTable:
     whatever the number of braids.
 
     Example:
-        >>> from headrace.order import BraidShuffle
+        >>> from headrace.order.braid.shuffle import BraidShuffle
         >>> table = BraidTable.of(
         ...     [BraidShuffle(n, io_block_size=4, strands=n // 5, seed=n) for n in (10, 100)]
         ... )
