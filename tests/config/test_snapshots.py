@@ -475,3 +475,26 @@ def test_weights_do_not_name_what_an_amendment_brings_in(root: str):
             ConfigError, match=r"weights.web@2 = 1: is not there yet. Leave it out: amendments\[0\]"
         ):
             replace(config, weights=weights).dataset()
+
+
+def test_a_removal_is_reached_before_an_append_that_fills_no_row(tmp_path: Path):
+    """As docs/caches.md says: one behind it waits until more is appended."""
+    root = str(tmp_path)
+    for name in ("web", "code"):
+        grown(tmp_path / name, [90])
+
+    def moved_to(*snapshots: int) -> LmDataConfig:
+        amendments = [{"step": 2, "caches": {"web": number}} for number in snapshots]
+        return config_of(root, *amendments, seq_len=512, web={"snapshot": 1})
+
+    before = batches(moved_to(), range(4))
+    remove(tmp_path / "web", *range(40))
+    grow(tmp_path / "web", 3)
+    removed = batches(moved_to(2), range(4))
+    assert same(removed[:2], before[:2])
+    assert not same(removed[2:], before[2:])
+    with pytest.raises(ConfigError, match="is longer than the data") as caught:
+        moved_to(3).dataset()
+    assert "Append more, and move the run then: headrace build" in str(caught.value)
+    grow(tmp_path / "web", 60, seed=7)
+    assert same(batches(moved_to(4), range(2)), before[:2])
