@@ -192,7 +192,7 @@ def test_a_run_with_a_function_is_changed_as_one_without(headrace, caches, tmp_p
     done = headrace(*[str(path) if word == "CONFIG" else word for word in advised], "--step", "20")
     assert done.code == 0, done.err + done.out
     assert headrace("run", "diff", folder, str(path)).code == 0
-    assert headrace("run", "where", str(path), "--run", folder, "--step", "30").code == 0
+    assert headrace("run", "where", folder, "--step", "30").code == 0
     run = open_run(folder, load_config(str(path)), fn=function)
     assert [h["until_step"] for h in run.history] == [20]
     with pytest.raises(PlanMismatchError, match="another plan"):
@@ -506,7 +506,6 @@ def test_a_job_is_not_asked_for_what_its_run_does_not_have(headrace, begun, chan
     [
         "where {} --step 3",
         "cat {} --step 3",
-        "cat run.yaml --run {} --step 3",
         "tree {}",
         "tree run.yaml --like {}",
         "diff {} run.yaml",

@@ -102,21 +102,21 @@ def test_runs_go_on_and_are_extended(folder: Path):
     assert "is not a document" in error_of(*args)
     run("build", "new", "-o", "web", "--append", "--engine", "inline")
     assert json.loads(run(*args))["seen"]  # a run that began now
-    assert "is not a document" in error_of(*args, "--run", "run")
+    of_run = ("run", "where", "run", *args[3:])
+    assert "is not a document" in error_of(*of_run)
     text = run("run", "diff", "run", config, "--step", 20)
     assert "the same run" in text
     assert "appended to or removed from docs since: add --newest-caches" in text
     facts = json.loads(run("run", "diff", "run", config, "--step", 20, "--json"))
     assert facts["newer_caches"] == ["docs"]
     run("run", "amend", "run", config, "--newest-caches", "--step", 20, "--going-back")
-    args = (*args, "--run", "run")
-    seen = json.loads(run(*args))["seen"]
+    seen = json.loads(run(*of_run))["seen"]
     assert min(one["step"] for one in seen) >= 20
     assert {one["document"] for one in seen} == {11}
-    assert "docs@2" in run("run", "where", config, "--run", "run", "--step", 40)
-    assert "docs@2" in run("run", "cat", config, "--run", "run", "--step", 39)
-    assert run("run", "cat", config, "--run", "run", "--step", 19)
-    assert "docs@2" in run("config", "check", config, "--run", "run", "--hosts", 1)
+    assert "docs@2" in run("run", "where", "run", "--step", 40)
+    assert "docs@2" in run("run", "cat", "run", "--step", 39)
+    assert run("run", "cat", "run", "--step", 19)
+    assert "docs@2" in run("config", "check", "run", "--hosts", 1)
     assert "newest" not in run("run", "diff", "run", config)
 
 
@@ -136,7 +136,7 @@ def test_removed_and_appended_documents_change_a_run_in_one_command(folder: Path
     assert "caches: {docs: 3, more: 3}" in said
     opened = open_run("run", load_config(str(config)), 20)
     assert opened.history[-1]["until_step"] == 20
-    args = ("run", "where", config, "--run", "run", "--step", 60, "--json", "--component")
+    args = ("run", "where", "run", "--step", 60, "--json", "--component")
     for source, document in (("docs", 1), ("more", 1), ("docs@3", 3), ("more@3", 3)):
         seen = json.loads(run(*args, source, "--document", document))["seen"]
         assert seen

@@ -104,9 +104,8 @@ def test_where_and_cat_know_what_was_removed(cache, tmp_path):
     open_run(str(tmp_path / "run"), load_config(str(config)))
     run("cache", "remove", cache.path, 17)
     assert all(one["removed"] for one in json.loads(run(*args))["seen"])  # a run that began now
-    assert (
-        json.loads(run(*args, "--run", tmp_path / "run"))["seen"] == seen
-    )  # one that began before
+    of_run = ("run", "where", tmp_path / "run", *args[3:])
+    assert json.loads(run(*of_run))["seen"] == seen  # one that began before
     text = run("run", "diff", tmp_path / "run", config, "--step", 20)
     assert "the same run" in text
     assert "appended to or removed from web since: add --newest-caches" in text
@@ -117,7 +116,7 @@ def test_where_and_cat_know_what_was_removed(cache, tmp_path):
     began = ("components.web.snapshot=1", "--step")
     assert ", removed" in run("run", "cat", config, *began, last)
     assert ", removed" not in run("run", "cat", config, *began, seen[0]["step"])
-    assert run("run", "cat", config, "--run", tmp_path / "run", "--step", seen[0]["step"])
+    assert run("run", "cat", tmp_path / "run", "--step", seen[0]["step"])
     text = run(*args[:-1], "--component", "web")
     assert "documents were trained on before step 30" in text
     assert "names no document" in error_of("run", "where", config, "--component", "web")

@@ -13,10 +13,8 @@ from headrace.cli.options import (
     ConfigOrRun,
     Decoder,
     IdLeaf,
-    SameRun,
     Settings,
-    check_run,
-    config_of_target,
+    open_target,
 )
 from headrace.cli.shown import (
     coloured,
@@ -47,7 +45,6 @@ def command(
         list[int] | None,
         typer.Option(help="Show only this row of the batch, in full (repeatable).", metavar="R"),
     ] = None,
-    run: SameRun = None,
     id_leaf: IdLeaf = ID_LEAF,
     tokenizer: Decoder = None,
     as_json: AsJson = False,
@@ -74,10 +71,7 @@ def command(
     from headrace.data.described import described_rows
 
     with working("finding the rows"):
-        resolved, run = config_of_target(target, settings, run)
-        dataset = resolved.dataset()
-        if run is not None:
-            check_run(run, resolved, dataset, step)
+        resolved, dataset = open_target(target, settings)
         rows = rows_of_step(dataset, dataset.batch_schedule, step, resolved.row_order_setting)
         _check_rows(rows, row or [])
         _check_leaf(rows, id_leaf)

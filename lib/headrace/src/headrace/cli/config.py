@@ -15,12 +15,10 @@ from headrace.cli.options import (
     Hosts,
     Icc,
     Optimizer,
-    SameRun,
     Schedule,
     Settings,
     cache_at,
-    check_run,
-    load_of_run,
+    load_config_or_run,
     parse_hosts,
     parse_shares,
 )
@@ -54,7 +52,6 @@ def check(
     icc: Icc = None,
     schedule: Schedule = "wsd",
     optimizer: Optimizer = "adam",
-    run: SameRun = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 for warnings, too.")
     ] = False,
@@ -77,7 +74,7 @@ def check(
 
         headrace config check plan.yaml components.web.expected_tokens=1e12 num_steps=100000
 
-        headrace config check run.yaml --run runs/7b --json
+        headrace config check run.yaml --json
     """
     from headrace.analysis.check.findings import findings, source_findings
     from headrace.analysis.check.plan import plan_run
@@ -85,7 +82,7 @@ def check(
     from headrace.ingest.first_look import refuse_faults
 
     with working("checking"):
-        loaded = load_of_run(config, settings, run)
+        loaded = load_config_or_run(config, settings)
         faults = {} if declared else source_faults(loaded.components, loaded.tokenizer)
         try:
             plan = plan_run(
@@ -100,8 +97,6 @@ def check(
             # A cache without a size is built first, for which its source has to be mended.
             refuse_faults([fault for some in faults.values() for fault in some])
             raise
-        if run is not None:
-            check_run(run, plan.config, plan.config.dataset())
         all_findings = [*source_findings(faults), *findings(plan)]
         all_findings.sort(key=lambda finding: finding.level)
     if as_json:

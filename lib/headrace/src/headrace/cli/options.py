@@ -77,10 +77,6 @@ Optimizer = Annotated[
 Declared = Annotated[
     bool, typer.Option("--declared", help="Use declared sizes without looking for the caches.")
 ]
-SameRun = Annotated[
-    str | None,
-    typer.Option(help="Folder of a run: check that the config is the run's.", metavar="FOLDER"),
-]
 IdLeaf = Annotated[str, typer.Option(help="Leaf that holds the ids of documents.", metavar="NAME")]
 Decoder = Annotated[
     str | None,
@@ -235,24 +231,24 @@ def refuse_typed(
             raise ConfigError(problem, field=field, value=context.params[name], cure=cure)
 
 
-def load_of_run(path: str, settings: list[str] | None, run: str | None) -> LmDataConfig:
-    """Loads a config; for a run, with the mixture and the states of caches in its lock."""
-    from headrace.run.changes import config_of_run
+def open_target(target: str, settings: list[str] | None) -> tuple[LmDataConfig, RunDataset]:
+    """The config that is named, or that of the run whose folder is, and its dataset. Steps of a run
+    are counted from its anchors.
+
+    Raises:
+        PlanMismatchError: with the settings, it is another run than that of the folder.
+    """
+    from headrace.data.dataset import BatchOrder
+    from headrace.run.anchors import Anchors
     from headrace.run.lock import RunLock
 
-    config = load_config_or_run(path, settings)
-    return config_of_run(None if run is None else RunLock.load(run), config)
-
-
-def config_of_target(
-    target: str, settings: list[str] | None, run: str | None
-) -> tuple[LmDataConfig, str | None]:
-    """The config that is named, or that of the run whose folder is, as :func:`load_of_run` loads
-    it, and the folder of the run.
-    """
-    if run is None and lock_at(target):
-        run = target
-    return load_of_run(target, settings, run), run
+    config = load_config_or_run(target, settings)
+    dataset = config.dataset()
+    if (lock := lock_at(target)) is not None:
+        planned = BatchOrder(dataset, row_order=config.row_order)
+        lock.check_same(RunLock.of(planned).through_functions_of(lock), target)
+        Anchors(target, lock, planned).use(None)
+    return config, dataset
 
 
 def lock_at(target: str) -> RunLock | None:
@@ -314,52 +310,3 @@ def load_config_or_run(target: str, settings: list[str] | None) -> LmDataConfig:
             cure="Name the config of the run (.yaml).",
         )
     return decode(LmDataConfig, with_overrides(lock.config, settings or [], LmDataConfig))
-
-
-def check_run(
-    folder: str, config: LmDataConfig, dataset: RunDataset, step: int | None = None
-) -> None:
-    """Checks that a config is that of a run, or differs from it by amendments only.
-
-    Args:
-        folder: The run's folder.
-        config: The config.
-        dataset: Its dataset.
-        step: Check only that this step is the same in both, using the run's anchors to reach it;
-            None: check all.
-
-    Raises:
-        ConfigError: there is no run, or only one of the two was amended before the step.
-        PlanMismatchError: the run has another config; the differences are shown.
-    """
-    from headrace.data.dataset import BatchOrder
-    from headrace.run.anchors import Anchors
-    from headrace.run.lock import RunLock
-
-    stored = lock_in(folder, "--run", ", or leave --run out")
-    planned = BatchOrder(dataset, row_order=config.row_order)
-    planned_lock = RunLock.of(planned).through_functions_of(stored)
-    if planned_lock.fingerprint == stored.fingerprint:
-        if step is not None:
-            Anchors(folder, stored, planned).use(None)
-        return
-    amended = [
-        first
-        for first in (planned_lock.first_difference(stored), stored.first_difference(planned_lock))
-        if first is not None
-    ]
-    if step is not None:
-        amended += [
-            int(h["until_step"])
-            for h in stored.history
-            if h["fingerprint"] == planned_lock.fingerprint
-        ]
-    if not amended:
-        stored.check_same(planned_lock, folder)
-    if step is not None and step >= min(amended):
-        raise ConfigError(
-            f"the config and the run in {folder} differ by an amendment from step {min(amended):,}",
-            field="--step",
-            value=step,
-            cure="Use the config with the amendments with which the run was resumed.",
-        )

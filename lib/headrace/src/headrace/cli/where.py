@@ -10,10 +10,8 @@ import typer
 from headrace.cli.options import (
     AsJson,
     ConfigOrRun,
-    SameRun,
     Settings,
-    check_run,
-    config_of_target,
+    open_target,
 )
 from headrace.cli.shown import figures_table, say, say_json, terminal, working
 from headrace.errors import ConfigError, format_count
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from headrace.config.lm_data import LmDataConfig
+    from headrace.data.phased import RunDataset
     from headrace.run.where import Whereabouts
 
 
@@ -42,7 +41,6 @@ def command(
         str | None,
         typer.Option(help="Source of the documents, if there are several sources.", metavar="NAME"),
     ] = None,
-    run: SameRun = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where a run is at a step: stage, weights, tokens, and the epoch of each source; or when
@@ -60,16 +58,15 @@ def command(
 
         headrace run where --step 120000 runs/7b --document 4711 --component web
     """
-    from headrace.run.where import where
+    from headrace.data.dataset import BatchOrder
+    from headrace.run.where import whereabouts
 
-    config, run = config_of_target(target, settings, run)
-    if run is not None:
-        check_run(run, config, config.dataset(), max(step - 1, 0))
+    config, dataset = open_target(target, settings)
     if document is not None or component is not None:
-        _find(config, step, document or [], component, as_json)
+        _find(config, dataset, step, document or [], component, as_json)
         return
     with working("counting steps"):
-        position = where(config, step)
+        position = whereabouts(BatchOrder(dataset, row_order=config.row_order), step)
     if as_json:
         say_json(position.to_dict())
     else:
@@ -77,7 +74,12 @@ def command(
 
 
 def _find(
-    config: LmDataConfig, step: int, documents: list[int], component: str | None, as_json: bool
+    config: LmDataConfig,
+    dataset: RunDataset,
+    step: int,
+    documents: list[int],
+    component: str | None,
+    as_json: bool,
 ) -> None:
     """Prints the steps that trained on documents."""
     import numpy as np
@@ -103,7 +105,7 @@ def _find(
     name = component or first
     numbers = Intervals.of_numbers(np.array(documents))
     with working("searching the steps"):
-        all_sightings = sightings(config.dataset(), name, numbers, step, config.row_order_setting)
+        all_sightings = sightings(dataset, name, numbers, step, config.row_order_setting)
     if as_json:
         say_json({"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]})
         return

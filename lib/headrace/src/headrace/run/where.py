@@ -10,7 +10,7 @@ Price: 2 us for each step before it if weights change with the step, otherwise a
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.data.dataset import BatchOrder
 from headrace.data.mixture import mixture_of
@@ -21,6 +21,7 @@ from headrace.run.lock import RunLock
 
 if TYPE_CHECKING:
     from headrace.config.lm_data import LmDataConfig
+    from headrace.data.phased import RunDataset
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,17 @@ def where(config: LmDataConfig, step: int) -> Whereabouts:
         >>> here.tokens, here.sources["a"].rows, here.sources["b"].weight
         (3200, 300, 0.25)
     """
-    step = as_whole("step", step)
     if not hasattr(config, "components"):
         raise ConfigError(
             "is not a config", field="config", value=config, cure="Give load_config(FILE)."
         )
-    dataset = config.dataset()
-    order = BatchOrder(dataset, row_order=config.row_order)
+    return whereabouts(BatchOrder(config.dataset(), row_order=config.row_order), step)
+
+
+def whereabouts(order: BatchOrder, step: int) -> Whereabouts:
+    """Where the run of an order is after ``step`` steps; raises what :func:`where` does."""
+    step = as_whole("step", step)
+    dataset = cast("RunDataset", order.dataset)
     last = order.num_steps
     if step < 0 or (last is not None and step > last):
         end = "Steps count from 0." if last is None else f"Give 0 to {last}, the end of the run."
