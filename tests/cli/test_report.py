@@ -84,7 +84,6 @@ def test_two_are_compared(headrace, config_file, tmp_path, monkeypatch):
         (("typo",), "is not the folder of a run"),
         (("typo.yaml",), "typo.yaml"),
         (("run.yaml", "batch_sise=3"), "batch_size"),
-        (("run.yaml", "--run", "typo"), "is not the folder of a run"),
         (("run.yaml", "--live", "--refresh", "0"), "--refresh"),
         (("run.yaml", "run.yaml", "--live"), "--live"),
         (("run.yaml", "run.yaml", "run.yaml"), "is a third run"),

@@ -266,10 +266,10 @@ def test_a_config_whose_caches_are_gone_leaves_what_was_measured(run_folder, tmp
 
 
 def test_another_config_than_the_runs_is_said(run_folder, config_file):
-    facts = gather(str(config_file), ["seed=9"], run=str(run_folder))
+    facts = gather(str(run_folder), ["seed=9"], config=str(config_file))
     assert "not the config of the run" in " ".join(Outline(render(facts)).text)
     amended = ["amendments=[{step: 50, weights: {web: 1, chat: 1}}]"]
-    text = " ".join(Outline(render(gather(str(config_file), amended, run=str(run_folder)))).text)
+    text = " ".join(Outline(render(gather(str(run_folder), amended, config=str(config_file)))).text)
     assert "differ by an amendment from step 50" in text
 
 
@@ -296,8 +296,6 @@ def test_shares_that_were_learned_stand_beside_those_planned(tmp_path):
 def test_what_is_named_twice_or_is_no_run_is_refused(run_folder, config_file, tmp_path):
     with pytest.raises(ConfigError, match="--config"):
         gather(str(config_file), config=str(config_file))
-    with pytest.raises(ConfigError, match="--run"):
-        gather(str(run_folder), run=str(run_folder))
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         gather(str(tmp_path / "typo"))
     assert gather(str(tmp_path / "soon"), must_exist=False).records.sessions == 0

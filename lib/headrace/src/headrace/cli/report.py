@@ -39,9 +39,6 @@ def command(
     output: Annotated[
         str, typer.Option("--output", "-o", help="File to write.", metavar="FILE")
     ] = "report.html",
-    run: Annotated[
-        str | None, typer.Option(help="Folder of the run, if CONFIG is given.", metavar="FOLDER")
-    ] = None,
     config: Annotated[
         str | None,
         typer.Option(help="Config of the run, if its folder does not have it.", metavar="FILE"),
@@ -78,7 +75,7 @@ def command(
 
         headrace run report run.yaml num_steps=100000 --output plan.html
 
-        headrace run report run.yaml --run runs/7b --hosts 16
+        headrace run report runs/7b --config run.yaml --hosts 16
 
         headrace run report runs/7b --live
 
@@ -98,13 +95,13 @@ def command(
     others = [one for one in settings or [] if not _is_setting(one)]
     if others:
         compares = "has no effect on two runs"
-        refuse_typed(context, ("live", "run", "config"), compares, "Name a folder for each run.")
+        refuse_typed(context, ("live", "config"), compares, "Name a folder for each run.")
     if len(others) > 1:
         cure = "Name two at most."
         raise ConfigError("is a third run", field="OTHER", value=others[1], cure=cure)
     asked = parse_hosts(hosts)
     with working("looking at the run"):
-        facts = gather(target, overrides, run=run, config=config, hosts=asked, must_exist=not live)
+        facts = gather(target, overrides, config=config, hosts=asked, must_exist=not live)
         other = gather(others[0], overrides, hosts=asked) if others else None
     if as_json:
         contents = _as_json(facts) if other is None else _both_as_json(facts, other)

@@ -156,7 +156,6 @@ def gather(
     target: str,
     settings: Sequence[str] = (),
     *,
-    run: str | None = None,
     config: str | None = None,
     hosts: Sequence[int] | None = None,
     must_exist: bool = True,
@@ -166,28 +165,21 @@ def gather(
     Args:
         target: YAML file of a config, or folder of a run.
         settings: ``name=value`` settings over the config.
-        run: Folder of the run, if ``target`` is a config.
         config: File of the config, if ``target`` is a folder; None: the one in the run's log.
         hosts: Numbers of hosts to forecast for; None: one, and the number of the run.
         must_exist: Whether the run's folder must already contain a run.
 
     Raises:
-        ConfigError: the config is invalid, the folder contains no run, or two configs or two runs
-            were given.
+        ConfigError: the config is invalid, the folder contains no run, or two configs were given.
         CacheError: a config was given, and one of its caches is missing and has no declared size.
     """
     if target.endswith(CONFIG_SUFFIXES):
         if config is not None:
             cure = f"Leave it out: {target} is the config."
             raise ConfigError("is a second config", field="--config", value=config, cure=cure)
-        loaded = load_config(target, settings)
-        records = RunRecords() if run is None else _records(run, must_exist)
-        plan = _plan(_of_run(loaded, run), hosts, records)
-        lock = None if run is None else RunLock.load(run)
-        return ReportFacts(Path(target).name, run, target, plan, "", records, lock)
-    if run is not None:
-        cure = f"Leave it out: {target} is taken as the run."
-        raise ConfigError("is a second run", field="--run", value=run, cure=cure)
+        records = RunRecords()
+        plan = _plan(load_config(target, settings), hosts, records)
+        return ReportFacts(Path(target).name, None, target, plan, "", records, None)
     return _of_folder(target, settings, config, hosts, _records(target, must_exist))
 
 
@@ -205,7 +197,7 @@ def _of_folder(
     command = command_line("run report", folder, config="run.yaml")
     why = f"The run has no config. Name one: {command}"
     if config is not None:
-        plan = _plan(_of_run(load_config(config, settings), folder), hosts, records)
+        plan = _plan(config_of_run(lock, load_config(config, settings)), hosts, records)
     else:
         try:
             recorded = _recorded_config(records, lock, settings)
@@ -223,11 +215,6 @@ def _records(folder: str, must_exist: bool) -> RunRecords:
     if must_exist and not records.sessions and RunLock.load(folder) is None:
         raise no_run_in(folder, "run folder", ", or a config (.yaml)")
     return records
-
-
-def _of_run(config: LmDataConfig, folder: str | None) -> LmDataConfig:
-    """The config of the run in a folder; the given one, if it has none."""
-    return config_of_run(None if folder is None else RunLock.load(folder), config)
 
 
 def _recorded_config(
