@@ -29,7 +29,7 @@ from headrace.data import documents as documents_module
 from headrace.data.documents import DocumentFilter
 from headrace.data.saved_filters import RemovedDocuments, filter_findings
 from headrace.errors import CacheCorruptError, ConfigError
-from headrace.order import rising
+from headrace.order import intervals
 from headrace.order.bits import Bits
 from headrace.store import TokenCache, files
 from headrace.testing import FaultProxy, web_server, write_cache
@@ -49,7 +49,7 @@ def cache(tmp_path) -> TokenCache:
 def small(monkeypatch):
     """All is saved, as it is of a long list."""
     monkeypatch.setattr(filter_files, "_WORTH_SAVING", 1)
-    monkeypatch.setattr(rising, "_FEW", 4)
+    monkeypatch.setattr(intervals, "_FEW", 4)
 
 
 def folders(cache: TokenCache) -> list[Path]:
@@ -110,7 +110,7 @@ def test_what_is_found_is_what_is_worked_out(shared, numbers, bitmap, few, chunk
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filter_files, "_WORTH_SAVING", 1)
         patch.setattr(filter_files, "_CHUNK", chunk)
-        patch.setattr(rising, "_FEW", few)
+        patch.setattr(intervals, "_FEW", few)
         first = DocumentFilter(given_as).of(cache)
         patch.setattr(documents_module, "remove", None)
         second = DocumentFilter(given_as).of(cache)

@@ -25,7 +25,7 @@ from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset, document_ends
 from headrace.errors import ConfigError
-from headrace.order.rising import starts
+from headrace.order.intervals import starts
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds
 from headrace.store.layout import TOKENS

@@ -29,8 +29,7 @@ import numpy as np
 
 from headrace.data.documents import stored_documents, value_ranges
 from headrace.errors import CacheError, ConfigError
-from headrace.order.intervals import Intervals
-from headrace.order.rising import starts
+from headrace.order.intervals import Intervals, starts
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS, CacheLayout

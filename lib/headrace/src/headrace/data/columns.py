@@ -30,7 +30,7 @@ from jaxtyping import Int64
 
 from headrace.data.document_numbers import DocumentNumbers
 from headrace.errors import ConfigError, check_choice, did_you_mean
-from headrace.order.rising import starts
+from headrace.order.intervals import starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS

@@ -36,8 +36,7 @@ from headrace.data.filter_files import (
 from headrace.data.saved_filters import ReadOnce, RemovedDocuments, removed_once
 from headrace.errors import ConfigError, check_path
 from headrace.order.bits import Bits, NumberSet
-from headrace.order.intervals import Intervals, Removal
-from headrace.order.rising import starts
+from headrace.order.intervals import Intervals, Removal, starts
 from headrace.store.cache import TokenCache
 from headrace.store.layout import OFFSETS_CHUNK, TOKENS
 from headrace.store.pending import ArrayFuture

@@ -30,8 +30,7 @@ from headrace.data.dataset import PlannedDataset, stored_dataset
 from headrace.data.mixture import MixtureDataset, mixture_of
 from headrace.data.rows import Pieces, RowSource
 from headrace.errors import ConfigError
-from headrace.order.intervals import Intervals
-from headrace.order.rising import starts
+from headrace.order.intervals import Intervals, starts
 from headrace.store.cache import TokenCache
 
 if TYPE_CHECKING:

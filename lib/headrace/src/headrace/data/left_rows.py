@@ -20,8 +20,7 @@ from jaxtyping import Int32, Int64
 
 from headrace.data.dataset import PlannedDataset, WrappingDataset
 from headrace.data.rows import Pieces, Rows, RowSource
-from headrace.order.intervals import Intervals
-from headrace.order.rising import starts
+from headrace.order.intervals import Intervals, starts
 from headrace.store.cache import TokenCache
 
 

@@ -30,7 +30,7 @@ from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset
 from headrace.errors import ConfigError
-from headrace.order.rising import starts
+from headrace.order.intervals import starts
 from headrace.pack.items import Items
 from headrace.pack.plan import PackPlan, plan_of
 from headrace.pack.saved_plans import first_tokens, incomplete_documents, plan_of_cache

@@ -23,8 +23,8 @@ from headrace.metrics import ReadStats
 from headrace.mix.draws import Skips
 from headrace.mix.phases import PhaseChange
 from headrace.mix.schedule import BatchSchedule
+from headrace.order.intervals import starts
 from headrace.order.order import OpenWindow, Order, check_indices
-from headrace.order.rising import starts
 
 if TYPE_CHECKING:
     from headrace.batch.packed_batch import PackedBatch

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from headrace.data.rows import RowSource
-from headrace.order.rising import starts
+from headrace.order.intervals import starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 

@@ -8,7 +8,7 @@ from jaxtyping import Float64
 from headrace.data.dataset import PlannedDataset
 from headrace.data.document_numbers import DocumentNumbers
 from headrace.errors import ConfigError
-from headrace.order.rising import starts
+from headrace.order.intervals import starts
 
 _CHUNK = 1 << 13  # rows that are located together
 

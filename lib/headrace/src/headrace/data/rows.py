@@ -20,8 +20,7 @@ from jaxtyping import Bool, Float64, Int32, Int64, Shaped, UInt8
 from headrace.data.columns import Column, RunColumn, run_columns
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
-from headrace.order.intervals import Intervals
-from headrace.order.rising import starts
+from headrace.order.intervals import Intervals, starts
 from headrace.order.windows import Windows, WindowsTable
 from headrace.store.array import StoredArray
 from headrace.store.document_ends import DocumentEnds

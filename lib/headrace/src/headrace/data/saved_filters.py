@@ -31,8 +31,7 @@ from jaxtyping import Integer
 
 from headrace.errors import CacheCorruptError, HeadraceError
 from headrace.order.bits import Bits, NumberSet
-from headrace.order.intervals import Intervals, Removal
-from headrace.order.rising import RunningSums
+from headrace.order.intervals import Intervals, Removal, RunningSums
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import FILTERS_FOLDER

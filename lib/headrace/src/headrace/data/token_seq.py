@@ -46,8 +46,7 @@ from headrace.data.saved_filters import RemovedDocuments, removed_once
 from headrace.errors import ConfigError, check_at_least, check_path, check_whole, command_line
 from headrace.metrics import ReadStats
 from headrace.order.holdout import held_out
-from headrace.order.intervals import Intervals, clean_borders
-from headrace.order.rising import starts
+from headrace.order.intervals import Intervals, clean_borders, starts
 from headrace.order.windows import BlockAligned, Windows
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds

@@ -28,7 +28,7 @@ from headrace.ingest.plan import source_of, tasks_from_records
 from headrace.ingest.records import BadRecordError
 from headrace.ingest.source import SourceConfig, SourceFile
 from headrace.ingest.tokenize import recorded_tokenizer
-from headrace.order.rising import starts
+from headrace.order.intervals import starts
 from headrace.progress import report
 from headrace.store import files
 from headrace.store.cache import OriginalDocument, TokenCache

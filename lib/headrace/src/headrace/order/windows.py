@@ -23,8 +23,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError, check_at_least
+from headrace.order.intervals import starts
 from headrace.order.order import Order
-from headrace.order.rising import starts
 
 
 class Windows:
@@ -218,7 +218,7 @@ class WindowsTable:
 
 
 class _JoinedStarts:
-    """The :func:`~headrace.order.rising.starts` of the parts of several sources, one after the
+    """The :func:`~headrace.order.intervals.starts` of the parts of several sources, one after the
     other.
     """
 

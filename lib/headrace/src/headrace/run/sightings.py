@@ -25,8 +25,7 @@ from headrace.data.rows import RowSource
 from headrace.errors import ConfigError, check_choice
 from headrace.mix.amendments import family
 from headrace.mix.schedule import RowOrder
-from headrace.order.intervals import Intervals
-from headrace.order.rising import starts
+from headrace.order.intervals import Intervals, starts
 from headrace.progress import track
 from headrace.store.cache import TokenCache
 

@@ -30,8 +30,7 @@ from headrace.errors import (
     command_line,
 )
 from headrace.order.document_shuffle import DocumentGroups, DocumentPieces, DocumentShuffle
-from headrace.order.intervals import Intervals
-from headrace.order.rising import starts
+from headrace.order.intervals import Intervals, starts
 from headrace.store import files
 from headrace.store.array import StoredArray
 from headrace.store.document_ends import DocumentEnds

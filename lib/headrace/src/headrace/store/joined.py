@@ -33,8 +33,7 @@ from jaxtyping import Int64
 from msgspec.structs import replace
 
 from headrace.errors import CacheError, CacheMissingError, ConfigError, errors_at
-from headrace.order.intervals import Intervals
-from headrace.order.rising import starts
+from headrace.order.intervals import Intervals, starts
 from headrace.store import files
 from headrace.store.cache import OriginalDocument, TokenCache
 from headrace.store.files import ReadForAll

@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import CacheError, IndexOutOfRangeError, ReadError, command_line
-from headrace.order.rising import starts
+from headrace.order.intervals import starts
 from headrace.store.array import StoredArray, kvstore_spec
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.ledger_table import (

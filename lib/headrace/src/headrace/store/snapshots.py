@@ -33,8 +33,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, command_line
-from headrace.order.intervals import Intervals
-from headrace.order.rising import starts
+from headrace.order.intervals import Intervals, starts
 from headrace.store import files
 from headrace.store.files import ReadForAll, read_here
 from headrace.store.lease import lease, remove_tree

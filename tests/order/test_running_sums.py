@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.order import rising
-from headrace.order.rising import RunningSums, SumsWriter, bisect
+from headrace.order import intervals
+from headrace.order.intervals import RunningSums, SumsWriter, bisect
 
 
 def sums_of(steps: np.ndarray, cut: int) -> RunningSums:
@@ -30,9 +30,9 @@ def test_sums_and_searches_are_numpys(size, most, seed, data):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (
             ("_FEW", data.draw(st.sampled_from([0, 64]))),
-            ("_CHUNK", rising._BLOCK),
+            ("_STEPS_AT_ONCE", intervals._BLOCK),
         ):
-            patch.setattr(rising, name, value)
+            patch.setattr(intervals, name, value)
         sums = sums_of(steps, data.draw(st.integers(0, size)))
     assert (sums.size, sums.total) == (size + 1, expected[-1])
     assert sums.between(0, size + 1).tolist() == expected.tolist()
@@ -48,7 +48,7 @@ def test_sums_and_searches_are_numpys(size, most, seed, data):
 
 
 def test_many_take_four_bytes_each(monkeypatch):
-    monkeypatch.setattr(rising, "_FEW", 1 << 16)
+    monkeypatch.setattr(intervals, "_FEW", 1 << 16)
     steps = np.random.default_rng(0).integers(0, 2000, 300_000).astype(np.uint32)
     sums = sums_of(steps, 5)
     assert (
