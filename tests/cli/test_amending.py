@@ -532,3 +532,27 @@ def test_a_folder_with_no_run_near_it(headrace, tmp_path):
     done = headrace("run", "tree", f"{tmp_path}/nothing/here")
     assert (done.code, "is not the folder of a run" in done.err) == (2, True)
     assert done.err.endswith("or a config (.yaml).\n")
+
+
+@pytest.mark.parametrize("target", [["runs/7b"], ["./runs/7b", "batch_size=8"]])
+def test_a_run_is_at_its_last_checkpoint(headrace, begun, target):
+    at = lambda *typed: headrace("run", "where", *typed, "--json").out  # noqa: E731
+    assert at(*target) == at(*target, "--step", "0")
+    open_run("runs/7b", load_config("run.yaml"), 7)
+    assert at(*target) == at(*target, "--step", "7") != at(*target, "--step", "0")
+    assert at("run.yaml") == at("run.yaml", "--step", "0")
+
+
+def test_what_was_typed_behind_a_config_is_to_be_written_into_it(headrace, begun):
+    """The run goes on with the config as it is: without it the job would be refused."""
+    open_run("runs/7b", load_config("run.yaml"), 7)
+    done = headrace("run", "amend", "runs/7b", "run.yaml", "components.web={cache: web, weight: 2}")
+    written = re.search(r"Write components\.(.*)=(\{.*\}) into run\.yaml, too\.", done.out)
+    assert written is not None, done.out
+    with pytest.raises(PlanMismatchError, match="the run has another config"):
+        open_run("runs/7b", load_config("run.yaml"))
+    Path("run.yaml").write_text(f"{HEAD}components:\n  {written[1]}: {written[2]}\n  code: code\n")
+    assert open_run("runs/7b", load_config("run.yaml")).state(8).step == 8
+    edited = Path("run.yaml").read_text().replace("weight: 2", "weight: 3")
+    Path("run.yaml").write_text(edited)
+    assert "Write " not in headrace("run", "amend", "runs/7b", "run.yaml").out

@@ -210,7 +210,9 @@ def amend(
     if as_json:
         say_json(facts)
     else:
-        say(f"Written into {run}/lock.json. Go on with the run as before.")
+        # the job reads the config without what was typed behind it
+        too = f" Write {' and '.join(edit.settings)} into {config}, too." if settings else ""
+        say(f"Written into {run}/lock.json.{too} Go on with the run as before.")
 
 
 def _check_names(lock: RunLock, amendment: AmendmentConfig) -> None:

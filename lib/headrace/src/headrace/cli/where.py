@@ -11,6 +11,7 @@ from headrace.cli.options import (
     AsJson,
     ConfigOrRun,
     Settings,
+    lock_at,
     open_target,
 )
 from headrace.cli.shown import figures_table, say, say_json, terminal, working
@@ -28,8 +29,12 @@ def command(
     target: ConfigOrRun,
     settings: Settings = None,
     step: Annotated[
-        int, typer.Option(help="Number of steps done, which is the next step to load.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Number of steps done, which is the next step to load; by default those of the"
+            " run's last checkpoint."
+        ),
+    ] = None,
     document: Annotated[
         list[int] | None,
         typer.Option(
@@ -59,9 +64,13 @@ def command(
         headrace run where --step 120000 runs/7b --document 4711 --component web
     """
     from headrace.data.dataset import BatchOrder
+    from headrace.run.anchors import last_checkpoint
     from headrace.run.where import whereabouts
 
     config, dataset = open_target(target, settings)
+    if step is None:
+        lock = lock_at(target)
+        step = 0 if lock is None else last_checkpoint(target, lock) or 0
     if document is not None or component is not None:
         _find(config, dataset, step, document or [], component, as_json)
         return
