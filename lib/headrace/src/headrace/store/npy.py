@@ -33,10 +33,8 @@ takes.
 
 
 def read_npy_head(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of the array in a stream that is left where its data begins.
-
-    Raises:
-        one of NPY_ERRORS: it is no ``.npy`` file.
+    """Shape and dtype of the array in a stream that is left where its data begins. Raises one of
+    :data:`NPY_ERRORS` for another file.
     """
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0
