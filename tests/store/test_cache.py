@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import gc
 import json
+import re
 import shutil
 import weakref
 from pathlib import Path
@@ -264,3 +265,15 @@ def test_a_cache_that_nobody_holds_goes_at_once(tmp_path):
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("doc", "docs"), ("docs2", "docs"), ("web", None)])
+def test_a_cache_of_nearly_that_name_is_named(tmp_path, typed, meant):
+    write_cache(tmp_path / "docs", [random_documents(3)])
+    (tmp_path / "do").mkdir()  # is no cache
+    with pytest.raises(CacheMissingError) as caught:
+        TokenCache.open(str(tmp_path / typed))
+    near = re.findall(r"Did you mean '(.*?)'\?", str(caught.value))
+    assert near == ([] if meant is None else [str(tmp_path / meant)])
+    assert all(TokenCache.open(path).num_documents == 3 for path in near)
+    assert f"headrace build SOURCE --tokenizer FILE --output {tmp_path}" in str(caught.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from headrace.errors import command_line, install_command
 from headrace.store import files
 from headrace.store.ledger import LEDGER_NAME
@@ -25,7 +27,7 @@ def what_is_there(path: str) -> tuple[str, str]:
         scheme, slash, rest = path.partition(":/")
         if slash and not rest.startswith("/") and scheme.isalnum():
             return "there is no such folder", f"URLs have two slashes: {scheme}://{rest}."
-        return "there is no such folder", _build("SOURCE", path)
+        return "there is no such folder", _like(path) + _build("SOURCE", path)
     if files.exists(files.join(path, LEVANTERS_LEDGER)):
         return "it is a cache of Levanter's", install_command("headrace[levanter]")
     output = f"{path.rstrip('/')}-cache"
@@ -48,6 +50,16 @@ def what_is_there(path: str) -> tuple[str, str]:
         return "it is the folder of a run", "Name a cache of its config."
     text = path if any(root.iterdir()) else "SOURCE"
     return "the folder holds no ledger.json", _build(text, output)
+
+
+def _like(path: str) -> str:
+    """The cache beside a path whose name is nearly the same, if it is on this machine."""
+    if not files.is_local(path):
+        return ""
+    place = files.local_path(path)
+    names = {ledger.parent.name for ledger in place.parent.glob(f"*/{LEDGER_NAME}")}
+    close = get_close_matches(place.name, sorted(names), n=1)
+    return f"Did you mean {str(place.with_name(close[0]))!r}? " if close else ""
 
 
 def _build(text: str, output: str) -> str:
