@@ -226,7 +226,7 @@ def try_config(bases: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
         config = headrace.load_config(path, case.get("settings", []))
         whole = config.to_yaml()
         stage = "resolved_stages"
-        config.resolved_stages()
+        config.plan()
         stage = "loader"
         if case.get("base") != "full":
             open_loader(config)

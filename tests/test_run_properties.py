@@ -381,7 +381,7 @@ def check_prefix(
     """An amendment leaves the steps before it as they were, to the bit; a later stage leaves the
     draws.
     """
-    stages = run.resolved_stages()
+    stages = run.plan().stages
     if run.amendments:
         first = run.amendments[0].step
         components = {n: c for n, c in run.components.items() if n != "c"}

@@ -241,7 +241,7 @@ def test_the_block_that_is_printed_is_a_config_and_an_amendment(
     invoke("config", "check", "new.yaml")
     amendment = {"step": 100, **yaml.safe_load(block)}
     Path("amended.yaml").write_text(head + yaml.safe_dump({"amendments": [amendment]}))
-    assert load_config("amended.yaml").resolved_stages()[-1].blend.to_config() == weights
+    assert load_config("amended.yaml").plan().stages[-1].blend.to_config() == weights
     # the arms are configs, and a folder with results is not overwritten
     assert load_config("sweep/arm_03.yaml").num_steps == 200
     again = CliRunner().invoke(

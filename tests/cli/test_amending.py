@@ -251,7 +251,7 @@ def test_a_run_goes_on_as_its_config_was_edited(
 
 def shares(config, step):
     """The share of each source at a step."""
-    stage = [one for one in config.resolved_stages() if one.first_step <= step][-1]
+    stage = [one for one in config.plan().stages if one.first_step <= step][-1]
     drawn = stage.blend.at(np.array([step]))[0]
     return {name: share for name, share in zip(stage.blend.names, drawn, strict=True) if share}
 
@@ -392,7 +392,7 @@ def test_a_source_that_is_there_is_not_added(caches):
     path = Path(caches / "run.yaml")
     path.write_text(config_text(caches, fields))
     with pytest.raises(ConfigError) as caught:
-        load_config(str(path)).resolved_stages()
+        load_config(str(path)).plan()
     assert caught.value.field == "amendments[0].add.math"
     assert "components.math.weight" in (caught.value.cure or "")
 

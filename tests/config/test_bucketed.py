@@ -153,7 +153,7 @@ def test_a_name_means_the_group_wherever_weights_stand(paths):
         stages=stages,
         amendments=[AmendmentConfig(30, {"c": 1}, {"a": 5, "a/1": 9})],
     )
-    weights = [stage.blend.to_config() for stage in run.resolved_stages()]
+    weights = [stage.blend.to_config() for stage in run.plan().stages]
     assert weights[1] == {"a": {"weight": 2, "blend": blend}, "b": 1}
     assert weights[2] == {"a": {"weight": 5, "blend": {"a/0": 1, "a/1": 9}}, "b": 1, "c": 1}
     run = config(
@@ -163,7 +163,7 @@ def test_a_name_means_the_group_wherever_weights_stand(paths):
         amendments=[AmendmentConfig(9, {"a": 2}, drop=["b"])],
         weights={"b": 1},
     )
-    assert run.resolved_stages()[1].blend.names == ("a/0", "a/1")
+    assert run.plan().stages[1].blend.names == ("a/0", "a/1")
 
 
 def test_what_is_written_out_reads_back_and_stays(paths):

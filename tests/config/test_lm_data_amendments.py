@@ -305,7 +305,7 @@ def test_sources_of_groups_are_amended_in_place(caches):
 
 def test_stages_by_tokens_begin_after_whole_steps(caches):
     stages = [StageConfig({"a": 1}, "early", tokens=1000), StageConfig({"b": 3, "a": 1}, "late")]
-    first = [stage.first_step for stage in config(caches, stages=stages).resolved_stages()]
+    first = [stage.first_step for stage in config(caches, stages=stages).plan().stages]
     assert first == [0, 8]  # 1000 tokens are 63 rows of 16, so 8 steps of 8 rows
 
 

@@ -167,7 +167,7 @@ def test_stages_by_tokens_end_where_their_tokens_are_used_up_whatever_the_phases
     run = config(
         caches, stages=stages, components={n: ComponentConfig(c.path) for n, c in caches.items()}
     )
-    first = [stage.first_step for stage in run.resolved_stages()]
+    first = [stage.first_step for stage in run.plan().stages]
     assert first == [0, 33]  # 30 steps of 256 tokens, then 3 of 1024
     assert run.run_steps == 36
     assert run.dataset().length == 30 * 16 + 6 * 8

@@ -169,7 +169,7 @@ def spelled(slot: Slot, inside: tuple[type, ...] = ()) -> list[Any]:
 
 def loads(config: dict[str, Any]) -> bool:
     try:
-        decode(LmDataConfig, config).resolved_stages()  # blends are read when they are used
+        decode(LmDataConfig, config).plan()  # blends are read when they are used
     except ConfigError:
         return False
     except HeadraceError:  # there are no caches here to look at
@@ -240,7 +240,7 @@ def test_neither_takes_what_is_wrong(text):
     config = yaml.safe_load(text)
     assert not VALIDATOR.is_valid(as_json(config))
     with pytest.raises(ConfigError):  # blends are read when they are used
-        decode(LmDataConfig, config).resolved_stages()
+        decode(LmDataConfig, config).plan()
 
 
 def test_the_schema_is_one_and_says_what_every_field_means():

@@ -323,7 +323,7 @@ def test_what_amendments_say_later_means_all_of_an_extended_component(root: str,
         {"step": 5, "weights": {"web": 3}},
         {"step": 7, "drop": ["web"]},
     )
-    stages: list[dict[str, Any]] = [stage.blend.to_config() for stage in config.resolved_stages()]
+    stages: list[dict[str, Any]] = [stage.blend.to_config() for stage in config.plan().stages]
     assert stages[2]["web"]["weight"] == 3
     assert [*stages[3]] == ["code"]
     assert load_config(None, [f"{k}={v}" for k, v in {"seq_len": 16}.items()]).amendments == []
@@ -416,7 +416,7 @@ def test_a_move_that_only_removes_changes_no_draw(root: str):
     remove(f"{root}/web", 2, 30)
     plain = config_of(root, web={"snapshot": 1})
     moved = config_of(root, {"step": 4, "caches": {"web": 2}}, web={"snapshot": 1})
-    assert len(moved.resolved_stages()) == 1
+    assert len(moved.plan().stages) == 1
     assert [*moved.at_snapshots().components] == ["web", "code"]
     examples = np.arange(6 * 30)
     before, after = (config.dataset().explain(examples) for config in (plain, moved))

@@ -73,5 +73,5 @@ def test_every_command_has_its_row():
 def test_errors_are_as_shown(tmp_path: Path, text: str):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load_config(str(tmp_path / "c.yaml")).resolved_stages()
+        load_config(str(tmp_path / "c.yaml")).plan()
     assert f"\nerror {caught.value}\n" in CONFIG

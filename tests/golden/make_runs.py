@@ -702,7 +702,7 @@ def draw_steps(rng: random.Random, config: Any, raw: Config, last: int | None) -
     """Awkward steps of a run: the first two, one in the middle, those at a border, a late one."""
     far = 3000 if config.policy not in ("quota", "swrr") else 40_001
     end = last if last is not None else far
-    borders = {stage.first_step for stage in config.resolved_stages()}
+    borders = {stage.first_step for stage in config.plan().stages}
     borders |= {
         int(step)
         for field in ("seq_len", "batch_size")

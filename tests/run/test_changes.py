@@ -68,7 +68,7 @@ def test_the_proposed_amendment_is_allowed_and_draws_the_edited_mixture(
     }
     amended = replace(began, components=components, amendments=[changes.amendment])
     assert RunLock.of(amended.loader()).first_difference(manifest) == step
-    last: dict[str, Any] = amended.resolved_stages()[-1].blend.to_config()
+    last: dict[str, Any] = amended.plan().stages[-1].blend.to_config()
     total = sum(last.values())
     assert {n: w / total for n, w in last.items()} == pytest.approx(
         {n: w / sum(after.values()) for n, w in after.items()}

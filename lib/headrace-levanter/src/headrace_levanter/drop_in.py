@@ -57,7 +57,7 @@ class FedMixture(MixtureDataset[Any]):
         self.weight_stages: list[
             tuple[int, dict[str, float]]
         ] = []  # (first row, weights), with entries where changing weights bend
-        stages = own.resolved_stages()
+        stages = own.plan().stages
         ends = [stage.first_step for stage in stages[1:]] + [MAX_STEP]
         for stage, end in zip(stages, ends, strict=True):
             steps = stage.blend.bends(stage.first_step, end)

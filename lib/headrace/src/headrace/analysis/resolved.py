@@ -229,4 +229,4 @@ def _check_mixture(config: LmDataConfig) -> None:
         b is not None and (is_size_rule(b, config.components) or repeats_somewhere(b))
         for b in blends
     ):
-        config.resolved_stages()
+        config.plan()

@@ -224,7 +224,7 @@ def _check_names(lock: RunLock, amendment: AmendmentConfig) -> None:
     if lock.config is not None:
         locked = decode(LmDataConfig, lock.config)
         amendments = with_amendment(locked.amendments, amendment)
-        replace(locked, amendments=amendments).resolved_stages()
+        replace(locked, amendments=amendments).plan()
 
 
 @contextmanager

@@ -78,7 +78,6 @@ from headrace.mix.stage_config import (
     check_steps,
     skips_of,
 )
-from headrace.mix.stages import Stage
 from headrace.order import shuffle_config
 from headrace.order.braid.spec import MAX_HOSTS
 from headrace.order.holdout import ValidationConfig
@@ -266,10 +265,6 @@ class LmDataConfig:
     def skips(self) -> Skips:
         """The skipped steps of the run."""
         return skips_of(self.amendments)
-
-    def resolved_stages(self) -> list[Stage]:
-        """The mixtures of the run, in order, including amendments: the stages of :meth:`plan`."""
-        return list(self.plan().stages)
 
     def plan(self) -> Plan:
         """The plan of the run: its weights, limits and lengths, as a list of stages. Caches are

@@ -276,7 +276,7 @@ def _last_entries(config: LmDataConfig) -> _Entries:
     """The last mixture of a config, with sources as it names them: what was appended to a cache is
     no source of its own.
     """
-    blend = without_extensions(config.resolved_stages()[-1].blend.to_config())
+    blend = without_extensions(config.plan().stages[-1].blend.to_config())
     return {path[-1]: (path[:-1], whole_if_it_is(w)) for path, w in weights_by_place(blend).items()}
 
 
@@ -313,7 +313,7 @@ def _spliced(base: LmDataConfig, edited: LmDataConfig, step: int) -> list[StageC
     def written(config: LmDataConfig) -> list[StageConfig]:
         return [
             StageConfig({**stage.blend.to_config()}, stage.name, stage.first_step)
-            for stage in config.resolved_stages()
+            for stage in config.plan().stages
         ]
 
     earlier = [stage for stage in written(base) if (stage.step or 0) < step]

@@ -120,7 +120,7 @@ class MixtureLearner:
         self._every = every
         self._bounds = bounds or ShareBounds()
         config = self._config
-        blend = config.resolved_stages()[-1].blend
+        blend = config.plan().stages[-1].blend
         if blend.flat is None or config.stages:
             field = "stages" if config.stages else "weights"
             cure = "Write one flat blend: weights: {web: 3, code: 1}."
