@@ -20,9 +20,18 @@ import pytest
 
 from headrace import ComponentConfig, LmDataConfig
 from headrace.errors import CacheError, HeadraceError, ReadError
-from headrace.store import CacheLayout, RetryPolicy, TokenCache, open_replicas, retry, use_policy
+from headrace.store import (
+    CacheLayout,
+    RetryPolicy,
+    TokenCache,
+    files,
+    open_replicas,
+    retry,
+    use_policy,
+    verify,
+)
 from headrace.testing import FaultProxy, Faults, web_server, write_cache
-from headrace.testing.faults import Outage
+from headrace.testing.faults import Fate, Outage
 
 FASTER = 50
 USUAL = RetryPolicy()
@@ -281,3 +290,28 @@ def test_late_answers_are_hedged_by_default_within_their_share(
         read.result()
     counts = retry.own_counts()
     assert counts.hedges <= max(1, USUAL.hedge_share * counts.requests)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("kind", ["error", "close"])
+def test_verify_takes_no_outage_for_damage(tmp_path: Path, kind: Fate):
+    """Whichever file it asks for as the outage begins."""
+    write_cache(tmp_path, [[TOKENS[:300]]], vocab_size=1 << 16, layout=LAYOUT)
+    with web_server(tmp_path) as server, FaultProxy(server) as proxy:
+        assert verify(proxy.url).damages == []
+        for path in {request.path for request in proxy.log}:
+            proxy.next(kind, times=3, path_contains=path)
+            assert verify(proxy.url).damages == [], path
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_store_that_says_that_a_file_is_missing_is_back(
+    proxy: FaultProxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(retry, "_SAID_AFTER_S", 0.0)
+    proxy.next("error", times=3)
+    assert files.read_bytes(f"{proxy.url}/none") is None
+    assert [message.split("(")[0] for message in caplog.messages] == [
+        f"{proxy.url} does not answer ",
+        f"{proxy.url} answers again, after 0 s",
+    ]

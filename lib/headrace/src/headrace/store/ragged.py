@@ -15,6 +15,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -409,13 +410,11 @@ def shard_sizes(url: str, shards: int) -> dict[int, int]:
             return {}
     folder = files.join(url, "c")
     if files.is_web(url):  # no listings
-        fs, _ = files.filesystem(folder)
-        paths = {
-            number: files.filesystem(files.join(folder, str(number)))[1] for number in range(shards)
-        }
-        return {
-            number: int(fs.info(path)["size"]) for number, path in paths.items() if fs.exists(path)
-        }
+        sizes: dict[int, int] = {}
+        for number in range(shards):
+            with suppress(FileNotFoundError):
+                sizes[number] = int(files.info(files.join(folder, str(number)))["size"])
+        return sizes
     start = len(files.filesystem(folder)[1].rstrip("/")) + 1
     named = ((path[start:], size) for path, size in files.sizes_below(folder).items())
     return {int(name): size for name, size in named if name.isdigit()}

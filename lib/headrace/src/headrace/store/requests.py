@@ -575,7 +575,7 @@ async def get(
             first = None
             answer = await _one(store, key, byte_range, policy, sent)
             value = await decode(_of_range(answer, byte_range))
-            patience.succeeded()
+            patience.answered()
             return value
         except (ValueError, OSError, NotImplementedError) as error:
             kind = failure_of(error)

@@ -345,8 +345,8 @@ class Patience:
             _outages.say(self._url, why, self._first_failure, now + left_s)
         return wait_s
 
-    def succeeded(self) -> None:
-        """To be called when the object has come."""
+    def answered(self) -> None:
+        """To be called when the object has come, or the store has said that there is none."""
         if self._failures:
             _outages.end(self._url)
 
@@ -422,20 +422,36 @@ def with_retries(
     calls = 0
     while True:
         try:
-            with retried_here():
-                answer = ask()
+            answer = _answer(ask, transient)
         except Exception as error:
             calls += 1
-            if calls == most or not transient(error) or tried(error):
+            may_pass = transient(error)
+            if not may_pass:
+                patience.answered()
+            if calls == most or not may_pass or tried(error):
                 raise
             wait = patience.wait_s(reason(error), retry_after_s(error))
             if wait is None:
                 error.add_note(patience.tried)
                 raise
         else:
-            patience.succeeded()
+            patience.answered()
             return answer
         time.sleep(wait)
+
+
+def _answer(ask: Callable[[], T], transient: Callable[[Exception], bool]) -> T:
+    """What ``ask`` returns. fsspec's client for web servers says of some failures that the file is
+    missing, and raises that from the failure: the failure is raised then.
+    """
+    try:
+        with retried_here():
+            return ask()
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        if isinstance(cause, Exception) and transient(cause):
+            raise cause  # noqa: B904  # as if nothing had been said of it
+        raise
 
 
 def tried(error: BaseException | None) -> str:
