@@ -1,5 +1,7 @@
 """A batch as Levanter's real classes take it, and back."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from headrace.batch import Example, pack_examples, pack_rows, unified_loss
 from headrace.errors import ConfigError
 from headrace_levanter import from_levanter_example, to_grug_example, to_lm_example
+from headrace_levanter.needs import how_to_install
 
 NEEDS_LEVANTER = "Levanter needs Python 3.12 or newer: .ci/run newest runs this there"
 
@@ -106,3 +109,10 @@ def test_padding_before_tokens_is_refused():
 
     with pytest.raises(ConfigError, match=r"segment_ids\[0\]"):
         from_levanter_example(Wrong())
+
+
+def test_without_levanter_the_release_that_works_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "levanter.data.text.examples", None)
+    with pytest.raises(ConfigError, match=r"marin-levanter.* works") as caught:
+        to_grug_example(pack_rows(np.zeros((1, 4), np.int32)))
+    assert caught.value.cure == how_to_install()

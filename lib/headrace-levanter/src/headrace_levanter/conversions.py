@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Int32, Integer
 
 from headrace.batch.packed_batch import PackedBatch, pack_rows
-from headrace.errors import ConfigError, install_command
+from headrace.errors import ConfigError
+from headrace_levanter.needs import wrong_levanter
 
 
 def to_grug_example(batch: PackedBatch) -> Any:
@@ -89,11 +90,7 @@ def _levanter(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(
-            "needs the package marin-levanter",
-            field="levanter",
-            cure=install_command("marin-levanter"),
-        ) from error
+        raise wrong_levanter(error, "levanter") from error
 
 
 def _rows(values: Any) -> np.ndarray:
