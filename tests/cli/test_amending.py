@@ -25,7 +25,7 @@ from headrace.demo import train as program
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.run import LoaderState, RunLock
 from headrace.testing import write_cache
-from headrace.testing.caches import random_documents
+from headrace.testing.caches import random_documents, remove
 
 NAMES = ("code", "docs", "math", "law")
 HEAD = "seq_len: 8\nbatch_size: 8\nnum_steps: 100\nseed: 0\n"
@@ -556,3 +556,25 @@ def test_what_was_typed_behind_a_config_is_to_be_written_into_it(headrace, begun
     edited = Path("run.yaml").read_text().replace("weight: 2", "weight: 3")
     Path("run.yaml").write_text(edited)
     assert "Write " not in headrace("run", "amend", "runs/7b", "run.yaml").out
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["where {}", "cat {} --step 3", "tree {}", "diff {} my/run.yaml", "amend {} my/run.yaml"],
+)
+def test_a_run_that_is_named_from_another_folder_says_where_its_caches_are(
+    headrace, begun, monkeypatch, command
+):
+    open_run("runs/7b", load_config("run.yaml"), 2)
+    remove("web", 3)
+    assert headrace("run", "amend", "runs/7b", "run.yaml", "--newest-caches").code == 0
+    (begun.parent / "above").mkdir()
+    begun.rename(begun.parent / "above" / "my")
+    monkeypatch.chdir(begun.parent / "above")
+    done = headrace("run", *command.format("my/runs/7b").split())
+    assert done.code == 2
+    assert "is not a token cache (there is no such folder)" in done.err
+    folder = done.err.rstrip().rpartition("relative to the current folder: cd ")[2]
+    monkeypatch.chdir(folder)
+    again = headrace("run", *command.format("runs/7b").replace("my/", "").split())
+    assert again.code == 0, again.err

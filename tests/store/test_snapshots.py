@@ -182,6 +182,8 @@ def test_snapshots_that_there_are_not_are_named():
             choose_snapshot("web", number, history, after)
         assert expected in str(error.value)
     with pytest.raises(ConfigError, match=r"which has 1\. Give 1, or leave"):
+        choose_snapshot(tiny_cache().path, 2, History())
+    with pytest.raises(CacheMissingError, match="there is no such folder"):
         choose_snapshot("web", 2, History())
 
 

@@ -109,10 +109,10 @@ def read_results(path: str, loss: str = LOSS) -> Results:
     Raises:
         ConfigError: there is no such table or column; a value is no number; too few are filled in.
     """
-    raw = files.read_bytes(path)
+    raw = files.read_bytes(path) if files.is_file(path) else None
     if raw is None:
         cure = "Name the results.csv in the folder of a sweep."
-        raise ConfigError("does not exist", field="RESULTS", value=path, cure=cure)
+        raise ConfigError("is not a file", field="RESULTS", value=path, cure=cure)
     table = csv.DictReader(raw.decode(errors="replace").splitlines())
     columns = [name for name in table.fieldnames or () if name.startswith(SHARE)]
     if not columns:

@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import ENOSPC
+from pathlib import PurePath
 from typing import Any
 
 import typer
@@ -101,18 +102,16 @@ def kept_when_interrupted() -> Iterator[None]:
 
 
 def _with_folder(error: HeadraceError) -> HeadraceError:
-    """The error, with the folder to change to if the config names caches relative to its own
-    folder.
+    """The error, with the folder to change to if a config, or the lock of a run, names caches
+    relative to a folder above it.
     """
     if (error.field or "").rpartition(".")[2] != "cache" or not isinstance(error.value, str):
         return error
-    for folder in (os.path.dirname(word) for word in sys.argv if word.endswith((".yaml", ".yml"))):
-        if (
-            folder
-            and not os.path.exists(error.value)
-            and os.path.exists(os.path.join(folder, error.value))
-        ):
-            cure = f"Paths in a config are relative to the current folder: cd {shlex.quote(folder)}"
+    above = [folder for word in sys.argv[1:] for folder in PurePath(word).parents]
+    for folder in above if not os.path.exists(error.value) else []:
+        if os.path.exists(folder / error.value):
+            folder = shlex.quote(str(folder))
+            cure = f"Paths in a config are relative to the current folder: cd {folder}"
             return error.but(cure=cure)
     return error
 
