@@ -563,14 +563,14 @@ def test_what_was_typed_behind_a_config_is_to_be_written_into_it(headrace, begun
     ["where {}", "cat {} --step 3", "tree {}", "diff {} my/run.yaml", "amend {} my/run.yaml"],
 )
 def test_a_run_that_is_named_from_another_folder_says_where_its_caches_are(
-    headrace, begun, monkeypatch, command
+    headrace, begun, monkeypatch, tmp_path_factory, command
 ):
     open_run("runs/7b", load_config("run.yaml"), 2)
     remove("web", 3)
     assert headrace("run", "amend", "runs/7b", "run.yaml", "--newest-caches").code == 0
-    (begun.parent / "above").mkdir()
-    begun.rename(begun.parent / "above" / "my")
-    monkeypatch.chdir(begun.parent / "above")
+    above = tmp_path_factory.mktemp("above")
+    begun.rename(above / "my")
+    monkeypatch.chdir(above)
     done = headrace("run", *command.format("my/runs/7b").split())
     assert done.code == 2
     assert "is not a token cache (there is no such folder)" in done.err
