@@ -217,6 +217,26 @@ def test_a_default_rounds_neither_itself_nor_the_others(plain, tmp_path, values,
     assert found == [default, *values[1:].tolist()]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "longdouble", ">i4", ">f8", "bool"])
+def test_numbers_of_any_dtype_are_stored_as_they_are(tmp_path, dtype):
+    cache = with_ids(tmp_path / "cache", IDS)
+    numbers = (np.arange(DOCUMENTS) % 2).astype(dtype)
+    np.save(tmp_path / "a.npy", numbers)
+    for _ in range(2):  # joined, then read
+        found = open_attribute(cache, "quality", AttributeConfig(f"{tmp_path}/a.npy")).values
+        assert found.tolist() == numbers.astype(float).tolist()
+        assert found.dtype in ("uint8", "int32", "float32", "float64")
+    assert any((tmp_path / "cache" / "attributes").iterdir())
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_list_of_numbers_that_are_none_is_refused(plain, tmp_path, number):
+    np.save(tmp_path / "a.npy", np.full(DOCUMENTS, number))
+    with pytest.raises(ConfigError, match="NaN or infinity") as refused:
+        open_attribute(plain, "quality", AttributeConfig(f"{tmp_path}/a.npy"), "attributes")
+    assert refused.value.field == "attributes.quality.files"
+
+
 def test_a_file_may_have_no_value_at_all(plain, tmp_path):
     written(tmp_path / "a0.csv", {"id": IDS[:1], "quality": [""]})
     written(tmp_path / "a1.csv", {"id": IDS[1:], "quality": [*range(1, DOCUMENTS)]})

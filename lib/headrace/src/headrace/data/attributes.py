@@ -334,6 +334,7 @@ def _numbered(cache: TokenCache, entries: list[Entry]) -> Attribute:
             f" {cache.num_originals:,} documents"
         )
         raise ConfigError(problem, field="files", value=url, cure=cure)
+    _check_finite(numbers, "files", url, url, "Write finite numbers, e.g. 0 where there is none.")
     values = _storable(cache.in_stored_order(numbers))
     return Attribute(values, numbers.size, 0, np.zeros(0, np.int64))
 
@@ -344,7 +345,18 @@ def _blocks(cache: TokenCache) -> Iterator[tuple[int, int]]:
 
 
 def _storable(values: np.ndarray) -> np.ndarray:
-    return values.view(np.uint8) if values.dtype == np.bool_ else values
+    """Numbers in a dtype that is stored: no bool, no fractions of 2 or 16 bytes, no big-endian."""
+    if values.dtype.kind == "f":
+        return values.astype(np.float64 if values.dtype.itemsize > 4 else np.float32, copy=False)
+    if values.dtype == np.bool_:
+        return values.view(np.uint8)
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def _check_finite(values: np.ndarray, field_name: str, value: str, url: str, cure: str) -> None:
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        problem = "holds NaN or infinity" + ("" if value == url else f" in {url}")
+        raise ConfigError(problem, field=field_name, value=value, cure=cure)
 
 
 def _rows(
@@ -585,13 +597,7 @@ class _Join:
             )
         nothing = arrow.scalar(0).cast(kind)
         values = column.fill_null(nothing).to_numpy(zero_copy_only=False)
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise ConfigError(
-                f"holds NaN or infinity in {url}",
-                field="value",
-                value=self.column,
-                cure="Write finite numbers, or nothing (null).",
-            )
+        _check_finite(values, "value", self.column, url, "Write finite numbers, or nothing (null).")
         return _storable(values)
 
     def finish(
