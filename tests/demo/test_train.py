@@ -80,6 +80,22 @@ def losses(printed: str) -> dict[str, str]:
     return dict(re.findall(r"step +(\d+) of 60  loss ([\d.]+)", printed))
 
 
+def test_fewer_steps_than_are_done_are_refused_and_change_nothing(folder: Path):
+    def run(steps: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(folder / PROGRAM), "--run", "runs/fewer"]
+        typed = [*command, "--steps", str(steps)]
+        return subprocess.run(typed, env=ONE_CPU, capture_output=True, text=True)
+
+    assert run(3).returncode == 0
+    lock = (folder / "runs/fewer/lock.json").read_bytes()
+    refused = run(2)
+    assert (refused.returncode, "num_steps = 2: 3 are done" in refused.stderr) == (1, True)
+    assert (folder / "runs/fewer/lock.json").read_bytes() == lock
+    more = re.search(r"Give (\d+) or more", refused.stderr)
+    assert more is not None
+    assert run(int(more[1])).returncode == 0
+
+
 def test_it_imports_nothing_of_the_demo():
     assert "headrace.demo" not in Path(program.__file__).read_text()
 

@@ -84,6 +84,9 @@ def test_the_fields_of_the_config_come_first_and_what_follows_stays_behind(cache
     with pytest.raises(PlanMismatchError) as caught:
         open_run(tmp_path, config_of(caches, {"web": 3, "code": 2}, seed=1))
     assert "another config: components.code.weight: 1 -> 2; seed: not set -> 1" in str(caught.value)
+    assert "run amend" not in (caught.value.cure or "")  # it cannot change the seed
+    with pytest.raises(PlanMismatchError) as caught:
+        open_run(tmp_path, config_of(caches, {"web": 3, "code": 2}))
     assert f"headrace run amend {tmp_path} CONFIG" in (caught.value.cure or "")
     changes = run_changes(loaded, config_of(caches, {"web": 3, "code": 2}, seed=1), 10)
     assert (changes.amendment, changes.amended) == (None, None)

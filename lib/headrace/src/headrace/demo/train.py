@@ -233,6 +233,9 @@ def train(config: LmDataConfig, folder: Path, save_every: int) -> bool:
             )
             state = restored["train"]
             reached = LoaderState.from_pytree(restored["data"])
+            if reached.step > steps:
+                more = f"{reached.step + 1} or more"
+                raise SystemExit(f"error num_steps = {steps}: {reached.step} are done. Give {more}")
             say(f"resumes from step {reached.step:,}, {folder / 'checkpoints' / str(reached.step)}")
         model = eqx.combine(state[0], static)
         opt_state = state[1]

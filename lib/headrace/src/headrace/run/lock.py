@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 LOCK_NAME = "lock.json"
 _SHOWN_DIFFERENCES = 20
+# Fields that ``run amend`` changes; the rest identifies a run
+_AMENDABLE = ("components", "weights", "stages", "amendments")
 
 
 class _Content(msgspec.Struct, forbid_unknown_fields=True):
@@ -168,11 +170,13 @@ class RunLock:
         listed = "; ".join(lines[:_SHOWN_DIFFERENCES])
         if more := len(lines[_SHOWN_DIFFERENCES:]):
             listed += f"; and {more} more"
+        cure = "Go back to the run's config, or take another folder."
+        if fields and all(line.startswith(_AMENDABLE) for line in fields):
+            cure += f" To change it: {command_line('run amend', folder, 'CONFIG')}"
         raise PlanMismatchError(
             f"the run has another {'config' if fields else 'plan'}: {listed}",
             field="config",
-            cure="Go back to the run's config, or take another folder."
-            + (f" To change it: {command_line('run amend', folder, 'CONFIG')}" if fields else ""),
+            cure=cure,
         )
 
     def through_functions_of(self, run: RunLock) -> RunLock:
