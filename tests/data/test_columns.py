@@ -379,11 +379,20 @@ def test_columns_of_several_widths_and_chunks_are_refused(tmp_path):
         TokenSeqDataset(cache, 8, columns={"x": "list"})
 
 
-def test_numbers_of_documents_that_devices_do_not_take_are_refused(tmp_path):
-    leaves = {LeafSpec("n", "int64", "fixed"): lambda ids: np.array([2**40])}
+@pytest.mark.parametrize(("dtype", "number"), [("int64", 2**40), ("float64", -1e300)])
+def test_numbers_of_documents_that_devices_do_not_take_are_refused(tmp_path, dtype, number):
+    leaves = {LeafSpec("n", dtype, "fixed"): lambda ids: np.array([number])}
     cache = write_cache(tmp_path / "cache", [[np.arange(1, 30)]], leaves=leaves)
     with pytest.raises(ConfigError, match="holds numbers outside"):
         TokenSeqDataset(cache, 8, columns={"n": "n"}).read([0])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_weights_of_documents_may_be_whole_numbers(tmp_path, dtype):
+    leaves = {LeafSpec("n", dtype, "fixed"): lambda ids: np.array([3])}
+    cache = write_cache(tmp_path / "cache", [[np.arange(1, 30)]], leaves=leaves)
+    batch = TokenSeqDataset(cache, 8, columns={"weight": "n"}).read([0])
+    assert batch.token_weights[0, :-1].tolist() == [3.0] * 7
 
 
 def test_a_block_is_one_read_for_each_column_and_others_cost_nothing(caches, tmp_path):

@@ -96,9 +96,9 @@ class DocumentValues:
         )
         self.values.fill(values, 0)
         self._offsets.fill(offsets, 0)
-        if not np.can_cast(values.dtype, self._dtype) and values.dtype.kind in "iu" and values.size:
-            limits = np.iinfo(self._dtype)
-            if int(values.min()) < limits.min or int(values.max()) > limits.max:
+        if not np.can_cast(values.dtype, self._dtype) and values.size:
+            limits = np.finfo(self._dtype) if self._dtype.kind == "f" else np.iinfo(self._dtype)
+            if values.min() < limits.min or values.max() > limits.max:
                 raise ConfigError(
                     f"holds numbers outside {limits.min} .. {limits.max}, which devices do not"
                     " take",
