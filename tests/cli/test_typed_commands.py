@@ -52,6 +52,8 @@ def hand_made(source: str) -> Iterator[int]:
     """Lines on which a command is put together with values."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
+        if not isinstance(node, ast.expr):
+            continue
         text = ""
         if isinstance(node, ast.JoinedStr):
             pieces = node.values
