@@ -369,7 +369,7 @@ def held_out_of(
 
 
 def left_out(
-    components: Mapping[str, ComponentConfig], caches: Mapping[str, TokenCache]
+    components: Mapping[str, ComponentConfig], numbers: Mapping[str, DocumentNumbers]
 ) -> dict[str, RemovedDocuments | None]:
     """The documents of its cache that each component leaves out; see
     :func:`~headrace.data.buckets.without_others`.
@@ -380,20 +380,17 @@ def left_out(
         removed[name] = (
             None
             if listed is None
-            else listed.of(caches[name], filter_reader(component.remove or ""))
+            else listed.of(numbers[name].cache, filter_reader(component.remove or ""))
         )
-    numbers = {
-        name: component.document_numbers(name, caches[name])
-        for name, component in components.items()
-    }
-    for name, component in components.items():
         if component.where is not None:
             where = Where(component.where, f"components.{name}.where")
             removed[name] = without_failing(numbers[name], where, removed[name])
     buckets = {n: c.buckets for n, c in components.items() if c.buckets is not None}
     if not buckets:
         return removed
-    of_pairs = [name for name in buckets if is_of_pairs(caches[name], components[name].pairs)]
+    of_pairs = [
+        name for name in buckets if is_of_pairs(numbers[name].cache, components[name].pairs)
+    ]
     return without_others(numbers, buckets, removed, of_pairs)
 
 

@@ -421,7 +421,7 @@ class LmDataConfig:
         own_columns = {name: one.columns or {} for name, one in components.items()}
         numbers = {n: one.document_numbers(n, caches[n]) for n, one in components.items()}
         columns = columns_by_component(numbers, self.columns or {}, own_columns)
-        removed = left_out(components, caches)
+        removed = left_out(components, numbers)
         stored: dict[str, StoredDataset] = ByComponent()
         for name, one in components.items():
             one.check_buckets(name, caches[name])
