@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import sys
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -43,7 +42,7 @@ def job_reader() -> ReadForAll:
         >>> job_reader() is files.read_here
         True
     """
-    client = coordination_client() if "jax" in sys.modules else None
+    client = coordination_client()
     return files.read_here if client is None else SharedLedgers(client)
 
 
@@ -52,7 +51,7 @@ def filter_reader(filter_file: str) -> ReadOnce | None:
     It is shared in the same way, and the others wait while one process works; None: each process
     does it.
     """
-    client = coordination_client() if "jax" in sys.modules else None
+    client = coordination_client()
     return None if client is None else partial(SharedLedgers(client).filter, filter_file)
 
 
