@@ -22,7 +22,7 @@ from headrace.ingest.plan import PartTask, plan_parts
 from headrace.ingest.progress import Progress
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store import CacheLayout
-from headrace.store.ahead import ReadAhead
+from headrace.store.ahead import ItemsAhead
 from headrace.store.ledger import read_part_record
 from headrace.store.ledger_table import PartRecord
 
@@ -157,7 +157,7 @@ def begun(before: set[threading.Thread]) -> list[str]:
 class TestPrefetch:
     @given(weights=st.lists(st.integers(0, 30), max_size=30), capacity=st.integers(1, 40))
     def test_all_items_in_order_and_never_too_much_waiting(self, weights: list[int], capacity: int):
-        ahead = ReadAhead(iter(weights), weigh=lambda w: w, capacity=capacity)
+        ahead = ItemsAhead(iter(weights), weigh=lambda w: w, capacity=capacity)
         got = []
         for item in ahead:
             with ahead._changed:
@@ -176,7 +176,7 @@ class TestPrefetch:
                 made.append(i)
                 yield i
 
-        ahead = ReadAhead(items(), weigh=lambda _: 1, capacity=3)
+        ahead = ItemsAhead(items(), weigh=lambda _: 1, capacity=3)
         assert next(iter(ahead)) == 0
         time.sleep(0.1)
         assert len(made) <= 1 + 3 + 1  # taken, waiting, in hand
@@ -189,7 +189,7 @@ class TestPrefetch:
             yield from range(3)
             raise SourceError("bad")
 
-        ahead = ReadAhead(items(), weigh=lambda _: 1, capacity=10)
+        ahead = ItemsAhead(items(), weigh=lambda _: 1, capacity=10)
         got: list[int] = []
         with pytest.raises(SourceError, match="bad"):
             got.extend(ahead)

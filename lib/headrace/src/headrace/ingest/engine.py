@@ -56,7 +56,7 @@ from headrace.ingest.tokenize import (
     encoding_threads,
     recorded_tokenizer,
 )
-from headrace.store.ahead import ReadAhead
+from headrace.store.ahead import ItemsAhead
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger_table import PartRecord
 from headrace.store.ragged import PartWriter
@@ -345,7 +345,7 @@ class PartBuilder:
         kind: DocumentKind,
         plain: DocumentKind | None = None,
     ) -> PartRecord:
-        reading = ReadAhead(
+        reading = ItemsAhead(
             _batches(kind, task, self._limit),
             weigh=lambda b: b.weight,
             capacity=QUEUE_BATCHES * self._limit,

@@ -36,7 +36,7 @@ from headrace.pack.starts import DocumentStarts
 from headrace.pack.stream import PackStream
 from headrace.progress import report, track
 from headrace.store import files
-from headrace.store.ahead import ReadAhead
+from headrace.store.ahead import ItemsAhead
 from headrace.store.vectors import PiecedVector, VectorWriter, damaged
 
 PLAN_NAME = "plan.json"
@@ -283,7 +283,7 @@ def write_plan(
     root = files.join(folder, request.fingerprint)
     writer = _Writer(root, request.num_documents, starts)
     try:
-        with closing(ReadAhead(map(check, lengths))) as checked:
+        with closing(ItemsAhead(map(check, lengths))) as checked:
             counts = _write_packs(writer, request, checked, array_documents)
         if counts.documents != request.num_documents:
             raise ConfigError(
@@ -305,7 +305,7 @@ def write_plan(
 def _write_packs(
     writer: _Writer,
     request: PlanRequest,
-    lengths: ReadAhead[Int64[np.ndarray, " n"]],
+    lengths: ItemsAhead[Int64[np.ndarray, " n"]],
     array_documents: object,
 ) -> PackCounts:
     """Plans and writes, at the same time if the algorithm allows it."""
@@ -318,7 +318,7 @@ def _write_packs(
             writer.append(packed)
         return plan.counts
     stream = PackStream(request.spec, array_documents)
-    with closing(ReadAhead(stream.plan(lengths))) as planned:
+    with closing(ItemsAhead(stream.plan(lengths))) as planned:
         for packed in planned:
             writer.append(packed)
             report("packing", stream.counts.documents, request.num_documents)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class ReadAhead(Generic[T]):
+class ItemsAhead(Generic[T]):
     """Iterates over ``items`` in a separate thread, ahead of the consumer by at most ``capacity``.
 
     An item heavier than the capacity passes when nothing else waits. An error is raised after all
@@ -22,7 +22,7 @@ class ReadAhead(Generic[T]):
         capacity: Most that waits for the consumer.
 
     Example:
-        >>> list(ReadAhead(n * n for n in range(4)))
+        >>> list(ItemsAhead(n * n for n in range(4)))
         [0, 1, 4, 9]
     """
 
