@@ -27,7 +27,7 @@ from typing import Any
 
 from headrace.errors import CacheError, ConfigError, HeadraceError, install_command
 from headrace.ingest.pool import build_one_part
-from headrace.ingest.progress import NOTHING, Progress, Report
+from headrace.ingest.progress import NO_PROGRESS, Progress, Report
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Task, publish
 from headrace.store import files
 from headrace.store.lease import remove_tree
@@ -108,7 +108,7 @@ def build_attempt(job: Job, task: Task) -> Progress | HeadraceError:
     use_policy(job.retries)
     failed = files.join(job.root, ATTEMPTS_FOLDER, _FAILED)
     if files.exists(failed):
-        return NOTHING
+        return NO_PROGRESS
     attempt = files.join(job.root, ATTEMPTS_FOLDER, f"{task.name}-{uuid.uuid4().hex[:12]}")
     try:
         _, costs = build_one_part(job.part_builder(), task, attempt, lambda _: None)

@@ -47,7 +47,7 @@ from headrace.ingest.code_points import Ranges
 from headrace.ingest.documents import DocumentReader, make_kind
 from headrace.ingest.kinds.kind import LOSS_MASK, Document, DocumentKind, EncodedBatch
 from headrace.ingest.plan import PartTask
-from headrace.ingest.progress import NOTHING, EncoderCounts, Progress, Report
+from headrace.ingest.progress import NO_PROGRESS, EncoderCounts, Progress, Report
 from headrace.ingest.records import BadRecordError
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import (
@@ -320,7 +320,7 @@ class PartBuilder:
         """
         if self._encoder is None:
             return self._build(task, root, report, self._plain)
-        moved = NOTHING
+        moved = NO_PROGRESS
 
         def note(progress: Progress) -> None:
             nonlocal moved

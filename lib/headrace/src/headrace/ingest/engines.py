@@ -17,7 +17,7 @@ from headrace.errors import check_at_least, check_choice, check_whole
 from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine
 from headrace.ingest.pool import PoolWorkers, workers_for
-from headrace.ingest.progress import NOTHING, Progress, Report, show_progress
+from headrace.ingest.progress import NO_PROGRESS, Progress, Report, show_progress
 from headrace.ingest.ray_workers import RayWorkers
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Scheduler, Task
 from headrace.store import files
@@ -123,7 +123,7 @@ class Work:
             The records of the parts, by name, and the costs of the workers.
         """
         records: dict[str, PartRecord] = {}
-        costs = NOTHING
+        costs = NO_PROGRESS
         engine = self._engine_for(job, tasks, paths)
         total = sum(task.stored_bytes for task in tasks)
         with show_progress(total, what, show=self.progress and bool(tasks)) as move_bar:

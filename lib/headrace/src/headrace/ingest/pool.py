@@ -32,7 +32,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from headrace.ingest.progress import NOTHING, EncoderCounts, Progress, Report
+from headrace.ingest.progress import NO_PROGRESS, EncoderCounts, Progress, Report
 from headrace.ingest.schedule import BuildPart, Done, Event, Failed, Job, Lost, Moved, Task
 from headrace.ingest.tokenize import THREADS_VARIABLE, cores
 from headrace.store.ledger_table import PartRecord
@@ -163,9 +163,9 @@ class Reporter:
 
     def __init__(self, tell: Report) -> None:
         self._tell = tell
-        self._sum = NOTHING
+        self._sum = NO_PROGRESS
         self._told = time.monotonic()
-        self.costs = NOTHING
+        self.costs = NO_PROGRESS
 
     def __call__(self, progress: Progress) -> None:
         self._sum += replace(progress, encoder=EncoderCounts())
@@ -175,9 +175,9 @@ class Reporter:
 
     def flush(self) -> None:
         """Reports the rest."""
-        if self._sum != NOTHING:
+        if self._sum != NO_PROGRESS:
             self._tell(self._sum)
-        self._sum, self._told = NOTHING, time.monotonic()
+        self._sum, self._told = NO_PROGRESS, time.monotonic()
 
 
 def build_one_part(

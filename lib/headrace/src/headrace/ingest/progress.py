@@ -62,7 +62,7 @@ class Progress:
         return Progress(-self.documents, -self.tokens, -self.text_bytes, -self.stored_bytes)
 
 
-NOTHING = Progress()
+NO_PROGRESS = Progress()
 Report: TypeAlias = Callable[[Progress], None]
 
 
@@ -101,7 +101,7 @@ class Rates:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started = clock()
-        self._done = NOTHING
+        self._done = NO_PROGRESS
 
     def add(self, done: Progress) -> str:
         """Adds ``done`` and returns the rates."""

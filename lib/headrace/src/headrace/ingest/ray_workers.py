@@ -21,7 +21,7 @@ from typing import Any
 
 from headrace.errors import ConfigError, install_command
 from headrace.ingest.pool import build_one_part
-from headrace.ingest.progress import NOTHING, Progress
+from headrace.ingest.progress import NO_PROGRESS, Progress
 from headrace.ingest.schedule import Done, Event, Failed, Job, Lost, Moved, Task
 from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import use_policy
@@ -37,7 +37,7 @@ class Board:
 
     def add(self, attempt: int, progress: Progress) -> None:
         """Adds the progress of an attempt."""
-        self._moved[attempt] = self._moved.get(attempt, NOTHING) + progress
+        self._moved[attempt] = self._moved.get(attempt, NO_PROGRESS) + progress
 
     def take(self) -> dict[int, Progress]:
         """Returns the progress since the last call."""

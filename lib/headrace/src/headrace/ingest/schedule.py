@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from headrace.errors import CacheError
-from headrace.ingest.progress import NOTHING, Progress, Report
+from headrace.ingest.progress import NO_PROGRESS, Progress, Report
 from headrace.store import durable, files
 from headrace.store.lease import remove_tree
 from headrace.store.ledger import PART_RECORD_NAME, part_folder
@@ -98,7 +98,7 @@ class Done(NamedTuple):
 
     attempt: int
     record: PartRecord
-    costs: Progress = NOTHING
+    costs: Progress = NO_PROGRESS
 
 
 class Failed(NamedTuple):
@@ -144,7 +144,7 @@ class _Attempt:
     task: Task
     root: str
     began: float
-    moved: Progress = NOTHING
+    moved: Progress = NO_PROGRESS
 
 
 @dataclass
@@ -236,7 +236,7 @@ class Scheduler:
         return min(slow, key=lambda a: a.began, default=None)
 
     def _say(self, progress: Progress) -> None:
-        if self.report is not None and progress != NOTHING:
+        if self.report is not None and progress != NO_PROGRESS:
             self.report(progress)
 
     def _lose(self, event: Lost, waiting: deque[Task]) -> None:
