@@ -22,7 +22,7 @@ from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError
 from headrace.feed.loader import DEFAULT_PREFETCH_BYTES
 from headrace.feed.placement import BatchMaker, HostRows, Placement
-from headrace.feed.reader import open_reader
+from headrace.feed.reader import open_batch_reader
 from headrace.metrics import IterationStats
 from headrace.mix.schedule import BatchSchedule, LastBatch, RowOrder
 from headrace.order.residency import checked_budget
@@ -114,7 +114,9 @@ class HostBatches(BatchOrder):
         """Steps and their batches, from ``step`` on, read ahead until the iterator is closed or
         dropped.
         """
-        reader = open_reader(self, cast(Placement, self._share), self._prefetch_bytes, self._stats)
+        reader = open_batch_reader(
+            self, cast(Placement, self._share), self._prefetch_bytes, self._stats
+        )
         maker = (
             None if self.planned is None else BatchMaker(self.planned.eos_id, self.planned.pairs)
         )

@@ -45,7 +45,7 @@ from headrace.feed.micro_batches import StepSplitter
 from headrace.feed.placement import BatchMaker, HostRows, Placement, batch_sharding, fresh_copy
 from headrace.feed.pooled_rows import PooledRows, exchange_rows, holders_of
 from headrace.feed.prefetch import Prefetched
-from headrace.feed.reader import GATHERING, GROUP, BatchReader, Grouping, open_reader
+from headrace.feed.reader import GATHERING, GROUP, BatchReader, Grouping, open_batch_reader
 from headrace.metrics import IterationStats, LoaderStats, ReadStats, StallRule, WaitLog
 from headrace.mix.schedule import (
     MAX_STEP,
@@ -570,7 +570,7 @@ class Delivery:
     ) -> BatchReader:
         """A reader of this process's part of the batches."""
         check_same_process()  # neither the stores' threads nor jax survive a fork
-        return open_reader(
+        return open_batch_reader(
             self.order,
             self._reads,
             self._max_bytes,

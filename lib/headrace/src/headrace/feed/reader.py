@@ -522,7 +522,7 @@ class MappedReader(BatchReader):
         self._reader.close()
 
 
-def open_reader(
+def open_batch_reader(
     order: BatchOrder,
     placement: Placement,
     max_bytes: int,
