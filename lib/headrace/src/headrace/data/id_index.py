@@ -24,7 +24,6 @@ from jaxtyping import Int64, UInt8, UInt64
 
 _BASES = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 _MIX = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
-_MOST_BYTES = 1 << 16  # of an id
 
 
 def hashes_of_texts(
