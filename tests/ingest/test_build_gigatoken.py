@@ -13,7 +13,7 @@ from headrace import SourceConfig, TokenizerConfig
 from headrace.errors import ConfigError
 from headrace.ingest import build, build_cache, gigatoken_encoder
 from headrace.ingest.choices import Engine
-from headrace.ingest.engine import ONE_IN
+from headrace.ingest.part_builder import ONE_IN
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 
@@ -114,7 +114,7 @@ def test_a_difference_takes_tokenizers_for_the_part(
         return one
 
     monkeypatch.setattr(gigatoken_encoder, "_load", lying)
-    monkeypatch.setattr("headrace.ingest.engine.ONE_IN", 16)
+    monkeypatch.setattr("headrace.ingest.part_builder.ONE_IN", 16)
     built(corpus, bpe_path, tmp_path / "slow", "tokenizers")
     fast = built(corpus, bpe_path, tmp_path / "fast", "gigatoken")
     assert tree(tmp_path / "slow") == tree(tmp_path / "fast")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ingest.engine import WORKER_BYTES
+from headrace.ingest.part_builder import WORKER_BYTES
 from headrace.store import TokenCache
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.ingest.engine import FIRST_BYTES, FIRST_DOCUMENTS, ONE_IN, compared_indices
+from headrace.ingest.part_builder import FIRST_BYTES, FIRST_DOCUMENTS, ONE_IN, compared_indices
 
 
 @given(st.integers(0, 5000), st.lists(st.integers(1, 3000), min_size=1, max_size=7))

@@ -26,8 +26,8 @@ from headrace.errors import ConfigError
 from headrace.ingest import gigatoken_encoder
 from headrace.ingest.base_tokenizer import ByteTokenizer
 from headrace.ingest.code_points import Ranges
-from headrace.ingest.engine import FROM_BYTES, check_tokenizer_engine, plan_encoding
 from headrace.ingest.gigatoken_encoder import GigatokenEncoder, why_not
+from headrace.ingest.part_builder import FROM_BYTES, check_tokenizer_engine, plan_encoding
 from headrace.ingest.progress import EncoderCounts
 from headrace.ingest.records import BadRecordError
 from headrace.ingest.tokenize import FileTokenizer

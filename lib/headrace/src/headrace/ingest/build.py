@@ -41,10 +41,10 @@ from headrace.errors import (
 from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import make_kind, split_file
-from headrace.ingest.engine import BuildJob, check_tokenizer_engine, plan_encoding
 from headrace.ingest.engines import Work, clear, sole_builder
 from headrace.ingest.first_look import Input, refuse_faults
 from headrace.ingest.kinds.kind import LOSS_MASK
+from headrace.ingest.part_builder import BuildJob, check_tokenizer_engine, plan_encoding
 from headrace.ingest.plan import (
     DEFAULT_PART_BYTES,
     PartTask,

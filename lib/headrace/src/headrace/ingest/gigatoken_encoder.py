@@ -4,7 +4,7 @@ ids.
 Differences are handled before the build: :func:`why_not` names unsupported features of a tokenizer,
 and :mod:`headrace.ingest.code_points` finds the code points that the two libraries classify
 differently; texts with one of these are encoded by ``tokenizers``. The rest is compared during the
-build (:mod:`headrace.ingest.engine`).
+build (:mod:`headrace.ingest.part_builder`).
 
 Its caches of words grow without bound, by up to 8 bytes per byte of text (random words); source
 code needs .5 of a byte. The encoder is therefore recreated, with empty caches, once the process

@@ -21,7 +21,7 @@ import msgspec
 from headrace.errors import CacheError, HeadraceError, SourceError
 from headrace.ingest.build import INGEST_VERSION
 from headrace.ingest.documents import described
-from headrace.ingest.engine import BuildJob, PartBuilder
+from headrace.ingest.part_builder import BuildJob, PartBuilder
 from headrace.ingest.plan import PartTask, source_of, tasks_from_records
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, publish
 from headrace.ingest.source import SourceConfig, SourceFile
