@@ -385,8 +385,8 @@ def summary(report: BuildReport) -> str:
         lines.append(f"{format_count(report.requests, 'request')} over HTTP{failed}.")
     from headrace.store.snapshots import cache_of_member
 
-    whole = cache_of_member(report.path) or report.path
-    return "\n".join([*lines, f"Next: {command_line('cache inspect', whole)}"])
+    cache = cache_of_member(report.path) or report.path
+    return "\n".join([*lines, f"Next: {command_line('cache inspect', cache)}"])
 
 
 def fields_in_words(fields: Mapping[str, int]) -> str:

@@ -99,10 +99,10 @@ def command(
     if len(others) > 1:
         cure = "Name two at most."
         raise ConfigError("is a third run", field="OTHER", value=others[1], cure=cure)
-    asked = parse_hosts(hosts)
+    host_numbers = parse_hosts(hosts)
     with working("looking at the run"):
-        facts = gather(target, overrides, config=config, hosts=asked, must_exist=not live)
-        other = gather(others[0], overrides, hosts=asked) if others else None
+        facts = gather(target, overrides, config=config, hosts=host_numbers, must_exist=not live)
+        other = gather(others[0], overrides, hosts=host_numbers) if others else None
     if as_json:
         contents = _as_json(facts) if other is None else _both_as_json(facts, other)
         say(json.dumps(contents, allow_nan=False))

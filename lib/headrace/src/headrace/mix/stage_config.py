@@ -111,20 +111,20 @@ def with_amendment(
         >>> [one.step for one in with_amendment(earlier, AmendmentConfig(50, skip=[[50, 55]]))]
         [60, 50]
     """
-    kept = list(amendments)
-    is_apart = bool(new.skip) and any(one.skip for one in kept)
+    amended = list(amendments)
+    is_apart = bool(new.skip) and any(one.skip for one in amended)
     mixture = replace(new, skip=[]) if is_apart else new
     if mixture.changes_mixture:
         at_or_after = (
-            k for k, one in enumerate(kept) if one.changes_mixture and one.step >= new.step
+            k for k, one in enumerate(amended) if one.changes_mixture and one.step >= new.step
         )
-        place = next(at_or_after, len(kept))
-        if kept[place:] and kept[place].step == new.step:
-            mixture = _joined(kept.pop(place), mixture)
-        kept.insert(place, mixture)
+        number = next(at_or_after, len(amended))
+        if amended[number:] and amended[number].step == new.step:
+            mixture = _joined(amended.pop(number), mixture)
+        amended.insert(number, mixture)
     if new.skip and (is_apart or not mixture.changes_mixture):
-        kept.append(AmendmentConfig(new.step, skip=new.skip))
-    return kept
+        amended.append(AmendmentConfig(new.step, skip=new.skip))
+    return amended
 
 
 def last_change(amendments: Sequence[AmendmentConfig]) -> int:

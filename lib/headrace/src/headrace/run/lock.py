@@ -236,9 +236,9 @@ def no_run_in(folder: str, field: str, or_else: str = "") -> ConfigError:
     """The error of a folder that is not that of a run; names the runs near it, on this machine."""
     cure = f"Name the folder passed to open_run{or_else}."
     if files.is_local(folder):
-        place = Path(folder)
+        path = Path(folder)
         # in it, or in the folder in which it was expected, at most two above: runs/1 or 7b/runs/1
-        there = next((one for one in (place, *list(place.parents)[:2]) if one.is_dir()), place)
+        there = next((one for one in (path, *list(path.parents)[:2]) if one.is_dir()), path)
         locks = [lock for depth in ("", "*/", "*/*/") for lock in there.glob(depth + LOCK_NAME)]
         if locks:
             cure += f" {did_you_mean(folder, [str(lock.parent) for lock in locks])}"

@@ -125,8 +125,8 @@ class ShuffleRecord(msgspec.Struct, frozen=True):
 
     def command(self, output: str) -> str:
         """The command that packs the same documents anew."""
-        places = (self.cache or "CACHE", output)
-        return command_line("cache reshuffle", *places, pack=self.pack, seed=self.seed)
+        cache = self.cache or "CACHE"
+        return command_line("cache reshuffle", cache, output, pack=self.pack, seed=self.seed)
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -56,10 +56,10 @@ def _like(path: str) -> str:
     """The cache beside a path whose name is nearly the same, if it is on this machine."""
     if not files.is_local(path):
         return ""
-    place = files.local_path(path)
-    names = {ledger.parent.name for ledger in place.parent.glob(f"*/{LEDGER_NAME}")}
-    close = get_close_matches(place.name, sorted(names), n=1)
-    return f"Did you mean {str(place.with_name(close[0]))!r}? " if close else ""
+    folder = files.local_path(path)
+    names = {ledger.parent.name for ledger in folder.parent.glob(f"*/{LEDGER_NAME}")}
+    close = get_close_matches(folder.name, sorted(names), n=1)
+    return f"Did you mean {str(folder.with_name(close[0]))!r}? " if close else ""
 
 
 def _build(text: str, output: str) -> str:

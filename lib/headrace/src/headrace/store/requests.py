@@ -667,9 +667,9 @@ async def _one(
         _latencies.add(time.monotonic() - first.at)
     finally:
         first.leave()
-    found = _bytes_of(answer)
+    content = _bytes_of(answer)
     store.check_unchanged(key, answer)
-    return found
+    return content
 
 
 def _bytes_of(answer: Any) -> bytes:

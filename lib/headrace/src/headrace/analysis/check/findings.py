@@ -579,8 +579,8 @@ def _grouping_cure(
         is_update = shuffled.get("by", [])[:2] == ["--by", buckets.by]
         if is_update and (is_layered or not share_parts):
             continue
-        places = (shuffled["cache"], cache) if is_update else (cache, output)
-        commands.append(command_line("cache reshuffle", *places, **options, update=is_update))
+        paths = (shuffled["cache"], cache) if is_update else (cache, output)
+        commands.append(command_line("cache reshuffle", *paths, **options, update=is_update))
     if commands and commands[-1].endswith(" --update"):
         return f"Move the documents that changed: {' && '.join(commands)}"
     if not commands:
