@@ -83,13 +83,15 @@ def test_a_cache_of_levanter_is_given_its_tokenizer(headrace, corpus, tmp_path):
     words = {
         "<unk>": 0,
         "</s>": 1,
+        "<s>": 14,
         **{w: k + 2 for k, w in enumerate(["file", "line", *"0123456789"])},
     }
     made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.add_special_tokens(["</s>"])
+    made.add_special_tokens(["</s>", "<s>"])
     made.save(str(tokenizer))
-    headrace("build", str(corpus), "-o", f"{tmp_path}/a", "-t", str(tokenizer), "--eos", "</s>")
+    ends = ("--bos", "<s>", "--eos", "</s>")
+    headrace("build", str(corpus), "-o", f"{tmp_path}/a", "-t", str(tokenizer), *ends)
     headrace("cache", "convert", f"{tmp_path}/a", f"{tmp_path}/theirs")
     ledger = json.loads((tmp_path / "theirs" / "shard_ledger.json").read_text())
     del ledger["metadata"]["preprocessor_metadata"][
@@ -107,16 +109,23 @@ def test_a_cache_of_levanter_is_given_its_tokenizer(headrace, corpus, tmp_path):
         "uint16",
     ]
     done = headrace(*command, "-t", "bytes")
-    assert (done.code, "ends with id 1, no special token here" in done.err) == (2, True)
+    assert (done.code, "begins with id 14, no special token here" in done.err) == (2, True)
     assert headrace(*command).code == 0
     done = headrace(*command, "-t", str(tokenizer))
     assert (done.code, "holds another cache" in done.err) == (2, True)
     command[3] = f"{tmp_path}/c"
     assert headrace(*command, "-t", str(tokenizer)).code == 0
     record = TokenCache.open(tmp_path / "c").ledger.tokenizer
-    assert (record["stated"], record["eos"], record["file"]) == (True, "</s>", "tokenizer.json")
+    assert (record["stated"], record["file"]) == (True, "tokenizer.json")
+    assert (record["bos"], record["eos"]) == ("<s>", "</s>")
     assert record["fingerprint"] == TokenCache.open(tmp_path / "a").ledger.tokenizer["fingerprint"]
     assert "file 0 line 1" in headrace("cache", "inspect", f"{tmp_path}/c", "--samples", "15").out
+    # What is appended begins and ends as what is there.
+    (tmp_path / "more.txt").write_text("file 7")
+    before = TokenCache.open(tmp_path / "c").num_documents
+    assert headrace("build", f"{tmp_path}/more.txt", "-o", f"{tmp_path}/c", "--append").code == 0
+    shown = headrace("cache", "inspect", f"{tmp_path}/c", "--document", str(before)).out
+    assert "<s>file 7</s>" in shown.replace(" ", "").replace("file7", "file 7")
     done = headrace(
         "cache",
         "convert",

@@ -409,16 +409,26 @@ def _tokenizer_record(
     size = int(said.get("vocab_size") or 0)
     if not parts:
         return {**named_tokenizer(name, facts, "int64", size, None), "vocab_size": size or 1}
-    eos_id = _last_of_first(path, layouts, parts) if said.get("append_eos") else None
-    return named_tokenizer(name, facts, layouts[TOKENS][0].dtype, size, eos_id)
+    appends = (bool(said.get("append_bos")), bool(said.get("append_eos")))
+    ends = _ends_of_first(path, layouts, parts) if any(appends) else (None, None)
+    bos_id, eos_id = (end if has else None for end, has in zip(ends, appends, strict=True))
+    return named_tokenizer(name, facts, layouts[TOKENS][0].dtype, size, eos_id, bos_id)
 
 
-def _last_of_first(
+def _ends_of_first(
     path: str, layouts: Mapping[str, tuple[CacheLayout, CacheLayout]], parts: Sequence[PartRecord]
-) -> int | None:
-    """The last token of the first document: the end of text, where documents end with one."""
+) -> tuple[int | None, int | None]:
+    """The first and the last token of the first document: the special ones, where documents have
+    them.
+    """
     folder = _field_folder(path, parts[0].name, TOKENS)
     first = parts[0]
     data, offsets = _arrays(folder, TOKENS, first.tokens, first.documents, *layouts[TOKENS])
     end = int(offsets.read(1, 2).result()[0])
-    return int(data.read(end - 1, end).result()[0]) if end else None
+    if not end:
+        return None, None
+    if end <= layouts[TOKENS][0].chunk_elements:  # both in one request
+        tokens = data.read(0, end).result()
+        return int(tokens[0]), int(tokens[-1])
+    pending = data.read(0, 1), data.read(end - 1, end)
+    return int(pending[0].result()[0]), int(pending[1].result()[0])

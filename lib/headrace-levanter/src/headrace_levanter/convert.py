@@ -120,15 +120,20 @@ def _stated(
         )
     plain = load_tokenizer(TokenizerConfig(path, bos="none", eos="none"))
     plain.check_same(record, cache.path)
-    end = record.get("eos_id")
-    if end is None or int(end) >= plain.vocab_size:
+    own_ids = {
+        role: record[f"{role}_id"] for role in ("bos", "eos") if record[f"{role}_id"] is not None
+    }
+    if any(i >= plain.vocab_size for i in own_ids.values()):
         return plain.record(), plain.content
+    policy = {"bos": "none", "eos": "none"} | {r: plain.decode([i]) for r, i in own_ids.items()}
     try:
-        tokenizer = load_tokenizer(TokenizerConfig(path, bos="none", eos=plain.decode([end])))
+        tokenizer = load_tokenizer(TokenizerConfig(path, **policy))
     except ConfigError as error:
+        role = str(error.field).rpartition(".")[2]
+        verb = {"bos": "begins", "eos": "ends"}[role]
         raise ConfigError(
-            f"cannot be the tokenizer of {cache.path}: its first document ends with id {end}, no"
-            " special token here",
+            f"cannot be the tokenizer of {cache.path}: its first document {verb} with id"
+            f" {own_ids[role]}, no special token here",
             field="tokenizer",
             value=path,
             cure=f"Name the one with which it was built ({record.get('path')!r}).",

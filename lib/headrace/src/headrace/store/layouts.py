@@ -99,7 +99,12 @@ class FormatConfig:
 
 
 def named_tokenizer(
-    name: str, facts: Sequence[Any], dtype: str, vocab_size: int | None, eos_id: int | None
+    name: str,
+    facts: Sequence[Any],
+    dtype: str,
+    vocab_size: int | None,
+    eos_id: int | None,
+    bos_id: int | None = None,
 ) -> dict[str, Any]:
     """The record of a tokenizer of which there is no copy.
 
@@ -109,6 +114,7 @@ def named_tokenizer(
         dtype: Dtype of the tokens, which limits the ids.
         vocab_size: Number of ids, if it is known.
         eos_id: Token that ends documents.
+        bos_id: Token that begins documents.
     """
     limit = min(int(np.iinfo(dtype).max) + 1, MAX_VOCABULARY)
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -118,8 +124,8 @@ def named_tokenizer(
         "fingerprint": f"{NAMED_ONLY}{digest}",
         "vocab_size": vocab_size or limit,
         **({VOCABULARY_SAID: vocab_size} if vocab_size else {}),
-        "bos": None,
-        "bos_id": None,
+        "bos": None if bos_id is None else f"<{bos_id}>",
+        "bos_id": bos_id,
         "eos": None if eos_id is None else f"<{eos_id}>",
         "eos_id": eos_id,
     }
