@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.config import put, token_count
+from headrace.cli.exits import PROBLEM_FOUND
 from headrace.cli.shown import say
 from headrace.errors import format_count
 
@@ -74,7 +75,7 @@ def command(
         for note in translation.notes:
             say(str(note), err=True)
     if strict and missing:
-        raise typer.Exit(1)
+        raise typer.Exit(PROBLEM_FOUND)
 
 
 def _sizes_within(caches: list[str], seconds: float) -> dict[str, int | None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.exits import PROBLEM_FOUND
 from headrace.cli.options import (
     AsJson,
     Config,
@@ -104,7 +105,7 @@ def check(
     else:
         show_check(plan, all_findings)
     if any(f.level == "problem" or strict for f in all_findings):
-        raise typer.Exit(1)
+        raise typer.Exit(PROBLEM_FOUND)
 
 
 def show(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.exits import PROBLEM_FOUND
 from headrace.cli.options import check_local_folder
 from headrace.errors import ConfigError, install_command
 
@@ -61,4 +62,4 @@ def command(
     from headrace.demo.run import run_demo  # needs the extra, and brings jax
 
     if not run_demo(settings, Console()):
-        raise typer.Exit(1)
+        raise typer.Exit(PROBLEM_FOUND)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.exits import PROBLEM_FOUND
 from headrace.cli.options import AsJson, Format, cache_at
 from headrace.cli.shown import figures_table, labelled, say_json, terminal, working
 from headrace.errors import format_count
@@ -46,7 +47,7 @@ def command(
     else:
         _show_differences(terminal(), a, b, all_differences, same_content)
     if all_differences:
-        raise typer.Exit(1)
+        raise typer.Exit(PROBLEM_FOUND)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
 import typer
 
+from headrace.cli.exits import PROBLEM_FOUND
 from headrace.cli.options import (
     AsJson,
     Config,
@@ -94,7 +95,7 @@ def diff(
                 " --newest-caches to train on the newest state."
             )
     if not changes.same:
-        raise typer.Exit(1)
+        raise typer.Exit(PROBLEM_FOUND)
 
 
 def amend(
@@ -194,7 +195,7 @@ def amend(
         end_lease_of_gone(run)  # of an amendment that was killed when all was written
         if changes.same:
             return
-        raise typer.Exit(1)
+        raise typer.Exit(PROBLEM_FOUND)
     if live:
         _ask_as_edited(edit, _live_request(lock, changes, edited, edit), wait, as_json)
         return

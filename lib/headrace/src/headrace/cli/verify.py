@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.exits import PROBLEM_FOUND
 from headrace.cli.options import AsJson, CacheFolder, Format, parse_format
 from headrace.cli.shown import counting, labelled, say, say_json, terminal
 from headrace.errors import format_count, format_some
@@ -91,7 +92,7 @@ def command(
         later = [one for one, _ in checked[1:]]
         say_json({**facts, "appended": later} if later else facts)
     if problem or not all(fine for _, fine in checked):
-        raise typer.Exit(1)
+        raise typer.Exit(PROBLEM_FOUND)
 
 
 def _checked(
