@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config import LmDataConfig
+from headrace.config import LmDataConfig, load_config
 from headrace.config.parsing import decode, fields_of, read, slot_of, with_overrides
 from headrace.errors import ConfigError
 
@@ -116,3 +116,9 @@ def test_what_stands_for_no_component(cache):
     with pytest.raises(ConfigError) as caught:
         decode(LmDataConfig, {"components": {"web": cache}})
     assert str(caught.value.field).startswith("components.web")
+
+
+def test_a_config_is_named_by_a_path(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("seq_len: 8\ncomponents: {a: {cache: a}}\n")
+    assert load_config(file) == load_config(str(file))

@@ -276,3 +276,8 @@ def test_damage_is_told_after_few_requests_and_a_run_still_asks_by_its_policy(we
         assert counts.damaged - damaged == 4
     finally:
         retry.use_policy(before)
+
+
+def test_a_cache_is_named_by_a_path(tmp_path):
+    cache = write_cache(tmp_path / "cache", [[np.arange(9)]])
+    assert verify(tmp_path / "cache") == verify(cache.path)

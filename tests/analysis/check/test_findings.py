@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig
 from headrace.pack import PackingConfig
-from headrace.testing import tiny_cache
+from headrace.testing import tiny_cache, write_cache
 
 GIB = 1 << 30
 
@@ -272,3 +272,32 @@ def test_neighbours_of_a_shuffled_store_are_alike_only_within_documents(here, sh
     assert ratios[here][1] > 1.3
     assert 1.0 < ratios[shuffled][0] < 2.5
     assert 1.0 < ratios[shuffled][1] < 1.2
+
+
+def test_rows_that_end_with_small_parts_leave_tokens_out(tmp_path):
+    """Of a part, what fills no row is in none; both cures bring nearly all tokens into rows."""
+    documents = [np.arange(40, dtype=np.uint8)] * 5
+    cache = write_cache(tmp_path / "parts", [documents] * 20).path
+    config = LmDataConfig({"a": ComponentConfig(cache)}, seq_len=150, batch_size=2, num_steps=10)
+
+    def left_out(config: LmDataConfig) -> str | None:
+        said = {f.rule: f for f in findings(plan_run(config, hosts=[1]))}
+        return str(said["unfilled_rows"]) if "unfilled_rows" in said else None
+
+    said = left_out(config)
+    assert said is not None
+    assert "1,000 tokens (25.0%)" in said
+    copy = str(tmp_path / "COPY")
+    assert f"headrace cache reshuffle {cache} COPY" in said
+    reshuffle(cache, copy, ReshuffleConfig(seed=0), progress=False)
+    plans = PackingConfig(plans=str(tmp_path / "FOLDER"))
+    cures = [{"a": ComponentConfig(copy)}, {"a": ComponentConfig(cache, packing=plans)}]
+    for cured in cures:
+        assert left_out(dataclasses.replace(config, components=cured)) is None
+    assert left_out(dataclasses.replace(config, seq_len=199)) is None  # a twohundredth
+    longer = dataclasses.replace(config, seq_len=300)  # than any part
+    with pytest.raises(ConfigError, match=f"headrace cache reshuffle {cache} COPY") as refused:
+        longer.dataset()
+    assert refused.value.field == "seq_len"
+    for cured in cures:
+        assert dataclasses.replace(longer, components=cured).dataset()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast, get_args
 
 from headrace.batch.micro_plan import MicroBatchConfig
@@ -664,7 +665,9 @@ class LmDataConfig:
         return dump(self)
 
 
-def load_config(path: str | None = None, overrides: Sequence[str] = ()) -> LmDataConfig:
+def load_config(
+    path: str | PathLike[str] | None = None, overrides: Sequence[str] = ()
+) -> LmDataConfig:
     """Reads a config from YAML, with values set over it.
 
     Args:

@@ -42,7 +42,7 @@ _INCLUDE = "!include"
 _MISSING = "is missing"
 
 
-def read_mapping(path: str, *, foreign: bool = False) -> dict[str, Any]:
+def read_mapping(path: str | PathLike[str], *, foreign: bool = False) -> dict[str, Any]:
     """The mapping in a YAML file. ``!include other.yaml`` stands for what that file holds; its path
     is relative to the file that includes it, also in a bucket. If a ``foreign`` program wrote the
     file, values of its own Python classes are read as their text or parts.
@@ -62,7 +62,7 @@ def read_mapping(path: str, *, foreign: bool = False) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _text_of(path: str, included_at: str = "") -> str:
+def _text_of(path: str | PathLike[str], included_at: str = "") -> str:
     """The text of a YAML file; ``included_at``: the file and the line that include it."""
     field = _INCLUDE if included_at else "config"
     cure = "Give the path of a YAML file."
@@ -76,7 +76,7 @@ def _text_of(path: str, included_at: str = "") -> str:
     raw = None
     problem = "does not exist"
     try:
-        raw = files.read_bytes(path)
+        raw = files.read_bytes(str(path))
     except OSError as error:
         folder = isinstance(error, IsADirectoryError)
         problem = "is a folder" if folder else f"cannot be read ({error.strerror or error})"

@@ -493,6 +493,9 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
             f" once {self.removed_documents:,} documents are removed" if self.removed_tokens else ""
         )
         cure = "Use a shorter seq_len or a larger corpus."
+        if self.cache.num_tokens - self.removed_tokens >= self.seq_len:
+            copy = command_line("cache reshuffle", self.cache.path, "COPY")
+            cure = f"Use a shorter seq_len, packing, or a copy with larger parts: {copy}"
         if root := cache_of_member(self.cache.path):
             # A run that moves to what was appended cannot change the length of its rows
             command = command_line("build", "SOURCE", output=root, append=True)

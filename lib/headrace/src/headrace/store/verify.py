@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ class VerifyReport:
 
 
 def verify(
-    path: str,
+    path: str | Path,
     *,
     deep: bool = False,
     record: bool = False,
@@ -158,6 +159,7 @@ def verify(
         >>> verify(headrace.testing.tiny_cache().path, deep=True).damages
         []
     """
+    path = str(path)
     cache, finished, own_damages = _opened(path, settings)
     if record and cache.foreign is None:
         cure = f"Leave --record out: {command_line('cache verify', path, deep=True)}"

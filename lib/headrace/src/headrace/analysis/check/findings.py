@@ -24,6 +24,7 @@ cut_conversations, left_out_conversations     conversations that rows cut from t
 unseen_rows, skipped_tokens                   rows that the last batch leaves unseen, though
                                               ``max_epochs`` allows them; tokens that a change of
                                               ``seq_len`` leaves out
+unfilled_rows                                 tokens at the ends of many parts that fill no row
 mostly_padding                                batches of more rows than the data have, of which the
                                               last is mostly empty (``last_batch: pad``)
 no_bos                                        documents without the token that their tokenizer puts
@@ -65,8 +66,9 @@ from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.component import ComponentConfig
 from headrace.data.attributes import DOCUMENT
 from headrace.data.buckets import BucketsConfig
-from headrace.data.dataset import PlannedDataset
+from headrace.data.dataset import PlannedDataset, stored_dataset
 from headrace.data.strands import too_many_hosts
+from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import HeadraceError, SourceError, command_line, format_count
 from headrace.ingest.first_look import in_words, with_same_fault
 from headrace.ingest.tokenize import load_tokenizer
@@ -80,6 +82,7 @@ _SIZE_OFF = 0.02
 _SHARE_OFF = 0.05
 _UNTRAINED = 0.01
 _SKIPPED = 0.001
+_UNFILLED = 0.05
 _BLOCK_READS = 1.5
 
 
@@ -292,6 +295,26 @@ def _left_out(plan: RunPlan) -> Iterator[_Advice]:
             f"is less than {talk.left_out_documents:,} of {talk.documents:,} conversations of"
             f" {c.name!r} have ({share:.1%}): they are left out, {talk.left_out_tokens:,} tokens",
             f"Raise it to {talk.longest:,}{other}.",
+        )
+
+
+@_rule("warning", "unfilled_rows")
+def _unfilled_rows(plan: RunPlan) -> Iterator[_Advice]:
+    for c in plan.components:
+        stored = stored_dataset(plan.run.trained[c.name])
+        unfilled = stored.dropped_tokens if isinstance(stored, TokenSeqDataset) else 0
+        share = unfilled / max(c.tokens, 1)
+        seq_len = plan.phases[0][1]
+        # Of a single part, less than a row is lost
+        if not c.exists or unfilled < seq_len or share < _UNFILLED:
+            continue
+        copy = command_line("cache reshuffle", c.cache, "COPY")
+        yield (
+            f"components.{c.name}.cache",
+            f"has {unfilled:,} tokens ({share:.1%}) that fill no row of"
+            f" {seq_len:,}: rows cross neither the ends of its parts nor gaps",
+            f"Pack its documents (components.{c.name}.packing: {{plans: FOLDER}}), or train on a"
+            f" copy with larger parts: {copy}",
         )
 
 
