@@ -135,6 +135,20 @@ def test_show_loads_to_the_same(headrace, plan, tmp_path):
     assert json.loads(headrace("config", "show", plan, "--json").out)["batch_size"] == 64
 
 
+def test_a_config_is_not_written_over_itself(headrace, plan, tmp_path, monkeypatch):
+    before = Path(plan).read_text()
+    monkeypatch.chdir(Path(plan).parent)
+    refused = headrace("config", "show", plan, "seq_len=8", "-o", f"./{Path(plan).name}")
+    assert (refused.code, "--output" in refused.err) == (2, True)
+    assert Path(plan).read_text() == before
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text("data: {components: {web: {cache_dir: lev/web}}, tokenizer: gpt2}\n")
+    before = theirs.read_text()
+    refused = headrace("config", "from-levanter", str(theirs), "-o", str(theirs))
+    assert (refused.code, "--output" in refused.err) == (2, True)
+    assert theirs.read_text() == before
+
+
 def test_the_schema_goes_to_a_file(headrace, plan, tmp_path):
     assert headrace("config", "show", "--schema", "-o", str(tmp_path / "s.json")).out == ""
     schema = json.loads((tmp_path / "s.json").read_text())

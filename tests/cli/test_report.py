@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from headrace.config import ComponentConfig, LmDataConfig
+from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.feed import RunLog
 from headrace.run import open_run
 from headrace.testing import tiny_cache
@@ -76,6 +76,17 @@ def test_two_are_compared(headrace, config_file, tmp_path, monkeypatch):
     said = json.loads(headrace(*both, "num_steps=7", "--json").out)
     assert said["config"] == [{"path": "seq_len", "old": "16", "new": "8"}]
     assert [run["plan"]["steps"] for run in said["runs"]] == [7, 7]
+
+
+def test_a_live_page_says_what_it_waits_for(headrace, config_file, monkeypatch):
+    monkeypatch.chdir(config_file.parent)
+    monkeypatch.setattr(
+        "headrace.report.page.LiveReport.serve", lambda report: report._server.server_close()
+    )
+    waiting = "There is no run in later yet"
+    assert waiting in headrace("run", "report", "later", "--live", "--port", "0").out
+    open_run("later", load_config("run.yaml"))
+    assert waiting not in headrace("run", "report", "later", "--live", "--port", "0").out
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace import ComponentConfig, LmDataConfig, RunLog, load_config, open_run
 from headrace.errors import PlanMismatchError
@@ -41,6 +43,28 @@ def job(config: LmDataConfig, tmp_path: Path) -> Iterator[Run]:
     with run.loader() as loader, loader.iter_from_step() as batches:
         next(batches)
         yield run
+
+
+def test_a_job_that_has_planned_to_its_end_is_stopped_first(
+    headrace: Headrace, config: LmDataConfig, tmp_path: Path
+):
+    (tmp_path / "run.yaml").write_text(replace(config, num_steps=2).to_yaml())
+    run = open_run(tmp_path / "run", load_config(str(tmp_path / "run.yaml")))
+    with run.loader() as loader, loader.iter_from_step() as batches:
+        next(batches)
+        refused = headrace("run", "amend", run.folder, "--step", "1", "--weights", "a=9").err
+        run.state(1)
+    assert "the config ends the run at 2" in refused
+    assert "Give step" not in refused
+    text = (tmp_path / "run.yaml").read_text()
+    edited = yaml.safe_load(text) | {"num_steps": 4}
+    edited["components"]["a"]["weight"] = 9
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(edited))
+    while (tmp_path / "run" / LEASE_NAME).exists():
+        time.sleep(0.05)
+    command = shlex.split(refused.partition("then: headrace ")[2].splitlines()[0])
+    done = headrace(*(str(tmp_path / "run.yaml") if x == "CONFIG" else x for x in command))
+    assert done.code == 0, done.err
 
 
 def test_a_running_job_is_changed(headrace: Headrace, job: Run):

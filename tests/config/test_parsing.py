@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from headrace.config import LmDataConfig, load_config
 from headrace.config.parsing import decode, fields_of, read, slot_of, with_overrides
 from headrace.errors import ConfigError
+from headrace.order import BraidShuffleConfig
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,19 @@ def test_a_cache_stands_for_its_component(cache):
     )
     assert overridden.components["web"] == replace(config.components["web"], weight=3.0)
     assert raw["components"]["web"] == cache
+
+
+def test_another_kind_leaves_the_fields_of_the_old_one():
+    shuffle = {"kind": "block", "io_block_size": 16, "window_blocks": 4}
+    raw = {"components": {"web": "web"}, "shuffle": shuffle}
+    config = decode(LmDataConfig, with_overrides(raw, ["shuffle.kind=braid"], LmDataConfig))
+    assert config.shuffle == BraidShuffleConfig(io_block_size=16)
+    assert len(shuffle) == 3
+    same = decode(LmDataConfig, with_overrides(raw, ["shuffle.kind=block"], LmDataConfig))
+    assert same.shuffle == decode(LmDataConfig, raw).shuffle
+    for settings in (["shuffle.kind=braid", "shuffle.window_blocks=8"], ["shuffle.kind=brad"]):
+        with pytest.raises(ConfigError):
+            decode(LmDataConfig, with_overrides(raw, settings, LmDataConfig))
 
 
 @pytest.mark.parametrize("cache", [3, True, None, [1, {}]])

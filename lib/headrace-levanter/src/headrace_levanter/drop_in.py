@@ -194,7 +194,7 @@ def fed(
         batch_size,
         seed,
     )
-    translated = decode(OwnConfig, with_overrides(translated, settings))
+    translated = decode(OwnConfig, with_overrides(translated, settings, OwnConfig))
     _build_missing(config, translated)
     translated, dataset = _opened(config, config_beside(run_dir, translated))
     rows = _rows(translated, dataset, named=False)

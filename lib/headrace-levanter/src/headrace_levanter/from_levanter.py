@@ -69,6 +69,7 @@ def command(
         if as_json
         else translation.to_yaml().rstrip("\n"),
         output,
+        config,
     )
     missing = [note for note in translation.notes if note.kind == "missing"]
     if output is not None:

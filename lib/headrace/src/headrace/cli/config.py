@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -152,14 +153,21 @@ def show(
         cure = "Leave it out." if schema else "Give the path of a YAML file, or --schema."
         raise ConfigError(problem, field="CONFIG", value=config, cure=cure)
     text = load_config(config, settings or []).to_yaml()
-    put(json.dumps(yaml.safe_load(text)) if as_json else text.rstrip("\n"), output)
+    put(json.dumps(yaml.safe_load(text)) if as_json else text.rstrip("\n"), output, config)
 
 
-def put(text: str, output: str | None) -> None:
-    """Prints a text, or writes it to a file."""
+def put(text: str, output: str | None, source: str | None = None) -> None:
+    """Prints a text, or writes it to a file, which must not be its ``source``."""
     if output is None:
         say(text)
         return
+    if source is not None and Path(output).resolve() == Path(source).resolve():
+        raise ConfigError(
+            "is the config itself, which would be lost",
+            field="--output",
+            value=output,
+            cure="Name another file.",
+        )
     from headrace.store import files
 
     files.write_atomic(output, text.encode() + b"\n")

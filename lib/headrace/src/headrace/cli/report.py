@@ -109,6 +109,8 @@ def command(
     elif live:
         served = LiveReport(facts, port=port, every_s=refresh)
         say(f"{served.url} (Ctrl-C stops it)")
+        if facts.folder is not None and facts.lock is None and not facts.records.sessions:
+            say(f"There is no run in {target} yet: the page waits for one to begin there.")
         with contextlib.suppress(KeyboardInterrupt):
             served.serve()
     else:

@@ -142,7 +142,22 @@ def with_overrides(
                 cast("dict[Any, Any]", child)
             )  # copied: the config itself is not changed
         target[_key_in(target, last)] = _yaml(text, name)
+        if last == "kind" and slot is not None:
+            _drop_other_kinds(slot, target)
     return result
+
+
+def _drop_other_kinds(slot: Slot, values: dict[Any, Any]) -> None:
+    """Leaves out the fields that only other kinds have than the one just set."""
+    fields = {
+        part.form.kind: set(fields_of(part.form))
+        for part in slot.parts
+        if hasattr(part.form, "kind")
+    }
+    kind = str(values["kind"])
+    if kind in fields:
+        for key in set().union(*fields.values()) - fields[kind]:
+            values.pop(key, None)
 
 
 def _key_in(mapping: Mapping[Any, Any], name: str) -> Any:

@@ -29,7 +29,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from queue import Empty, SimpleQueue
@@ -520,7 +520,7 @@ class Steering:
         """
         try:
             change = self._change(proposal)
-            self._hold(proposal.request.step, change.deliveries)
+            self._hold(proposal.request.step, change)
         except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for the vote
             return None, Answer.refusing(error)
         return change, Answer(fingerprint=change.run.fingerprint)
@@ -540,22 +540,24 @@ class Steering:
         loaders = [one for one, run in [*self._loaders.items()] if run.fingerprint == fingerprint]
         return _Change(amended, {one: one.delivery_of(amended.dataset) for one in loaders})
 
-    def _hold(self, step: int, loaders: Iterable[DataLoader]) -> None:
+    def _hold(self, step: int, change: _Change) -> None:
         """Holds this host's plans at a step."""
         held_loaders: list[DataLoader] = []
-        for loader in loaders:
+        for loader in change.deliveries:
             if loader.hold_plans(step):
                 held_loaders.append(loader)
                 continue
             for one in held_loaders:
                 one.go_on()
             earliest = self.earliest_step
-            raise PlanMismatchError(
-                f"is planned already; the first step that can be changed is {earliest}",
-                field="step",
-                value=step,
-                cure=f"Give step {earliest} or a later one.",
-            )
+            problem = f"is planned already; the first step that can be changed is {earliest}"
+            cure = f"Give step {earliest} or a later one."
+            config = change.run.config
+            steps = None if config is None else config.run_steps
+            if steps is not None and earliest >= steps:
+                problem += f", and the config ends the run at {steps}"
+                cure = f"Stop the job, then: {command_line('run amend', self._folder, 'CONFIG')}"
+            raise PlanMismatchError(problem, field="step", value=step, cure=cure)
 
     def _settle(self, proposal: _Proposal, change: _Change | None, answer: Answer) -> None:
         """Goes on, with the changed run if the change was agreed."""

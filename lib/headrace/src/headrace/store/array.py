@@ -590,11 +590,14 @@ class PendingRead:
     def _failed(self, error: Exception) -> ReadError:
         first, last = self._units(self.array.chunk_elements)
         chunks = f"chunk {first}" if first == last else f"chunks {first} to {last}"
+        why = str(store_error(error, self.array.url, self._shards()))
         cure = (
-            "Check that the store can be reached and that the cache was copied whole; build it"
+            "Serve it with a server that answers byte ranges; Python's http.server does not."
+            if "was ignored by server" in why
+            else "Check that the store can be reached and that the cache was copied whole; build it"
             " again if not."
         )
-        problem = f"{chunks} cannot be read ({store_error(error, self.array.url, self._shards())})"
+        problem = f"{chunks} cannot be read ({why})"
         return ReadError(problem, field="array", value=self.array.url, cure=cure)
 
     def _shards(self) -> str:
