@@ -125,9 +125,11 @@ def _stated(
     }
     if any(i >= plain.vocab_size for i in own_ids.values()):
         return plain.record(), plain.content
-    policy = {"bos": "none", "eos": "none"} | {r: plain.decode([i]) for r, i in own_ids.items()}
+    own = {role: plain.decode([token]) for role, token in own_ids.items()}
     try:
-        tokenizer = load_tokenizer(TokenizerConfig(path, **policy))
+        tokenizer = load_tokenizer(
+            TokenizerConfig(path, bos=own.get("bos", "none"), eos=own.get("eos", "none"))
+        )
     except ConfigError as error:
         role = str(error.field).rpartition(".")[2]
         verb = {"bos": "begins", "eos": "ends"}[role]

@@ -264,6 +264,7 @@ class Steered(Protocol):
 
     folder: str
     lock: RunLock
+    config: LmDataConfig | None
     trains: bool
 
     @property
