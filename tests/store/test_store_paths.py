@@ -125,7 +125,7 @@ def test_indices_that_do_not_all_fit_are_asked_for_again(remote, monkeypatch):
 class Sparse(StoredArray):
     """Of another writer: what is zero everywhere is not written."""
 
-    _MISSING_IS_ZERO = True
+    missing_is_zero = True
 
 
 def test_what_was_never_written_reads_as_zeros_where_that_is_so(remote):
