@@ -15,7 +15,7 @@ from headrace.testing import tiny_cache
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_arguments: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass
 
 

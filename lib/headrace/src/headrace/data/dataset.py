@@ -102,6 +102,11 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         return False
 
     @property
+    def unfilled_tokens(self) -> int:
+        """Tokens that fill no row, as rows end where parts do; of packed documents none."""
+        return 0
+
+    @property
     def pairs(self) -> bool:
         """Whether the segments of each row are alternately chosen and rejected; see
         :attr:`PackedBatch.pairs`.

@@ -451,6 +451,10 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         """
         return self.cache.num_tokens - self.removed_tokens - self.length * self.seq_len
 
+    @property
+    def unfilled_tokens(self) -> int:
+        return self.dropped_tokens
+
     def default_io_block_size(self) -> int:
         return max((self.block_tokens or self.cache.layout.chunk_elements) // self.seq_len, 1)
 

@@ -68,7 +68,6 @@ from headrace.data.attributes import DOCUMENT
 from headrace.data.buckets import BucketsConfig
 from headrace.data.dataset import PlannedDataset, stored_dataset
 from headrace.data.strands import too_many_hosts
-from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import HeadraceError, SourceError, command_line, format_count
 from headrace.ingest.first_look import in_words, with_same_fault
 from headrace.ingest.tokenize import load_tokenizer
@@ -301,8 +300,7 @@ def _left_out(plan: RunPlan) -> Iterator[_Advice]:
 @_rule("warning", "unfilled_rows")
 def _unfilled_rows(plan: RunPlan) -> Iterator[_Advice]:
     for c in plan.components:
-        stored = stored_dataset(plan.run.trained[c.name])
-        unfilled = stored.dropped_tokens if isinstance(stored, TokenSeqDataset) else 0
+        unfilled = stored_dataset(plan.run.trained[c.name]).unfilled_tokens
         share = unfilled / max(c.tokens, 1)
         seq_len = plan.phases[0][1]
         # Of a single part, less than a row is lost
