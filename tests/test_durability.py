@@ -261,7 +261,7 @@ mark("planned")
 def test_snapshots(root, texts):
     program = f"""{IMPORTS}
 from headrace.ingest import SourceConfig, TokenizerConfig, append_cache, build_cache
-from headrace.testing import remove
+from headrace.testing.caches import remove
 how = dict(progress=False, engine="inline")
 build_cache(SourceConfig([given[0] + "/a.jsonl"]), TokenizerConfig("bytes"), root + "/c", **how)
 mark("1")

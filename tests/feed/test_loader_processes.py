@@ -160,7 +160,7 @@ import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored it
 from headrace.store.cache import TokenCache
 from headrace.store.array import StoredArray
-from headrace.testing import with_arrays
+from headrace.testing.caches import with_arrays
 
 class Hanging:
     def result(self, timeout=None):

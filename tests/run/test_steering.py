@@ -371,12 +371,17 @@ def check_rows(root: Path, steps: int) -> LmDataConfig:
     return declared
 
 
+def changes_of(config: LmDataConfig) -> int:
+    """How many changes of weights were made; a skip that came with one may stand by itself."""
+    return sum(one.changes_mixture for one in config.amendments)
+
+
 @pytest.mark.slow
 def test_two_hosts_agree(root: Path, start_hosts):
     hosts = start_hosts(PROGRAM, root, 2, 300, 3)
     errors = [host.communicate()[1] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], errors
-    assert len(check_rows(root, 300).amendments) == 3
+    assert changes_of(check_rows(root, 300)) == 3
 
 
 @pytest.mark.slow
@@ -445,4 +450,4 @@ def test_four_hosts_are_changed_and_killed_and_resumed_on_others(
     last = start_hosts(PROGRAM, root, 2, steps, 50)
     errors = [host.communicate()[1] for host in last]
     assert [host.returncode for host in last] == [0, 0], errors
-    assert len(check_rows(root, steps).amendments) == 50
+    assert changes_of(check_rows(root, steps)) == 50

@@ -373,7 +373,7 @@ def test_groups_of_members_are_those_that_are_written(first: int, more: int):
 
 REMOVER = """
 import sys
-from headrace.testing import remove
+from headrace.testing.caches import remove
 print("begun", flush=True)
 for first in range(0, 600, 3):  # what is removed already makes no snapshot
     remove(sys.argv[1], first, first + 2)

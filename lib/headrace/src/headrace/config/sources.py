@@ -14,6 +14,7 @@ from headrace.ingest.first_look import faults_of_sources, refuse_faults
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store.layouts import find_layout
+from headrace.store.lease import end_lease_of_gone
 from headrace.store.ledger import is_finished, ledger_state
 
 _FIELD = r"--field (\w+)=(\w+(?:\.\w+)*)"
@@ -53,6 +54,10 @@ def build_caches(
         for _, source, paths in sources:
             for path in paths:
                 build_cache(source, tokenizer, path, progress=progress, first_look=False)
+    for component in components.values():
+        if component.source is not None:
+            for path in component.caches:
+                end_lease_of_gone(path)  # of a build that was killed when all was written
 
 
 def source_faults(
