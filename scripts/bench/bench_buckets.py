@@ -174,10 +174,13 @@ def measure_documents(report: Report, documents: int) -> None:
     rows: list[list[object]] = []
     for road, buckets in list(ROADS.items())[1:]:
         config = load_config(overrides=[f"components.web={{cache: /forged, {buckets}}}"])
-        caches = dict.fromkeys(config.components, cache)
+        numbers = {
+            name: component.document_numbers(name, cache)
+            for name, component in config.components.items()
+        }
         tracemalloc.start()
         begin = time.process_time()
-        filters = left_out(config.components, caches)
+        filters = left_out(config.components, numbers)
         filtered_s = time.process_time() - begin
         kept, most = tracemalloc.get_traced_memory()
         datasets = [TokenSeqDataset(cache, 2048, removed=one) for one in filters.values()]
