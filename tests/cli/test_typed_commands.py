@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as package
-from headrace.cli.application import COMMANDS
+from headrace.cli.application import COMMANDS, application
 from headrace.errors import HeadraceError, command_line
 from headrace.run import RunLock
 from headrace.store import TokenCache, open_cache, verify
@@ -287,3 +288,26 @@ def test_losses_measured_by_the_command_that_is_printed(typed: Run, folder: str)
 
 def _documents(path: str) -> np.ndarray:
     return open_cache(path).lengths()
+
+
+def made(source: str) -> Iterator[tuple[int, str, list[str]]]:
+    """Line, name and options of each command that is made of its words."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "command_line":
+            continue
+        name = node.args[0]
+        if isinstance(name, ast.Constant):
+            options = [f"--{k.arg.replace('_', '-')}" for k in node.keywords if k.arg]
+            yield node.lineno, str(name.value), options
+
+
+def test_commands_that_are_printed_have_their_options():
+    wrong: list[str] = []
+    for path in sorted(LIBRARY.glob("*/src/**/*.py")):
+        for line, name, options in made(path.read_text()):
+            command: Any = typer.main.get_command(application())
+            for word in name.split():
+                command = command.get_command(None, word)
+            known = {option for one in command.params for option in one.opts}
+            wrong += [f"{path}:{line} {option}" for option in options if option not in known]
+    assert wrong == []

@@ -52,8 +52,7 @@ class MicroBatches(eqx.Module):
         number: Micro-batches that there is room for (K). Static under jit.
 
     Example:
-        >>> from headrace.batch import MicroBatchConfig, unified_loss
-        >>> from headrace.batch import pack_rows
+        >>> from headrace.batch import MicroBatchConfig, pack_rows, unified_loss
         >>> lengths = np.array([[2], [3], [4], [3]], np.int32)
         >>> batch = pack_rows(np.arange(16).reshape(4, 4), segment_lengths=lengths)
         >>> config = MicroBatchConfig(8)

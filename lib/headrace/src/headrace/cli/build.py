@@ -327,6 +327,8 @@ def cost_in_words(cost: ReshuffleCost) -> str:
 
 def summary(report: BuildReport) -> str:
     """Describes in a few lines what was built; the last names the next command."""
+    from headrace.store.snapshots import cache_of_member
+
     parts = report.parts_built + report.parts_reused
     documents = format_count(report.documents, "document")
     if report.parts_built == 0:
@@ -383,8 +385,6 @@ def summary(report: BuildReport) -> str:
             else ""
         )
         lines.append(f"{format_count(report.requests, 'request')} over HTTP{failed}.")
-    from headrace.store.snapshots import cache_of_member
-
     cache = cache_of_member(report.path) or report.path
     return "\n".join([*lines, f"Next: {command_line('cache inspect', cache)}"])
 

@@ -191,8 +191,9 @@ class LmDataConfig:
     micro_batches: MicroBatchConfig | None = None
     compat: CompatConfig | None = None
     _settled: ClassVar[Settled | None] = None
-    _opened: ClassVar[Mapping[str, TokenCache]] = {}
     """What its snapshots are, of a config of :meth:`at_snapshots`."""
+    _opened: ClassVar[Mapping[str, TokenCache]] = {}
+    """Open caches in place of those at their paths, of a config of :meth:`with_caches`."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -594,10 +594,13 @@ def _not_measured(name: str) -> Section:
 
 
 def _rows_of(step: int, facts: ReportFacts) -> str:
-    """The command that shows the rows of a step."""
+    """The command that shows the rows of a step: of the run, whose amendments count, or of the
+    config that was named for a run that has none.
+    """
     target = facts.config_path or facts.folder or "run.yaml"
-    run = None if target == facts.folder else facts.folder
-    return command_line("run cat", target, step=step, run=run)
+    if facts.lock is not None and facts.lock.config is not None:
+        target = facts.folder
+    return command_line("run cat", target, step=step)
 
 
 def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:

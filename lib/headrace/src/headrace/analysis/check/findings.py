@@ -299,10 +299,10 @@ def _left_out(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "unfilled_rows")
 def _unfilled_rows(plan: RunPlan) -> Iterator[_Advice]:
+    seq_len = plan.phases[0][1]
     for c in plan.components:
         unfilled = stored_dataset(plan.run.trained[c.name]).unfilled_tokens
         share = unfilled / max(c.tokens, 1)
-        seq_len = plan.phases[0][1]
         # Of a single part, less than a row is lost
         if not c.exists or unfilled < seq_len or share < _UNFILLED:
             continue
