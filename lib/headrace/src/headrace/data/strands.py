@@ -308,7 +308,9 @@ def plan_shares(stages: Sequence[Stage]) -> PlanShares:
         >>> plan.usual  # of the first stage, and of the last for what the first does not use
         {'web': 0.75, 'code': 0.25, 'math': 0.5}
     """
-    stages = [*stages[:-1], dataclasses.replace(stages[-1], blend=stages[-1].blend.without_end())]
+    last = stages[-1]
+    endless = last.blend.used(last.first_step, None)
+    stages = [*stages[:-1], dataclasses.replace(last, blend=endless)]
     stops = [*(stage.first_step for stage in stages[1:]), None]
     stretches = [
         s for stage, stop in zip(stages, stops, strict=True) for s in _stretches(stage, stop)

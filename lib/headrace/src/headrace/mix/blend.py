@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -73,9 +73,13 @@ LinesAt: TypeAlias = Callable[[int], Lines | None]
 """The lines from a step on; None: weights are not given by lines alone."""
 
 
+_Entry: TypeAlias = "tuple[str, Weight, _Node | None]"
+"""Name and weight of a source, or of a group with the node of its blend."""
+
+
 @dataclass(frozen=True)
 class _Node:
-    entries: tuple[tuple[str, Weight, _Node | None], ...]
+    entries: tuple[_Entry, ...]
     curves: Curves
     path: str
 
@@ -134,25 +138,43 @@ class Blend:
         self._root = _read(weights, path, ())
         self.path = path
         """Path in the config, for errors."""
-        self.names: tuple[str, ...] = tuple(_leaves(self._root))
+        self.names: tuple[str, ...] = tuple(n for n, _, inner in _entries(self._root) if not inner)
         """Names of the leaves, in the order written: component numbers count along it."""
         for name in self.names:
             if self.names.count(name) > 1:
                 raise ConfigError(
                     "names two sources", field=path, value=name, cure="Rename one of them."
                 )
-        self.breaks: tuple[int, ...] = tuple(sorted(set(_breaks(self._root))))
+        self.breaks: tuple[int, ...] = tuple(
+            sorted({step for _, weight, _ in _entries(self._root) for step in weight.breaks})
+        )
         """Steps at which some weight may bend or jump."""
-        self._first = first_step
-        self._last = MAX_STEP if num_steps is None else max(num_steps - 1, first_step)
+        self._use(first_step, num_steps, may_end)
+
+    def _use(self, first: int, stop: int | None, may_end: bool) -> None:
+        """Sets the steps of its use, and checks its weights there."""
+        self._first = first
+        self._last = MAX_STEP if stop is None else max(stop - 1, first)
         self.end: int | None = None
         """The first step at which it has no weight, before which the run has to end; None: it
         always has.
         """
-        if may_end and num_steps is None:
+        if may_end and stop is None:
             self.end = self._first_without_weight()
             self._last = MAX_STEP if self.end is None else self.end - 1
-        self.at(self.bends(first_step, self._last + 1))
+        self.at(self.bends(first, self._last + 1))
+
+    def used(self, first: int, stop: int | None) -> Blend:
+        """The blend where it is used from another step on, and up to another one (None: as far as
+        it has weight).
+
+        Example:
+            >>> Blend({"a": {"linear": {0: 1, 10: 0}}}, num_steps=5).used(2, None).end
+            10
+        """
+        other = copy.copy(self)
+        other._use(first, stop, may_end=True)
+        return other
 
     def bends(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
         """``first`` and the break points of the steps ``first .. stop``, which suffice to find
@@ -191,18 +213,6 @@ class Blend:
                 )
                 raise error.but(cure=cure) from None
 
-    def without_end(self) -> Blend:
-        """The blend as it would be if no amendment ended its use."""
-        return Blend(self.to_config(), self.path, first_step=self._first, may_end=True)
-
-    def ending_at(self, step: int) -> Blend:
-        """The blend as it is if its use ends before a step."""
-        ended = copy.copy(self)
-        ended.end = None
-        ended._last = max(step - 1, self._first)
-        ended.at(ended.bends(self._first, step))
-        return ended
-
     def settles_at(self, last: int) -> int:
         """The step from which on no weight changes up to ``last``: ``last`` itself in the middle of
         a ramp.
@@ -214,7 +224,7 @@ class Blend:
             ... ]
             [5, 8, 8]
         """
-        return _settles(self._root, last)
+        return max(weight.settles_at(last) for _, weight, _ in _entries(self._root))
 
     @property
     def is_constant(self) -> bool:
@@ -293,7 +303,7 @@ def _read(obj: object, path: str, above: tuple[Weight, ...]) -> _Node:
             else "Write {NAME: WEIGHT}."
         )
         raise ConfigError("needs at least one source", field=path, value=obj, cure=cure)
-    entries: list[tuple[str, Weight, _Node | None]] = []
+    entries: list[_Entry] = []
     for key, value in cast(Mapping[object, object], obj).items():
         name = str(key)
         entry_path = f"{path}.{key}"
@@ -318,25 +328,12 @@ def _read(obj: object, path: str, above: tuple[Weight, ...]) -> _Node:
     return _Node(tuple(entries), Curves([w for _, w, _ in entries]), path)
 
 
-def _leaves(node: _Node) -> list[str]:
-    return [
-        leaf
-        for name, _, inner in node.entries
-        for leaf in ([name] if inner is None else _leaves(inner))
-    ]
-
-
-def _breaks(node: _Node) -> list[int]:
-    return [
-        b for _, w, inner in node.entries for b in (*w.breaks, *(_breaks(inner) if inner else ()))
-    ]
-
-
-def _settles(node: _Node, last: int) -> int:
-    return max(
-        max(w.settles_at(last), _settles(inner, last) if inner else 0)
-        for _, w, inner in node.entries
-    )
+def _entries(node: _Node) -> Iterator[_Entry]:
+    """All entries below a node, each followed by those below it."""
+    for entry in node.entries:
+        yield entry
+        if entry[2] is not None:
+            yield from _entries(entry[2])
 
 
 def _config(node: _Node) -> dict[str, object]:

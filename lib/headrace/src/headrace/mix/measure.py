@@ -27,7 +27,6 @@ from dataclasses import replace
 from functools import partial
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.mix.blend import Blend
 from headrace.mix.plan import Plan, TokensInOrder
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.schedule import MAX_STEP
@@ -90,10 +89,7 @@ def _first(stages: Sequence[Stage]) -> int | None:
 
 def _between(stage: Stage, first: int, stop: int | None) -> Stage:
     """A stage that begins and ends at other steps."""
-    blend = Blend(
-        stage.blend.to_config(), stage.blend.path, num_steps=stop, first_step=first, may_end=True
-    )
-    return replace(stage, first_step=first, blend=blend)
+    return replace(stage, first_step=first, blend=stage.blend.used(first, stop))
 
 
 def _check_after(amendment: Stage, stage: Stage) -> None:

@@ -225,7 +225,7 @@ class Stages(MixingPolicy):
     def followed_by(self, stage: Stage) -> Stages:
         """These stages and an amendment after them; what was counted is not counted again."""
         last = self.stages[-1]
-        ended = replace(last, blend=last.blend.ending_at(stage.first_step))
+        ended = replace(last, blend=last.blend.used(last.first_step, stage.first_step))
         other = copy.copy(self)
         other.stages = (*self.stages[:-1], ended, stage)
         columns = [self.names.index(name) for name in stage.blend.names]
@@ -415,7 +415,7 @@ class Stages(MixingPolicy):
             self._planned <= number + 1 < len(self.stages)
         ):  # an amendment ends it, and must not touch its past
             last = MAX_STEP
-            blend = blend.without_end()
+            blend = blend.used(first, None)
         used = np.zeros(self.components, bool)
         steps = np.append(blend.bends(first, last), min(last, MAX_STEP))
         used[self._columns[number]] = (blend.at(steps) > 0).any(axis=0)
