@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.braid.spec import LAP_BITS, braid_spec, lattice_step
-from headrace.order.braid.table import BraidTable, braid_key
+from headrace.order.braid.table import BraidTable
 from headrace.order.permutation import permute
 from headrace.order.seeds import fold
 
@@ -569,7 +569,13 @@ def test_bad_parameters_are_refused(change: dict[str, int], message: str) -> Non
         BraidShuffle(sizes.pop("n"), **sizes)
 
 
-def test_key_is_a_named_path_of_the_seed() -> None:
-    assert braid_key(0) != braid_key(1)
+def test_key_follows_from_the_seed() -> None:
+    keys = [BraidShuffle(100, io_block_size=8, strands=10, seed=seed)._spec.key for seed in (0, 1)]
+    assert keys[0] != keys[1]
     with pytest.raises(ConfigError, match="a seed is an integer"):
-        braid_key(0.5)  # pyright: ignore[reportArgumentType]
+        BraidShuffle(
+            100,
+            io_block_size=8,
+            strands=10,
+            seed=0.5,  # pyright: ignore[reportArgumentType]
+        )

@@ -226,29 +226,19 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
             check_whole(name, value)
         n = self._finite_length("braid_shuffle")
         size = io_block_size if io_block_size is not None else self.default_io_block_size()
-        order: PendingBraid | BraidShuffle
+        hosts = max_hosts if self.in_shuffled_store else None
+        order: PendingBraid | BraidShuffle = PendingBraid(
+            n, io_block_size=size, seed=seed, hosts=hosts, run_blocks=run_blocks
+        )
         if strands is not None:
-            order = BraidShuffle(
-                n,
-                io_block_size=size * run_blocks,
-                part=size,
-                strands=strands,
-                seed=seed,
-                lap=lap,
-                first_strand=first_strand,
+            order = order.with_strands(strands, lap, first_strand)
+        elif batch_size is not None:
+            order = order.in_batches(batch_size, first_strand)
+        elif lap is not None or first_strand is not None:
+            name, value = ("lap", lap) if lap is not None else ("first_strand", first_strand)
+            raise ConfigError(
+                "needs strands", field=name, value=value, cure="Give strands, or leave it out."
             )
-        else:
-            hosts = max_hosts if self.in_shuffled_store else None
-            order = PendingBraid(
-                n, io_block_size=size, seed=seed, hosts=hosts, run_blocks=run_blocks
-            )
-            if batch_size is not None:
-                order = order.in_batches(batch_size, first_strand)
-            elif lap is not None or first_strand is not None:
-                name, value = ("lap", lap) if lap is not None else ("first_strand", first_strand)
-                raise ConfigError(
-                    "needs strands", field=name, value=value, cure="Give strands, or leave it out."
-                )
         return self.block_aligned(size).reordered(order)
 
     @property

@@ -225,12 +225,12 @@ class Residency:
         self._latest: tuple[WindowUses | None, int, np.ndarray] = (None, 0, _NOTHING)
         self._num_fetched = 0
         # Memory: the slot of each block that is in one; and of each slot its block, the next step
-        # that uses it (NEVER: idle) and the last one that did
+        # that uses it (NEVER: idle) and the last one that did. Pages of slots that never come into
+        # use take no memory
         self._slot: dict[int, int] = {}
-        room = min(slots, 1024)  # grows as slots come into use
-        self._block = np.zeros(room, np.int64)
-        self._next_use = np.zeros(room, np.int64)
-        self._last_use = np.zeros(room, np.int64)
+        self._block = np.zeros(slots, np.int64)
+        self._next_use = np.zeros(slots, np.int64)
+        self._last_use = np.zeros(slots, np.int64)
 
     @property
     def resident(self) -> int:
@@ -414,8 +414,6 @@ class Residency:
         resident = len(self._slot)
         free = list(range(resident, min(resident + count, self.slots)))
         free_after = [-1] * len(free)
-        if free and free[-1] >= self._block.size:
-            self._grow(free[-1] + 1)
         # b. Idle blocks, the least recently used first; of those of one step, the lower number
         if len(free) < count:
             idle = self._idle()
@@ -458,14 +456,6 @@ class Residency:
         # so all hosts decide the same
         order = np.lexsort((may, -age[may], -self._next_use[may]))
         return may[order[:count]]
-
-    def _grow(self, least: int) -> None:
-        had = self._block.size
-        room = min(max(2 * had, least), self.slots)
-        for name in ("_block", "_next_use", "_last_use"):
-            grown = np.zeros(room, np.int64)
-            grown[:had] = getattr(self, name)
-            setattr(self, name, grown)
 
 
 def _steps(window: WindowUses) -> np.ndarray:

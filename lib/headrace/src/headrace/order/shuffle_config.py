@@ -18,7 +18,7 @@ from jaxtyping import Float64
 
 from headrace.errors import ConfigError, check_at_least, check_choice, check_whole
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid.shuffle import PendingBraid
 from headrace.order.order import Identity, Order
 from headrace.order.permutation import PERMUTATIONS, Feistel
 from headrace.order.score_order import ScoreOrder
@@ -131,15 +131,8 @@ class BraidShuffleConfig(Shuffle):
 
     def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
         assert strands is not None  # in_strands
-        return BraidShuffle(
-            n,
-            io_block_size=block * (self.run_blocks or 1),
-            part=block,
-            strands=strands.number,
-            lap=strands.lap,
-            seed=seed,
-            first_strand=strands.first,
-        )
+        braid = PendingBraid(n, io_block_size=block, seed=seed, run_blocks=self.run_blocks or 1)
+        return braid.with_strands(strands.number, strands.lap, strands.first)
 
     def resized(self, block: int, rows: int | None) -> BraidShuffleConfig:
         strands = self.strands if self.strands is None or rows is None else min(self.strands, rows)
@@ -268,22 +261,16 @@ class _ByScore(Shuffle):
         )
 
 
-class _StoredOrder(Shuffle):
-    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
-        return Identity(n)
-
-
-class _FullShuffle(Shuffle):
-    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
-        return Feistel(n, seed)
-
-
 @dataclass(frozen=True)
-class _EraShuffle(Shuffle):
-    era_length: int
+class _WithoutBlocks(Shuffle):
+    """A shuffle that the config names by a value."""
+
+    value: bool | int
 
     def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
-        return EraShuffle(n, era_length=self.era_length, seed=seed)
+        if self.value is True:
+            return Feistel(n, seed)
+        return EraShuffle(n, era_length=self.value, seed=seed) if self.value else Identity(n)
 
 
 def shuffle_of(config: ShuffleConfig | Shuffle) -> Shuffle:
@@ -296,11 +283,7 @@ def shuffle_of(config: ShuffleConfig | Shuffle) -> Shuffle:
         ... )
         ('era', 'none')
     """
-    if isinstance(config, Shuffle):
-        return config
-    if config is True:
-        return _FullShuffle()
-    return _EraShuffle(config) if config else _StoredOrder()
+    return config if isinstance(config, Shuffle) else _WithoutBlocks(config)
 
 
 def check_shuffle(shuffle: object, path: str) -> None:

@@ -85,16 +85,16 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
-from headrace.order.braid.spec import BLOCK, MAX_STRANDS, BraidSpec, braid_spec, resolve_strands
+from headrace.order.braid.spec import BLOCK, MAX_STRANDS, resolve_strands
 from headrace.order.braid.table import (
     BraidTable,
     Draw,
-    braid_key,
     count_laps,
     find_strands,
     locality_of,
     place_draws,
     skip_left_over,
+    spec_of,
     virtual_places,
 )
 from headrace.order.intervals import Intervals
@@ -174,30 +174,14 @@ class BraidShuffle(Order):
         self.first_strand = (
             derive(seed, "braid", "first") % MAX_STRANDS if first_strand is None else first_strand
         )
-        self.permutes_all = bool(self._make_spec().permuted[0])
+        self._spec = spec_of([self])
+        self.permutes_all = bool(self._spec.permuted[0])
         """Whether it has so few blocks that all rows are permuted in every epoch; see the module.
         """
-
-    def _make_spec(self) -> BraidSpec:
-        """Its parameters, checked."""
-        return braid_spec(
-            self.length,
-            io_block_size=self.io_block_size,
-            strands=self.strands,
-            lap=self.lap,
-            key=braid_key(self.seed),
-            first_strand=self.first_strand,
-            part=self.part,
-        )
 
     def describe(self) -> dict[str, object]:
         parts = {} if self.part == self.io_block_size else {"part": self.part}
         return super().describe() | parts
-
-    @cached_property
-    def _spec(self) -> BraidSpec:
-        # Not before it is asked for: a mixture of a thousand asks one table of all
-        return self._make_spec()
 
     @cached_property
     def _rows(self) -> BraidTable:
@@ -350,12 +334,18 @@ class PendingBraid(Order):
             hosts=self.hosts,
             block_rows=self.io_block_size,
         )
+        return self.with_strands(int(plan.strands[0]), float(plan.laps[0]), first_strand)
+
+    def with_strands(
+        self, strands: int, lap: float | None, first_strand: int | None
+    ) -> BraidShuffle:
+        """The order with these strands; see :class:`BraidShuffle`."""
         return BraidShuffle(
             self.length,
             io_block_size=self.io_block_size * self.run_blocks,
             part=self.io_block_size,
-            strands=int(plan.strands[0]),
-            lap=float(plan.laps[0]),
+            strands=strands,
+            lap=lap,
             seed=self.seed,
             first_strand=first_strand,
         )

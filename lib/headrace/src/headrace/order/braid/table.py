@@ -242,9 +242,17 @@ def skip_left_over(x: np.ndarray, at: Spot) -> np.ndarray:
     return x + np.minimum(gaps, at.over)
 
 
-def braid_key(seed: int) -> int:
-    """The key of the braid under an integer seed."""
-    return derive(seed, "braid")
+def spec_of(orders: Sequence[Any]) -> BraidSpec:
+    """The parameters of some ``BraidShuffle``, checked."""
+    return braid_spec(
+        np.asarray([order.length for order in orders], np.int64),
+        io_block_size=np.asarray([order.io_block_size for order in orders]),
+        strands=np.asarray([order.strands for order in orders]),
+        lap=np.asarray([order.lap for order in orders]),
+        key=np.asarray([derive(order.seed, "braid") for order in orders], np.uint64),
+        first_strand=np.asarray([order.first_strand for order in orders]),
+        part=np.asarray([order.part for order in orders]),
+    )
 
 
 class BraidTable:
@@ -295,16 +303,7 @@ class BraidTable:
                 field=f"component {int(lengths.argmin())}",
                 cure="Leave it out.",
             )
-        spec = braid_spec(
-            lengths,
-            io_block_size=np.asarray([order.io_block_size for order in orders]),
-            strands=np.asarray([order.strands for order in orders]),
-            lap=np.asarray([order.lap for order in orders]),
-            key=np.asarray([braid_key(order.seed) for order in orders], np.uint64),
-            first_strand=np.asarray([order.first_strand for order in orders]),
-            part=np.asarray([order.part for order in orders]),
-        )
-        return cls(spec)
+        return cls(spec_of(orders))
 
     @cached_property
     def _fields(self) -> UInt64[np.ndarray, "d f"]:
