@@ -134,7 +134,6 @@ def test_promises_under_any_schedule(case):
     worst = np.abs(deviations(quota, steps)).max(axis=1)
     prepared = steps // CHUNK * CHUNK
     assert quota.late_steps == (worst[:prepared] >= 1).sum()
-    assert quota.worst_deviation == pytest.approx(max(bound(d), worst[:prepared].max()), abs=1e-9)
     assert worst.max() < max(d, 1)  # however it is switched
 
 
@@ -211,7 +210,7 @@ def test_lines_give_what_weights_give(blend, size, later, first):
     # and far from all that was asked before, some anchors further
     there = 20 * CHUNK + 3
     assert far.starts_at(there).tolist() == slow.starts_at(there).tolist()
-    assert (far.late_steps, far.worst_deviation) == (slow.late_steps, slow.worst_deviation)
+    assert far.late_steps == slow.late_steps
 
 
 @pytest.mark.parametrize("d", [20, 300])
@@ -250,7 +249,7 @@ def test_a_chunk_that_is_planned_in_parts_has_the_same_counts(case, limits, plan
     assert [parts.counts_at(s).tolist() for s in range(steps)] == [
         whole.counts_at(s).tolist() for s in range(steps)
     ]
-    assert (parts.late_steps, parts.worst_deviation) == (whole.late_steps, whole.worst_deviation)
+    assert parts.late_steps == whole.late_steps
 
 
 def test_many_components_keep_few_tables():
@@ -331,7 +330,6 @@ def test_a_change_that_no_rule_survives_is_counted():
     assert off[2] == pytest.approx(1 + 1 / 12)
     assert (off >= 1).tolist() == [False, False] + [True, False] * 5
     assert quota.late_steps == (CHUNK - 2) // 2
-    assert quota.worst_deviation == pytest.approx(1 + 1 / 12)
 
 
 @st.composite
@@ -536,7 +534,7 @@ if __name__ == "__main__":
             q = Quota(rows_of(table), d, BatchSchedule(size))
             q.prepare(10_000)
             late = late + q.late_steps
-            worst = max(worst, q.worst_deviation)
+            worst = max(worst, float(np.abs(deviations(q, 10_000)).max()))
             changes = changes + 99
         print(
             f"{d} components, batch {size}: {changes} redraws of all weights, {late} late steps,"

@@ -258,7 +258,7 @@ def test_damaged_anchors_are_refused() -> None:
         {**anchor, "quota": {**quota, "step": 256}},
         {**anchor, "quota": {**quota, "whole": [1]}},
         {**anchor, "quota": {**quota, "part": [1, 0]}},
-        {**anchor, "quota": {**quota, "worst": "1"}},
+        {**anchor, "quota": {**quota, "late": "1"}},
     ):
         with pytest.raises(ConfigError, match="anchor: "):
             Stages("ab", stages, BatchSchedule(5)).use_anchor(bad)

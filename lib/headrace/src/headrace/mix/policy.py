@@ -14,7 +14,6 @@ of another mixture is refused.
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -131,14 +130,6 @@ def anchor_integer(
     if type(value) is not int or not 0 <= value <= most or value % multiple:
         raise refused(f"has no {name!r} that can be")
     return value
-
-
-def anchor_number(anchor: Mapping[str, object], name: str) -> float:
-    """A number of an anchor that is not negative."""
-    value = anchor.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise refused(f"has no {name!r} that can be")
-    return float(value)
 
 
 def anchor_integers(

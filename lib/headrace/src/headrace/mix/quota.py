@@ -84,7 +84,6 @@ from headrace.mix.policy import (
     MixingPolicy,
     anchor_integer,
     anchor_integers,
-    anchor_number,
     anchor_sum,
     refused,
 )
@@ -116,10 +115,9 @@ _FAR = 32
 
 @dataclass(frozen=True)
 class _Anchor(Account):
-    """The state before a step: the account, and how far off it ever was."""
+    """The state before a step: the account, and at how many steps it was a full example off."""
 
     late: int
-    worst: float
     calm: int
     """Examples of the run from which on its beginning does not matter, if weights stay constant."""
 
@@ -206,16 +204,12 @@ class Quota(MixingPolicy):
         self._before = int(start.drawn.sum())
         self._walk = Walk(self._shares, components, batch, self._before)
         self._no_counts = np.empty((0, components), np.int64)
-        promised = 1 - 1 / (4 * (components - 1)) if components > 1 else 0.0
         # Several threads may fill the caches at once without a lock: they store equal values.
         self._anchors: dict[int, _Anchor] = {}
         self._chunks: list[int] = []
         self._end: int | None = None
         self._last_is_partial = False
-        self._keep(
-            0,
-            _Anchor(start.whole, start.part, start.drawn, 0, promised, self._calm(start, 0, None)),
-        )
+        self._keep(0, self._anchored(start, 0, 0, None))
         fitting = _TABLE_BYTES // (2 * CHUNK * components)
         self._tables: list[tuple[int, _Chunk] | None] = [None] * min(max(fitting, 2), _TABLES)
 
@@ -225,13 +219,6 @@ class Quota(MixingPolicy):
         example off its share.
         """
         return self._anchors[self._chunks[-1]].late
-
-    @property
-    def worst_deviation(self) -> float:
-        """Largest deviation of a component from its share at the steps prepared so far, in
-        examples.
-        """
-        return self._anchors[self._chunks[-1]].worst
 
     def counts_at(self, step: int) -> Int64[np.ndarray, " d"]:
         """Examples of each component in ``step``."""
@@ -297,7 +284,7 @@ class Quota(MixingPolicy):
         chunk = int(step) // CHUNK
         state = self._anchors[chunk]
         arrays = {name: getattr(state, name).tolist() for name in ("whole", "part", "drawn")}
-        return {"step": chunk * CHUNK, **arrays, "late": state.late, "worst": state.worst}
+        return {"step": chunk * CHUNK, **arrays, "late": state.late}
 
     def use_anchor(self, anchor: Mapping[str, object]) -> None:
         """See :class:`~headrace.mix.policy.MixingPolicy`."""
@@ -310,9 +297,8 @@ class Quota(MixingPolicy):
             raise refused("has no 'part' that can be")
         anchor_sum(part, (total - int(integers.sum())) << BITS, "part")
         late = anchor_integer(anchor, "late")
-        worst = anchor_number(anchor, "worst")
-        calm = self._calm(Account(integers, part, drawn), step // CHUNK, None)
-        self._keep(step // CHUNK, _Anchor(integers, part, drawn, late, worst, calm))
+        chunk = step // CHUNK
+        self._keep(chunk, self._anchored(Account(integers, part, drawn), chunk, late, None))
 
     def supply(self) -> Int64[np.ndarray, " d"]:
         """See :class:`~headrace.mix.policy.MixingPolicy`; walks to where the weights settle, or to
@@ -400,11 +386,11 @@ class Quota(MixingPolicy):
     def _anchor_behind(self, before: int, chunk: int, walked: Walked) -> _Anchor:
         """The anchor of a chunk, to which one walked from another."""
         anchor = self._anchors[before]
-        account = walked.account
-        calm = self._calm(account, chunk, anchor)
-        late = anchor.late + walked.late
-        worst = max(anchor.worst, walked.worst)
-        return _Anchor(account.whole, account.part, account.drawn, late, worst, calm)
+        return self._anchored(walked.account, chunk, anchor.late + walked.late, anchor)
+
+    def _anchored(self, account: Account, chunk: int, late: int, before: _Anchor | None) -> _Anchor:
+        calm = self._calm(account, chunk, before)
+        return _Anchor(account.whole, account.part, account.drawn, late, calm)
 
     def _with_rest(
         self, counts: Int64[np.ndarray, "m d"], first_step: int
@@ -536,14 +522,13 @@ class Quota(MixingPolicy):
             return None
         # 3. The walk from there. If a component is ever a full example off, the guess was no state
         #    that a quota can be in
-        now = _Anchor(integers, part, guess, anchor.late, anchor.worst, anchor.calm)
+        now = Account(integers, part, guess)
         for number in range(begin, chunk):
             walked = self._walk.walk(now, number * CHUNK, CHUNK, self._no_counts)
             if walked.steps < CHUNK or walked.late:
                 return None
-            account = walked.account
-            now = _Anchor(account.whole, account.part, account.drawn, now.late, now.worst, now.calm)
-        self._keep(chunk, now)
+            now = walked.account
+        self._keep(chunk, _Anchor(now.whole, now.part, now.drawn, anchor.late, anchor.calm))
         return chunk
 
     def _find_begin(
@@ -579,7 +564,8 @@ class Quota(MixingPolicy):
         rate = self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1).rate[0]
         # Where it is calm already but cannot jump, a limit is near, which is reached by then
         calm = anchor.calm if anchor.calm > examples else examples + 4 * longest_wait(rate)
-        self._reach.check_wait(at, self._chunk_of(min(calm, last)), rate, last / chunk)
+        if self._reach.is_far(at, self._chunk_of(min(calm, last))):
+            raise self._reach.too_rare(rate, last / chunk)
 
     def _examples(self, chunk: int) -> int:
         """Examples of all steps before a chunk."""

@@ -99,16 +99,13 @@ class Account:
 
 @dataclass(frozen=True)
 class Walked:
-    """How many steps were walked, the account behind them, at how many of them a component was a
-    full example or more off its share, and how far one was off at most.
-
-    ``worst`` is 0 where no component was off by more than is promised.
+    """How many steps were walked, the account behind them, and at how many of them a component was
+    a full example or more off its share.
     """
 
     steps: int
     account: Account
     late: int
-    worst: float
 
 
 class _State(NamedTuple):
@@ -172,7 +169,7 @@ class Walk:
             if steps_walked < span.size.size:
                 break
         late = int((off[:walked] >= 1).sum())
-        return Walked(walked, self._account(state), late, float(off[:walked].max(initial=0.0)))
+        return Walked(walked, self._account(state), late)
 
     def _account(self, state: _State) -> Account:
         part = state.above - self.delta
@@ -483,21 +480,6 @@ class Reach:
                 " counts.",
             )
 
-    def check_wait(
-        self, at: int, stop: int, rate: Int64[np.ndarray, " d"], examples: float
-    ) -> None:
-        """Raises ConfigError if it is too far from one chunk to another, up to where the rarest
-        component was served.
-
-        Args:
-            at: The chunk that is counted already.
-            stop: The other chunk.
-            rate: Weights in units of 2**-44.
-            examples: Of a chunk.
-        """
-        if self.is_far(at, stop):
-            raise self._too_rare(rate, examples)
-
     def check_replay(
         self, begin: int, chunk: int, rate: Int64[np.ndarray, " d"], examples: float
     ) -> None:
@@ -505,9 +487,12 @@ class Reach:
         one.
         """
         if chunk - begin > self._replayed:
-            raise self._too_rare(rate, examples)
+            raise self.too_rare(rate, examples)
 
-    def _too_rare(self, rate: Int64[np.ndarray, " d"], examples: float) -> ConfigError:
+    def too_rare(self, rate: Int64[np.ndarray, " d"], examples: float) -> ConfigError:
+        """The error for a weight, in units of 2**-44, for which too many steps would be walked;
+        ``examples`` are those of a chunk.
+        """
         rarest = int(np.where(rate > 0, rate, ONE + 1).argmin())
         share = int(rate[rarest]) / ONE
         least = 2.2 / (self._replayed * examples)

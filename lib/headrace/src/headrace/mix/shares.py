@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from headrace.errors import ConfigError, check_not_negative
 from headrace.mix.blend import Lines, LinesAt, WeightsAt
-from headrace.mix.schedule import MAX_BATCH, BatchSchedule, Steps
+from headrace.mix.schedule import BatchSchedule, Steps
 
 BITS = 44
 ONE = 1 << BITS
@@ -107,8 +107,6 @@ class Shares:
     ) -> None:
         if not 1 <= components <= 4096:
             raise ConfigError("must be 1 to 4096", field="components", value=components)
-        if batch.max_size > MAX_BATCH:
-            raise ConfigError("must be at most 2**18", field="batch_size", value=batch.max_size)
         if limits is not None and len(limits) != components:
             raise ConfigError(
                 f"needs one entry for each of {components} components", field="limits", value=limits

@@ -88,10 +88,8 @@ from headrace.errors import ConfigError
 from headrace.order.braid.spec import BLOCK, MAX_STRANDS, resolve_strands
 from headrace.order.braid.table import (
     BraidTable,
-    Draw,
     count_laps,
     find_strands,
-    locality_of,
     place_draws,
     skip_left_over,
     spec_of,
@@ -197,15 +195,14 @@ class BraidShuffle(Order):
     def resolve(self, i: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._rows(None, i, epoch)
 
-    def locality(self, i: np.ndarray, epoch: np.ndarray | None = None) -> np.ndarray:
-        return locality_of(self._draw(i, epoch), self._spec)
-
     def strand(
         self, i: Int64[np.ndarray, " m"], epoch: Int64[np.ndarray, " m"] | None = None
     ) -> np.ndarray:
         """Strand of each position, int64 in ``[0, strands)``."""
-        at = find_strands(i.astype(np.uint64), self._draw(i, epoch), self._spec)
-        return at.strand.astype(np.int64)
+        position = i.astype(np.uint64)
+        epoch = np.zeros_like(i) if epoch is None else epoch
+        draw = place_draws(position, epoch.astype(np.uint64), self._spec)
+        return find_strands(position, draw, self._spec).strand.astype(np.int64)
 
     def block_permutation(self, epoch: int) -> tuple[str, int, int]:
         """Family, length and key of the permutation of full blocks."""
@@ -289,10 +286,6 @@ class BraidShuffle(Order):
         end = skip_left_over(at.start + np.maximum(at.length, _ONE) - _ONE, at) + at.base + _ONE
         of_strands = (x[on_strand].astype(np.int64) for x in (at.strand, begin, virtual, end))
         return _Places(*of_strands, single=virtual[~on_strand])
-
-    def _draw(self, i: np.ndarray, epoch: np.ndarray | None) -> Draw:
-        epoch = np.zeros_like(i) if epoch is None else epoch
-        return place_draws(i.astype(np.uint64), epoch.astype(np.uint64), self._spec)
 
 
 class PendingBraid(Order):

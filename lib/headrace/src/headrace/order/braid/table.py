@@ -4,8 +4,8 @@ A mixture of 200 components has a few rows of each in a batch. Mapping them comp
 costs some 100 us each, whatever the number of rows. Here, each row has the parameters of its
 component, and the batch is mapped at once by compiled code (:class:`BraidTable`).
 :mod:`headrace.order.braid.shuffle` says what a braid is; comments here have the numbers of its
-steps. What remains here in NumPy is steps 1 to 5, for questions about orders (strands, localities,
-touched blocks); the compiled code has all six.
+steps. What remains here in NumPy is steps 1 to 5, for questions about orders (strands, touched
+blocks); the compiled code has all six.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Draw(NamedTuple):
     key: np.ndarray  # of its epoch
     begin: np.ndarray  # place of the epoch's first draw in the period
     visits: np.ndarray  # draws of cells (not extra ones) in the period before this one
-    place: np.ndarray  # in its lap
     extra: np.ndarray  # bool: the extra draw of a lap
     cell: np.ndarray
 
@@ -82,18 +81,7 @@ def place_draws(i: np.ndarray, epoch: np.ndarray, s: BraidSpec) -> Draw:
     cell %= s.ring
     cell += s.first
     cell *= offset >= s.first  # place 0 keeps cell 0 if that one comes and goes
-    return Draw(fold(s.key, epoch), begin, visits, offset, offset >= s.cells, cell)
-
-
-def locality_of(d: Draw, s: BraidSpec) -> np.ndarray:
-    """Positions of draws in the store's reading front, in [0, 1): where in the front its cell is.
-
-    Rows that come and go, the first and the extra one of a lap, are at the very front, see the
-    module of the shuffle. ``corner`` differs between components, so that they do not tie.
-    """
-    inner = s.low + ((d.cell - s.first).view(np.int64) + s.corner) * s.pitch
-    edge = s.low * (s.corner + d.extra * 2.0**-21)
-    return np.where(d.extra | (d.place < s.first), edge, inner)
+    return Draw(fold(s.key, epoch), begin, visits, offset >= s.cells, cell)
 
 
 class Spot(NamedTuple):
