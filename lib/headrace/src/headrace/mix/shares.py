@@ -7,6 +7,14 @@ sums are exact. A component may have a limit (its epochs or its budget, in examp
 that reaches it, the component gets exactly the remainder, the rest of that step goes to the others
 in proportion to their weights, and from then on they share its weight.
 
+With pencil and paper: weights 1/2, 1/4, 1/4, eight examples a step, and at most 10 of the first::
+
+    step   share after it    due in the step
+    0       4     2     2     4   2   2
+    1       8     4     4     4   2   2
+    2      10     7     7     2   3   3    only 2 are left of the first; the others share the 6
+    3      10    11    11     0   4   4    and its weight from then on
+
 If weights count tokens, and rows of the components have different numbers of them, shares of tokens
 are converted to shares of rows after limits are applied: each is divided by the mean tokens per row
 over an epoch. The rows of a component are then exact as before, and its tokens are exact at the end
@@ -144,6 +152,11 @@ class Shares:
             bounded, met = self._below_largest(weights)
             rate = fixed_point(self._of_rows(bounded))
             return ShareRun(*_accumulate(whole, part, rate * sizes[:, None]), rate, rate > 0, met)
+        # With limits, from one step that reaches a limit to the next:
+        # 1. Weights of those that are not used up, to the first step at which none is left
+        # 2. Shares of all these steps, as if no limit were near
+        # 3. Keep them up to the first step (``plain``) after which some share has reached its limit
+        # 4. That step is poured: who is full gets what is left, the others share the rest
         wholes, parts, rates = (np.empty((n, len(whole)), np.int64) for _ in range(3))
         row = 0
         while row < n:  # once more for each limit reached: at most D times in a whole run

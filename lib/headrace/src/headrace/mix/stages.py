@@ -31,11 +31,11 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64
@@ -54,6 +54,8 @@ from headrace.mix.quota import Quota
 from headrace.mix.quota_walk import Account
 from headrace.mix.schedule import MAX_STEP, BatchSchedule
 from headrace.mix.shares import BITS, ONE, PART, UNLIMITED
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -199,12 +201,6 @@ class Stages(MixingPolicy):
         self.components = len(self.names)
         self._planned = len(stages) if planned is None else planned
         self._limits = [None] * self.components if limits is None else list(limits)
-        if len(self._limits) != self.components:
-            raise ConfigError(
-                f"needs one entry for each of {self.components} components",
-                field="limits",
-                value=limits,
-            )
         for stage in stages:
             check_known(self.names, stage)
             for name in stage.max_share:
@@ -248,10 +244,7 @@ class Stages(MixingPolicy):
     def components_at(self, step: int) -> Int32[np.ndarray, " b"]:
         """Component of each row of ``step``, in stream order."""
         number = self.stage_at(step)
-        try:
-            drawn = self._quota(number).components_at(step - self._first_steps[number])
-        except IndexOutOfRangeError as error:
-            raise self._ended(number, step) from error
+        drawn = self._ask(Quota.components_at, number, step)
         return self._columns[number][drawn].astype(np.int32)
 
     def tables_between(
@@ -320,10 +313,7 @@ class Stages(MixingPolicy):
         """See :class:`~headrace.mix.policy.MixingPolicy`."""
         number = self.stage_at(step)
         entry = self._entry(number)
-        try:
-            quota = self._quota(number).anchor_at(step - self._first_steps[number])
-        except IndexOutOfRangeError as error:
-            raise self._ended(number, step) from error
+        quota = self._ask(Quota.anchor_at, number, step)
         drawn = entry.drawn.tolist()
         owed = entry.owed.tolist()
         return {"stage": number, "drawn": drawn, "owed": owed, "late": entry.late, "quota": quota}
@@ -350,13 +340,15 @@ class Stages(MixingPolicy):
     def _drawn_before(self, number: int, step: int) -> Int64[np.ndarray, " d"]:
         """Examples drawn before a step of this stage, or before the first step after it."""
         total = self._entry(number).drawn.copy()
+        total[self._columns[number]] = self._ask(Quota.starts_at, number, step)
+        return total
+
+    def _ask(self, question: Callable[[Quota, int], _Answer], number: int, step: int) -> _Answer:
+        """What a stage's quota answers for a step, which it counts from the stage's first."""
         try:
-            total[self._columns[number]] = self._quota(number).starts_at(
-                step - self._first_steps[number]
-            )
+            return question(self._quota(number), step - self._first_steps[number])
         except IndexOutOfRangeError as error:
             raise self._ended(number, step) from error
-        return total
 
     def _entry(self, number: int) -> _Entry:
         entry = self._entered[number]

@@ -3,8 +3,25 @@ blocks.
 
 The order of seed 004 and of Levanter's ``BlockShufflingDataset`` (marin issue 2917). A window of
 ``window_blocks`` blocks is read and mixed together, so a reader touches each block once per epoch
-while its window is open. The partial block at the end, if any, stays at the end, permuted within
-itself.
+while its window is open. How a position finds its row:
+
+1. Its *window*: positions are cut into windows of ``window_blocks`` full blocks, the last of which
+   may be shorter. What follows the full blocks is a window of its own, the tail.
+2. Its place in the window, by a permutation that is keyed by epoch and window. Counted from the
+   begin of the epoch, that is its *virtual* row.
+3. Virtual rows lie in virtual blocks. Another permutation, keyed by the epoch, says which stored
+   block each of them is. The tail stays at the end: its virtual rows are stored rows.
+
+With pencil and paper: 11 rows in blocks of 2, windows of 2 blocks, seed 0. Virtual blocks 0 to 4
+are the stored blocks 1, 2, 3, 4, 0. ::
+
+    position      0  1  2  3    4  5  6  7    8  9    10
+    virtual row   1  2  3  0    7  4  6  5    8  9    10    2. within each window
+    block         0  1  1  0    3  2  3  2    4  4     -
+    row           3  4  5  2    9  6  8  7    0  1    10    3. block 0 is block 1: rows 2 and 3
+
+    >>> BlockShuffle(11, io_block_size=2, window_blocks=2, seed=0)(np.arange(11)).tolist()
+    [3, 4, 5, 2, 9, 6, 8, 7, 0, 1, 10]
 
 Single batches mix like those of a full shuffle once ``window_blocks`` is about the batch size in
 examples; over more batches, windows show, and cost loss if neighbours are similar
@@ -78,14 +95,17 @@ class BlockShuffle(KeyedShuffle):
         size = self.io_block_size
         full = self.num_blocks * self.io_block_size
         window_size = min(size * self.window_blocks, max(full, 1))
+        # 1. The window of each position; the tail is number -1
         tail = i >= full
         window = np.where(tail, -1, i // window_size)
         start = np.where(tail, full, window * window_size)
         stop = np.where(tail, self.length, np.minimum(start + window_size, full))
+        # 2. The virtual row
         window_key = fold(derive_keys(self.seed, "window", last=epoch), window.astype(np.uint64))
         virtual = start + self._permute(i - start, stop - start, window_key)
         if self.num_blocks == 0:
             return virtual
+        # 3. The stored block
         block, offset = np.divmod(np.minimum(virtual, full - 1), size)
         physical = (
             self._permute(block, self.num_blocks, derive_keys(self.seed, "block", last=epoch))

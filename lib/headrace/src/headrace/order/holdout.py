@@ -5,6 +5,20 @@ group's number, is held out. Both sides are closed forms: any row, in any order 
 memory. Whole blocks stay together, so shuffles of either side still read whole chunks. A short last
 group, and rows that fill no block, belong to train.
 
+With pencil and paper: 20 rows in blocks of 3, one in 3, seed 0. Of the blocks 0 to 5 there are two
+groups; the hash holds out member 2 of the first and member 0 of the second: blocks 2 and 3. ::
+
+    row     0 1 2   3 4 5   6 7 8   9 10 11   12 13 14   15 16 17   18 19
+    block     0       1       2        3         4          5
+    side     train   train  held     held      train      train     train
+
+Train has its rows one after the other: its i-th row is i plus the rows that are held out before it.
+Its block i // 3 is in group number (i // 3) // 2, as each group has two blocks left. One block is
+held out of each earlier group, and one more of its own where its member is not before the one held
+out. So row 6 of train is in block 2, group 1, member 0: two blocks are held out before, and it is
+row 12 of the source. (The examples of :class:`TrainSplit` and :class:`ValidationSplit` have these
+rows.)
+
 Invariants: each row is on exactly one side; the split depends only on (rows, block, one_in, seed),
 not on shuffles, epochs or batches; data appended to the corpus changes no full group.
 
@@ -239,6 +253,7 @@ class TrainSplit(_SplitSide):
     trains = True
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        # Which group, and whether that group's held-out block lies before; then skip them all
         block = i // self.block
         group, member = np.divmod(block, self.one_in - 1)
         shift = np.where(group < self.groups, member >= _member(group, self.one_in, self.seed), 0)

@@ -8,6 +8,12 @@ The subset consists of whole blocks, in the order of a keyed permutation of all 
 of the last one: any exact number of rows in O(1) memory. A larger part of the same blocks contains
 the smaller one.
 
+With pencil and paper: 7 of 20 rows, in blocks of 3, seed 0. There are 6 full blocks, and the
+permutation of the seed takes 0, 1, 2, 3, 4, 5 to 5, 1, 2, 3, 4, 0. Position 0 is in block 0 of the
+subset, so in block 5 of the source, which has the rows 15, 16 and 17; position 3 is in block 1, row
+3; position 6 is the first row of block 2, row 6. A subset of more than 18 rows takes what fills no
+block, rows 18 and 19, last. (The example of :class:`Subset` has these rows.)
+
 Invariant: the rows depend only on (rows, length, block, seed), not on shuffles, weights, epochs or
 other sources. Price: one permutation per index, 0.1 us; whole stored chunks are read, as without a
 subset.
