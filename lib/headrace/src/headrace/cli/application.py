@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from headrace import extensions
 from headrace.cli.exits import COMPLETE, EPILOG, say_all
-from headrace.cli.panels import PanelCommand, PlainCommand
+from headrace.cli.panels import PlainCommand
 from headrace.cli.shown import say
 from headrace.errors import ConfigError, check_choice
 
@@ -47,8 +47,6 @@ GROUPS = {
     "run": "Follow a run: how it is made, where it is, what it sees, what changed",
 }
 """Groups of commands, and what their commands do."""
-WITH_PANELS = ("build",)
-"""Commands whose help shows options in groups."""
 
 _HELP = (
     "Data for language-model training in JAX: build and inspect token caches, forecast and follow"
@@ -118,9 +116,8 @@ class _Group(TyperGroup):
         if " " in cmd_name or full_name not in known_names:
             return None
         app = _typer()
-        kind = PanelCommand if full_name in WITH_PANELS else PlainCommand
         # of an extension that is not installed, the error says how to install it
-        app.command(cmd_name, cls=kind)(_function_of(full_name))
+        app.command(cmd_name, cls=PlainCommand)(_function_of(full_name))
         return typer.main.get_command(app)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import AsJson, RunFolder, load_config_or_run, lock_in, range_of_steps
+from headrace.cli.options import AsJson, RunFolder, load_target, lock_in, range_of_steps
 from headrace.cli.shown import printable, say, say_json, working
 from headrace.errors import format_count
 
@@ -37,7 +37,7 @@ def command(
 
     lock_in(run, "RUN")
     first, stop = range_of_steps("--steps", steps)
-    config = load_config_or_run(run, None)
+    config, _ = load_target(run, None)
     with working("finding the rows"):
         figures = read_records(run).figures_at
         suspects = blame(config.dataset(), range(first, stop), figures, config.row_order_setting)

@@ -9,8 +9,7 @@ import typer
 
 from headrace.cli import build_options as flags
 from headrace.cli.exits import kept_when_interrupted
-from headrace.cli.options import AsJson, refuse_typed, typed_options
-from headrace.cli.panels import HelpAll
+from headrace.cli.options import AsJson, named_values, refuse_typed, typed_options
 from headrace.cli.shown import say, say_json
 from headrace.cli.snapshots import to_use_it
 from headrace.errors import ConfigError, command_line, format_count
@@ -71,7 +70,6 @@ def command(
         ),
     ] = False,
     as_json: AsJson = False,
-    help_all: HelpAll = False,
 ) -> None:
     """Build a token cache from text, token ids, conversations, preference pairs or prompts.
 
@@ -99,7 +97,7 @@ def command(
     from headrace.ingest.source import ChatConfig, FimConfig, SourceConfig
 
     _refuse_without_effect(context)
-    variables = dict(_pair(text, "chat_variable", "enable=yes") for text in chat_variable or [])
+    variables = _pairs(chat_variable, "chat_variable", "VALUE", "enable=yes")
     source = SourceConfig(
         sources,
         format,
@@ -107,7 +105,7 @@ def command(
         on_bad_line,
         extension or [],
         kind=kind,
-        fields=dict(_pair(text, "field", "messages=conversation") for text in field or []),
+        fields=_pairs(field, "field", "FIELD", "messages=conversation"),
         leaves=dict(map(parse_leaf, leaf or [])),
         chat=ChatConfig(chat_template, mask, mask_role or ["assistant"], variables),
         fim=None if fim is None else FimConfig(*fim, fim_rate, fim_spm_rate, fim_seed),
@@ -272,16 +270,15 @@ def shuffle_config(seed: int | None, memory: str | None) -> ReshuffleConfig | No
     return ReshuffleConfig(seed, memory=memory_bytes(memory))
 
 
-def _pair(text: str, option: str, example: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise ConfigError(
-            f"is not NAME={'FIELD' if option == 'field' else 'VALUE'}",
-            field=option,
-            value=text,
-            cure=f"Write e.g. {example}.",
-        )
-    return name, value
+def _pairs(items: list[str] | None, option: str, value: str, example: str) -> dict[str, str]:
+    def filled(text: str) -> str:
+        if not text:
+            raise ValueError
+        return text
+
+    return named_values(
+        option, items or [], filled, f"is not NAME={value}", f"Write e.g. {example}."
+    )
 
 
 def repair_parts(output: str) -> None:

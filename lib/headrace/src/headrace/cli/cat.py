@@ -71,7 +71,7 @@ def command(
     from headrace.data.described import described_rows
 
     with working("finding the rows"):
-        resolved, dataset = open_target(target, settings)
+        resolved, dataset, _ = open_target(target, settings)
         rows = rows_of_step(dataset, dataset.batch_schedule, step, resolved.row_order_setting)
         _check_rows(rows, row or [])
         _check_leaf(rows, id_leaf)

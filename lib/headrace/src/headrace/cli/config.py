@@ -20,8 +20,8 @@ from headrace.cli.options import (
     Schedule,
     Settings,
     cache_at,
-    load_config_or_run,
-    parse_hosts,
+    load_target,
+    parse_list,
     parse_shares,
 )
 from headrace.cli.shown import (
@@ -84,13 +84,13 @@ def check(
     from headrace.ingest.first_look import refuse_faults
 
     with working("checking"):
-        loaded = load_config_or_run(config, settings)
+        loaded, _ = load_target(config, settings)
         faults = {} if declared else source_faults(loaded.components, loaded.tokenizer)
         try:
             plan = plan_run(
                 loaded,
                 look=not declared,
-                hosts=parse_hosts(hosts),
+                hosts=parse_list("--hosts", hosts, int, "1,8,64"),
                 icc=parse_shares(icc, "--icc"),
                 schedule=schedule,
                 optimizer=optimizer,

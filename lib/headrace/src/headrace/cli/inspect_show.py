@@ -7,8 +7,7 @@ the cache is: a second on a local disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from headrace.cli.shown import (
     printable,
     working,
 )
+from headrace.data.document_numbers import evenly_spaced, some_lengths
 from headrace.errors import errors_at, format_count
 from headrace.ingest.tokenize import decode
 from headrace.numbers import in_bytes
@@ -47,10 +47,10 @@ _NARROW = 60
 MAX_COUNTED = 1 << 22
 WINDOWS = 64
 _MAX_VOCABULARY = 1 << 24
-_READS = 16
 _MOST_FREQUENT = 10
 _MOST_VALUES = 10
 _FIRST_VALUES = 1 << 16
+_QUANTILES = {"min": 0.0, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95}
 
 
 def show_overview(console: Console, facts: dict[str, Any]) -> None:
@@ -280,36 +280,23 @@ def length_statistics(cache: TokenCache) -> LengthStatistics:
     """Lengths of all documents, or of a sample of some millions of them; reads offsets but no
     tokens.
     """
-    from headrace.data.document_numbers import lengths_of_documents
-
-    if cache.are_cut and cache.num_documents <= MAX_COUNTED:
-        lengths = lengths_of_documents(cache)
-    else:  # of some, and of pieces if they were cut
-        lengths = _looked_at(cache.lengths, cache.num_documents, MAX_COUNTED)
-    names = {
-        "min": 0.0,
-        "p5": 0.05,
-        "p25": 0.25,
-        "median": 0.5,
-        "p75": 0.75,
-        "p95": 0.95,
-        "p99": 0.99,
-        "max": 1.0,
-    }
-    values = (
-        np.quantile(lengths, list(names.values()), method="lower").astype(int).tolist()
-        if lengths.size
-        else []
-    )
+    lengths = some_lengths(cache, MAX_COUNTED, WINDOWS)
     mean = float(lengths.mean()) if lengths.size else 0.0
-    quantiles = dict(zip(names, values, strict=bool(values)))
     return LengthStatistics(
         int(lengths.size),
         max(cache.num_originals, lengths.size),
         mean,
-        quantiles,
+        _quantiles(lengths, {**_QUANTILES, "p99": 0.99, "max": 1.0}),
         histogram(lengths),
     )
+
+
+def _quantiles(values: np.ndarray, shares: Mapping[str, float]) -> dict[str, Any]:
+    """Values at shares of all of them, by name; empty if there are none."""
+    if not values.size:
+        return {}
+    quantiles = np.quantile(values, [*shares.values()], method="lower")
+    return dict(zip(shares, quantiles.tolist(), strict=True))
 
 
 def histogram(lengths: np.ndarray) -> list[tuple[int, int, int, int]]:
@@ -370,9 +357,6 @@ def _attribute_statistics(
         has_value = np.ones(joined.values.size, bool)
         has_value[joined.without_value] = False
         values = cache.by_number(joined.values)[cache.by_number(has_value)]
-    names = ("min", "p5", "p25", "median", "p75", "p95", "max")
-    shares = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-    quantiles = np.quantile(values, shares, method="lower").tolist() if values.size else []
     # Few values are few among the first ones, too
     few = np.unique(values[:_FIRST_VALUES]).size <= _MOST_VALUES
     distinct, counts = np.unique(values, return_counts=True) if few else (values[:0], values[:0])
@@ -383,7 +367,7 @@ def _attribute_statistics(
         rows=joined.rows,
         not_found=joined.not_found,
         missing=joined.missing,
-        quantiles=dict(zip(names, quantiles, strict=bool(quantiles))),
+        quantiles=_quantiles(values, {**_QUANTILES, "max": 1.0}),
         values=[*zip(distinct.tolist(), counts.tolist(), strict=True)] if listed else [],
     )
 
@@ -437,7 +421,7 @@ def token_statistics(cache: TokenCache, tokenizer: Tokenizer | None) -> TokenSta
         ... )  # the end of text; none is missing
         (255, 0, 0)
     """
-    tokens = _looked_at(cache.tokens, cache.num_tokens, MAX_COUNTED)
+    tokens = evenly_spaced(cache.tokens, cache.num_tokens, MAX_COUNTED, WINDOWS)
     ids, counts = np.unique(tokens, return_counts=True)
     counted_size = cache.vocab_size if cache.vocab_size <= _MAX_VOCABULARY else None
     inside = np.ones(ids.size, bool) if counted_size is None else (ids >= 0) & (ids < counted_size)
@@ -467,15 +451,5 @@ def trained_share(cache: TokenCache) -> float | None:
     if mask is None:
         return None
     most = MAX_COUNTED * cache.num_documents // max(cache.num_tokens, 1)
-    marks = _looked_at(cache.leaf(mask).values, cache.num_documents, max(most, WINDOWS))
+    marks = evenly_spaced(cache.leaf(mask).values, cache.num_documents, max(most, WINDOWS), WINDOWS)
     return np.count_nonzero(marks) / max(marks.size, 1)
-
-
-def _looked_at(read: Callable[[int, int], np.ndarray], total: int, most: int) -> np.ndarray:
-    """All values, or evenly spaced stretches if there are more than can be read."""
-    if total <= most:
-        return read(0, total)
-    size = most // WINDOWS
-    starts = np.linspace(0, total - size, WINDOWS).astype(np.int64).tolist()
-    with ThreadPoolExecutor(_READS) as pool:
-        return np.concatenate(list(pool.map(lambda start: read(start, start + size), starts)))

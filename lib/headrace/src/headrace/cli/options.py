@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -34,7 +34,7 @@ def check_local_folder(output: Path) -> None:
         )
 
 
-Number = TypeVar("Number")
+Value = TypeVar("Value")
 
 CacheFolder = Annotated[str, typer.Argument(help="Folder or URL of the cache.", metavar="CACHE")]
 Config = Annotated[str, typer.Argument(help="YAML file of an LmDataConfig.", metavar="CONFIG")]
@@ -172,14 +172,9 @@ def parse_attributes(items: Sequence[str] | None) -> dict[str, AttributeConfig]:
     return attributes
 
 
-def parse_hosts(text: str | None) -> list[int] | None:
-    """Parses numbers of hosts."""
-    return parse_list("--hosts", text, int, "1,8,64")
-
-
 def parse_list(
-    option: str, text: str | None, number: Callable[[str], Number], example: str
-) -> list[Number] | None:
+    option: str, text: str | None, number: Callable[[str], Value], example: str
+) -> list[Value] | None:
     """Parses the numbers of an option, which may stand in brackets as in a config; None if it was
     not typed.
 
@@ -197,19 +192,45 @@ def parse_list(
         raise ConfigError("is not a list of numbers", field=option, value=text, cure=cure) from None
 
 
+def named_values(
+    option: str,
+    items: Iterable[str],
+    read: Callable[[str], Value],
+    problem: str,
+    cure: str,
+) -> dict[str, Value]:
+    """Parses values by name, e.g. ``web=0.45``. What is no name with a value is read as ``""``.
+
+    Raises:
+        ConfigError: a name is given twice; ``read`` raised ValueError.
+
+    Example:
+        >>> named_values("--weights", ["web=2", "code=.5"], float, "is no weight", "E.g. web=2.")
+        {'web': 2.0, 'code': 0.5}
+    """
+    values: dict[str, Value] = {}
+    for item in items:
+        name, _, text = item.partition("=")
+        if name in values:
+            raise ConfigError(
+                f"names {name!r} twice", field=option, value=item, cure="Write each name once."
+            )
+        try:
+            values[name] = read(text if name else "")
+        except ValueError:
+            raise ConfigError(problem, field=option, value=item, cure=cure) from None
+    return values
+
+
 def parse_shares(items: Sequence[str] | None, flag: str) -> dict[str, float]:
     """Parses shares from 0 to 1 of sources, by name, e.g. ``web=0.45``."""
-    shares: dict[str, float] = {}
-    for item in items or []:
-        name, _, text = item.partition("=")
-        try:
-            shares[name] = float(text)
-        except ValueError:
-            shares[name] = -1.0
-        if not 0 <= shares[name] < 1 + 1e-9:
-            cure = "E.g. web=0.45."
-            raise ConfigError("is not a share from 0 to 1", field=flag, value=item, cure=cure)
-    return shares
+
+    def share(text: str) -> float:
+        if not 0 <= float(text) < 1 + 1e-9:
+            raise ValueError
+        return float(text)
+
+    return named_values(flag, items or [], share, "is not a share from 0 to 1", "E.g. web=0.45.")
 
 
 def typed_options(context: typer.Context) -> set[str]:
@@ -231,9 +252,11 @@ def refuse_typed(
             raise ConfigError(problem, field=field, value=context.params[name], cure=cure)
 
 
-def open_target(target: str, settings: list[str] | None) -> tuple[LmDataConfig, RunDataset]:
-    """The config that is named, or that of the run whose folder is, and its dataset. Steps of a run
-    are counted from its anchors.
+def open_target(
+    target: str, settings: list[str] | None
+) -> tuple[LmDataConfig, RunDataset, RunLock | None]:
+    """The config that is named, or that of the run whose folder is, its dataset, and the lock of
+    the run. Steps of a run are counted from its anchors.
 
     Raises:
         PlanMismatchError: with the settings, it is another run than that of the folder.
@@ -242,20 +265,13 @@ def open_target(target: str, settings: list[str] | None) -> tuple[LmDataConfig, 
     from headrace.run.anchors import Anchors
     from headrace.run.lock import RunLock
 
-    config = load_config_or_run(target, settings)
+    config, lock = load_target(target, settings)
     dataset = config.dataset()
-    if (lock := lock_at(target)) is not None:
+    if lock is not None:
         planned = BatchOrder(dataset, row_order=config.row_order)
         lock.check_same(RunLock.of(planned).through_functions_of(lock), target)
         Anchors(target, lock, planned).use(None)
-    return config, dataset
-
-
-def lock_at(target: str) -> RunLock | None:
-    """The lock of the run whose folder is named; None: a config is named."""
-    from headrace.run.lock import RunLock
-
-    return None if target.endswith(CONFIG_SUFFIXES) else RunLock.load(target)
+    return config, dataset, lock
 
 
 def range_of_steps(option: str, text: str) -> tuple[int, int]:
@@ -289,8 +305,8 @@ def lock_in(folder: str, field: str, or_else: str = "") -> RunLock:
     return lock
 
 
-def load_config_or_run(target: str, settings: list[str] | None) -> LmDataConfig:
-    """Loads a config, or the one with which the run in a folder goes on.
+def load_target(target: str, settings: list[str] | None) -> tuple[LmDataConfig, RunLock | None]:
+    """Loads a config, or the one with which the run in a folder goes on, and the run's lock.
 
     Raises:
         ConfigError: there is no config there; otherwise as for ``load_config``.
@@ -300,7 +316,7 @@ def load_config_or_run(target: str, settings: list[str] | None) -> LmDataConfig:
     from headrace.store import files
 
     if target.endswith(CONFIG_SUFFIXES) or files.is_file(target):
-        return load_config(target, settings or [])
+        return load_config(target, settings or []), None
     lock = lock_in(target, "config", ", or a config (.yaml)")
     if lock.config is None:
         raise ConfigError(
@@ -309,4 +325,5 @@ def load_config_or_run(target: str, settings: list[str] | None) -> LmDataConfig:
             value=target,
             cure="Name the config of the run (.yaml).",
         )
-    return decode(LmDataConfig, with_overrides(lock.config, settings or [], LmDataConfig))
+    config = with_overrides(lock.config, settings or [], LmDataConfig)
+    return decode(LmDataConfig, config), lock

@@ -212,14 +212,8 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
     import numpy as np
 
     plan = dataset.plan
-    histogram = np.zeros(len(_EDGES), np.int64)
-    for packed in plan.chunks():
-        tokens = np.add.reduceat(
-            packed.items.size, np.cumsum(packed.item_counts) - packed.item_counts, dtype=np.int64
-        )
-        histogram += np.bincount(
-            np.digitize(tokens / plan.spec.row, _EDGES[1:]), minlength=len(_EDGES)
-        )
+    fill = np.digitize(plan.lengths / plan.spec.row, _EDGES[1:])
+    histogram = np.bincount(fill, minlength=len(_EDGES))
     facts: dict[str, Any] = {
         "path": dataset.cache.path,
         "plan": dataset.plan_path,
@@ -237,11 +231,9 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
             for low, n in zip(_EDGES, histogram.tolist(), strict=True)
         ],
     }
-    return (
-        facts
-        if ranks is None
-        else {**facts, "aligned": plan.aligned_plan(ranks, drop_last).record()}
-    )
+    if ranks is not None:
+        facts["aligned"] = plan.aligned_plan(ranks, drop_last).record()
+    return facts
 
 
 @working("packing")

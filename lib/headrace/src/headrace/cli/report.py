@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import parse_hosts, refuse_typed
+from headrace.cli.options import parse_list, refuse_typed
 from headrace.cli.shown import say, working
 from headrace.errors import ConfigError
 from headrace.numbers import in_bytes
@@ -99,7 +99,7 @@ def command(
     if len(others) > 1:
         cure = "Name two at most."
         raise ConfigError("is a third run", field="OTHER", value=others[1], cure=cure)
-    host_numbers = parse_hosts(hosts)
+    host_numbers = parse_list("--hosts", hosts, int, "1,8,64")
     with working("looking at the run"):
         facts = gather(target, overrides, config=config, hosts=host_numbers, must_exist=not live)
         other = gather(others[0], overrides, hosts=host_numbers) if others else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import AsJson, ConfigOrRun, Settings, load_config_or_run, lock_at
+from headrace.cli.options import CONFIG_SUFFIXES, AsJson, ConfigOrRun, Settings, load_target
 from headrace.cli.remove import removal_line
 from headrace.cli.shown import labelled, say_json, terminal, working
 from headrace.errors import format_count, format_some
@@ -59,7 +59,7 @@ def command(
     from headrace.analysis.resolved import ResolvedRun
     from headrace.analysis.tree import run_tree
 
-    config = load_config_or_run(target, settings)
+    config, _ = load_target(target, settings)
     with working("counting rows"):
         facts = run_tree(ResolvedRun.of(config))
         if like is not None:
@@ -76,11 +76,12 @@ def command(
 def _digests(target: str) -> dict[str, str]:
     """The digest of the documents of each source of a run or a config."""
     from headrace.analysis.resolved import ResolvedRun
+    from headrace.run.lock import RunLock
 
-    lock = lock_at(target)
+    lock = None if target.endswith(CONFIG_SUFFIXES) else RunLock.load(target)
     if lock is not None and lock.documents:  # as the run began, whatever has become of its files
         return lock.documents
-    return ResolvedRun.of(load_config_or_run(target, None)).first.documents_digests()
+    return ResolvedRun.of(load_target(target, None)[0]).first.documents_digests()
 
 
 def _tree(target: str, facts: dict[str, Any], *, folds: bool) -> Tree:

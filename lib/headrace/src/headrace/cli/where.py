@@ -11,7 +11,6 @@ from headrace.cli.options import (
     AsJson,
     ConfigOrRun,
     Settings,
-    lock_at,
     open_target,
 )
 from headrace.cli.shown import figures_table, say, say_json, terminal, working
@@ -67,9 +66,8 @@ def command(
     from headrace.run.anchors import last_checkpoint
     from headrace.run.where import whereabouts
 
-    config, dataset = open_target(target, settings)
+    config, dataset, lock = open_target(target, settings)
     if step is None:
-        lock = lock_at(target)
         step = 0 if lock is None else last_checkpoint(target, lock) or 0
     if document is not None or component is not None:
         _find(config, dataset, step, document or [], component, as_json)

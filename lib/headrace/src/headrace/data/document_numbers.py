@@ -13,6 +13,7 @@ import ast
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, reduce
 from itertools import pairwise
 from types import MappingProxyType
@@ -33,6 +34,7 @@ from headrace.store.npy import PYTHON_PARSER
 LENGTH = "length"
 """The name of the number of tokens of each document."""
 _CHUNK = 1 << 20  # documents per pass over the numbers
+_READS = 16  # at a time
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -266,6 +268,27 @@ def lengths_of_documents(cache: TokenCache) -> Int64[np.ndarray, " documents"]:
         lengths = cache.lengths(positions.start, positions.stop)
         np.add.at(tokens, numbers[is_document], lengths[is_document])
     return tokens
+
+
+def some_lengths(cache: TokenCache, most: int, stretches: int) -> Int64[np.ndarray, " looked"]:
+    """Tokens of each document or, if there are more than ``most``, of so many in evenly spaced
+    stretches: of pieces, where documents were cut.
+    """
+    if cache.num_documents <= most:
+        return lengths_of_documents(cache) if cache.are_cut else cache.lengths()
+    return evenly_spaced(cache.lengths, cache.num_documents, most, stretches)
+
+
+def evenly_spaced(
+    read: Callable[[int, int], np.ndarray], total: int, most: int, stretches: int
+) -> np.ndarray:
+    """All values, or evenly spaced stretches of them if there are more than ``most``."""
+    if total <= most:
+        return read(0, total)
+    size = most // stretches
+    starts = np.linspace(0, total - size, stretches).astype(np.int64).tolist()
+    with ThreadPoolExecutor(_READS) as pool:
+        return np.concatenate(list(pool.map(lambda start: read(start, start + size), starts)))
 
 
 def without_failing(

@@ -180,21 +180,14 @@ def gather(
         records = RunRecords()
         plan = _plan(load_config(target, settings), hosts, records)
         return ReportFacts(Path(target).name, None, target, plan, "", records, None)
-    return _of_folder(target, settings, config, hosts, _records(target, must_exist))
-
-
-def _of_folder(
-    folder: str,
-    settings: Sequence[str],
-    config: str | None,
-    hosts: Sequence[int] | None,
-    records: RunRecords,
-) -> ReportFacts:
-    lock = RunLock.load(folder)
+    records = read_records(target)
+    lock = RunLock.load(target)
+    if must_exist and not records.sessions and lock is None:
+        raise no_run_in(target, "run folder", ", or a config (.yaml)")
     # As in runs/1: the last part alone is often not enough.
-    title = "/".join(folder.rstrip("/").rsplit("/", 2)[-2:]) or folder
+    title = "/".join(target.rstrip("/").rsplit("/", 2)[-2:]) or target
     plan = None
-    command = command_line("run report", folder, config="run.yaml")
+    command = command_line("run report", target, config="run.yaml")
     why = f"The run has no config. Name one: {command}"
     if config is not None:
         plan = _plan(config_of_run(lock, load_config(config, settings)), hosts, records)
@@ -207,14 +200,7 @@ def _of_folder(
             HeadraceError
         ) as error:  # paths that do not exist here: measurements can still be shown
             why = f"The run's config cannot be resolved from here: {error}"
-    return ReportFacts(title, folder, config, plan, why, records, lock)
-
-
-def _records(folder: str, must_exist: bool) -> RunRecords:
-    records = read_records(folder)
-    if must_exist and not records.sessions and RunLock.load(folder) is None:
-        raise no_run_in(folder, "run folder", ", or a config (.yaml)")
-    return records
+    return ReportFacts(title, target, config, plan, why, records, lock)
 
 
 def _recorded_config(

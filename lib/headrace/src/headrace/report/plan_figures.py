@@ -13,14 +13,13 @@ cache, in 16 evenly spaced stretches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from headrace.data.document_numbers import lengths_of_documents
+from headrace.data.document_numbers import some_lengths
 from headrace.data.mixture import MixtureDataset
 from headrace.data.phased import RunDataset
 from headrace.store.cache import TokenCache
@@ -153,18 +152,9 @@ def document_lengths(cache: TokenCache) -> Lengths:
         ... )
         (100, 1.0, 1.0)
     """
-    total = cache.num_documents
-    if total <= MAX_LOOKED:
-        lengths = lengths_of_documents(cache) if cache.are_cut else cache.lengths(0, total)
-        total = lengths.size
-    else:
-        run = MAX_LOOKED // _RUNS
-        starts = np.linspace(0, total - run, _RUNS).astype(np.int64).tolist()
-        with ThreadPoolExecutor(_RUNS) as pool:
-            lengths = np.concatenate(
-                list(pool.map(lambda start: cache.lengths(start, start + run), starts))
-            )
-    return lengths_of(lengths, total)
+    lengths = some_lengths(cache, MAX_LOOKED, _RUNS)
+    is_sample = cache.num_documents > MAX_LOOKED
+    return lengths_of(lengths, cache.num_documents if is_sample else lengths.size)
 
 
 def lengths_of(lengths: Int64[np.ndarray, " n"], total: int) -> Lengths:
