@@ -46,6 +46,8 @@ hides little: over many keys, 8 rounds leave the differences of neighbours of n 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from jaxtyping import Int64, UInt64
 
@@ -189,11 +191,18 @@ def unpermute(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64[np.nda
     keys = np.array([key], np.uint64)
     a, b = rectangle(n)
     rounds = SHORT_ROUNDS if length < SHORT else ROUNDS
+    return _walk_back(i, length, lambda x: _decrypt(x, a, b, keys, rounds))
+
+
+def _walk_back(
+    i: Int64[np.ndarray, " n"], length: int, undo: Callable[[np.ndarray], np.ndarray]
+) -> Int64[np.ndarray, " n"]:
+    """Where images come from. Step 5 backwards: one that went through the surplus goes back."""
     x = np.asarray(i, np.int64).astype(np.uint64)
     outside = np.arange(x.size)
-    while outside.size:  # 5. an index that went through the surplus goes back through it
-        x[outside] = _decrypt(x[outside], a, b, keys, rounds)
-        outside = outside[x[outside] >= n]
+    while outside.size:
+        x[outside] = undo(x[outside])
+        outside = outside[x[outside] >= length]
     return x.astype(np.int64)
 
 
@@ -263,12 +272,7 @@ def unpermute_linear(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64
     )
     # The inverse modulo 2**64 is one modulo any smaller power of two
     back = np.array([pow(mult, -1, 1 << 64)], np.uint64)
-    x = np.asarray(i, np.int64).astype(np.uint64)
-    outside = np.arange(x.size)
-    while outside.size:
-        x[outside] = (x[outside] - np.uint64(add)) * back & np.uint64(mask)
-        outside = outside[x[outside] >= length]
-    return x.astype(np.int64)
+    return _walk_back(i, length, lambda x: (x - np.uint64(add)) * back & np.uint64(mask))
 
 
 PERMUTATIONS = {"feistel": permute, "linear": permute_linear}

@@ -174,12 +174,7 @@ def _check(lengths: np.ndarray, shares: np.ndarray, batch_size: int, strands: in
         raise ConfigError(
             f"one for each of the {lengths.size} components", field="shares", value=shares.tolist()
         )
-    if (lengths < 1).any():
-        raise ConfigError(
-            "cannot be mixed: it is empty",
-            field=f"component {int(lengths.argmin())}",
-            cure="Leave it out.",
-        )
+    check_not_empty(lengths)
     if not ((shares >= 0) & (shares <= 1)).all():
         raise ConfigError("must lie in 0 .. 1", field="shares", value=shares.tolist())
     for name, value in (("batch_size", batch_size), ("strands", strands)):
@@ -191,6 +186,16 @@ def _check(lengths: np.ndarray, shares: np.ndarray, batch_size: int, strands: in
             field="strands",
             value=strands,
             cure=f"Give at most {total}, or leave it out.",
+        )
+
+
+def check_not_empty(lengths: np.ndarray) -> None:
+    """Raises ConfigError for a component without examples."""
+    if (lengths < 1).any():
+        raise ConfigError(
+            "cannot be mixed: it is empty",
+            field=f"component {int(lengths.argmin())}",
+            cure="Leave it out.",
         )
 
 

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64, Integer, UInt64
 
-from headrace.errors import ConfigError
 from headrace.native import native_library
-from headrace.order.braid.spec import GOLDEN32, BraidSpec, braid_spec
+from headrace.order.braid.spec import GOLDEN32, BraidSpec, braid_spec, check_not_empty
 from headrace.order.permutation import rectangle
 from headrace.order.seeds import derive, fold
 
@@ -284,13 +283,7 @@ class BraidTable:
         Raises:
             ConfigError: an empty component.
         """
-        lengths = np.asarray([len(order) for order in orders], np.int64)
-        if (lengths < 1).any():
-            raise ConfigError(
-                "cannot be mixed: it is empty",
-                field=f"component {int(lengths.argmin())}",
-                cure="Leave it out.",
-            )
+        check_not_empty(np.asarray([len(order) for order in orders], np.int64))
         return cls(spec_of(orders))
 
     @cached_property
