@@ -79,11 +79,11 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
         log = StepLog(folder.metrics, weights, settings.steps, line)
         run = TrainingRun(config, settings, folder, log)
         stopped = run.train(Mesh(devices[: settings.devices], ("data",)), until=stop)
-        line.say(
+        screen.say(
             f"[bold]stopped[/] after {stop} steps, loader closed; model and data state are in"
             f" {escape(str(stopped))}/"
         )
-        line.say(f"[bold]resumed[/] with a new loader, on {settings.devices_after} devices")
+        screen.say(f"[bold]resumed[/] with a new loader, on {settings.devices_after} devices")
         run.train(
             Mesh(devices[: settings.devices_after], ("data",)), until=settings.steps, resume=stopped
         )

@@ -12,7 +12,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -60,10 +60,8 @@ class Screen:
         """
         details: list[str] = []
         started = time.perf_counter()
-        if self.console.is_terminal:
-            with self.console.status(f"{name} ..."):
-                yield details
-        else:
+        terminal = self.console.is_terminal
+        with self.console.status(f"{name} ...") if terminal else nullcontext():
             yield details
         self._book(name, time.perf_counter() - started, details)
 
@@ -71,14 +69,12 @@ class Screen:
     def training(self, steps: int) -> Iterator[TrainingLine]:
         """The training line; the time is booked under ``train``."""
         started = time.perf_counter()
+        live: Live | None = None
         if self.console.is_terminal:
-            with Live(
-                Text("compiling the model ..."), console=self.console, refresh_per_second=8
-            ) as live:
-                line = TrainingLine(self, steps, live)
-                yield line
-        else:
-            line = TrainingLine(self, steps, None)
+            text = Text("compiling the model ...")
+            live = Live(text, console=self.console, refresh_per_second=8)
+        line = TrainingLine(self, steps, live)
+        with live or nullcontext():
             yield line
         self._book("train", time.perf_counter() - started, line.details)
 
@@ -113,10 +109,6 @@ class TrainingLine:
         self._steps = steps
         self._live = live
         self.details: list[str] = []
-
-    def say(self, text: str) -> None:
-        """Prints a line above the training line."""
-        self._screen.say(text)
 
     def update(self, step: int, devices: int, figures: str, mixture: str) -> None:
         """Shows the number of completed steps and devices, and two texts: figures, and rows by

@@ -251,8 +251,11 @@ def ask(folder: str, request: Request, wait_s: float) -> None:
         mail.answer.check()
         return
     problem = f"gave no answer in {wait_s:.0f} s"
-    command = command_line("run amend", folder, "CONFIG")
-    cure = f"If no job trains it, edit its config: {command}"
+    command = command_line("run amend", folder, "CONFIG", step=request.step)
+    cure = (
+        f"If no job trains it, edit its config: {command} (with --going-back, if it is to go on"
+        " from an earlier checkpoint than its last)"
+    )
     if mail.is_taken:
         problem = f"has not decided in {wait_s:.0f} s"
         cure = "Its log and its lock will say what it decides. Give it longer: --wait 600."
