@@ -103,7 +103,7 @@ def cache_of(folder: str, said: list[str], expected: str) -> None:
     otherwise.
     """
     try:
-        cache = TokenCache.open(f"{folder}/cache")
+        cache = open_cache(f"{folder}/cache")
     except (CacheMissingError, CacheUnfinishedError):
         assert not said
         return
@@ -122,7 +122,7 @@ def build(texts: object, output: str, **options: object) -> TokenCache:
         progress=False,
         **options,
     )
-    return TokenCache.open(output)
+    return open_cache(output)
 
 
 @traced
@@ -138,7 +138,7 @@ build_cache(SourceConfig([given[0]]), TokenizerConfig(), root + "/cache", engine
 mark("built")
 """
     ops = CRASH.record(program, root, str(texts))
-    cache = TokenCache.open(str(root / "cache"))
+    cache = open_cache(str(root / "cache"))
     assert len(cache.parts) > 1
     expected = tokens_of(cache)
     settings = eval(f"dict({options.lstrip(', ')})")
@@ -160,11 +160,11 @@ def test_a_copy_of_a_cache(root, texts, tmp_path, copy):
     program = f"""{IMPORTS}
 sys.path.insert(0, given[1])
 import test_durability as t
-t.{copy}(t.TokenCache.open(given[0]), root + "/cache")
+t.{copy}(t.open_cache(given[0]), root + "/cache")
 mark("copied")
 """
     ops = CRASH.record(program, root, plain.path, str(Path(__file__).parent))
-    expected = tokens_of(TokenCache.open(str(root / "cache")))
+    expected = tokens_of(open_cache(str(root / "cache")))
 
     def again(folder):
         {"shuffled": shuffled, "joined": joined}[copy](plain, f"{folder}/cache")

@@ -24,7 +24,7 @@ from headrace.ingest.tokenize import recorded_tokenizer
 from headrace.pack.plan_file import PlanRequest, read_plan, write_plan
 from headrace.pack.spec import PackSpec
 from headrace.run import RunLock, open_run
-from headrace.store import CacheLayout, TokenCache, verify
+from headrace.store import CacheLayout, TokenCache, open_cache, verify
 from headrace.store.ledger import read_ledger
 from headrace.store.snapshots import history_of
 from headrace.testing import write_cache
@@ -191,7 +191,7 @@ def loader(root):
 def of_json(root):
     """The cache as ledger.json alone tells it; the error of opening it if there is none."""
     ledger = read_ledger(str(root))
-    return TokenCache.open(root) if ledger is None else TokenCache(str(root), ledger)
+    return open_cache(root) if ledger is None else TokenCache(str(root), ledger)
 
 
 def read_cache(root):
@@ -231,7 +231,7 @@ READERS = {
     "ledger": ("ledger.json", read_cache, lambda root: verify(str(root), deep=True)),
     "table": (
         "columns/ledger.bin",
-        lambda root: read_all(TokenCache.open(root / "columns")),
+        lambda root: read_all(open_cache(root / "columns")),
         lambda root: verify(f"{root}/columns"),
     ),
     "record": ("parts/00000/part.json", lambda root: verify(str(root))),

@@ -426,7 +426,7 @@ def test_a_cache_is_read(name: str):
 
 def describe_cache(path: str) -> dict[str, Any]:
     """What the corpus keeps of a cache."""
-    cache = headrace.TokenCache.open(path)
+    cache = headrace.open_cache(path)
     documents = [cache.document(number) for number in range(cache.num_documents)]
     tokens = np.concatenate(documents).astype("<i8")
     return {

@@ -89,13 +89,13 @@ def test_loaders_of_several_threads_may_be_the_first_to_load_them(tmp_path):
     write_cache(tmp_path / "cache", [[np.arange(200_000, dtype=np.uint16) % 1000]], vocab_size=1000)
     script = f"""
 import threading
-from headrace import DataLoader, TokenCache, TokenSeqDataset
+from headrace import DataLoader, TokenCache, open_cache, TokenSeqDataset
 from headrace.feed import gather_kernel as g
 
 barrier, sums = threading.Barrier(4), []
 
 def load():
-    dataset = TokenSeqDataset(TokenCache.open({str(tmp_path / "cache")!r}), 128).braid_shuffle(seed=0, batch_size=32)
+    dataset = TokenSeqDataset(open_cache({str(tmp_path / "cache")!r}), 128).braid_shuffle(seed=0, batch_size=32)
     barrier.wait()
     g.gather_kernel()
     sums.append(sum(int(batch.token_ids.sum()) for batch in DataLoader(dataset, batch_size=32)))

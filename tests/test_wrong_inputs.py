@@ -184,7 +184,7 @@ def test_a_command(fresh, capsys, busy, wrong, message, cured):
 @pytest.fixture
 def names(fresh: Path) -> Iterator[dict[str, Any]]:
     """What calls are made with."""
-    cache = public.TokenCache.open("caches/code")
+    cache = public.open_cache("caches/code")
     config = public.load_config("run.yaml")
     ds = public.TokenSeqDataset(cache, seq_len=32)
     with public.DataLoader(ds, 8) as loader:

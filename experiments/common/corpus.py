@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from headrace import SourceConfig, TokenCache, TokenizerConfig, build_cache
+from headrace import SourceConfig, TokenizerConfig, build_cache, open_cache
 from headrace.demo.corpus import END_OF_TEXT, Document, text_file, train_bpe, write_jsonl
 from headrace.errors import CacheMissingError, CacheUnfinishedError, SourceError
 
@@ -88,17 +88,17 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """Names the tokens of ``sorted``."""
-        return TokenCache.open(self.path()).fingerprint
+        return open_cache(self.path()).fingerprint
 
     def source_of_tokens(self, positions: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Number of the source that holds each token of ``sorted``."""
-        ends = np.cumsum(TokenCache.open(self.path()).lengths())
+        ends = np.cumsum(open_cache(self.path()).lengths())
         last = np.cumsum(self.documents) - 1
         return np.searchsorted(ends[last], positions, side="right")
 
     def describe(self) -> dict[str, object]:
         """What stands in a record: sizes by source, and the fingerprint."""
-        ends = np.cumsum(TokenCache.open(self.path()).lengths())
+        ends = np.cumsum(open_cache(self.path()).lengths())
         tokens = np.diff(ends[np.cumsum(self.documents) - 1], prepend=0)
         sizes = {
             name: {"documents": documents, "tokens": int(size)}
@@ -134,7 +134,7 @@ def prepare_corpus(
     corpus = Corpus(folder, tuple(said["names"]), tuple(said["documents"]))
     for name in (SORTED, *(corpus.names if each_source else ())):
         try:
-            TokenCache.open(corpus.path(name))  # wherever the folder lay when it was built
+            open_cache(corpus.path(name))  # wherever the folder lay when it was built
         except (CacheMissingError, CacheUnfinishedError):
             build_cache(
                 SourceConfig([str(text_file(folder, name))]),

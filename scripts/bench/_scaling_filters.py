@@ -58,7 +58,7 @@ def job_filter(path: str, url: str, packed: str) -> list[float]:
     the first batch.
     """
     warm = TokenSeqDataset(
-        TokenCache.open(Path(path).with_name("one")), 256, removed=DocumentFilter([1, 2])
+        TokenCache.open_member(Path(path).with_name("one")), 256, removed=DocumentFilter([1, 2])
     )
     DataLoader(
         MixtureDataset({"a": warm.shuffle(seed=0)}, {"a": 1.0}, 2), prefetch_bytes=1 << 28
@@ -67,7 +67,7 @@ def job_filter(path: str, url: str, packed: str) -> list[float]:
     before = memory(reset=True)
     began = time.perf_counter()
     spent = time.process_time()
-    cache = TokenCache.open(path)
+    cache = TokenCache.open_member(path)
     removed = DocumentFilter.load(url)
     if packed == "packed":
         dataset: Any = PackedTokenDataset(cache, CAPACITY, removed=removed)

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from _common import Report
 
-from headrace import DataLoader, MixtureDataset, TokenCache
+from headrace import DataLoader, MixtureDataset, TokenCache, open_cache
 from headrace.data import PackedTokenDataset
 from headrace.pack import plan_file, plan_packs
 from headrace.pack.items import Items, PackCounts, Packed, no_offsets
@@ -53,7 +53,7 @@ def forge_cache(root: Path, documents: int) -> TokenCache:
     rng = np.random.default_rng(1)
     documents_of_part = [rng.integers(1, 250, n) for n in draw(PART).tolist()]
     write_cache(root / "one", [documents_of_part], layout=CacheLayout("uint8"))
-    ledger = TokenCache.open(root / "one").ledger
+    ledger = open_cache(root / "one").ledger
     (record,) = ledger.parts
     parts = documents // PART
     many = root / "many"
@@ -72,7 +72,7 @@ def forge_cache(root: Path, documents: int) -> TokenCache:
     need = {**readers_need(ledger), "metadata": {}}
     (many / LEDGER_NAME).write_bytes(raw)
     (many / TABLE_NAME).write_bytes(encode_table(columns, need, name, "sha256:" + "0" * 64))
-    return TokenCache.open(many)
+    return open_cache(many)
 
 
 class Repeated:
@@ -177,16 +177,14 @@ def job_open(path: str, folder: str, algorithm: str) -> list[float]:
     """Seconds to open a cache and its plan, MiB of its own, and in all; seconds to the first batch,
     and likewise.
     """
-    warm = PackedTokenDataset(
-        TokenCache.open(Path(path).with_name("one")), 256, plans=f"{folder}-warm"
-    )
+    warm = PackedTokenDataset(open_cache(Path(path).with_name("one")), 256, plans=f"{folder}-warm")
     DataLoader(
         MixtureDataset({"a": warm.shuffle(seed=0)}, {"a": 1.0}, 2), prefetch_bytes=1 << 28
     ).batch_at(0)
     jax.devices()
     before = memory(reset=True)
     began = time.perf_counter()
-    dataset = PackedTokenDataset(TokenCache.open(path), CAPACITY, algorithm=algorithm, plans=folder)
+    dataset = PackedTokenDataset(open_cache(path), CAPACITY, algorithm=algorithm, plans=folder)
     seconds = time.perf_counter() - began
     opened = memory()
     mixture = MixtureDataset(

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from _common import Report, run_bench, take_share, touch_memory
 
-from headrace import DataLoader, TokenCache, TokenSeqDataset
+from headrace import DataLoader, TokenCache, TokenSeqDataset, open_cache
 from headrace.data import AsyncDataset
 from headrace.metrics import LoaderStats
 from headrace.store.layout import CacheLayout, LeafSpec
@@ -102,10 +102,8 @@ def bench_zstd(report: Report, folder: Path, examples: int, repeats: int) -> Non
     measurements = []
     for _ in range(repeats):
         touch_memory(1 << 30)
-        blocks = block_speed(TokenCache.open(path))
-        dataset = TokenSeqDataset(TokenCache.open(path), SEQ_LEN).braid_shuffle(
-            batch_size=BATCH, seed=0
-        )
+        blocks = block_speed(open_cache(path))
+        dataset = TokenSeqDataset(open_cache(path), SEQ_LEN).braid_shuffle(batch_size=BATCH, seed=0)
         started = time.perf_counter()
         with DataLoader(dataset, batch_size=BATCH) as loader:
             for batch in loader:

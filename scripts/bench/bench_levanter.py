@@ -40,7 +40,7 @@ import numpy as np
 import optax
 from _common import Report, run_bench
 
-from headrace import TokenCache, TokenSeqDataset
+from headrace import TokenSeqDataset, open_cache
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 from headrace_levanter.export import write_levanter
@@ -159,7 +159,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
 
         def ours() -> Any:
             dataset = TokenSeqDataset(
-                TokenCache.open(str(folder / "own")), SEQ_LEN, split_documents=True
+                open_cache(str(folder / "own")), SEQ_LEN, split_documents=True
             )
             return dataset.braid_shuffle(seed=0, batch_size=BATCH).repeat()
 

@@ -48,7 +48,14 @@ import jax
 import numpy as np
 from _common import Report, run_bench, take_share, touch_memory
 
-from headrace import DataLoader, MixtureDataset, PackedBatch, TokenCache, TokenSeqDataset
+from headrace import (
+    DataLoader,
+    MixtureDataset,
+    PackedBatch,
+    TokenCache,
+    TokenSeqDataset,
+    open_cache,
+)
 from headrace.data import AsyncDataset, PackedTokenDataset
 from headrace.feed.gathering import Buffers
 from headrace.feed.placement import Placement, batch_sharding
@@ -215,7 +222,7 @@ def split_caches(folder: Path, tokens: np.ndarray, count: int) -> list[TokenCach
 
 def fresh(make: Callable[[TokenCache], AsyncDataset[Any]], path: str) -> AsyncDataset[Any]:
     """A dataset of a cache that this process has not read yet."""
-    return make(TokenCache.open(path))
+    return make(open_cache(path))
 
 
 def kept(dataset: AsyncDataset[Any]) -> Make:
@@ -366,7 +373,7 @@ def bench_first_pass(report: Report, folder: Path, rows: int, rounds: int) -> No
         firsts = []
         laters = []
         for _ in range(rounds):
-            firsts.append(run(mixture([TokenCache.open(path) for path in paths])))
+            firsts.append(run(mixture([open_cache(path) for path in paths])))
             laters.append(run(later))
         first_speed, later_speed = max(firsts)[0], max(laters)[0]
         core_s = [min(core_s for _, core_s in runs) for runs in (firsts, laters)]
@@ -494,7 +501,7 @@ def bench_cold(report: Report, folder: Path, rows: int, repeats: int) -> None:
         forget(paths)
         sequential = sequential_speed(paths) / 2
         forget(paths)
-        dataset = TokenSeqDataset(TokenCache.open(cache.path), SEQ_LEN).braid_shuffle(
+        dataset = TokenSeqDataset(open_cache(cache.path), SEQ_LEN).braid_shuffle(
             batch_size=BATCH, seed=0
         )
         started = time.perf_counter()

@@ -54,7 +54,7 @@ import tensorstore as ts
 from _common import Report, run_bench
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace import DataLoader, MixtureDataset, TokenCache, TokenSeqDataset
+from headrace import DataLoader, MixtureDataset, TokenSeqDataset, open_cache
 from headrace.analysis import simulate
 from headrace.errors import ReadError
 from headrace.feed import loader as loader_module
@@ -143,7 +143,7 @@ def mixture(root: str, steps: int) -> MixtureDataset:
     """The components in a store, braided, each used up by the last step."""
     total = sum(WEIGHTS.values())
     parts = {
-        name: TokenSeqDataset(TokenCache.open(f"{root}/{name}"), SEQ_LEN, name=name).braid_shuffle(
+        name: TokenSeqDataset(open_cache(f"{root}/{name}"), SEQ_LEN, name=name).braid_shuffle(
             seed=k, strands=STRANDS * weight // total
         )
         for k, (name, weight) in enumerate(WEIGHTS.items())

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from _common import Report, run_bench
 
-from headrace import TokenCache
+from headrace import TokenCache, open_cache
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
@@ -51,7 +51,7 @@ began, cpu = time.perf_counter(), time.process_time()
 if what == "shuffle":
     reshuffle(source, target, ReshuffleConfig(7, memory=int(memory)), engine="inline", progress=False)
 elif what == "copy":
-    consolidate(TokenCache.open(source), target)
+    consolidate(open_cache(source), target)
 else:
     shutil.copytree(source, target)
 seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
@@ -74,7 +74,7 @@ def make_cache(root: str, mebibytes: int) -> TokenCache:
         records.append(writer.close())
     tokenizer = {"path": "bench", "file": None, "fingerprint": "bench", "vocab_size": 50_000}
     write_ledger(root, Ledger(False, tokenizer, layout.to_dict()).complete(records))
-    return TokenCache.open(root)
+    return open_cache(root)
 
 
 def hashes(cache: TokenCache) -> np.ndarray:
@@ -115,7 +115,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
                 what: (*np.min(runs, axis=0)[:2], np.max(runs, axis=0)[2])
                 for what, runs in every.items()
             }
-            shuffled = TokenCache.open(f"{folder}/shuffle")
+            shuffled = open_cache(f"{folder}/shuffle")
             original = hashes(cache)
             copy = hashes(shuffled)
             once = bool((copy[shuffled.stored_at(np.arange(original.size))] == original).all())

@@ -4,7 +4,7 @@ of parts and hosts.
     python scripts/bench/bench_scale.py --check --json docs/bench/scale.json
 
 The ledgers are real files of so many parts; the arrays behind them are forged by a web server of
-the bench's own, which counts every request. Table 1: ``TokenCache.open`` of a local cache in a
+the bench's own, which counts every request. Table 1: ``open_cache`` of a local cache in a
 process of its own: CPU, and the growth of the largest memory. Table 2: 200 caches of 100,000 parts
 each in one run, from opening to the first batch of 1,024 rows.
 
@@ -234,9 +234,9 @@ def apart(job: str, *arguments: Any) -> list[float]:
 
 def job_open(path: str) -> list[float]:
     """CPU seconds and MiB that it takes to open a cache."""
-    TokenCache.open(f"{path}-small")  # what is imported and worked out once
+    TokenCache.open_member(f"{path}-small")  # what is imported and worked out once
     before = used(reset=True)
-    cache = TokenCache.open(path)
+    cache = TokenCache.open_member(path)
     assert cache.num_tokens > len(cache.parts) * SEQ_LEN
     return [after - first for after, first in zip(used(), before, strict=True)]
 
@@ -245,11 +245,11 @@ def job_first_batch(url: str, number: str) -> list[float]:
     """CPU seconds from opening so many caches to the first batch of their mixture, likewise MiB,
     and requests.
     """
-    TokenCache.open(f"{url}/warm")
+    TokenCache.open_member(f"{url}/warm")
     jax.devices()
     counts(url)
     before = used(reset=True)
-    caches = {f"c{k}": TokenCache.open(f"{url}/c{k}") for k in range(int(number))}
+    caches = {f"c{k}": TokenCache.open_member(f"{url}/c{k}") for k in range(int(number))}
     sources = {
         name: TokenSeqDataset(cache, SEQ_LEN).braid_shuffle(seed=0, strands=32, batch_size=None)
         for name, cache in caches.items()
@@ -325,7 +325,7 @@ def read_steps(root: str, hosts: int, run: Run) -> int:
 
     with mock.patch.object(plan_module, "global_rows", once):
         for number in range(hosts):
-            order = BatchOrder(run.dataset(TokenCache.open(root, once=shared)), BATCH)
+            order = BatchOrder(run.dataset(TokenCache.open_member(root, once=shared)), BATCH)
             stats = IterationStats()
             reader = PlannedReader(order, HostPlacement(number, hosts), 1 << 26, stats)
             for _ in reader.batches(0, run.steps):
@@ -338,7 +338,7 @@ def read_steps(root: str, hosts: int, run: Run) -> int:
 def hosts_row(report: Report, root: str, hosts: int, run: Run) -> list[Any]:
     """A row of the third table."""
     url = root.rsplit("/", 1)[0]
-    order = BatchOrder(run.dataset(TokenCache.open(root)), BATCH)
+    order = BatchOrder(run.dataset(TokenCache.open_member(root)), BATCH)
     planned = order.planned
     assert planned is not None
     forecast = simulate(

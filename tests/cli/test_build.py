@@ -17,7 +17,7 @@ from headrace.cli.build import summary
 from headrace.cli.inspect import build_command
 from headrace.ingest.build import BuildReport
 from headrace.ingest.progress import EncoderCounts
-from headrace.store import TokenCache
+from headrace.store import open_cache
 
 BYTES = ("--tokenizer", "bytes")
 Run = Callable[..., tuple[int, str, str]]
@@ -33,7 +33,7 @@ def test_a_build_ends_with_a_summary_and_the_next_command(
     assert "1 part." in out
     assert "3 documents without text" in out
     assert out.splitlines()[-1] == f"Next: headrace cache inspect '{output}'"
-    assert TokenCache.open(str(output)).num_documents == 15
+    assert open_cache(str(output)).num_documents == 15
     code, out, _ = headrace("build", str(corpus), "-o", str(output), *BYTES)
     assert code == 0
     assert "is already finished" in out
@@ -67,7 +67,7 @@ def test_all_options(headrace: Run, corpus: Path, tmp_path: Path):
     )
     assert code == 0
     assert f"1 bad line skipped, the first: {corpus}/a.dat, line 2: is not valid JSON" in out
-    cache = TokenCache.open(str(tmp_path / "c"))
+    cache = open_cache(str(tmp_path / "c"))
     assert cache.document(0).tolist() == [257, ord("x")]
     assert (cache.layout.dtype, cache.layout.chunk_elements, cache.layout.compression) == (
         "uint32",
@@ -109,7 +109,7 @@ def test_kinds_leaves_and_engines(headrace: Run, tmp_path: Path):
     assert "--mask roles --mask-role assistant" in err
     code, _, err = headrace(*arguments, "--mask", "roles", "--mask-role", "assistant")
     assert (code, err) == (0, "")
-    cache = TokenCache.open(str(tmp_path / "c"))
+    cache = open_cache(str(tmp_path / "c"))
     assert bytes(cache.document(0).tolist()) == b"<user>q<assistant>a"
     assert [leaf["name"] for leaf in cache.ledger.leaves] == ["loss_mask", "id", "n"]
     words = shlex.split(build_command(str(tmp_path / "c"), cache.ledger))
@@ -269,7 +269,7 @@ def test_documents_for_filling_in_the_middle(headrace, tmp_path):
     ]
     done = headrace(*command, "--fim", "97", "98", "99", "--fim-rate", "1", "--fim-spm-rate", "0")
     assert done.code == 0, done.err
-    cache = TokenCache.open(str(tmp_path / "out"))
+    cache = open_cache(str(tmp_path / "out"))
     for k, row in enumerate(rows):
         found = cache.document(k).tolist()
         prefix, suffix, middle = (found.index(sign) for sign in (97, 98, 99))

@@ -19,7 +19,7 @@ from headrace.config import LmDataConfig, load_config
 from headrace.ingest import LeafConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.run import open_run
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing import tiny_cache, write_cache
 
 Run = Callable[..., tuple[int, str, str]]
@@ -68,7 +68,7 @@ def shown(headrace: Run, *arguments: str) -> dict[str, Any]:
 
 
 def test_it_shows_what_is_delivered_and_where_it_comes_from(headrace: Run, run: str):
-    caches = {name: TokenCache.open(name) for name in ("web", "code")}
+    caches = {name: open_cache(name) for name in ("web", "code")}
     gone = set(range(0, 50, 3))
     epochs = set()
     files = set()

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from headrace.store import CacheLayout, TokenCache
+from headrace.store import CacheLayout, open_cache
 from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
 from headrace.testing.caches import random_documents
 
 
 def tokens(path):
-    cache = TokenCache.open(path)
+    cache = open_cache(path)
     return cache.tokens(0, cache.num_tokens)
 
 
@@ -52,7 +52,7 @@ def test_there_and_back(headrace, tmp_path):
             "tokens": cache.num_tokens,
         }
         assert np.array_equal(tokens(back), tokens(cache.path))
-        assert TokenCache.open(back).ledger.tokenizer == cache.ledger.tokenizer
+        assert open_cache(back).ledger.tokenizer == cache.ledger.tokenizer
     done = headrace("cache", "inspect", f"{tmp_path}/consolidated/train", "--json")
     assert (done.code, json.loads(done.out)["documents"]) == (0, 60)
     assert "60" in headrace("cache", "inspect", f"{tmp_path}/consolidated/train").out
@@ -73,7 +73,7 @@ def test_consolidate(headrace, tmp_path):
     facts = json.loads(
         headrace("cache", "consolidate", cache.path, f"{tmp_path}/one", "--json").out
     )
-    assert facts["fingerprint"] == TokenCache.open(tmp_path / "one").fingerprint
+    assert facts["fingerprint"] == open_cache(tmp_path / "one").fingerprint
     assert headrace("cache", "verify", f"{tmp_path}/one", "--deep").code == 0
 
 
@@ -115,14 +115,14 @@ def test_a_cache_of_levanter_is_given_its_tokenizer(headrace, corpus, tmp_path):
     assert (done.code, "holds another cache" in done.err) == (2, True)
     command[3] = f"{tmp_path}/c"
     assert headrace(*command, "-t", str(tokenizer)).code == 0
-    record = TokenCache.open(tmp_path / "c").ledger.tokenizer
+    record = open_cache(tmp_path / "c").ledger.tokenizer
     assert (record["stated"], record["file"]) == (True, "tokenizer.json")
     assert (record["bos"], record["eos"]) == ("<s>", "</s>")
-    assert record["fingerprint"] == TokenCache.open(tmp_path / "a").ledger.tokenizer["fingerprint"]
+    assert record["fingerprint"] == open_cache(tmp_path / "a").ledger.tokenizer["fingerprint"]
     assert "file 0 line 1" in headrace("cache", "inspect", f"{tmp_path}/c", "--samples", "15").out
     # What is appended begins and ends as what is there.
     (tmp_path / "more.txt").write_text("file 7")
-    before = TokenCache.open(tmp_path / "c").num_documents
+    before = open_cache(tmp_path / "c").num_documents
     assert headrace("build", f"{tmp_path}/more.txt", "-o", f"{tmp_path}/c", "--append").code == 0
     shown = headrace("cache", "inspect", f"{tmp_path}/c", "--document", str(before)).out
     assert "<s>file 7</s>" in shown.replace(" ", "").replace("file7", "file 7")
@@ -175,7 +175,7 @@ def test_documents_that_were_removed_are_not_written(tmp_path, headrace, form, g
     done = headrace("cache", "convert", cache.path, f"{tmp_path}/theirs", "--form", form, "--json")
     kept = [number for number in range(40) if number not in gone]
     assert json.loads(done.out)["documents"] == len(kept)
-    theirs = TokenCache.open(tmp_path / "theirs")
+    theirs = open_cache(tmp_path / "theirs")
     assert theirs.num_documents == len(kept)
     for name in ("input_ids", *cache.leaves):
         found = [theirs.leaf(name).document(k).tolist() for k in range(len(kept))]

@@ -8,7 +8,7 @@ import pytest
 
 from headrace import load_config, open_run
 from headrace.cli.diff import differences
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing import write_cache
 from headrace.testing.caches import random_documents
 
@@ -65,7 +65,7 @@ def test_a_copy_in_another_layout_has_the_same_tokens(headrace, tmp_path):
 def test_against_levanter(headrace, tmp_path):
     a = write_cache(tmp_path / "a", [random_documents(5)])
     assert headrace("cache", "convert", a.path, f"{tmp_path}/l").code == 0
-    found = {d.what for d in differences(a, TokenCache.open(tmp_path / "l"))}
+    found = {d.what for d in differences(a, open_cache(tmp_path / "l"))}
     assert {"layout dtype", "code version"} <= found
     assert not found & {"documents", "tokens", "tokenizer fingerprint"}
 

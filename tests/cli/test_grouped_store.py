@@ -22,7 +22,7 @@ from headrace.errors import CacheCorruptError, ConfigError, PlanMismatchError
 from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.ingest.shuffle_plan import Grouping
 from headrace.order.document_shuffle import DocumentShuffle
-from headrace.store import CacheLayout, TokenCache, consolidate, verify
+from headrace.store import CacheLayout, TokenCache, consolidate, open_cache, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.testing import tiny_cache, write_cache
@@ -43,7 +43,7 @@ def grouped(cache: TokenCache, output: Path, group: np.ndarray, **how: object) -
     groups = Grouping(group.astype(np.uint8), ("--by", "score"))
     config = replace(ReshuffleConfig(seed=7, groups=groups), **how)  # pyright: ignore[reportArgumentType]
     report = reshuffle(cache, str(output), config, engine="inline", progress=False)
-    return TokenCache.open(report.path)
+    return open_cache(report.path)
 
 
 @settings(max_examples=15)
@@ -75,7 +75,7 @@ def test_each_group_is_a_shuffle_in_parts_of_its_own(tmp_path_factory, data):
     assert verify(copy.path, deep=True).damages == []
     # A shuffled copy gives the same groups, and one part has the same order
     moved = reshuffle(cache, str(folder / "moved"), ReshuffleConfig(3), progress=False).path
-    moved_cache = TokenCache.open(moved)
+    moved_cache = open_cache(moved)
     of_moved = group[moved_cache.originals(np.arange(documents))]
     if split is None:
         again = grouped(moved_cache, folder / "again", of_moved)
@@ -85,10 +85,10 @@ def test_each_group_is_a_shuffle_in_parts_of_its_own(tmp_path_factory, data):
         # And the groups are undone
         plain = reshuffle(copy, str(folder / "plain"), ReshuffleConfig(3), progress=False).path
         assert (
-            TokenCache.open(plain).document(5 % documents).tolist()
+            open_cache(plain).document(5 % documents).tolist()
             == moved_cache.document(5 % documents).tolist()
         )
-        assert TokenCache.open(plain).is_mixed
+        assert open_cache(plain).is_mixed
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def reads_and_tokens(cache: str, steps: int) -> tuple[int, list[np.ndarray]]:
 def test_buckets_of_a_store_in_groups_read_each_chunk_once(cache, tmp_path, headrace):
     said = headrace("cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--by", "score")
     assert said.code == 0
-    copy = TokenCache.open(tmp_path / "copy")
+    copy = open_cache(tmp_path / "copy")
     assert copy.num_documents == cache.num_documents
     assert not copy.is_mixed
     steps = 80
@@ -177,7 +177,7 @@ def test_a_damaged_table_is_found_and_written_anew(cache, tmp_path, headrace, na
     done = headrace("cache", "verify", f"{tmp_path}/copy")
     assert done.code == 1
     assert f"{name}.bin" in done.out
-    copy = TokenCache.open(tmp_path / "copy")
+    copy = open_cache(tmp_path / "copy")
     with pytest.raises(CacheCorruptError, match="reshuffle command of this store again"):
         copy.originals(copy.stored_at([*range(cache.num_documents)]))
     assert headrace(*command).code == 0
@@ -210,7 +210,7 @@ def test_numbers_refer_to_the_original(cache, tmp_path, headrace):
     assert json.loads(done.out)["samples"][0]["document"] == 17
     groups = f"{tmp_path}/again", "--by", "number", "--quantiles", "0.5", "--attributes", option
     assert headrace("cache", "reshuffle", copy.path, *groups).code == 0
-    again = TokenCache.open(tmp_path / "again")
+    again = open_cache(tmp_path / "again")
     assert (again.originals(np.arange(1499)) < 1500).all()
 
 

@@ -328,7 +328,10 @@ def test_files_that_were_renamed_or_removed_stay_in_the_cache(headrace, texts):
         "on: 1 new file, 440 B -> first/caches/on",
         "gone: 1 file gone since, texts/gone/a.txt first; first/caches/gone keeps what it has",
     ]
-    assert [open_cache(f"first/caches/{name}").num_documents for name in ("code", "on")] == [3, 2]
+    assert [open_cache(f"first/caches/{name}").num_documents for name in ("code", "on")] == [
+        3,
+        2,
+    ]
 
 
 def test_one_text_that_is_most_of_all_is_named(headrace, texts):

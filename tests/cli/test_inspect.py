@@ -20,7 +20,7 @@ from headrace.cli.shown import printable
 from headrace.errors import SourceError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.order.intervals import Intervals
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing import tiny_cache
 
 Run = Callable[..., tuple[int, str, str]]
@@ -67,7 +67,7 @@ def test_other_seeds_draw_other_documents():
 def test_a_finished_cache(headrace: Run, cache: str):
     code, out, err = headrace("cache", "inspect", cache)
     assert (code, err) == (0, "")
-    opened = TokenCache.open(cache)
+    opened = open_cache(cache)
     for words in (
         "documents  15 (3 without text)",
         f"tokens     {opened.num_tokens:,}",
@@ -139,7 +139,7 @@ def test_printable_changes_only_what_acts(text: str):
 
 
 def test_json(headrace: Run, cache: str):
-    opened = TokenCache.open(cache)
+    opened = open_cache(cache)
     facts = json.loads(headrace("cache", "inspect", cache, "--json", "--samples", "2")[1])
     assert facts["finished"] is True
     assert (facts["documents"], facts["tokens"], facts["parts"]) == (
@@ -161,7 +161,7 @@ def test_json(headrace: Run, cache: str):
 def test_lengths_of_a_huge_cache_are_sampled(cache: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(inspect_show, "MAX_COUNTED", 8)
     monkeypatch.setattr(inspect_show, "WINDOWS", 4)
-    lengths = length_statistics(TokenCache.open(cache))
+    lengths = length_statistics(open_cache(cache))
     assert (lengths.documents, lengths.of) == (8, 15)
 
 

@@ -21,7 +21,7 @@ from headrace.cli.inspect_show import length_statistics, show_samples, token_sta
 from headrace.errors import ConfigError
 from headrace.ingest import ChatConfig, LeafConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.tokenize import cache_tokenizer, decode, load_tokenizer
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.testing import tiny_cache, write_cache
 from headrace_levanter.export import write_levanter
@@ -84,7 +84,7 @@ def test_what_is_trained_on_is_marked(headrace: Run, chats: str):
 
 
 def test_on_a_terminal_colours_stand_for_marks(chats: str):
-    cache = TokenCache.open(chats)
+    cache = open_cache(chats)
     for width in (30, 120):
         written = io.StringIO()
         terminal = Console(file=written, force_terminal=True, color_system="truecolor", width=width)
@@ -99,7 +99,7 @@ def test_on_a_terminal_colours_stand_for_marks(chats: str):
 
 
 def test_runs_are_the_text(chats: str):
-    cache = TokenCache.open(chats)
+    cache = open_cache(chats)
     for i in range(cache.num_documents):
         one = sample(cache, cache_tokenizer(cache), i)
         assert "".join(text for text, _ in one.runs) == one.text
@@ -135,7 +135,7 @@ def test_a_long_document_keeps_its_marks(tmp_path: Path):
     (tmp_path / "c.jsonl").write_text(json.dumps({"messages": turns}))
     source = SourceConfig([str(tmp_path / "c.jsonl")], kind="chat", chat=ChatConfig(TEMPLATE))
     build_cache(source, TokenizerConfig(), str(tmp_path / "c"), progress=False)
-    cache = TokenCache.open(tmp_path / "c")
+    cache = open_cache(tmp_path / "c")
     one = sample(cache, cache_tokenizer(cache), 0)
     assert one.runs == [(one.text, False)]
     assert one.tail_runs == [("a" * 40, True)]
@@ -144,7 +144,7 @@ def test_a_long_document_keeps_its_marks(tmp_path: Path):
 
 def test_overview_names_leaves_and_parts(headrace: Run, chats: str):
     out = headrace("cache", "inspect", chats, "--samples", "0")[1]
-    opened = TokenCache.open(chats)
+    opened = open_cache(chats)
     sizes = [p.record.tokens for p in opened.parts]
     assert len(sizes) > 1
     assert f"{len(sizes)}, from 2 files with" in out
@@ -255,7 +255,7 @@ def test_ids_outside_the_vocabulary_are_said(headrace: Run, tmp_path: Path):
     write_cache(path, [[np.array([1, 2, 250, 250])]], vocab_size=256)
     ledger = read_ledger(str(path))
     write_ledger(str(path), structs.replace(ledger, tokenizer={"vocab_size": 10}))
-    found = token_statistics(TokenCache.open(path), None)
+    found = token_statistics(open_cache(path), None)
     assert (found.outside, found.never_seen, found.distinct) == (2, 8, 3)
     assert "2 tokens with ids outside the vocabulary" in headrace("cache", "inspect", str(path))[1]
 
@@ -280,7 +280,7 @@ def test_of_huge_caches_a_sample_is_taken_and_said(
 
 
 def test_a_cache_of_levanter(headrace: Run, chats: str, tmp_path: Path):
-    write_levanter(TokenCache.open(chats), str(tmp_path / "theirs" / "train"))
+    write_levanter(open_cache(chats), str(tmp_path / "theirs" / "train"))
     path = str(tmp_path / "theirs" / "train")
     code, out, err = headrace("cache", "inspect", path, "--tokenizer", "bytes", "--document", "4")
     assert (code, err) == (0, "")

@@ -385,7 +385,7 @@ def test_a_copy_for_levanter_has_each_document_once(scored, headrace):
     assert headrace("cache", "remove", scored.store, "7", "4711").code == 0
     copy = f"{scored.folder}/theirs"
     assert headrace("cache", "convert", scored.store, copy).code == 0
-    theirs = TokenCache.open(copy)
+    theirs = open_cache(copy)
     numbers = [int(theirs.document(k)[0]) for k in range(theirs.num_documents)]
     assert sorted(numbers) == sorted({*range(DOCUMENTS)} - {7, 4711})
     assert theirs.num_tokens == np.delete(scored.lengths, [7, 4711]).sum()

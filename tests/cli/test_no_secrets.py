@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, HeadraceError, redact
 from headrace.feed import RunLog
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.run import RunLock, open_run
-from headrace.store import RetryPolicy, TokenCache, open_replicas, use_policy
+from headrace.store import RetryPolicy, open_cache, open_replicas, use_policy
 from headrace.testing.servers import web_server
 
 CANARY = "c4n4ry"
@@ -161,7 +161,7 @@ def test_a_login_in_a_config_is_refused(headrace, leaks, address, path):
 @pytest.mark.parametrize(
     "use",
     [
-        TokenCache.open,
+        open_cache,
         lambda address: open_replicas([address, address]),
         lambda address: build_cache(SourceConfig([address]), TokenizerConfig("bytes"), "out"),
         lambda address: build_cache(SourceConfig(["a.txt"]), TokenizerConfig("bytes"), address),

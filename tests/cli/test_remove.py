@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from headrace.cli.application import application
 from headrace.config import load_config
 from headrace.run import open_run
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.store.snapshots import SNAPSHOTS_NAME, history_of
 from headrace.testing import tiny_cache
 
@@ -150,7 +150,7 @@ def test_config_errors_name_field_value_and_cure(cache, tmp_path):
         with pytest.raises(Exception) as error:
             load_config(overrides=[*base, *overrides]).dataset()
         assert expected in str(error.value)
-    assert TokenCache.open(cache.path).fingerprint == cache.fingerprint
+    assert open_cache(cache.path).fingerprint == cache.fingerprint
 
 
 def test_samples_are_of_documents_that_are_there(cache):

@@ -19,7 +19,7 @@ from headrace.ingest import (
     reshuffle,
 )
 from headrace.order.document_shuffle import DocumentShuffle
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.testing import tiny_cache
 
@@ -48,7 +48,7 @@ def test_a_copy_and_the_same_command_again(headrace, cache, tmp_path):
     said = headrace("cache", "reshuffle", cache.path, f"{tmp_path}/copy", "--seed", "3")
     assert "Shuffles 60 documents" in said.err
     assert f"Next: headrace cache inspect {tmp_path}/copy" in said.out
-    copy = TokenCache.open(tmp_path / "copy")
+    copy = open_cache(tmp_path / "copy")
     assert (copy.document(int(copy.stored_at(np.array([7]))[0])) == cache.document(7)).all()
     assert (
         "is already finished"
@@ -104,7 +104,7 @@ def test_a_build_shuffles_too(headrace, corpus, tmp_path):
         "ledger.json",
         "parts",
     ]
-    cache = TokenCache.open(tmp_path / "c")
+    cache = open_cache(tmp_path / "c")
     assert cache.shuffle == DocumentShuffle(cache.num_documents, 3)
     command = build_command(f"{tmp_path}/c", cache.ledger)
     assert command.endswith("--shuffle 3 --dtype uint16")
@@ -136,7 +136,7 @@ def text(tmp_path, monkeypatch):
     build_cache(source, TokenizerConfig(), "plain", part_bytes=10, chunk_tokens=256, progress=False)
     reshuffle("plain", "shuffled", ReshuffleConfig(5, part_bytes=900), progress=False)
     (tmp_path / "gone.txt").write_text("\n".join(map(str, range(0, 60, 3))))
-    return TokenCache.open("shuffled")
+    return open_cache("shuffled")
 
 
 def test_cat_tells_the_document_and_the_file_of_the_original(headrace, text, tmp_path):
@@ -169,7 +169,7 @@ def test_inspect_finds_documents_by_the_numbers_of_the_original(headrace, text):
             assert sample["document"] == 20 * int(file) + int(line)
         assert facts["source_files"] == 3
         assert (facts["shuffled"] is None) == (cache == "plain")
-    origin = TokenCache.open("plain").fingerprint
+    origin = open_cache("plain").fingerprint
     assert facts["shuffled"] == {"seed": 5, "unit": 1, "fingerprint": origin}
     said = headrace("cache", "inspect", "shuffled", "--samples", "0").out
     assert "shuffled" in said
@@ -184,7 +184,7 @@ def test_whole_documents_are_named_where_they_were_cut(headrace, text, tmp_path)
     found = headrace("cache", "inspect", "cut", "--id", "2/3", "--json").out
     assert json.loads(found)["documents_with_id"] == [43]
     assert len(json.loads(found)["samples"]) == 3
-    plain = TokenCache.open("plain")
+    plain = open_cache("plain")
     tokens = plain.document(43).size
     (tmp_path / "run.yaml").write_text(CONFIG.replace("CACHE", "cut"))
     offsets = set()
@@ -201,7 +201,7 @@ def test_whole_documents_are_named_where_they_were_cut(headrace, text, tmp_path)
     assert max(offsets) > 40
     seen = headrace("run", "where", "run.yaml", "--document", "43", "--step", "40", "--json").out
     assert sum(one["tokens"] for one in json.loads(seen)["seen"]) >= tokens - 16
-    command = build_command("cut", TokenCache.open("cut").ledger)
+    command = build_command("cut", open_cache("cut").ledger)
     assert command.endswith("--split 20")
     removed = headrace("cache", "remove", "cut", "43", "--json").out
     assert json.loads(removed)["removed_tokens"] == tokens
@@ -247,7 +247,7 @@ def test_an_unfinished_one_says_how_to_finish_it(headrace, text):
     command = before.partition("To finish it: headrace ")[2].split()
     assert command[:2] == ["cache", "reshuffle"]
     assert headrace(*command).code == 0
-    assert TokenCache.open("shuffled").fingerprint == text.fingerprint
+    assert open_cache("shuffled").fingerprint == text.fingerprint
 
 
 def test_parts_that_belong_to_another_original_are_told(headrace, text):

@@ -12,7 +12,7 @@ import pytest
 
 from headrace import load_config, open_run
 from headrace.errors import ConfigError
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing import tiny_cache
 
 Run = Callable[..., tuple[int, str, str]]
@@ -86,7 +86,7 @@ def test_removed_documents_are_those_of_the_run(
 ):
     packed = f"components.b.packing={packing}"
     assert headrace("cache", "remove", str(tmp_path / "b"), "7", "9")[0] == 0
-    removed_tokens = int(TokenCache.open(tmp_path / "b").lengths(0, 10)[[7, 9]].sum())
+    removed_tokens = int(open_cache(tmp_path / "b").lengths(0, 10)[[7, 9]].sum())
     out = headrace("run", "tree", run_yaml, packed)[1]
     assert f"removed  2 documents, {removed_tokens} tokens: their places in the rows stay" in out
     facts = json.loads(headrace("run", "tree", run_yaml, packed, "--json")[1])

@@ -183,7 +183,7 @@ def test_a_damaged_table_is_written_anew(typed: Run, folder: str):
     assert table.read_bytes() == written
     table.write_bytes(b"nonsense")
     with pytest.raises(HeadraceError) as caught:
-        TokenCache.open(folder)
+        open_cache(folder)
     assert typed(str(caught.value)).code == 0
     assert table.read_bytes() == written
 
@@ -205,7 +205,7 @@ def test_a_damaged_part_is_built_again(headrace: Run, typed: Run, folder: str):
 def test_a_cache_that_is_missing_or_unfinished(headrace: Run, typed: Run, folder: str):
     Path("in.txt").write_text("A text of some words. " * 9)
     missing = f"{folder}-2"
-    for opened in (TokenCache.open, open_cache):
+    for opened in (open_cache, TokenCache.open_member):
         with pytest.raises(HeadraceError) as caught:
             opened(missing)
         assert typed(str(caught.value), SOURCE="in.txt", FILE="bytes").code == 0

@@ -177,7 +177,7 @@ def component(form: Format, cache: object, index: Path | None) -> dict[str, obje
 
 
 def opened(form: Format, cache: object, index: Path | None) -> TokenCache:
-    return TokenCache.open(str(cache), settings=FormatConfig(**settings_of(form, index)))
+    return open_cache(str(cache), settings=FormatConfig(**settings_of(form, index)))
 
 
 @pytest.fixture(params=FORMATS, ids=lambda form: form.case, scope="module")
@@ -278,7 +278,7 @@ def test_the_format_that_a_file_does_not_say_can_be_typed(tmp_path, words):
     done = CliRunner().invoke(application(), [*typed, "--format", cure.replace("32", "16")])
     assert done.exit_code == 0, done.output
     if words.endswith("X O"):
-        copy = TokenCache.open(str(tmp_path / "out"))
+        copy = open_cache(str(tmp_path / "out"))
         assert copy.tokens(0, copy.num_tokens).tolist() == ids.tolist()
 
 
@@ -426,7 +426,7 @@ def test_an_index_that_is_damaged_is_refused_with_a_cure(tmp_path, raw):
 def lengths_after(file: Path, token: int) -> list[int]:
     """Lengths of the documents of a file, which end with a token, from an index beside it."""
     settings = FormatConfig("npy", "uint16", eos_id=token, index=str(file.parent))
-    return TokenCache.open(str(file.parent), settings=settings).lengths().tolist()
+    return open_cache(str(file.parent), settings=settings).lengths().tolist()
 
 
 def test_documents_follow_the_settings_of_today_not_those_of_an_index(tmp_path):
@@ -444,7 +444,7 @@ def test_other_documents_are_another_cache(tmp_path):
     write_llmc(tmp_path / "a", [[50256, 1, 2], [50256, 8]])
     index = str(tmp_path / "index")
     settings = [{}, {"index": index}, {"index": index, "eos_id": 8}]
-    caches = [TokenCache.open(tmp_path / "a.bin", settings=FormatConfig(**s)) for s in settings]
+    caches = [open_cache(tmp_path / "a.bin", settings=FormatConfig(**s)) for s in settings]
     assert [cache.lengths().tolist() for cache in caches] == [[5], [3, 2], [4, 1]]
     assert len({cache.fingerprint for cache in caches}) == 3
 
@@ -452,7 +452,7 @@ def test_other_documents_are_another_cache(tmp_path):
 def test_metadata_of_no_documents_is_an_index_of_none(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros(0, "uint16"))
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b""))
-    cache = TokenCache.open(tmp_path, settings=FormatConfig("npy", index=str(tmp_path / "index")))
+    cache = open_cache(tmp_path, settings=FormatConfig("npy", index=str(tmp_path / "index")))
     assert (cache.num_documents, cache.num_tokens) == (0, 0)
 
 
@@ -461,7 +461,7 @@ def test_what_holds_no_ids_is_refused(tmp_path, values):
     dtype = [("a", "i4"), ("b", "i4")] if isinstance(values[0], tuple) else None
     np.save(tmp_path / "a.npy", np.array(values, dtype))
     with pytest.raises(CacheCorruptError, match="not a row of ids") as refused:
-        TokenCache.open(tmp_path)
+        open_cache(tmp_path)
     assert refused.value.value == str(tmp_path / "a.npy")
 
 
@@ -469,21 +469,21 @@ def test_what_holds_no_ids_is_refused(tmp_path, values):
 def test_a_wrong_dtype_of_a_file_without_header_is_refused(tmp_path, stored, said):
     np.random.default_rng(0).integers(0, 100_000, 4000).astype(stored).tofile(tmp_path / "a.npy")
     with pytest.raises(CacheCorruptError, match="looks like") as refused:
-        TokenCache.open(tmp_path, settings=FormatConfig("npy", dtype=said))
+        open_cache(tmp_path, settings=FormatConfig("npy", dtype=said))
     assert refused.value.value == str(tmp_path / "a.npy")
-    assert TokenCache.open(tmp_path, settings=FormatConfig("npy", dtype=stored)).num_tokens == 4000
+    assert open_cache(tmp_path, settings=FormatConfig("npy", dtype=stored)).num_tokens == 4000
 
 
 def test_ids_outside_the_vocabulary_and_odd_sizes_are_refused(tmp_path):
     np.arange(1000, dtype="uint16").tofile(tmp_path / "a.npy")
     with pytest.raises(CacheCorruptError, match="has the id 999"):
-        TokenCache.open(tmp_path, settings=FormatConfig("npy", dtype="uint16", vocab_size=500))
+        open_cache(tmp_path, settings=FormatConfig("npy", dtype="uint16", vocab_size=500))
     with pytest.raises(ConfigError, match="has no header") as refused:
-        TokenCache.open(tmp_path)
+        open_cache(tmp_path)
     assert refused.value.field == "format.dtype"
     (tmp_path / "a.npy").write_bytes(b"123")
     with pytest.raises(CacheCorruptError, match="no whole number of uint16"):
-        TokenCache.open(tmp_path, settings=FormatConfig("npy", dtype="uint16"))
+        open_cache(tmp_path, settings=FormatConfig("npy", dtype="uint16"))
 
 
 @pytest.mark.parametrize(
@@ -493,7 +493,7 @@ def test_metadata_that_contradicts_the_tokens_is_refused(tmp_path, lines):
     np.save(tmp_path / "a.npy", np.arange(9, dtype="uint32"))
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(lines.encode()))
     with pytest.raises(CacheCorruptError):
-        TokenCache.open(tmp_path, settings=FormatConfig("npy", index=str(tmp_path / "index")))
+        open_cache(tmp_path, settings=FormatConfig("npy", index=str(tmp_path / "index")))
     assert not (tmp_path / "index").exists()
 
 
@@ -509,7 +509,7 @@ def test_a_lying_header_of_llmc_is_refused(tmp_path, at, raw, problem):
     file = write_llmc(tmp_path / "train_000", random_texts(1, 5))
     patched(file, at, raw)
     with pytest.raises(CacheCorruptError, match=problem) as refused:
-        TokenCache.open(tmp_path)
+        open_cache(tmp_path)
     assert refused.value.value == str(file)
 
 
@@ -517,7 +517,7 @@ def test_a_shard_of_another_kind_among_llmcs_is_refused(tmp_path):
     write_llmc(tmp_path / "train_000", random_texts(1, 5))
     (tmp_path / "train_001.bin").write_bytes(b"something else")
     with pytest.raises(CacheError, match="no shard of llm"):
-        TokenCache.open(tmp_path)
+        open_cache(tmp_path)
 
 
 # What only Megatron's can have wrong
@@ -555,7 +555,7 @@ def test_a_lying_index_is_refused_at_opening(tmp_path, ending, at, raw, problem)
     file = base.with_suffix(ending)
     patched(file, at, raw)
     with pytest.raises(CacheError, match=problem) as refused:
-        TokenCache.open(str(base))
+        open_cache(str(base))
     assert str(base) in str(refused.value.value)
     assert refused.value.cure
 
@@ -567,10 +567,10 @@ def test_a_pair_that_is_cut_or_halved_is_refused(tmp_path, ending):
     whole = file.read_bytes()
     file.write_bytes(whole[:-2])
     with pytest.raises(CacheCorruptError, match="cut off"):
-        TokenCache.open(str(base))
+        open_cache(str(base))
     file.unlink()
     with pytest.raises(HeadraceError):
-        TokenCache.open(str(base))
+        open_cache(str(base))
 
 
 @pytest.mark.parametrize(
@@ -584,7 +584,7 @@ def test_a_pair_that_is_cut_or_halved_is_refused(tmp_path, ending):
 def test_documents_that_overlap_are_refused_where_they_are_read(tmp_path, at, raw):
     base = megatron_pair(tmp_path)
     patched(base.with_suffix(".idx"), at, raw)
-    cache = TokenCache.open(str(base))
+    cache = open_cache(str(base))
     with pytest.raises(CacheCorruptError, match="overlap") as refused:
         cache.lengths()
     assert refused.value.value == f"{base}.idx"
@@ -596,7 +596,7 @@ def test_documents_that_overlap_are_refused_where_they_are_read(tmp_path, at, ra
 @pytest.mark.parametrize("each", [1, 3])
 def test_documents_of_several_sequences_are_one(tmp_path, dtype, each):
     texts = [[k % 200 for k in text] for text in random_texts(4, 20, 30)]
-    cache = TokenCache.open(str(write_megatron(tmp_path / "a_document", texts, dtype, each)))
+    cache = open_cache(str(write_megatron(tmp_path / "a_document", texts, dtype, each)))
     assert cache.dtype == dtype
     assert [cache.document(k).tolist() for k in range(20)] == texts
     assert cache.lengths(3, 9).tolist() == [len(text) for text in texts[3:9]]
@@ -645,7 +645,7 @@ def test_files_without_sequences_are_sound(tmp_path, documents):
     (tmp_path / "empty.bin").write_bytes(b"")
     texts = random_texts(1, 3)
     write_megatron(tmp_path / "full", texts)
-    cache = TokenCache.open(tmp_path)
+    cache = open_cache(tmp_path)
     assert cache.lengths().tolist() == [0] * documents + [len(text) for text in texts]
     assert verify(str(tmp_path), deep=True).damages == []
 
@@ -653,11 +653,11 @@ def test_files_without_sequences_are_sound(tmp_path, documents):
 def test_a_pattern_may_name_prefixes(tmp_path):
     for name, text in (("web", [1, 2]), ("code", [3]), ("maths", [9])):
         write_megatron(tmp_path / name, [text])
-    cache = TokenCache.open(f"{tmp_path}/[wc]*[be]")
+    cache = open_cache(f"{tmp_path}/[wc]*[be]")
     assert [cache.document(k).tolist() for k in range(cache.num_documents)] == [[3], [1, 2]]
     assert "sound" in run("cache", "verify", f"{tmp_path}/*", "--deep")
     with pytest.raises(CacheMissingError):
-        TokenCache.open(f"{tmp_path}/x*")
+        open_cache(f"{tmp_path}/x*")
 
 
 @pytest.mark.parametrize(("eos_id", "vocab_size"), [(-1, None), (1 << 16, None), (50, 50)])
@@ -665,7 +665,7 @@ def test_an_end_that_is_no_id_is_refused(tmp_path, eos_id, vocab_size):
     np.save(tmp_path / "a.npy", np.arange(8, dtype=np.uint16))
     settings = FormatConfig("npy", eos_id=eos_id, vocab_size=vocab_size, index=f"{tmp_path}/index")
     with pytest.raises(ConfigError, match="is no id") as refused:
-        TokenCache.open(f"{tmp_path}/a.npy", settings=settings)
+        open_cache(f"{tmp_path}/a.npy", settings=settings)
     assert refused.value.field == "format.eos_id"
 
 
@@ -676,9 +676,9 @@ def test_tokens_without_their_index_are_not_left_out(tmp_path, lost):
     (tmp_path / f"{lost}.idx").unlink()
     for named in (tmp_path, tmp_path / "*"):
         with pytest.raises(CacheError, match="is missing") as refused:
-            TokenCache.open(str(named))
+            open_cache(str(named))
         assert refused.value.value == str(tmp_path / f"{lost}.idx")
-    assert TokenCache.open(str(tmp_path / "*.idx")).num_documents == 3
+    assert open_cache(str(tmp_path / "*.idx")).num_documents == 3
 
 
 # Hostile files of every format
@@ -747,7 +747,7 @@ def test_a_record_batch_that_says_it_has_no_rows_is_not_passed_over(tmp_path):
     for at in rows:  # of the record batch, and of its column
         patched(path, at, bytes(8))
     with pytest.raises(CacheCorruptError, match="ids but no rows in record batch 0"):
-        TokenCache.open(str(path))
+        open_cache(str(path))
 
 
 @pytest.mark.parametrize("as_file", [False, True])
@@ -757,9 +757,9 @@ def test_zeros_in_an_arrow_stream_do_not_hide_what_follows(tmp_path, as_file):
     new = pa.ipc.new_file if as_file else pa.ipc.new_stream
     with pa.OSFile(str(path), "wb") as sink, new(sink, rows.schema) as writer:
         writer.write_table(rows, max_chunksize=3)
-    assert TokenCache.open(str(path)).num_documents == 9
+    assert open_cache(str(path)).num_documents == 9
     content = path.read_bytes()
     batches = [at for at in range(0, len(content), 8) if content[at : at + 4] == b"\xff" * 4]
     patched(path, batches[2], bytes(8))
     with pytest.raises(CacheCorruptError, match="after 1 record batches, and more follows"):
-        TokenCache.open(str(path))
+        open_cache(str(path))

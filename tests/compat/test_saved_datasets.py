@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from headrace import ComponentConfig, LmDataConfig
 from headrace.cli.application import application
 from headrace.errors import CacheCorruptError, CacheError, CacheMissingError, ConfigError
-from headrace.store import TokenCache, verify
+from headrace.store import open_cache, verify
 from headrace.testing import web_server
 
 ROWS = [[5, 6, 7, 8], [9, 10], [], [11, 12, 13]]
@@ -46,7 +46,7 @@ def test_tokens_and_columns_are_those_that_datasets_reads(tmp_path_factory, data
     saved(folder / "set", columns, shards, input_ids=ids, **types)
     theirs = load_from_disk(str(folder / "set"))
     assert isinstance(theirs, Dataset)
-    cache = TokenCache.open(str(folder / "set"))
+    cache = open_cache(str(folder / "set"))
     assert cache.num_documents == len(theirs)
     for number, record in enumerate(theirs.to_list()):
         assert cache.document(number).tolist() == record["input_ids"]
@@ -102,29 +102,29 @@ def test_an_arrow_file_is_read_like_a_stream(tmp_path):
     path = tmp_path / "a.arrow"
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
         file.write_table(table, max_chunksize=3)
-    cache = TokenCache.open(str(path))
+    cache = open_cache(str(path))
     assert [cache.document(k).tolist() for k in range(len(ROWS))] == ROWS
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2])
     with pytest.raises(CacheCorruptError, match="no whole Arrow stream"):
-        TokenCache.open(str(path))
+        open_cache(str(path))
 
 
 def test_a_dataset_without_rows_says_so(tmp_path):
     saved(tmp_path / "set", {"input_ids": []}, input_ids=Sequence(Value("int32")))
     with pytest.raises(CacheMissingError, match="has no rows") as refused:
-        TokenCache.open(str(tmp_path / "set"))
+        open_cache(str(tmp_path / "set"))
     assert refused.value.value == str(tmp_path / "set")
 
 
 def test_a_column_that_can_be_no_leaf_is_named_and_the_cure_works(tmp_path):
     folder = saved(tmp_path / "set", {"input_ids": ROWS, "a/b": ROWS})
     with pytest.raises(ConfigError, match="has the column 'a/b'") as refused:
-        TokenCache.open(str(folder))
+        open_cache(str(folder))
     assert str(folder) in str(refused.value.value)
     typed = str(refused.value.cure).removeprefix("Save ").partition(", or")[0]
     eval(typed, {"dataset": load_from_disk(str(folder))}).save_to_disk(tmp_path / "mended")
-    assert TokenCache.open(str(tmp_path / "mended")).num_documents == len(ROWS)
+    assert open_cache(str(tmp_path / "mended")).num_documents == len(ROWS)
 
 
 def test_rows_of_one_width_and_other_columns_are_read_or_named(tmp_path):
@@ -133,7 +133,7 @@ def test_rows_of_one_width_and_other_columns_are_read_or_named(tmp_path):
     Dataset(
         pa.table(columns | {"input_ids": pa.array(rows, pa.list_(pa.int32(), 3))})
     ).save_to_disk(tmp_path / "set")
-    cache = TokenCache.open(str(tmp_path / "set"))
+    cache = open_cache(str(tmp_path / "set"))
     assert [cache.document(k).tolist() for k in range(2)] == rows
     shown = CliRunner().invoke(application(), ["cache", "inspect", str(tmp_path / "set"), "--json"])
     assert any("score, text" in limit for limit in json.loads(shown.output)["limits"])
@@ -143,16 +143,16 @@ def test_files_that_datasets_keeps_beside_are_not_read(tmp_path):
     folder = saved(tmp_path / "set", {"input_ids": ROWS})
     other = saved(tmp_path / "other", {"input_ids": [[1]]})
     (other / "data-00000-of-00001.arrow").rename(folder / "cache-0123456789.arrow")
-    assert TokenCache.open(str(folder)).num_documents == len(ROWS)
+    assert open_cache(str(folder)).num_documents == len(ROWS)
 
 
 def test_a_dataset_of_splits_names_them(tmp_path):
     columns = Dataset.from_dict({"input_ids": ROWS})
     DatasetDict({"train": columns, "test": columns}).save_to_disk(tmp_path / "set")
     with pytest.raises(ConfigError, match="train, test") as refused:
-        TokenCache.open(str(tmp_path / "set"))
+        open_cache(str(tmp_path / "set"))
     named = str(refused.value.cure).removeprefix("Name one: ")
-    assert TokenCache.open(named).num_documents == len(ROWS)
+    assert open_cache(named).num_documents == len(ROWS)
 
 
 @pytest.mark.parametrize(
@@ -168,13 +168,13 @@ def test_a_dataset_of_splits_names_them(tmp_path):
 def test_what_holds_no_ids_is_refused(tmp_path, columns, problem):
     saved(tmp_path / "set", columns)
     with pytest.raises(CacheError, match=problem):
-        TokenCache.open(str(tmp_path / "set"))
+        open_cache(str(tmp_path / "set"))
 
 
 def test_shifted_labels_are_refused_where_they_are_read(tmp_path):
     shifted = [[*row[1:], -100] if row else [] for row in ROWS]
     saved(tmp_path / "set", {"input_ids": ROWS, "labels": shifted})
-    cache = TokenCache.open(str(tmp_path / "set"))
+    cache = open_cache(str(tmp_path / "set"))
     with pytest.raises(CacheCorruptError, match="unshifted"):
         cache.leaf("loss_mask").values(0, len(ROWS))
     assert verify(str(tmp_path / "set"), deep=True).damages
@@ -185,12 +185,12 @@ def test_what_says_what_is_trained_on_is_read_or_refused(tmp_path, name):
     columns = {"input_ids": [[1, 2]], name: [[True, False]]}
     saved(tmp_path / "set", columns)
     with pytest.raises(ConfigError, match=f"has bool in its column {name}") as refused:
-        TokenCache.open(str(tmp_path / "set"))
+        open_cache(str(tmp_path / "set"))
     typed = str(refused.value.cure).removeprefix("Save ").partition(", or save")[0]
     names = {"Sequence": Sequence, "Value": Value}
     dataset = eval(typed, names | {"dataset": load_from_disk(str(tmp_path / "set"))})
     dataset.save_to_disk(tmp_path / "mended")
-    assert TokenCache.open(str(tmp_path / "mended")).leaf(name).document(0).tolist() == [1, 0]
+    assert open_cache(str(tmp_path / "mended")).leaf(name).document(0).tolist() == [1, 0]
 
 
 def test_a_list_of_rows_of_old_versions_is_not_passed_over(tmp_path):
@@ -198,7 +198,7 @@ def test_a_list_of_rows_of_old_versions_is_not_passed_over(tmp_path):
     indices = {"_indices_data_files": [{"filename": "indices.arrow"}]}
     state.write_text(json.dumps(json.loads(state.read_text()) | indices))
     with pytest.raises(ConfigError, match="newer version"):
-        TokenCache.open(str(tmp_path / "set"))
+        open_cache(str(tmp_path / "set"))
 
 
 @pytest.mark.parametrize("wrong", [-100, 2**40 + 7])
@@ -206,9 +206,9 @@ def test_numbers_that_are_no_ids_are_refused_or_found(tmp_path, wrong):
     ids = Sequence(Value("int64"))
     saved(tmp_path / "first", {"input_ids": [[wrong, 1, 2]]}, input_ids=ids)
     with pytest.raises(CacheCorruptError, match=f"has the id {wrong}"):
-        TokenCache.open(str(tmp_path / "first"))
+        open_cache(str(tmp_path / "first"))
     saved(tmp_path / "later", {"input_ids": [[1] * 1000, [wrong]]}, input_ids=ids)
-    TokenCache.open(str(tmp_path / "later"))
+    open_cache(str(tmp_path / "later"))
     (damage,) = verify(str(tmp_path / "later"), deep=True).damages
     assert str(wrong) in damage.problem
 
@@ -223,18 +223,18 @@ def test_a_compressed_or_cut_file_is_refused(tmp_path):
     ):
         stream.write_table(table)
     with pytest.raises(CacheCorruptError, match="compressed"):
-        TokenCache.open(str(path))
+        open_cache(str(path))
     folder = saved(tmp_path / "set", {"input_ids": [list(range(1000))]})
     file = folder / "data-00000-of-00001.arrow"
     file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(CacheCorruptError, match="no whole Arrow stream"):
-        TokenCache.open(str(folder))
+        open_cache(str(folder))
 
 
 def test_a_remote_dataset_is_refused_with_a_cure(tmp_path):
     saved(tmp_path / "set", {"input_ids": ROWS})
     with web_server(tmp_path) as server, pytest.raises(ConfigError, match="local disk"):
-        TokenCache.open(f"{server}/set")
+        open_cache(f"{server}/set")
 
 
 def datatrove(folder: Path, ends: list[int], tokens: int, dtype: str = "uint16") -> Path:
@@ -245,7 +245,7 @@ def datatrove(folder: Path, ends: list[int], tokens: int, dtype: str = "uint16")
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_the_width_of_ids_follows_from_the_index(tmp_path, dtype):
-    cache = TokenCache.open(str(datatrove(tmp_path, [3, 3, 10], 10, dtype)))
+    cache = open_cache(str(datatrove(tmp_path, [3, 3, 10], 10, dtype)))
     assert cache.dtype.name == dtype
     assert cache.lengths().tolist() == [3, 0, 7]
 
@@ -256,14 +256,14 @@ def test_the_width_of_ids_follows_from_the_index(tmp_path, dtype):
 def test_an_index_of_other_tokens_is_refused(tmp_path, ends, problem):
     folder = datatrove(tmp_path, ends, 10)
     with pytest.raises(CacheCorruptError, match=problem):
-        TokenCache.open(str(folder)).lengths()
+        open_cache(str(folder)).lengths()
 
 
 def test_datatroves_loss_file_and_a_lost_index_are_not_passed_over(tmp_path):
     (datatrove(tmp_path, [10], 10) / "a.ds.loss").write_bytes(bytes(10))
     with pytest.raises(CacheError, match="trained on"):
-        TokenCache.open(str(tmp_path))
+        open_cache(str(tmp_path))
     (tmp_path / "a.ds.loss").unlink()
     (tmp_path / "a.ds.index").unlink()
     with pytest.raises(CacheMissingError, match="index"):
-        TokenCache.open(str(tmp_path))
+        open_cache(str(tmp_path))

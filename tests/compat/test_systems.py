@@ -23,7 +23,7 @@ from headrace.cli.application import application
 from headrace.data.dataset import rows_of_step
 from headrace.data.provenance import spans_of_rows
 from headrace.errors import ConfigError
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace_compat import ltor_masks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -356,7 +356,7 @@ def test_masks_between_documents_are_megatrons(tmp_path, native_shards):
     rng = np.random.default_rng(0)
     texts = [[*rng.integers(1, 99, n), 0] for n in rng.integers(3, 40, 60)]
     build([native_shards.write_megatron(tmp_path / "a", texts)], tmp_path / "c", "--eos", "0")
-    assert TokenCache.open(tmp_path / "c").num_tokens == sum(map(len, texts))
+    assert open_cache(tmp_path / "c").num_tokens == sum(map(len, texts))
     config = {
         "compat": "megatron",
         "split_documents": True,
@@ -516,6 +516,6 @@ def test_nmoes_run_ends_with_the_examples_of_its_stages(tmp_path, native_shards)
 
 def test_a_cache_of_no_tokens_is_refused(tmp_path, native_shards):
     config = nmoe_run(tmp_path, native_shards, {"a": [[1, 2]]}, seq_len=8, batch_size=1)
-    assert TokenCache.open(str(tmp_path / "a")).num_tokens == 2
+    assert open_cache(str(tmp_path / "a")).num_tokens == 2
     with one_device(config) as loader:  # shorter than a window: it goes round
         assert np.asarray(loader.batch_at(3).tokens).tolist() == [[1, 2] * 4]

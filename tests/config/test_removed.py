@@ -20,7 +20,7 @@ from headrace.ingest.reshuffle import ReshuffleConfig
 from headrace.mix import AmendmentConfig
 from headrace.pack import PackingConfig
 from headrace.run import open_run
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing import tiny_cache
 from headrace.testing.caches import grow, remove
 from headrace_levanter.export import write_levanter
@@ -67,7 +67,7 @@ def removed_from(component: ComponentConfig, documents: list[int]) -> list[int]:
     snapshots: list[int] = []
     first = 0
     for path in component.caches:
-        last = first + TokenCache.open(path).num_documents
+        last = first + open_cache(path).num_documents
         snapshots.append(remove(path, *(n - first for n in documents if first <= n < last)))
         first = last
     return snapshots

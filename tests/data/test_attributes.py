@@ -30,7 +30,7 @@ from headrace.errors import ConfigError
 from headrace.ingest import reshuffle
 from headrace.ingest.reshuffle import ReshuffleConfig
 from headrace.pack import PackingConfig
-from headrace.store import TokenCache, files
+from headrace.store import TokenCache, files, open_cache
 from headrace.store.layout import LeafSpec
 from headrace.testing import tiny_cache, write_cache
 
@@ -89,7 +89,7 @@ def test_each_document_has_the_value_of_its_id_whatever_the_order(plain, tmp_pat
 @given(data=st.data())
 def test_rows_by_number_follow_the_original_of_a_shuffled_cache(tmp_path_factory, plain, data):
     folder = tmp_path_factory.mktemp("moved")
-    moved = TokenCache.open(
+    moved = open_cache(
         reshuffle(
             plain.path,
             str(folder / "moved"),
@@ -310,7 +310,7 @@ def test_a_repair_deletes_a_damaged_result(tmp_path):
     source = SourceConfig([f"{tmp_path}/a.txt"])
     build_cache(source, TokenizerConfig("bytes"), cache, progress=False)
     np.save(tmp_path / "quality.npy", [7])
-    open_attribute(TokenCache.open(cache), "quality", AttributeConfig(f"{tmp_path}/quality.npy"))
+    open_attribute(open_cache(cache), "quality", AttributeConfig(f"{tmp_path}/quality.npy"))
     (values,) = (tmp_path / "cache" / "attributes").glob("*/values.bin")
     values.write_bytes(b"")
     verify = ["cache", "verify", cache]
@@ -434,7 +434,7 @@ def test_an_attribute_is_a_column_of_batches(plain, tmp_path, dtype):
 def test_columns_follow_a_shuffled_store_and_other_values_are_another_run(plain, tmp_path):
     moved = reshuffle(plain.path, str(tmp_path / "moved"), ReshuffleConfig(seed=3)).path
     np.save(tmp_path / "quality.npy", np.arange(DOCUMENTS) * 3)
-    config = columns_of(TokenCache.open(moved), f"{tmp_path}/quality.npy")
+    config = columns_of(open_cache(moved), f"{tmp_path}/quality.npy")
     dataset = config.dataset()
     with config.loader() as loader:
         batch = loader.batch_at(0)

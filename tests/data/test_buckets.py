@@ -16,7 +16,7 @@ from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
 from headrace.ingest import reshuffle
 from headrace.ingest.reshuffle import ReshuffleConfig
-from headrace.store import TokenCache
+from headrace.store import TokenCache, open_cache
 from headrace.store.joined import JoinedCache
 from headrace.store.layout import LeafSpec
 from headrace.testing import tiny_cache, write_cache
@@ -111,7 +111,7 @@ def test_a_file_counts_as_a_column_does_and_follows_the_original_of_a_shuffled_c
     cache = scored(tmp_path / "cache", scores)
     np.save(tmp_path / "scores.npy", np.asarray(scores, np.float32))
     reshuffle(cache, str(tmp_path / "moved"), ReshuffleConfig(3), progress=False)
-    for one in (cache, TokenCache.open(tmp_path / "moved")):
+    for one in (cache, open_cache(tmp_path / "moved")):
         by_leaf = buckets_of(one, BucketsConfig("score", edges=[0.2, 0.6]))
         by_file = buckets_of(one, BucketsConfig(f"{tmp_path}/scores.npy", edges=[0.2, 0.6]))
         assert by_leaf.tolist() == by_file.tolist()
@@ -153,7 +153,7 @@ def test_a_number_between_levels_is_what_is_expected(tmp_path):
 def test_levels_of_a_shuffled_cache_are_those_of_its_original(tmp_path):
     cache = scored(tmp_path / "cache", [k % 10 / 4 for k in range(80)])
     reshuffle(cache, str(tmp_path / "moved"), ReshuffleConfig(5), progress=False)
-    moved = TokenCache.open(tmp_path / "moved")
+    moved = open_cache(tmp_path / "moved")
     config = BucketsConfig("score", levels=[1, 4])
     assert (
         buckets_of(cache, config)[moved.originals(np.arange(80))].tolist()

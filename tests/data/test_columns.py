@@ -35,7 +35,7 @@ from headrace.errors import ConfigError
 from headrace.ingest import LeafConfig, ReshuffleConfig, SourceConfig, reshuffle
 from headrace.order import ValidationConfig
 from headrace.pack import PackingConfig
-from headrace.store import CacheLayout, TokenCache, consolidate
+from headrace.store import CacheLayout, consolidate, open_cache
 from headrace.store.joined import JoinedCache
 from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
@@ -407,7 +407,7 @@ def test_a_block_is_one_read_for_each_column_and_others_cost_nothing(caches, tmp
     reads = {}
     for names in ((), ("weight",), ("weight", "teacher_ids")):
         columns = {name: COLUMNS[name] for name in names}
-        dataset = TokenSeqDataset(TokenCache.open(cache.path), 16, columns=columns).block_shuffle(
+        dataset = TokenSeqDataset(open_cache(cache.path), 16, columns=columns).block_shuffle(
             window_blocks=4, seed=0
         )
         loader = DataLoader(dataset, 8, memory_map=False)
@@ -419,16 +419,16 @@ def test_a_block_is_one_read_for_each_column_and_others_cost_nothing(caches, tmp
 
 
 def test_documents_of_a_column_are_read_part_by_part(caches):
-    column = open_columns(TokenCache.open(caches / "a"), None, {"score": "score"})["score"]
+    column = open_columns(open_cache(caches / "a"), None, {"score": "score"})["score"]
     assert isinstance(column, Column)
     part = column.documents[0]
-    sizes = TokenCache.open(caches / "a").lengths(0, 30)
+    sizes = open_cache(caches / "a").lengths(0, 30)
     found = part.of_tokens(np.array([0, 5]), np.array([int(sizes.sum()), 0]))
     expected = [d[0] / 8 for d in documents_of(0, 60)[::2] for _ in d]
     assert found.tolist() == expected
     assert run_columns([]) == []
     made = component_columns(
-        DocumentNumbers(TokenCache.open(caches / "a")),
+        DocumentNumbers(open_cache(caches / "a")),
         {"x": "score"},
         {"x": "number"},
         "components.a",
@@ -443,17 +443,17 @@ def test_copies_of_a_cache_keep_what_goes_with_its_tokens(caches, tmp_path):
     shuffled = tmp_path / "shuffled"
     whole = tmp_path / "whole"
     reshuffle(
-        TokenCache.open(caches / "a"),
+        open_cache(caches / "a"),
         str(shuffled),
         ReshuffleConfig(seed=3),
         engine="inline",
         progress=False,
     )
-    consolidate(TokenCache.open(caches / "a"), str(whole))
-    joined = JoinedCache([TokenCache.open(shuffled), TokenCache.open(caches / "b2")])
+    consolidate(open_cache(caches / "a"), str(whole))
+    joined = JoinedCache([open_cache(shuffled), open_cache(caches / "b2")])
     for cache, seeds in (
-        (TokenCache.open(shuffled), [0]),
-        (TokenCache.open(whole), [0]),
+        (open_cache(shuffled), [0]),
+        (open_cache(whole), [0]),
         (joined, [0, 3]),
     ):
         for kind in (TokenSeqDataset, PackedTokenDataset):

@@ -9,7 +9,7 @@ from headrace.data import PackedTokenDataset, TokenSeqDataset
 from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
 from headrace.ingest import ReshuffleConfig, reshuffle
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing import write_cache
 
 DOCUMENTS = 90
@@ -22,7 +22,7 @@ def caches(tmp_path_factory):
     documents = [np.full(3 + k % 7, k + 1) for k in range(DOCUMENTS)]
     plain = write_cache(root / "plain", [documents[:42], documents[42:]])
     reshuffle(plain, str(root / "copy"), ReshuffleConfig(4, unit=2, part_bytes=700), progress=False)
-    return plain, TokenCache.open(root / "copy")
+    return plain, open_cache(root / "copy")
 
 
 def left(dataset) -> list[int]:

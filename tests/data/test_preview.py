@@ -10,6 +10,7 @@ from headrace import (
     TokenizerConfig,
     TokenSeqDataset,
     build_cache,
+    open_cache,
 )
 from headrace.data import PackedTokenDataset, PlannedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
@@ -29,7 +30,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> TokenCache:
     build_cache(
         SourceConfig([str(folder / "texts")]), TokenizerConfig("bytes"), str(folder / "cache")
     )
-    return TokenCache.open(str(folder / "cache"))
+    return open_cache(str(folder / "cache"))
 
 
 def test_each_row_shows_the_text_of_its_tokens(cache):

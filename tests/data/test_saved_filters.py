@@ -31,7 +31,7 @@ from headrace.data.saved_filters import RemovedDocuments, filter_findings
 from headrace.errors import CacheCorruptError, ConfigError
 from headrace.order import intervals
 from headrace.order.bits import Bits
-from headrace.store import TokenCache, files
+from headrace.store import TokenCache, files, open_cache
 from headrace.testing import FaultProxy, web_server, write_cache
 from headrace.testing.caches import random_documents
 
@@ -236,11 +236,11 @@ SAVER = """
 import sys, numpy as np
 from headrace.data import filter_files
 from headrace.data.documents import DocumentFilter
-from headrace import TokenCache
+from headrace import TokenCache, open_cache
 filter_files._WORTH_SAVING = 1
 print("ready", flush=True)
 for number in range(100):
-    DocumentFilter(np.arange(number, 600, 7)).of(TokenCache.open(sys.argv[1]))
+    DocumentFilter(np.arange(number, 600, 7)).of(open_cache(sys.argv[1]))
 """
 
 
@@ -265,10 +265,10 @@ def test_a_cache_on_the_web_is_read_by_range_and_never_written(cache, small):
     expected = facts(worked_out(cache, numbers))
     with web_server(Path(cache.path).parent) as url, FaultProxy(url) as proxy:
         remote = f"{proxy.url}/cache"
-        assert facts(DocumentFilter(numbers).of(TokenCache.open(remote))) == expected
+        assert facts(DocumentFilter(numbers).of(open_cache(remote))) == expected
         assert folders(cache) == []
         TokenSeqDataset(cache, SEQ_LEN, removed=DocumentFilter(numbers))
-        opened = TokenCache.open(remote)
+        opened = open_cache(remote)
         before = len(proxy.log)
         dataset = TokenSeqDataset(opened, SEQ_LEN, removed=DocumentFilter(numbers))
         assert len(proxy.log) - before == dataset.opening_requests(1)
@@ -325,9 +325,7 @@ def test_many_make_the_same_at_once(cache, small):
     numbers = np.arange(0, DOCUMENTS, 3)
     with ThreadPoolExecutor(8) as pool:
         every = list(
-            pool.map(
-                lambda _: facts(DocumentFilter(numbers).of(TokenCache.open(cache.path))), range(32)
-            )
+            pool.map(lambda _: facts(DocumentFilter(numbers).of(open_cache(cache.path))), range(32))
         )
     assert every == [facts(worked_out(cache, numbers))] * 32
     assert filter_findings(cache.path) == []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.config import load_config
-from headrace.store import TokenCache
+from headrace.store import open_cache
 
 HEADRACE = str(Path(sys.executable).with_name("headrace"))
 pytestmark = pytest.mark.slow
@@ -125,7 +125,7 @@ def test_the_summary_says_that_all_was_shown(finished):
 
 def test_the_caches_can_be_opened(finished):
     for name in ("code", "docs", "tests"):
-        cache = TokenCache.open(str(finished[0] / "headrace-demo" / "caches" / name))
+        cache = open_cache(str(finished[0] / "headrace-demo" / "caches" / name))
         assert cache.num_documents > 10
         assert cache.vocab_size == 1024
 

@@ -13,7 +13,7 @@ from headrace.data import filter_files
 from headrace.data.documents import DocumentFilter
 from headrace.errors import CacheCorruptError, CacheMissingError
 from headrace.feed.host_ledgers import SharedLedgers, job_reader
-from headrace.store import CacheLayout, TokenCache, files
+from headrace.store import CacheLayout, TokenCache, files, open_cache
 from headrace.store.joined import open_components
 from headrace.store.ledger import open_ledger
 from headrace.store.snapshots import SNAPSHOTS_NAME, choose_snapshot, history_of
@@ -83,7 +83,7 @@ def test_one_reads_for_all(served):
     url, proxy = served
     store = KeyValueStore()
     ledgers = [SharedLedgers(store) for _ in range(16)]
-    caches = [TokenCache.open(f"{url}/a", once=once) for once in ledgers]
+    caches = [TokenCache.open_member(f"{url}/a", once=once) for once in ledgers]
     assert len(opened(proxy)) == 3  # ledger.json, ledger.bin, and the zarr.json of the first part
     assert len({cache.fingerprint for cache in caches}) == 1
     tokens = [cache.tokens(0, cache.num_tokens) for cache in caches[::5]]
@@ -97,9 +97,9 @@ def test_one_works_out_a_filter_for_all(served, root, monkeypatch):
     monkeypatch.setattr(filter_files, "_WORTH_SAVING", 1)
     numbers = np.arange(0, 20 * PARTS, 3)
     DocumentFilter(numbers).of(
-        TokenCache.open(root / "b")
+        open_cache(root / "b")
     )  # a cache on the web cannot have it written beside it
-    cache = TokenCache.open(f"{url}/b")
+    cache = open_cache(f"{url}/b")
     store = KeyValueStore()
     before = len(proxy.log)
     records = []
@@ -152,8 +152,8 @@ def test_those_of_whom_nothing_came_read_it_themselves(served, caplog):
     store = KeyValueStore()
     # a store that takes no pieces
     store.key_value_set_bytes = store.blocking_key_value_get  # pyright: ignore
-    assert TokenCache.open(f"{url}/a", once=SharedLedgers(store)).num_documents == 20 * PARTS
-    assert TokenCache.open(f"{url}/a", once=SharedLedgers(store)).num_documents == 20 * PARTS
+    assert TokenCache.open_member(f"{url}/a", once=SharedLedgers(store)).num_documents == 20 * PARTS
+    assert TokenCache.open_member(f"{url}/a", once=SharedLedgers(store)).num_documents == 20 * PARTS
     assert len(opened(proxy)) == 6
     assert "ledgers are not shared" in caplog.text
     assert "left none" in caplog.text
@@ -169,7 +169,7 @@ def test_an_error_is_that_of_each_process(root, tmp_path):
                 open_ledger(f"{url}/c", SharedLedgers(store))
         for _ in range(2):
             with pytest.raises(CacheMissingError):
-                TokenCache.open(f"{url}/none", once=SharedLedgers(store))
+                TokenCache.open_member(f"{url}/none", once=SharedLedgers(store))
 
 
 def test_a_piece_that_was_changed_on_its_way_is_refused(served):
@@ -180,7 +180,7 @@ def test_a_piece_that_was_changed_on_its_way_is_refused(served):
     raw = bytearray(store.values[key])
     raw[len(raw) // 2] ^= 1
     store.values[key] = bytes(raw)
-    assert TokenCache.open(f"{url}/a", once=SharedLedgers(store)).num_documents == 20 * PARTS
+    assert TokenCache.open_member(f"{url}/a", once=SharedLedgers(store)).num_documents == 20 * PARTS
 
 
 def test_local_caches_are_read_by_each_process():

@@ -23,7 +23,7 @@ from headrace.errors import ReadError
 from headrace.feed import DataLoader
 from headrace.feed import loader as loader_module
 from headrace.feed.placement import Placement
-from headrace.store import CacheLayout, TokenCache
+from headrace.store import CacheLayout, open_cache
 from headrace.testing import FaultProxy, Faults, s3_server, web_server, write_cache
 from headrace.testing.servers import use_s3
 
@@ -75,7 +75,7 @@ class HostPlacement(Placement):
 
 def mixture(root):
     parts = {
-        name: TokenSeqDataset(TokenCache.open(f"{root}/{name}"), SEQ, name=name).braid_shuffle(
+        name: TokenSeqDataset(open_cache(f"{root}/{name}"), SEQ, name=name).braid_shuffle(
             seed=k, strands=BATCH * weight // 2
         )
         for k, (name, weight) in enumerate(WEIGHTS.items())

@@ -171,7 +171,7 @@ class HangingArray(StoredArray):
     def read_into(self, out, start):
         return Hanging()
 
-cache = with_arrays(TokenCache.open(f"{sys.argv[1]}/a"), HangingArray)
+cache = with_arrays(open_cache(f"{sys.argv[1]}/a"), HangingArray)
 with DataLoader(TokenSeqDataset(cache, 8), batch_size=8).iter_from_step(0) as batches:
     print("waiting", flush=True)
     next(batches)

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from headrace.data import TokenSeqDataset
 from headrace.feed import DataLoader
 from headrace.feed.prefetch import Prefetched
-from headrace.store import CacheLayout, TokenCache, mapped, requests, retry
+from headrace.store import CacheLayout, mapped, open_cache, requests, retry
 from headrace.testing import FaultProxy, Faults, web_server, write_cache
 
 SEQ = 16
@@ -100,7 +100,7 @@ def settings(monkeypatch):
 
 def loader_of(store):
     one = Mesh(np.array(jax.devices()[:1]), ("data",))
-    dataset = TokenSeqDataset(TokenCache.open(store.path), SEQ).shuffle(0)
+    dataset = TokenSeqDataset(open_cache(store.path), SEQ).shuffle(0)
     return DataLoader(dataset, BATCH, mesh=one, memory_map=store.memory_map)
 
 

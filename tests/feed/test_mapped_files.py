@@ -21,7 +21,7 @@ from headrace.feed.mapped_files import MappedFiles
 from headrace.feed.placement import Placement
 from headrace.feed.reader import DEFAULT_GROUPING, Grouping, PlannedReader
 from headrace.mix import BatchSchedule
-from headrace.store import CacheLayout, TokenCache, open_cache, open_replicas
+from headrace.store import CacheLayout, open_cache, open_replicas
 from headrace.store.mapped import MappedFile
 from headrace.testing import write_cache
 
@@ -58,7 +58,7 @@ def shards(cache):
 def test_what_is_written_over_is_named_before_a_batch_is_made_of_it(cache, seed):
     random = np.random.default_rng(seed)
     expected = [
-        batch.tokens for batch in batches_of(TokenCache.open(cache.path), mapping=False)
+        batch.tokens for batch in batches_of(open_cache(cache.path), mapping=False)
     ]  # it keeps what it read
     path = shards(cache)[int(random.integers(len(shards(cache))))]
     found = batches_of(cache, [1 << 20, 2048][seed % 2])

@@ -228,7 +228,7 @@ def write_lists() -> None:
     rng = np.random.default_rng(SEED)
     Path("lists").mkdir()
     for name in (*IDS, *BYTES):
-        documents = headrace.TokenCache.open(f"caches/{name}").num_documents
+        documents = headrace.open_cache(f"caches/{name}").num_documents
         chosen = np.sort(rng.choice(documents // 2, documents // 12, replace=False) * 2)
         chosen = np.unique(np.concatenate([chosen, chosen + 1])) if name in EVEN else chosen
         Path(f"lists/{name}.txt").write_text("\n".join(map(str, chosen.tolist())) + "\n")

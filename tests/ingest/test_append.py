@@ -66,7 +66,7 @@ def cache(tmp_path: Path) -> str:
 
 
 def test_snapshots_follow_each_other_and_the_old_ones_stay(cache: str, tmp_path: Path, tree: Tree):
-    documents = [TokenCache.open(cache).document(n) for n in range(24)]
+    documents = [open_cache(cache).document(n) for n in range(24)]
     for number, files in ((2, 2), (3, 1)):
         before = tree(cache)
         report = append_cache([texts_of(tmp_path / f"new{number}", files, number)], cache, **QUIET)
@@ -90,7 +90,7 @@ def test_snapshots_follow_each_other_and_the_old_ones_stay(cache: str, tmp_path:
         chunk_tokens=64,
         **QUIET,
     )
-    last = TokenCache.open(plain.path)
+    last = open_cache(plain.path)
     assert np.array_equal(whole.document(47), last.document(last.num_documents - 1))
     for copy in (consolidate(whole, str(tmp_path / "copy")), reshuffled(cache, tmp_path)):
         assert copy.num_documents == 48
@@ -100,7 +100,7 @@ def test_snapshots_follow_each_other_and_the_old_ones_stay(cache: str, tmp_path:
 def reshuffled(cache: str, tmp_path: Path) -> TokenCache:
     output = str(tmp_path / "shuffled")
     reshuffle(cache, output, ReshuffleConfig(7), progress=False, engine="inline")
-    return TokenCache.open(output)
+    return open_cache(output)
 
 
 def test_settings_are_those_of_the_cache(tmp_path: Path):
@@ -124,7 +124,7 @@ def test_settings_are_those_of_the_cache(tmp_path: Path):
     append_cache([str(tmp_path / "b.jsonl")], output, source={"text_field": "text"}, **QUIET)
     append_cache([str(tmp_path / "c.jsonl")], output, **QUIET)
     whole = open_cache(output)
-    assert whole.layout == TokenCache.open(output).layout
+    assert whole.layout == open_cache(output).layout
     assert bytes(whole.tokens(0, whole.num_tokens).astype(np.uint8)) == b"onetwothree"
     assert [float(whole.leaf("score").document(n)[0]) for n in range(3)] == [1.5, 2.5, 3.5]
 
@@ -311,7 +311,7 @@ def test_killed_at_any_moment(cache: str, tmp_path: Path, tree: Tree):
     pick = random.Random(5)
     new = texts_of(tmp_path / "new", 300, 2)
     before = tree(cache)
-    first = TokenCache.open(cache)
+    first = open_cache(cache)
     reference = str(tmp_path / "reference")
     subprocess.run(["cp", "-r", cache, reference], check=True)
     command = [

@@ -15,7 +15,7 @@ from headrace.config import ComponentConfig, LmDataConfig
 from headrace.errors import ConfigError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.tokenize import load_tokenizer
-from headrace.store import TokenCache
+from headrace.store import TokenCache, open_cache
 from headrace_levanter.export import write_levanter
 
 
@@ -37,7 +37,7 @@ def caches(
             ours,
             progress=False,
         )
-        write_levanter(TokenCache.open(ours), str(theirs))
+        write_levanter(open_cache(ours), str(theirs))
         ledger = json.loads((theirs / "shard_ledger.json").read_text())
         ledger["metadata"] = {"preprocessor_metadata": {"tokenizer": "org/model", **said}}
         (theirs / "shard_ledger.json").write_text(json.dumps(ledger))

@@ -27,7 +27,7 @@ from headrace.errors import (
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, engines
 from headrace.ingest.build import BuildReport
 from headrace.ingest.tokenize import load_tokenizer, recorded_tokenizer
-from headrace.store import TokenCache, snapshots
+from headrace.store import open_cache, snapshots
 from headrace.store.ledger import read_ledger
 
 Tree = Callable[[str | Path], dict[str, bytes]]
@@ -78,7 +78,7 @@ def test_a_cache_holds_its_documents(
         write_jsonl(folder / "corpus" / f"{i}.jsonl", texts)
     config = TokenizerConfig(bpe_path if use_bpe else "bytes", bos=policy[0], eos=policy[1])
     report = build(folder / "corpus", folder / "cache", config, part_bytes=60)
-    cache = TokenCache.open(str(folder / "cache"))
+    cache = open_cache(str(folder / "cache"))
     tokenizer = recorded_tokenizer(cache.path, cache.ledger.tokenizer)
     every = [t for texts in texts_of_files for t in texts]
     assert report.documents == cache.num_documents == len(every)
@@ -98,7 +98,7 @@ def test_the_order_is_that_of_the_sorted_paths_over_all_parts(
     every = write(tmp_path / "corpus", write_jsonl, files=12)
     report = build(tmp_path / "corpus", tmp_path / "cache")
     assert report.parts_built > 3
-    cache = TokenCache.open(str(tmp_path / "cache"))
+    cache = open_cache(str(tmp_path / "cache"))
     order = sorted(range(12), key=lambda i: f"{i}.jsonl")
     want = [t for i in order for t in every[i * 8 : i * 8 + 8]]
     tokenizer = load_tokenizer(TokenizerConfig())
@@ -125,7 +125,7 @@ def test_text_files_and_mixed_formats(tmp_path: Path, write_jsonl: Callable[...,
     write_jsonl(tmp_path / "corpus" / "a.jsonl", ["one", "two"])
     (tmp_path / "corpus" / "b.txt").write_text("three\nfour\n")
     build(tmp_path / "corpus", tmp_path / "cache", TokenizerConfig(eos="none"))
-    cache = TokenCache.open(str(tmp_path / "cache"))
+    cache = open_cache(str(tmp_path / "cache"))
     assert [bytes(cache.document(i).tolist()) for i in range(3)] == [
         b"one",
         b"two",
@@ -149,7 +149,7 @@ def test_the_layout_is_what_was_asked_for(
     every = write(tmp_path / "corpus", write_jsonl)
     config = SourceConfig([str(tmp_path / "corpus")])
     build_cache(config, TokenizerConfig(), str(tmp_path / "cache"), progress=False, **options)
-    cache = TokenCache.open(str(tmp_path / "cache"))
+    cache = open_cache(str(tmp_path / "cache"))
     assert (cache.layout.dtype, cache.layout.chunk_elements, cache.layout.compression) == layout
     assert cache.num_documents == len(every)
 
@@ -181,7 +181,7 @@ class TestResume:
         with pytest.raises(SourceError, match=r"3\.jsonl, line 1"):
             build(corpus, tmp_path / "cache", config, first_look=False)
         with pytest.raises(CacheUnfinishedError):
-            TokenCache.open(str(tmp_path / "cache"))
+            open_cache(str(tmp_path / "cache"))
         (corpus / "3.jsonl").write_bytes(good)
         report = build(corpus, tmp_path / "cache", config)
         assert report.parts_reused > 0
@@ -240,7 +240,7 @@ class TestResume:
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / "corpus", tmp_path / "cache")
         with pytest.raises(CacheUnfinishedError):
-            TokenCache.open(str(tmp_path / "cache"))
+            open_cache(str(tmp_path / "cache"))
 
     def test_second_attempts_that_a_killed_builder_left_are_removed(
         self, tmp_path: Path, write_jsonl: Callable[..., str], tree: Tree

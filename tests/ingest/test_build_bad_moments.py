@@ -36,7 +36,7 @@ from headrace.ingest.build import BuildReport
 from headrace.ingest.choices import Kind, SpecialTokensInText
 from headrace.ingest.repair import repair
 from headrace.ingest.tokenize import load_tokenizer
-from headrace.store import TokenCache, verify
+from headrace.store import open_cache, verify
 from headrace.store.lease import lease
 
 Tree = Callable[[str | Path], dict[str, bytes]]
@@ -117,7 +117,7 @@ def test_an_error_then_mended(
     with pytest.raises(SourceError, match=message):
         build(corpus, tmp_path / "c", engine, first_look=False)
     with pytest.raises(CacheUnfinishedError):
-        TokenCache.open(tmp_path / "c")
+        open_cache(tmp_path / "c")
     (corpus / BAD).write_bytes(sound)
     os.utime(corpus / BAD, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     report = build(corpus, tmp_path / "c", engine)
@@ -164,7 +164,7 @@ def test_an_empty_file_among_others_is_no_error(
     (corpus / BAD).write_bytes(content)
     report = build(corpus, tmp_path / "c", "pool")
     assert (report.documents, report.skipped_lines) == ((FILES - 1) * LINES, 0)
-    cache = TokenCache.open(tmp_path / "c")
+    cache = open_cache(tmp_path / "c")
     assert cache.lengths().size == cache.num_documents == report.documents
     build(corpus, tmp_path / "fresh")
     assert tree(tmp_path / "c") == tree(tmp_path / "fresh")
@@ -306,9 +306,7 @@ def test_a_record_that_is_too_long_is_never_held_and_named_or_counted(tmp_path, 
     source = replace(source, on_bad_line="skip")
     report = build_cache(source, TokenizerConfig("bytes"), str(tmp_path / "other"), progress=False)
     assert (report.documents, report.skipped_lines) == ((1, 1) if name == "a.txt" else (3, 1))
-    command = build_command(
-        str(tmp_path / "other"), TokenCache.open(str(tmp_path / "other")).ledger
-    )
+    command = build_command(str(tmp_path / "other"), open_cache(str(tmp_path / "other")).ledger)
     assert "--max-record-bytes 1048576" in command
     whole = build_cache(
         replace(source, max_record_bytes=1 << 30),
@@ -317,9 +315,7 @@ def test_a_record_that_is_too_long_is_never_held_and_named_or_counted(tmp_path, 
         progress=False,
     )
     assert whole.skipped_lines == 0
-    assert (
-        "max_record_bytes" not in TokenCache.open(str(tmp_path / "whole")).ledger.metadata["source"]
-    )
+    assert "max_record_bytes" not in open_cache(str(tmp_path / "whole")).ledger.metadata["source"]
 
 
 @pytest.mark.parametrize("setting", ["token", "text", "error"])
@@ -347,7 +343,7 @@ def test_special_tokens_in_texts_are_what_the_source_says(
         output = f"{cache}-{engine}"
         report = build_cache(source, tokenizer, output, engine=engine, workers=1, progress=False)
         assert (report.documents, report.skipped_lines) == (len(texts), 4 - len(texts))
-        opened = TokenCache.open(output)
+        opened = open_cache(output)
         alone = load_tokenizer(tokenizer).reading_special(setting)
         for i, text in enumerate(texts):
             assert opened.document(i).tolist() == alone.encode_batch([text])[0].tolist()
@@ -410,7 +406,7 @@ def test_special_tokens_in_messages_are_refused_and_those_of_the_template_are_no
     )
     assert (report.documents, report.skipped_lines) == (documents, 1)
     assert "spells out the special token" in report.first_skipped
-    caches = [TokenCache.open(str(tmp_path / name)) for name in ("usual", "cache")]
+    caches = [open_cache(str(tmp_path / name)) for name in ("usual", "cache")]
     for i in range(documents):
         assert np.array_equal(*(cache.document(i) for cache in caches))
     source = replace(source, special_tokens_in_text="text")

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.ingest import ChatConfig, LeafConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.build import INGEST_VERSION
-from headrace.store import TokenCache
+from headrace.store import open_cache
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "caches.json"
 TEMPLATE = (
@@ -68,7 +68,7 @@ def pinned(kind: Any, folder: Path) -> dict[str, Any]:
         for p in sorted(root.rglob("*"))
         if p.is_file() and p.name not in ("ledger.json", "ledger.bin", "zarr.json")
     }
-    cache = TokenCache.open(root)
+    cache = open_cache(root)
     whole = hashlib.sha256(json.dumps(files).encode()).hexdigest()
     return {
         "tokens": cache.num_tokens,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import CacheUnfinishedError
-from headrace.store import TokenCache
+from headrace.store import open_cache
 
 Tree = Callable[[str | Path], dict[str, bytes]]
 
@@ -195,7 +195,7 @@ def test_a_command_line_killed_from_outside(
             and finished_parts(root) < parts
         ):
             with pytest.raises(CacheUnfinishedError):
-                TokenCache.open(str(root))
+                open_cache(str(root))
         if process.returncode == 0 or root is not chain:
             whole(root)
             assert tree(root) == wanted, seed

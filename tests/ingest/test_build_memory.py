@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.ingest.part_builder import WORKER_BYTES
-from headrace.store import TokenCache
+from headrace.store import open_cache
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PROGRAM = """
@@ -135,7 +135,7 @@ def check_huge(tmp_path: Path, tokenizer: str, times: float) -> None:
     source = one_document(tmp_path, 200)
     size = source.stat().st_size
     _, alone = peak_of_build(source, tokenizer, tmp_path / "cache", "inline")
-    cache = TokenCache.open(tmp_path / "cache")
+    cache = open_cache(tmp_path / "cache")
     assert cache.num_documents == 3
     if tokenizer == "bytes":
         assert cache.num_tokens > 0.9 * size

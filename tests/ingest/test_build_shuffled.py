@@ -18,7 +18,7 @@ from headrace.ingest import (
     reshuffle,
 )
 from headrace.ingest.build_shuffled import build_shuffled
-from headrace.store import TokenCache, files
+from headrace.store import files, open_cache
 from headrace.store.ledger import read_ledger
 from headrace.store.verify import invalidate
 
@@ -76,9 +76,7 @@ def test_it_is_what_two_commands_give(source: SourceConfig, scratch: Path, tree:
         str(scratch / "one"),
     )
     assert costs[0].documents == plain.documents
-    assert (
-        TokenCache.open(scratch / "one").fingerprint == TokenCache.open(scratch / "two").fingerprint
-    )
+    assert open_cache(scratch / "one").fingerprint == open_cache(scratch / "two").fingerprint
     again = build(source, scratch / "one")
     assert (again.parts_built, again.documents, again.text_bytes) == (
         0,

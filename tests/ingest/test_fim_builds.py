@@ -11,7 +11,7 @@ from headrace.errors import ConfigError, PlanMismatchError
 from headrace.ingest import FimConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.documents import make_kind
 from headrace.ingest.tokenize import load_tokenizer
-from headrace.store import TokenCache
+from headrace.store import open_cache
 
 SIGNS = ("<pre>", "<suf>", "<mid>")
 
@@ -65,7 +65,7 @@ def test_the_cache_is_the_same_whatever_builds_it(tmp_path, tokenizer_path, writ
         build_cache(
             config, tokenizer, str(tmp_path / name), progress=False, part_bytes=2000, **options
         )
-        return TokenCache.open(str(tmp_path / name))
+        return open_cache(str(tmp_path / name))
 
     cache = built("inline", engine="inline")
     built("pool", engine="pool", workers=2)

@@ -17,7 +17,7 @@ import tokenizers
 from headrace.errors import ConfigError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, hub
 from headrace.ingest.tokenize import load_tokenizer, recorded_tokenizer
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing.servers import serve
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -141,7 +141,7 @@ def test_what_the_model_declares_counts_and_a_cache_needs_no_hub(asked, tmp_path
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
     shutil.rmtree(tmp_path / "hub")
     hub._fetch.cache_clear()
-    cache = TokenCache.open(tmp_path / "cache")
+    cache = open_cache(tmp_path / "cache")
     record = cache.ledger.tokenizer
     assert record is not None
     assert record["path"] == f"hf://owner/tiny@{COMMIT}"

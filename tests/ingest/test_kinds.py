@@ -22,7 +22,7 @@ from headrace.ingest.documents import make_kind
 from headrace.ingest.kinds.marked import marked
 from headrace.ingest.records import BadRecordError, parse_leaf
 from headrace.ingest.tokenize import load_tokenizer
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.store.ledger import read_part_record
 
 PLAIN = (
@@ -292,7 +292,7 @@ def test_masks_of_ready_ids_are_kept(
         return
     report = build_cache(config, TokenizerConfig("ids:9"), str(tmp_path / "c"), progress=False)
     assert report.trained_tokens == (3 if masked else None)
-    assert ("loss_mask" in TokenCache.open(str(tmp_path / "c")).leaves) == masked
+    assert ("loss_mask" in open_cache(str(tmp_path / "c")).leaves) == masked
 
 
 def test_masks_of_ready_ids_in_columns(tmp_path: Path):
@@ -527,7 +527,7 @@ def test_a_cache_of_conversations_with_leaves(tmp_path: Path, chat_folder: Path)
     config = SourceConfig([str(tmp_path / "a.jsonl")], kind="chat", leaves=leaves)
     output = str(tmp_path / "cache")
     build_cache(config, TokenizerConfig(str(chat_folder)), output, progress=False)
-    cache = TokenCache.open(output)
+    cache = open_cache(output)
     assert {leaf["name"]: leaf["kind"] for leaf in cache.ledger.leaves} == {
         "loss_mask": "ragged",
         "id": "ragged",
@@ -589,7 +589,7 @@ def test_values_of_each_token_come_with_ready_ids(tmp_path: Path, container: str
     leaves = dict(map(parse_leaf, TAUGHT_LEAVES))
     config = SourceConfig([str(path)], kind="tokens", leaves=leaves)
     build_cache(config, TokenizerConfig("ids:9"), str(tmp_path / "c"), progress=False)
-    cache = TokenCache.open(tmp_path / "c")
+    cache = open_cache(tmp_path / "c")
     assert cache.leaf("topk").values(0, 3).tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert cache.leaf("topk").width == 2
     assert cache.leaf("topk").parts[0].data.chunk_elements == 2 * cache.layout.chunk_elements

@@ -60,7 +60,7 @@ def check_lines(cache: TokenCache) -> None:
 
 def build(source: SourceConfig, output: str = "cache", **options: Any) -> TokenCache:
     build_cache(source, TokenizerConfig("bytes"), output, progress=False, **options)
-    return TokenCache.open(output)
+    return open_cache(output)
 
 
 @pytest.fixture(autouse=True)
@@ -91,12 +91,12 @@ def test_shuffled_joined_and_grown_caches(folder: Path):
     write_jsonl(folder / "more.jsonl", range(30, 47))
     build(SourceConfig(["texts"]))
     reshuffle("cache", "shuffled", ReshuffleConfig(seed=1), progress=False)
-    check_lines(TokenCache.open("shuffled"))
+    check_lines(open_cache("shuffled"))
     append_cache(["more.jsonl"], "cache", progress=False)
     grown = open_cache("cache")
     assert len(grown.members) == 2
     check_lines(grown)
-    check_lines(JoinedCache([TokenCache.open("shuffled"), *grown.members[1:]]))
+    check_lines(JoinedCache([open_cache("shuffled"), *grown.members[1:]]))
 
 
 def test_a_text_file_is_named_without_a_line(folder: Path):
@@ -132,7 +132,7 @@ def test_lines_whose_text_the_tokenizer_refused_are_not_counted(folder: Path, bp
     )
     source = SourceConfig(["texts"], on_bad_line="skip", special_tokens_in_text="error")
     build_cache(source, TokenizerConfig(bpe_path), "cache", progress=False)
-    origins = find_origins(TokenCache.open("cache"), range(3))
+    origins = find_origins(open_cache("cache"), range(3))
     assert [origin.origin for origin in origins.values()] == [
         f"texts/a.jsonl, line {line}" for line in (1, 3, 4)
     ]
@@ -151,9 +151,7 @@ def test_a_cache_in_a_folder_below_the_one_that_the_build_was_started_in(
     (folder / "texts" / "a.txt").write_text("one")
     build(SourceConfig(["texts"]), "first/caches/a")
     monkeypatch.chdir(folder / "first")
-    assert find_origins(TokenCache.open("caches/a"), [0]) == {
-        0: Origin(str(folder / "texts" / "a.txt"))
-    }
+    assert find_origins(open_cache("caches/a"), [0]) == {0: Origin(str(folder / "texts" / "a.txt"))}
 
 
 def test_a_line_that_holds_something_else_now_is_not_named(folder: Path):

@@ -23,7 +23,7 @@ from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMism
 from headrace.ingest import ReshuffleConfig, reshuffle, shuffle_parts, shuffle_plan
 from headrace.ingest.shuffle_plan import Grouping, cost_of, cut_runs_and_slices, sizes_of
 from headrace.order.document_shuffle import DocumentShuffle
-from headrace.store import CacheLayout, TokenCache, files, verify
+from headrace.store import CacheLayout, TokenCache, files, open_cache, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.lease import lease
 from headrace.store.ledger import Ledger, read_ledger, write_ledger
@@ -77,7 +77,7 @@ def write(
         False, tokenizer, layout.to_dict(), sources=sources, leaves=[s.to_dict() for s in LEAVES]
     )
     write_ledger(root, ledger.complete(records))
-    return TokenCache.open(root)
+    return open_cache(root)
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def test_it_is_the_slow_sort_with_all_leaves(
         cache = write(f"{root}/cache", parts, CacheLayout("uint8", 32, 2, compression))
         how = with_memory(cache, ReshuffleConfig(seed, unit, None, part_bytes), memory)
         report = reshuffle(cache, f"{root}/copy", how, engine="inline", progress=False)
-        copy = TokenCache.open(f"{root}/copy")
+        copy = open_cache(f"{root}/copy")
         assert [document(copy, i) for i in range(copy.num_documents)] == sorted_slowly(
             cache, seed, unit
         )
@@ -199,7 +199,7 @@ def test_a_long_document_is_a_run_of_its_own(tmp_path: Path):
         assert runs == [0, 1, 2, 4]
         reshuffle(long, str(tmp_path / "a"), how, engine="inline", progress=False)
         reshuffle(long, str(tmp_path / "b"), ReshuffleConfig(1), engine="inline", progress=False)
-    a, b = (TokenCache.open(tmp_path / name) for name in "ab")
+    a, b = (open_cache(tmp_path / name) for name in "ab")
     assert (
         [document(a, i) for i in range(4)]
         == [document(b, i) for i in range(4)]
@@ -213,7 +213,7 @@ def test_a_shuffled_copy_shuffled_again_is_what_the_original_gives(
     reshuffle(
         cache, str(tmp_path / "one"), ReshuffleConfig(1, unit=2, part_bytes=3000), progress=False
     )
-    reshuffle(TokenCache.open(tmp_path / "one"), str(tmp_path / "two"), HOW, progress=False)
+    reshuffle(open_cache(tmp_path / "one"), str(tmp_path / "two"), HOW, progress=False)
     reshuffle(cache, str(tmp_path / "straight"), HOW, progress=False)
     two = tree(tmp_path / "two")
     straight = tree(tmp_path / "straight")
@@ -253,7 +253,7 @@ def test_the_ledger_tells_what_it_was(cache: TokenCache, tmp_path: Path):
 def test_pairs_stay_together(tmp_path: Path):
     pairs = write_pairs(str(tmp_path / "pairs"), 20)
     reshuffle(pairs, str(tmp_path / "copy"), ReshuffleConfig(3), progress=False)
-    copy = TokenCache.open(tmp_path / "copy")
+    copy = open_cache(tmp_path / "copy")
     assert copy.leaf("chosen").values(0, 40).tolist() == [1, 0] * 20
     copy.check_unit(2)
     with pytest.raises(ConfigError, match=r"unit = 3: is not kept by .*units of 2.*--unit 3"):
@@ -272,7 +272,7 @@ def write_pairs(root: str, pairs: int) -> TokenCache:
     tokenizer = {"vocab_size": 256, "fingerprint": "t", "path": "t", "file": None}
     ledger = Ledger(False, tokenizer, SMALL.to_dict(), leaves=[leaf.to_dict()])
     write_ledger(root, ledger.complete([writer.close()]))
-    return TokenCache.open(root)
+    return open_cache(root)
 
 
 @pytest.mark.parametrize("form", ["consolidated", "sharded"])
@@ -284,7 +284,7 @@ def test_caches_of_levanter(tmp_path: Path, form: Any):
     reshuffle(
         str(tmp_path / "levanter"), str(tmp_path / "copy"), ReshuffleConfig(2), progress=False
     )
-    copy = TokenCache.open(tmp_path / "copy")
+    copy = open_cache(tmp_path / "copy")
     places = copy.stored_at(np.arange(49))
     assert [copy.document(int(p)).tolist() for p in places] == [
         plain.document(i).tolist() for i in range(49)
@@ -375,7 +375,7 @@ def test_what_was_begun_otherwise_is_refused(cache: TokenCache, tmp_path: Path, 
         reshuffle(root, cache.path, HOW, restart=True, progress=False)
     with pytest.raises(CacheError, match="holds another cache"):
         reshuffle(root, cache.path, HOW, progress=False)
-    assert TokenCache.open(cache.path).fingerprint == cache.fingerprint
+    assert open_cache(cache.path).fingerprint == cache.fingerprint
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(CacheError, match=r"holds other things.*thesis"):
@@ -439,7 +439,7 @@ def test_a_ledger_that_does_not_say_how_is_refused(
     ledger.metadata["shuffled"] |= bad
     write_ledger(str(tmp_path / "c"), ledger)
     with pytest.raises(CacheCorruptError, match="does not say how the cache was shuffled"):
-        TokenCache.open(tmp_path / "c").original(1)
+        open_cache(tmp_path / "c").original(1)
 
 
 def test_a_full_disk_is_told_before_anything_is_read(cache: TokenCache, tmp_path: Path):

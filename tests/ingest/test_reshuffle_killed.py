@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from headrace.ingest import ReshuffleConfig, reshuffle, shuffle_plan
-from headrace.store import CacheLayout, TokenCache
+from headrace.store import CacheLayout, open_cache
 from headrace.testing import write_cache
 from headrace.testing.caches import random_documents
 
@@ -101,7 +101,7 @@ def killed_again_and_again(
                 break
         assert start(cache, root, engine, pick.choice(MEMORIES), pack).wait() == 0
         assert tree(root) == whole, (engine, trial, seed)
-        assert TokenCache.open(root).num_originals == 6_000
+        assert open_cache(root).num_originals == 6_000
         assert trial < 4 * kills, "nothing was interrupted"
 
 

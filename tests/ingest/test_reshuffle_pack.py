@@ -36,7 +36,7 @@ from headrace.ingest import (
 from headrace.ingest.shuffle_plan import Grouping
 from headrace.order.braid.shuffle import BraidShuffle
 from headrace.order.intervals import Intervals
-from headrace.store import TokenCache, verify
+from headrace.store import TokenCache, open_cache, verify
 from headrace.store.snapshots import add_appended, remove_documents
 
 ROW = 16
@@ -59,7 +59,7 @@ def test_rows_hold_whole_documents_from_chunk_to_chunk(
         cache = write(f"{folder}/cache", parts, mask="marks")
         how = ReshuffleConfig(seed, part_bytes=part_bytes, pack=row)
         reshuffle(cache, f"{folder}/packed", how, progress=False)
-        copy = TokenCache.open(f"{folder}/packed")
+        copy = open_cache(f"{folder}/packed")
         assert (copy.num_tokens - copy.padding_tokens, copy.num_originals) == (
             cache.num_tokens,
             cache.num_documents,
@@ -95,7 +95,7 @@ def cache(tmp_path: Path) -> TokenCache:
 @pytest.fixture
 def packed(cache: TokenCache, tmp_path: Path) -> TokenCache:
     reshuffle(cache, str(tmp_path / "packed"), HOW, progress=False)
-    return TokenCache.open(tmp_path / "packed")
+    return open_cache(tmp_path / "packed")
 
 
 def test_runs_and_slices_do_not_matter_and_a_broken_shuffle_goes_on(
@@ -242,7 +242,7 @@ def test_nothing_is_appended_to_packs_and_the_cure_packs_anew(tmp_path: Path):
     append_cache(added, plain, progress=False)
     command = str(refused.value.cure).partition("headrace ")[2].split()
     assert CliRunner().invoke(application(), command).exit_code == 0
-    assert TokenCache.open(command[3]).num_originals == 18
+    assert open_cache(command[3]).num_originals == 18
 
 
 def braid_of(cache: str, root: Path, *overrides: str) -> BraidShuffle:

@@ -58,7 +58,7 @@ def write(root: str, parts: list[list[int]], seed: int = 0, mask: str = "loss_ma
     tokenizer = {"vocab_size": 256, "fingerprint": "t", "path": "t", "file": None}
     ledger = Ledger(False, tokenizer, LAYOUT.to_dict(), leaves=[s.to_dict() for s in specs])
     write_ledger(root, ledger.complete(records))
-    return TokenCache.open(root)
+    return open_cache(root)
 
 
 def document(cache: TokenCache, place: int) -> list[Any]:
@@ -97,7 +97,7 @@ def test_pieces_are_shuffled_and_their_documents_keep_their_numbers(
         cache = write(f"{root}/cache", parts)
         how = ReshuffleConfig(seed, part_bytes=part_bytes, split=split)
         report = reshuffle(cache, f"{root}/copy", how, engine="inline", progress=False)
-        copy = TokenCache.open(f"{root}/copy")
+        copy = open_cache(f"{root}/copy")
         pieces = cut_slowly(cache, split)
         order = DocumentShuffle(len(pieces), seed).originals(np.arange(len(pieces)))
         assert [document(copy, k) for k in range(copy.num_documents)] == [pieces[k] for k in order]
@@ -126,7 +126,7 @@ HOW = ReshuffleConfig(3, part_bytes=500, split=16)
 @pytest.fixture
 def copy(cache: TokenCache, tmp_path: Path) -> TokenCache:
     reshuffle(cache, str(tmp_path / "copy"), HOW, progress=False)
-    return TokenCache.open(tmp_path / "copy")
+    return open_cache(tmp_path / "copy")
 
 
 def test_a_document_is_left_out_with_all_its_pieces(cache: TokenCache, copy: TokenCache):
@@ -177,7 +177,7 @@ def test_a_copy_of_pieces_is_shuffled_again_by_the_same_numbers(
     cache: TokenCache, copy: TokenCache, tmp_path: Path
 ):
     reshuffle(copy, str(tmp_path / "again"), ReshuffleConfig(9), progress=False)
-    again = TokenCache.open(tmp_path / "again")
+    again = open_cache(tmp_path / "again")
     assert again.stored_at([6]).tolist() != copy.stored_at([6]).tolist()
     for number in range(7):
         place = int(again.stored_at([number])[0])
@@ -203,7 +203,7 @@ def test_bad_values_and_other_settings_are_refused(
         copy.path, Ledger(**{**vars_of(ledger), "metadata": {"shuffled": shuffled}, "digest": ""})
     )
     with pytest.raises(CacheCorruptError, match=r"does not say how its documents were cut"):
-        TokenCache.open(copy.path).stored_at([0])
+        open_cache(copy.path).stored_at([0])
 
 
 def vars_of(ledger: Ledger) -> dict[str, Any]:

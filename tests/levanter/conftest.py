@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import pytest
 
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing import tiny_cache
 from headrace_levanter.export import write_levanter
 
@@ -105,8 +105,8 @@ def stock(caches, tokenizer_folder, tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("stock")
     for name in "ab":
-        write_levanter(TokenCache.open(str(caches / name)), str(folder / name / "train"))
-    write_levanter(TokenCache.open(str(caches / "b")), str(folder / "paloma" / "validation"))
+        write_levanter(open_cache(str(caches / name)), str(folder / name / "train"))
+    write_levanter(open_cache(str(caches / "b")), str(folder / "paloma" / "validation"))
     none = {"type": "url", "train_urls": [], "validation_urls": []}
     return {
         "tokenizer": tokenizer_folder,

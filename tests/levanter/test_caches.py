@@ -23,7 +23,7 @@ from headrace.errors import (
     ReadError,
 )
 from headrace.feed import DataLoader
-from headrace.store import CacheLayout, TokenCache
+from headrace.store import CacheLayout, open_cache
 from headrace.store.array import StoredArray
 from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
@@ -103,7 +103,7 @@ def check_rows(cache, rows):
 def test_what_levanter_writes_is_read_here(levanter, rows, cut):
     with tempfile.TemporaryDirectory(dir=SCRATCH) as root:
         write_theirs(levanter, root, rows, cut)
-        check_rows(TokenCache.open(root), rows)
+        check_rows(open_cache(root), rows)
 
 
 @settings(max_examples=8)
@@ -117,7 +117,7 @@ def test_sharded_caches_of_levanter_are_read_here(levanter, shards):
         paths = [f"{root}/part-{k}" for k in range(len(shards))]
         counts = [ledger.field_counts for ledger in ledgers]
         levanter._merge_sharded_ledgers(root, paths, ledgers, counts, levanter.CacheMetadata({}))
-        cache = TokenCache.open(root)
+        cache = open_cache(root)
         check_rows(cache, [row for shard in shards for row in shard])
         assert [p.record.name for p in cache.parts] == [f"part-{k}" for k in range(len(shards))]
 
@@ -151,7 +151,7 @@ def write_ours(root, parts):
     tokenizer |= {"eos": "x", "eos_id": 7}
     ledger = Ledger(False, tokenizer, layout.to_dict(), leaves=[s.to_dict() for s in leaves])
     write_ledger(root, ledger.complete(records))
-    return TokenCache.open(root)
+    return open_cache(root)
 
 
 @settings(max_examples=12)
@@ -173,7 +173,7 @@ def test_what_is_written_here_levanter_reads(levanter, parts, form):
             for name, values in row.items():
                 assert np.array_equal(found[name], values)
             assert found["id"].tolist() == [number]
-        back = TokenCache.open(f"{root}/theirs")
+        back = open_cache(f"{root}/theirs")
         assert back.ledger.tokenizer == ours.ledger.tokenizer
         assert np.array_equal(back.tokens(0, back.num_tokens), ours.tokens(0, ours.num_tokens))
         for i in range(len(every)):
@@ -213,7 +213,7 @@ def test_the_loader_gives_the_batches_of_the_same_tokens_here(levanter, tmp_path
     theirs = write_theirs(
         levanter, str(tmp_path / "t"), [{"input_ids": d} for d in documents], 7, metadata
     )
-    cache = TokenCache.open(theirs)
+    cache = open_cache(theirs)
     assert (cache.vocab_size, cache.ledger.tokenizer["eos_id"]) == (256, 255)
     layout = CacheLayout("int32", cache.layout.chunk_elements, cache.layout.shard_chunks)
     same = write_cache(tmp_path / "o", [documents], layout=layout, eos_id=255)
@@ -274,7 +274,7 @@ def write_foreign(root, documents, codec, *, counts=True, dtype=np.int32):
     }
     ledger |= {"metadata": {"preprocessor_metadata": {}}}
     Path(root, "shard_ledger.json").write_text(json.dumps(ledger))
-    return TokenCache.open(root)
+    return open_cache(root)
 
 
 CODECS = [
@@ -299,7 +299,7 @@ def test_a_ledger_that_says_nothing_of_its_tokenizer(tmp_path):
     ledger = json.loads((tmp_path / "shard_ledger.json").read_text())
     for metadata in ({"preprocessor_metadata": None}, None):
         (tmp_path / "shard_ledger.json").write_text(json.dumps({**ledger, "metadata": metadata}))
-        cache = TokenCache.open(tmp_path)
+        cache = open_cache(tmp_path)
         check_rows(cache, [{"input_ids": d} for d in documents])
         assert cache.ledger.tokenizer["path"] == "unknown"
 
@@ -319,7 +319,7 @@ def test_a_lost_shard_is_an_error_where_it_can_be_told(tmp_path):
     cache = write_foreign(str(tmp_path), random_documents(6000, max_tokens=120), CODECS[0])
     shutil.rmtree(tmp_path / "input_ids" / "offsets" / "c")
     with pytest.raises(ReadError, match="shard file c/0 is missing") as caught:
-        TokenCache.open(tmp_path).lengths(0, 3)
+        open_cache(tmp_path).lengths(0, 3)
     assert caught.value.value == f"{tmp_path}/input_ids/offsets"
     assert cache.num_tokens > 1 << 16
 
@@ -329,7 +329,7 @@ def test_lost_tokens_are_an_error_if_there_are_many(levanter, tmp_path):
     write_theirs(levanter, str(tmp_path), rows)
     (tmp_path / "input_ids" / "data" / "c" / "0").unlink()
     with pytest.raises(ReadError, match="shard file c/0 is missing"):
-        TokenCache.open(tmp_path).document(0)
+        open_cache(tmp_path).document(0)
 
 
 def test_the_folder_above_names_the_splits(levanter, tmp_path):
@@ -338,7 +338,7 @@ def test_the_folder_above_names_the_splits(levanter, tmp_path):
     write_theirs(levanter, str(tmp_path / "c" / "validation"), rows)
     named = f"Name one of them: {tmp_path}/c/train, {tmp_path}/c/validation"
     with pytest.raises(CacheMissingError, match=re.escape(named)):
-        TokenCache.open(tmp_path / "c")
+        open_cache(tmp_path / "c")
 
 
 def test_empty_caches_of_levanter(tmp_path):
@@ -355,7 +355,7 @@ def test_empty_caches_of_levanter(tmp_path):
         "metadata": {"preprocessor_metadata": {}},
     }
     (tmp_path / "shard_ledger.json").write_text(json.dumps(ledger))
-    cache = TokenCache.open(tmp_path)
+    cache = open_cache(tmp_path)
     assert (cache.num_documents, cache.num_tokens, [*cache.parts]) == (0, 0, [])
 
 
@@ -390,7 +390,7 @@ def test_ledgers_that_cannot_be_used(tmp_path, change, error, problem):
     }
     (tmp_path / "shard_ledger.json").write_text(json.dumps({**ledger, **change}))
     with pytest.raises(error, match=problem):
-        TokenCache.open(tmp_path)
+        open_cache(tmp_path)
 
 
 def test_nothing_is_overwritten(tmp_path):
@@ -413,9 +413,9 @@ def test_an_interrupted_conversion_is_not_a_cache_and_is_done_again(tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         write_levanter(ours, str(tmp_path / "out"), advance=_interrupt)
     with pytest.raises(CacheUnfinishedError):
-        TokenCache.open(tmp_path / "out")
+        open_cache(tmp_path / "out")
     write_levanter(ours, str(tmp_path / "out"))
-    assert np.array_equal(TokenCache.open(tmp_path / "out").tokens(0, 50), ours.tokens(0, 50))
+    assert np.array_equal(open_cache(tmp_path / "out").tokens(0, 50), ours.tokens(0, 50))
 
 
 def _interrupt(_):
@@ -433,6 +433,6 @@ def test_opening_reads_a_fixed_number_of_files(tmp_path, monkeypatch):
     write_foreign(str(tmp_path), random_documents(40), CODECS[0])
     opened = []
     monkeypatch.setattr(StoredArray, "_opened", lambda self: opened.append(self.url))
-    cache = TokenCache.open(tmp_path)
+    cache = open_cache(tmp_path)
     assert cache.num_documents == 40
     assert opened == []

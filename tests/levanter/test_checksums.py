@@ -16,7 +16,7 @@ from headrace.cli.application import application
 from headrace.data import TokenSeqDataset
 from headrace.errors import CacheCorruptError, ConfigError, HeadraceError
 from headrace.feed import DataLoader
-from headrace.store import CacheLayout, TokenCache, open_replicas, retry, verify
+from headrace.store import CacheLayout, open_cache, open_replicas, retry, verify
 from headrace.testing import FaultProxy, web_server, write_cache
 from headrace_levanter.checksums import PLACE_VARIABLE, RECORD_NAME
 from headrace_levanter.export import write_levanter
@@ -62,7 +62,7 @@ def quick():
 
 
 def read(url):
-    cache = TokenCache.open(url)
+    cache = open_cache(url)
     return cache.tokens(0, cache.num_tokens)
 
 
@@ -114,12 +114,12 @@ def test_a_loader_and_documents_read_the_same_with_checksums(root, web, written)
         with loader.iter_from_step(0) as batches:
             return [np.asarray(next(batches).tokens) for _ in range(4)]
 
-    plain = TokenCache.open(str(root))
+    plain = open_cache(str(root))
     documents = {number: plain.document(number) for number in (0, 99, 100, 199)}
     rows = batches(str(root))
     verify(str(root), record=True)
     for url in (str(root), f"{web[1]}/{root.name}"):
-        cache = TokenCache.open(url)
+        cache = open_cache(url)
         assert all(np.array_equal(cache.document(n), documents[n]) for n in documents)
         assert cache.tokens(7, 7).size == 0
         assert np.array_equal(cache.tokens(262_100, 262_200), written[1][262_100:262_200])
@@ -136,7 +136,7 @@ def test_a_loader_ends_at_a_flip_and_names_the_file(root):
         list(batches)
     assert f"shard file {file}" in failure.value.problem
     with pytest.raises(HeadraceError) as failure:
-        TokenCache.open(str(root)).document(0)
+        open_cache(str(root)).document(0)
     assert "Copy that file again" in str(failure.value.cure)
 
 
@@ -202,7 +202,7 @@ def test_a_cache_that_cannot_be_written_has_its_checksums_elsewhere(
 def test_what_is_damaged_on_its_way_is_asked_for_again(root, web, written, quick):
     verify(str(root), record=True)
     with FaultProxy(web[1]) as proxy:
-        cache = TokenCache.open(f"{proxy.url}/{root.name}")
+        cache = open_cache(f"{proxy.url}/{root.name}")
         cache.tokens(0, 1)  # opens the array
         counts = retry.own_counts()
         damaged = counts.damaged
@@ -215,7 +215,7 @@ def test_what_is_damaged_on_its_way_is_asked_for_again(root, web, written, quick
 
 def test_opening_asks_for_no_file_of_other_formats(root, web):
     with FaultProxy(web[1]) as proxy:
-        TokenCache.open(f"{proxy.url}/{root.name}")
+        open_cache(f"{proxy.url}/{root.name}")
         paths = [request.path.rpartition("/")[2] for request in proxy.log]
     assert "shard_ledger.json" in paths
     assert not {"state.json", "dataset_dict.json"} & {*paths}
@@ -266,7 +266,7 @@ def test_a_relative_path_names_the_same_cache(root, monkeypatch):
     verify(root.name, record=True)
     monkeypatch.chdir(root)
     assert verify(".", deep=True).damages == []
-    assert TokenCache.open(str(root)).tokens(0, 9).size == 9
+    assert open_cache(str(root)).tokens(0, 9).size == 9
 
 
 def test_verify_says_how_checksums_are_taken(root):

@@ -24,7 +24,7 @@ from headrace.data import TokenSeqDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.feed import DataLoader
 from headrace.mix import AmendmentConfig
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing import write_cache
 from headrace.testing.caches import remove
 from headrace_levanter import from_levanter_example
@@ -136,7 +136,7 @@ def test_documents_leave_the_rows_of_a_request_from_their_step_on(config, tmp_pa
     plain = HeadraceDataset(config.dataset(), named=False)
     name, one = next(iter(config.components.items()))
     shutil.copytree(one.cache, tmp_path / "c")
-    cache = TokenCache.open(tmp_path / "c")
+    cache = open_cache(tmp_path / "c")
     remove(cache.path, *range(cache.num_documents // 2))
     components = {**config.components, name: replace(one, cache=str(tmp_path / "c"), snapshot=1)}
     amended = replace(
@@ -163,9 +163,7 @@ def test_a_finite_dataset_ends_with_a_padded_batch(caches):
     from headrace_levanter import HeadraceDataset, LmLoader
 
     rows = (
-        TokenSeqDataset(TokenCache.open(str(caches / "a")), 16, split_documents=True)
-        .shuffle(0)
-        .take(21)
+        TokenSeqDataset(open_cache(str(caches / "a")), 16, split_documents=True).shuffle(0).take(21)
     )
     dataset = HeadraceDataset(rows, 8)
     assert dataset.is_finite()
@@ -240,7 +238,7 @@ def test_masks_of_chats_are_levanters_loss_weights(tmp_path):
 def test_wrong_use_is_refused(config, caches):
     from headrace_levanter import HeadraceDataset, LmLoader
 
-    rows = TokenSeqDataset(TokenCache.open(str(caches / "a")), 16)
+    rows = TokenSeqDataset(open_cache(str(caches / "a")), 16)
     growing = replace(config, seq_len={0: 8, 5: 16}).dataset()
     for dataset in (growing, growing.map(reverse)):
         with pytest.raises(ConfigError, match=r"seq_len.*position axis is fixed"):
@@ -322,7 +320,7 @@ from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
 from headrace.testing import write_cache
-dataset = HeadraceDataset(TokenSeqDataset(TokenCache.open(sys.argv[1]), 16).shuffle(0).repeat(), 8)
+dataset = HeadraceDataset(TokenSeqDataset(open_cache(sys.argv[1]), 16).shuffle(0).repeat(), 8)
 mesh = Mesh(np.asarray(jax.devices()), ("data",))
 loader = DataLoader(dataset, 8, mesh=mesh, axis_resources={"batch": "data"}, max_buffered_batches=None)
 left += [iter(loader), left]

@@ -22,7 +22,7 @@ from headrace.feed import DataLoader
 from headrace.ingest import SourceConfig
 from headrace.mix import BatchSchedule
 from headrace.pack import plan_packs
-from headrace.store import CacheLayout, TokenCache
+from headrace.store import CacheLayout, open_cache
 from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
@@ -157,7 +157,7 @@ def masked_cache(root, lengths_of_parts, *, leaf="ragged", name="loss_mask", dty
     write_ledger(
         str(root), Ledger(False, tokenizer, layout.to_dict(), leaves=leaves).complete(records)
     )
-    return TokenCache.open(root)
+    return open_cache(root)
 
 
 @pytest.mark.parametrize("algorithm", ["bfd", "windowed", "wrap"])
@@ -237,7 +237,7 @@ def test_a_flipped_bit_of_a_mask_is_named(tmp_path):
     content = bytearray(shard.read_bytes())
     content[3] ^= 1
     shard.write_bytes(content)
-    rows = TokenSeqDataset(TokenCache.open(cache.path), 16)
+    rows = TokenSeqDataset(open_cache(cache.path), 16)
     loader = DataLoader(rows, 1, mesh=jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]))
     with pytest.raises(ReadError, match=r"array = .*loss_mask.*chunk 2 cannot be read for step 2"):
         list(loader)

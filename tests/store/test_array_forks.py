@@ -12,7 +12,7 @@ SCRIPT = """
 import json, os, signal, sys, warnings
 from headrace.store.cache import TokenCache
 path, when = sys.argv[1:]
-cache = TokenCache.open(path)
+cache = open_cache(path)
 if when == "after":
     wanted = cache.tokens(0, 10).tolist()
 ours, theirs = os.pipe()
@@ -21,7 +21,7 @@ child = os.fork()
 if child == 0:
     signal.alarm(20)
     try:
-        said = {"read": TokenCache.open(path).tokens(0, 10).tolist()}
+        said = {"read": open_cache(path).tokens(0, 10).tolist()}
     except Exception as error:
         said = {"error": type(error).__name__, "text": str(error)}
     os.write(theirs, json.dumps(said).encode())
@@ -42,7 +42,7 @@ from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed.loader import DataLoader
 from headrace.store.cache import TokenCache
-loader = DataLoader(TokenSeqDataset(TokenCache.open(sys.argv[1]), 8), batch_size=8)
+loader = DataLoader(TokenSeqDataset(open_cache(sys.argv[1]), 8), batch_size=8)
 batches = loader.iter_from_step(0)
 next(batches)
 warnings.simplefilter("ignore")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import CacheError, ConfigError
-from headrace.store import CacheLayout, TokenCache, files, retry
+from headrace.store import CacheLayout, TokenCache, files, open_cache, retry
 from headrace.store.ledger import read_ledger
 from headrace.testing import FaultProxy, Faults, write_cache
 from headrace.testing.servers import serve
@@ -120,7 +120,7 @@ def test_a_cache_is_read_as_from_a_disk_and_every_request_for_chunks_is_counted(
     container, compression, name
 ):
     tokens = write(container, name, compression)
-    cache = TokenCache.open(f"az://data/{name}")
+    cache = open_cache(f"az://data/{name}")
     container.proxy.clear()
     before = retry.wire()
     out = np.empty(CHUNK, np.uint16)
@@ -133,7 +133,7 @@ def test_a_cache_is_read_as_from_a_disk_and_every_request_for_chunks_is_counted(
 
 def test_faults_change_no_token(container):
     tokens = write(container)
-    cache = TokenCache.open("az://data/text")
+    cache = open_cache("az://data/text")
     rates = ("error", "cut", "close", "flip", "page", "whole", "redirect", "head")
     container.proxy.faults = Faults(**{f"{name}_rate": 0.03 for name in rates})
     before = retry.request_counts()
@@ -153,19 +153,19 @@ def test_what_is_not_there_and_what_cannot_be_is_said(container, monkeypatch):
         p.name for p in container.folder.glob("text/*")
     )
     with pytest.raises(ConfigError, match="AZURE_STORAGE_ACCOUNT_KEY") as refused:
-        TokenCache.open("az://me:CANARY@data/text")
+        open_cache("az://me:CANARY@data/text")
     assert "CANARY" not in str(refused.value)
     for write_it in (files.check_writable, lambda url: files.write_atomic(url, b"")):
         with pytest.raises(ConfigError, match="not written to"):
             write_it("az://data/new/file")
     with pytest.raises(CacheError, match=r"copy it to az://data/none") as missing:
-        TokenCache.open("az://data/none")
+        open_cache("az://data/none")
     output = re.search("--output ([^ ,]+)", str(missing.value))
     assert output is not None
     files.check_writable(output[1])
     monkeypatch.setitem(sys.modules, "obstore.fsspec", None)
     with pytest.raises(ConfigError, match=r"headrace\[azure\]"):
-        TokenCache.open("az://data/text")
+        open_cache("az://data/text")
 
 
 def test_files_whose_answers_break_off_are_asked_for_again(container):
@@ -179,9 +179,9 @@ def test_files_whose_answers_break_off_are_asked_for_again(container):
 
 READ = """
 import numpy as np
-from headrace.store import RetryPolicy, TokenCache, use_policy
+from headrace.store import RetryPolicy, TokenCache, open_cache, use_policy
 use_policy(RetryPolicy(timeout_s=1000.0, deadline_s=1000.0))
-array = TokenCache.open("az://data/text").parts[0].data
+array = open_cache("az://data/text").parts[0].data
 read = array.read_into(np.empty(512, np.uint16), 0)
 input()
 """

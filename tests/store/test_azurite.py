@@ -18,7 +18,14 @@ import numpy as np
 import pytest
 
 from headrace import ComponentConfig, LmDataConfig
-from headrace.store import CacheLayout, RetryPolicy, TokenCache, files, retry, use_policy
+from headrace.store import (
+    CacheLayout,
+    RetryPolicy,
+    files,
+    open_cache,
+    retry,
+    use_policy,
+)
 from headrace.store.retry import with_retries
 from headrace.testing import FaultProxy, Faults, write_cache
 from headrace.testing.faults import Outage
@@ -130,7 +137,7 @@ def test_a_run_goes_on_after_an_outage(
 
 def test_reads_under_faults_are_right_and_counted_to_the_request(proxy: FaultProxy):
     use_policy(replace(FAST, hedge_p95=None, deadline_s=120.0))
-    cache = TokenCache.open("az://data/cache")
+    cache = open_cache("az://data/cache")
     array = cache.parts[0].data
     rates = ("error", "cut", "close", "flip", "page", "whole", "redirect", "head")
     proxy.clear()

@@ -24,7 +24,7 @@ from headrace.errors import (
     ConfigError,
     ReadError,
 )
-from headrace.store import CacheLayout, TokenCache
+from headrace.store import CacheLayout, TokenCache, open_cache
 from headrace.store.array import StoredArray, kvstore_spec
 from headrace.store.ledger import Ledger, read_ledger, write_ledger
 from headrace.testing import tiny_cache, write_cache
@@ -49,22 +49,22 @@ def shards(cache, part="00001"):
 
 def test_a_missing_cache_says_how_to_build_one(tmp_path):
     with pytest.raises(CacheMissingError, match="there is no such folder") as caught:
-        TokenCache.open(f"{tmp_path}/nope")
+        open_cache(f"{tmp_path}/nope")
     assert (caught.value.field, caught.value.value) == ("cache", f"{tmp_path}/nope")
     assert (caught.value.cure or "").startswith("Build one: headrace build SOURCE")
     assert (caught.value.cure or "").endswith(f"--output {tmp_path}/nope")
     with pytest.raises(CacheMissingError, match=r"holds no ledger\.json"):
-        TokenCache.open(tmp_path)
+        open_cache(tmp_path)
     (tmp_path / "texts").mkdir()
     with pytest.raises(CacheMissingError, match="the folder holds no ledger") as caught:
-        TokenCache.open(tmp_path / "texts")
+        open_cache(tmp_path / "texts")
     assert f"--tokenizer FILE --output {tmp_path}/texts-cache" in str(caught.value)
 
 
 def test_an_unfinished_cache_says_how_to_finish_it(tmp_path):
     write_ledger(str(tmp_path), Ledger(False, {"vocab_size": 3}, LAYOUT.to_dict()))
     with pytest.raises(CacheUnfinishedError, match="was not finished") as caught:
-        TokenCache.open(tmp_path)
+        open_cache(tmp_path)
     assert "Run the same command again" in (caught.value.cure or "")
     assert f"headrace cache inspect {tmp_path}" in (caught.value.cure or "")
     assert isinstance(caught.value, CacheError)
@@ -72,7 +72,7 @@ def test_an_unfinished_cache_says_how_to_finish_it(tmp_path):
 
 def test_opening_reads_no_array(cache):
     shutil.rmtree(Path(cache.path, "parts"))
-    opened = TokenCache.open(cache.path)
+    opened = open_cache(cache.path)
     assert (opened.num_tokens, opened.num_documents, opened.vocab_size) == (
         cache.num_tokens,
         120,
@@ -109,9 +109,9 @@ def test_any_flipped_bit_is_an_error(tmp_path, compression):
     for at in range(len(content)):
         shard.write_bytes(bytes([*content[:at], content[at] ^ (1 << at % 8), *content[at + 1 :]]))
         with pytest.raises(ReadError, match="cannot be read"):
-            TokenCache.open(tmp_path).tokens(0, 128)
+            open_cache(tmp_path).tokens(0, 128)
     shard.write_bytes(content)
-    assert TokenCache.open(tmp_path).tokens(0, 128).tolist() == (np.arange(128) % 50).tolist()
+    assert open_cache(tmp_path).tokens(0, 128).tolist() == (np.arange(128) % 50).tolist()
 
 
 def test_a_cut_off_shard_is_an_error(cache):
@@ -250,7 +250,7 @@ def test_the_copy_of_the_tokenizer_lies_in_the_cache(cache, file):
     ledger = read_ledger(cache.path)
     write_ledger(cache.path, replace(ledger, tokenizer={**ledger.tokenizer, "file": file}))
     with pytest.raises(CacheCorruptError, match="has a ledger whose tokenizer cannot be used"):
-        TokenCache.open(cache.path)
+        open_cache(cache.path)
 
 
 def test_a_cache_that_nobody_holds_goes_at_once(tmp_path):
@@ -272,8 +272,8 @@ def test_a_cache_of_nearly_that_name_is_named(tmp_path, typed, meant):
     write_cache(tmp_path / "docs", [random_documents(3)])
     (tmp_path / "do").mkdir()  # is no cache
     with pytest.raises(CacheMissingError) as caught:
-        TokenCache.open(str(tmp_path / typed))
+        open_cache(str(tmp_path / typed))
     near = re.findall(r"Did you mean '(.*?)'\?", str(caught.value))
     assert near == ([] if meant is None else [str(tmp_path / meant)])
-    assert all(TokenCache.open(path).num_documents == 3 for path in near)
+    assert all(open_cache(path).num_documents == 3 for path in near)
     assert f"headrace build SOURCE --tokenizer FILE --output {tmp_path}" in str(caught.value)

@@ -14,7 +14,7 @@ import tensorstore as ts
 
 from headrace.data import TokenSeqDataset
 from headrace.errors import CacheCorruptError
-from headrace.store import CacheLayout, TokenCache, array
+from headrace.store import CacheLayout, array, open_cache
 from headrace.store.array import kvstore_spec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ledger_table import PartRecord
@@ -70,7 +70,7 @@ def cost(root):
     """
     tracemalloc.start()
     before = reads()
-    cache = TokenCache.open(root)
+    cache = open_cache(root)
     dataset = TokenSeqDataset(cache, 1024)
     opened = reads() - before
     peak = tracemalloc.get_traced_memory()[1]
@@ -108,7 +108,7 @@ def calls_to_open(root):
 
     sys.setprofile(count)
     try:
-        cache = TokenCache.open(root)
+        cache = open_cache(root)
     finally:
         sys.setprofile(None)
     return cache, calls
@@ -128,7 +128,7 @@ def test_opening_works_nothing_out_for_an_array(tmp_path, monkeypatch):
     root = sparse(str(tmp_path), documents=64, parts=16)
     asked = []
     monkeypatch.setattr(array, "kvstore_spec", lambda url: asked.append(url) or kvstore_spec(url))
-    cache = TokenCache.open(root)
+    cache = open_cache(root)
     dataset = TokenSeqDataset(cache, 1024)
     assert len(dataset) > 0
     assert not asked
@@ -156,7 +156,7 @@ def test_sections_of_a_ledger_are_not_trusted(tmp_path, section, value, problem)
     with pytest.raises(
         CacheCorruptError, match=f"ledger whose {section} cannot be used .*{problem}"
     ):
-        TokenCache.open(str(tmp_path))
+        open_cache(str(tmp_path))
 
 
 def test_threads_open_caches_at_once_in_a_new_process(tmp_path):
@@ -172,7 +172,7 @@ def test_threads_open_caches_at_once_in_a_new_process(tmp_path):
         for _ in range(60):
             importlib.reload(ledger)
             importlib.reload(cache)  # types that nothing has used yet
-            threads = [threading.Thread(target=cache.TokenCache.open, args=[sys.argv[1]]) for _ in range(4)]
+            threads = [threading.Thread(target=cache.open_cache, args=[sys.argv[1]]) for _ in range(4)]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -189,11 +189,11 @@ def test_a_pass_over_the_lengths_of_all_parts_keeps_nothing(tmp_path):
     tracemalloc.start()
     kept = []
     for _ in range(4):
-        assert TokenCache.open(cache.path).lengths().tolist() == expected
+        assert open_cache(cache.path).lengths().tolist() == expected
         gc.collect()
         kept.append(tracemalloc.get_traced_memory()[0])
     assert kept[-1] - kept[-2] < 1000 * parts
-    opened = TokenCache.open(cache.path)
+    opened = open_cache(cache.path)
     opened.lengths()
     assert opened.leaf("input_ids").parts._made == {}
     tracemalloc.stop()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ReadError
-from headrace.store import CacheLayout, RetryPolicy, TokenCache, use_policy
+from headrace.store import CacheLayout, RetryPolicy, open_cache, use_policy
 from headrace.store.retry import own_counts
 from headrace.testing import web_server, write_cache
 from headrace.testing.caches import random_documents
@@ -32,7 +32,7 @@ def test_sound_chunks_in_anothers_place_are_refused(tmp_path, compression):
     shutil.copyfile(folder / "00001/input_ids/data/c/0", folder / "00002/input_ids/data/c/0")
     shutil.copyfile(folder / "00000/input_ids/data/c/1", folder / "00000/input_ids/data/c/0")
     with web_server(tmp_path / "c") as server:
-        remote = TokenCache.open(server)
+        remote = open_cache(server)
         asked = own_counts().index_requests
         for part in (1, 3):
             array = remote.parts[part].data
@@ -58,7 +58,7 @@ def test_a_page_that_is_not_at_hand_is_one_request(tmp_path):
     shutil.rmtree(cache.path)
     cache = write_cache(tmp_path / "c", parts, layout=CacheLayout("uint8", 1, 1 << 14))
     with web_server(tmp_path / "c") as server:
-        remote = TokenCache.open(server)
+        remote = open_cache(server)
         asked = own_counts().index_requests
         last = cache.num_tokens
         assert np.array_equal(remote.tokens(0, 50), cache.tokens(0, 50))

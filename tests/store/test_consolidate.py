@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import CacheError, ConfigError, ReadError
 from headrace.ingest import ReshuffleConfig, reshuffle
-from headrace.store import CacheLayout, TokenCache, consolidate, verify
+from headrace.store import CacheLayout, consolidate, open_cache, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.lease import lease
 from headrace.store.ledger import Ledger, write_ledger
@@ -47,7 +47,7 @@ def write(root, parts, layout):
         False, {"vocab_size": 256}, layout.to_dict(), leaves=[s.to_dict() for s in LEAVES]
     )
     write_ledger(str(root), ledger.complete(records))
-    return TokenCache.open(root)
+    return open_cache(root)
 
 
 def contents(root):
@@ -151,7 +151,7 @@ def test_counters_and_sources_are_kept(many, tmp_path):
 
 def test_another_layout_and_caches_of_levanter(many, tmp_path):
     write_levanter(many, str(tmp_path / "theirs"))
-    theirs = TokenCache.open(tmp_path / "theirs")
+    theirs = open_cache(tmp_path / "theirs")
     copy = consolidate(theirs, str(tmp_path / "back"), layout=CacheLayout("uint8", 64, 2))
     assert np.array_equal(copy.tokens(0, copy.num_tokens), many.tokens(0, many.num_tokens))
     assert verify(copy.path, deep=True).damages == []
@@ -178,17 +178,17 @@ def test_nothing_else_is_touched(many, tmp_path):
 def test_damage_is_not_copied(many, tmp_path):
     next(Path(many.path).rglob("input_ids/data/c/1")).unlink()
     with pytest.raises(ReadError):
-        consolidate(TokenCache.open(many.path), str(tmp_path / "copy"))
+        consolidate(open_cache(many.path), str(tmp_path / "copy"))
     with pytest.raises(CacheError):
-        TokenCache.open(tmp_path / "copy")
+        open_cache(tmp_path / "copy")
 
 
 def test_a_shuffled_cache_that_was_appended_to_is_not_copied(tmp_path):
     # the copy would say that all its documents are in the shuffled order of the first ones
     cache = write_cache(tmp_path / "cache", [random_documents(20, seed=1)])
     reshuffle(cache, tmp_path / "shuffled", ReshuffleConfig(seed=3), progress=False)
-    whole = consolidate(TokenCache.open(tmp_path / "shuffled"), str(tmp_path / "copy"))
-    assert whole.original(0).number == TokenCache.open(tmp_path / "shuffled").original(0).number
+    whole = consolidate(open_cache(tmp_path / "shuffled"), str(tmp_path / "copy"))
+    assert whole.original(0).number == open_cache(tmp_path / "shuffled").original(0).number
     grown = grow(tmp_path / "shuffled", 5)
     for copying in (
         lambda: consolidate(grown, str(tmp_path / "new")),

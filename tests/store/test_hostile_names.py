@@ -27,7 +27,7 @@ from headrace.data import TokenSeqDataset
 from headrace.feed import DataLoader
 from headrace.ingest.listing import escaped
 from headrace.run import open_run
-from headrace.store import TokenCache, files, open_cache, retry, verify
+from headrace.store import files, open_cache, retry, verify
 from headrace.store.lease import _RemoteSlot
 from headrace.testing.servers import use_gcs, use_s3
 
@@ -397,7 +397,7 @@ def test_as_an_output_of_copies_and_of_files_beside_a_cache(bucket, run, tmp_pat
     config.write_text(json.dumps({"seq_len": 16, "batch_size": 8, "components": parts}))
     if both.does("run", "report", str(config), "num_steps=3", "-o", "@rep", writes="rep"):
         assert b"<html" in (files.read_bytes(both.there["rep"]) or b"")
-    dataset = TokenSeqDataset(TokenCache.open(cache), 16)
+    dataset = TokenSeqDataset(open_cache(cache), 16)
     for _ in range(2):
         open_run(both.there["run"], DataLoader(dataset, batch_size=8))
     both.check_others()

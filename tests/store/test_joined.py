@@ -13,7 +13,7 @@ from headrace.errors import CacheMissingError, ConfigError
 from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.pack import PackingConfig
 from headrace.run import RunLock
-from headrace.store import CacheLayout, TokenCache
+from headrace.store import CacheLayout, open_cache
 from headrace.store.cache import OriginalDocument
 from headrace.store.joined import JoinedCache, open_components
 from headrace.store.ledger import write_ledger
@@ -66,7 +66,7 @@ def test_the_fingerprint_follows_the_order(caches):
     assert len(prints) == 3
     assert (
         JoinedCache(caches).fingerprint
-        == JoinedCache([TokenCache.open(c.path) for c in caches]).fingerprint
+        == JoinedCache([open_cache(c.path) for c in caches]).fingerprint
     )
 
 
@@ -141,9 +141,7 @@ def test_shuffled_members_tell_the_numbers_of_their_originals(tmp_path):
     plain = [write_cache(tmp_path / f"p{k}", [random_documents(20 + k, seed=k)]) for k in range(3)]
     for k in (0, 2):
         reshuffle(plain[k], str(tmp_path / f"s{k}"), ReshuffleConfig(k + 5), progress=False)
-    mixed = JoinedCache(
-        [TokenCache.open(tmp_path / "s0"), plain[1], TokenCache.open(tmp_path / "s2")]
-    )
+    mixed = JoinedCache([open_cache(tmp_path / "s0"), plain[1], open_cache(tmp_path / "s2")])
     joined = JoinedCache(plain)
     places = mixed.stored_at(np.arange(63))
     assert sorted(places.tolist()) == list(range(63))

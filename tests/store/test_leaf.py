@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, ConfigError, IndexOutOfRangeError, ReadError
-from headrace.store import CacheLayout, TokenCache, files, verify
+from headrace.store import CacheLayout, TokenCache, files, open_cache, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter
@@ -28,7 +28,7 @@ def finish(root, layout, leaves, records):
         False, {"vocab_size": 256}, layout.to_dict(), leaves=[s.to_dict() for s in leaves]
     )
     write_ledger(str(root), ledger.complete(records))
-    return TokenCache.open(root)
+    return open_cache(root)
 
 
 @settings(max_examples=25)
@@ -184,7 +184,7 @@ def test_on_object_stores(request, store, tmp_path):
     cache = finish(f"{root}/own", layout, leaves, [writer.close()])
     write_levanter(cache, f"{root}/levanter/train")
     for path in (f"{root}/own", f"{root}/levanter/train"):
-        there = TokenCache.open(path)
+        there = open_cache(path)
         assert np.array_equal(there.tokens(0, there.num_tokens), flat)
         for i in (0, 7, 19):
             assert np.array_equal(there.leaf("m").document(i), -documents[i].astype(int))

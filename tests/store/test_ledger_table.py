@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import CacheCorruptError
-from headrace.store import CacheLayout, TokenCache
+from headrace.store import CacheLayout, TokenCache, open_cache
 from headrace.store.ledger_table import encode_table, parse_table, read_table
 from headrace.store.retry import wire
 from headrace.testing import FaultProxy, tiny_cache, web_server, write_cache
@@ -70,7 +70,7 @@ def test_a_hostile_head_is_refused(cache, change):
     table = Path(cache.path, "ledger.bin")
     table.write_bytes(resigned(table.read_bytes(), change))
     with pytest.raises(CacheCorruptError):
-        TokenCache.open(cache.path)
+        open_cache(cache.path)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_opening_costs_the_same_requests_whatever_the_parts(tmp_path):
         for parts in (1, 40):
             proxy.clear()
             before = wire()
-            cache = TokenCache.open(f"{proxy.url}/{parts}")
+            cache = TokenCache.open_member(f"{proxy.url}/{parts}")
             assert [entry.path.rsplit("/", 1)[-1] for entry in proxy.log] == [
                 "ledger.json",
                 "ledger.bin",
@@ -147,7 +147,7 @@ def test_chunks_that_lie_elsewhere_are_found_by_the_index(tmp_path, compression)
         + google_crc32c.value(index.tobytes()).to_bytes(4, "little")
     )
     with web_server(tmp_path) as url, FaultProxy(url) as proxy:
-        remote = TokenCache.open(f"{proxy.url}/c")
+        remote = open_cache(f"{proxy.url}/c")
         assert np.array_equal(remote.tokens(0, 64), right[:64])
         assert np.array_equal(remote.tokens(0, remote.num_tokens), right)
 
@@ -161,7 +161,7 @@ def test_both_ledgers_of_another_cache_are_refused_where_arrays_say_nothing(tmp_
         web_server(tmp_path) as url,
         pytest.raises(CacheCorruptError, match=r"ledger\.bin are of another cache"),
     ):
-        TokenCache.open(f"{url}/a")
+        open_cache(f"{url}/a")
 
 
 def test_there_is_none(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from headrace import extensions
 from headrace.errors import CacheMissingError, ConfigError
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.store.layouts import FormatConfig
 from headrace.store.missing import what_is_there
 from headrace.testing import tiny_cache
@@ -53,8 +53,8 @@ def test_a_cache_of_levanter_names_the_package_that_reads_it(tmp_path, monkeypat
     (tmp_path / "shard_ledger.json").write_text("{}")
     monkeypatch.setattr(extensions, "_installed", lambda group: {})
     with pytest.raises(CacheMissingError, match="it is a cache of Levanter's") as found:
-        TokenCache.open(tmp_path)
+        open_cache(tmp_path)
     with pytest.raises(ConfigError, match="needs the package") as named:
-        TokenCache.open(tmp_path, settings=FormatConfig("levanter"))
+        open_cache(tmp_path, settings=FormatConfig("levanter"))
     for error in (found.value, named.value):
         assert str(error.cure).endswith("pip install 'headrace[levanter]'")

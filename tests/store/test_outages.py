@@ -23,8 +23,8 @@ from headrace.errors import CacheError, HeadraceError, ReadError
 from headrace.store import (
     CacheLayout,
     RetryPolicy,
-    TokenCache,
     files,
+    open_cache,
     open_replicas,
     retry,
     use_policy,
@@ -130,11 +130,11 @@ def test_after_two_minutes_it_is_an_error_in_real_time(proxy: FaultProxy, kind: 
 
 
 def check_given_up(proxy: FaultProxy, kind: Outage, seconds: float, deadline_s: float) -> None:
-    cache = TokenCache.open(f"{proxy.url}/cache")
+    cache = open_cache(f"{proxy.url}/cache")
     proxy.outage(kind, seconds)
     with ThreadPoolExecutor() as pool:
         attempts = (
-            pool.submit(TokenCache.open, cache.path),
+            pool.submit(open_cache, cache.path),
             pool.submit(cache.tokens, 0, 64),
         )
         failures = [attempt.exception() for attempt in attempts]
@@ -160,7 +160,7 @@ def check_retry_after(url: str, proxy: FaultProxy) -> None:
     """
     use_policy(replace(FAST, deadline_s=60.0))
     proxy.outage("429", 2.0)
-    cache = TokenCache.open(url)
+    cache = open_cache(url)
     assert proxy.count(fate="error") == 1
     proxy.clear()
     counts = retry.request_counts()
@@ -186,7 +186,7 @@ def test_no_request_is_sent_to_a_bucket_before_retry_after_has_passed(remote):
 def test_the_request_that_asks_for_retry_after_is_one_and_counted(proxy: FaultProxy):
     """A web server would redirect one for a folder."""
     use_policy(replace(FAST, deadline_s=60.0))
-    cache = TokenCache.open(f"{proxy.url}/cache")
+    cache = open_cache(f"{proxy.url}/cache")
     cache.tokens(64, 128)
     proxy.clear()
     counts = retry.request_counts()
@@ -198,7 +198,7 @@ def test_the_request_that_asks_for_retry_after_is_one_and_counted(proxy: FaultPr
 
 @pytest.mark.usefixtures("fast")
 def test_a_chunk_that_the_ledger_lists_is_asked_for_again_while_it_is_missing(proxy: FaultProxy):
-    cache = TokenCache.open(f"{proxy.url}/cache")
+    cache = open_cache(f"{proxy.url}/cache")
     proxy.clear()
     proxy.next("error", times=12, status=404)
     assert np.array_equal(cache.tokens(0, 64), TOKENS[:64])
@@ -211,7 +211,7 @@ def test_the_log_says_what_is_waited_for_and_until_when(
     use_policy(replace(FAST, max_delay_s=0.5, deadline_s=60.0))
     caplog.set_level(logging.WARNING)
     began = time.time()
-    cache = TokenCache.open(f"{proxy.url}/cache")
+    cache = open_cache(f"{proxy.url}/cache")
     proxy.outage("503", 2.5)
     reads = [cache.parts[0].data.read(64 * k, 64 * k + 64) for k in range(8)]
     for read in reads:
@@ -274,7 +274,7 @@ def test_late_answers_are_hedged_by_default_within_their_share(
 ):
     monkeypatch.setattr(retry._Process, "counts", retry.RequestCounts())
     use_policy(USUAL)
-    cache = TokenCache.open(f"{proxy.url}/cache")
+    cache = open_cache(f"{proxy.url}/cache")
     for k in range(60):  # so many answers say what is usual
         chunk = cache.parts[0].data.layout.chunk_elements
         cache.parts[0].data.read_into(np.empty(chunk, np.uint16), k % 16 * chunk).result()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, IndexOutOfRangeError
-from headrace.store import CacheLayout, TokenCache
+from headrace.store import CacheLayout, open_cache
 from headrace.store.array import StoredArray
 from headrace.store.lease import owning
 from headrace.store.ledger import read_part_record
@@ -193,7 +193,7 @@ def test_a_store_that_cannot_be_written(tmp_path):
 def test_a_relative_path_stays_where_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_cache("here", [random_documents(20)])
-    cache = TokenCache.open("here")
+    cache = open_cache("here")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert cache.tokens(0, 10).size == 10

@@ -12,7 +12,13 @@ import pytest
 from headrace import ComponentConfig, LmDataConfig
 from headrace.errors import CacheCorruptError, CacheMissingError, ConfigError, ReadError
 from headrace.run import RunLock
-from headrace.store import CacheLayout, RetryPolicy, TokenCache, open_replicas, use_policy
+from headrace.store import (
+    CacheLayout,
+    RetryPolicy,
+    open_cache,
+    open_replicas,
+    use_policy,
+)
 from headrace.store.replicas import ReplicatedCache
 from headrace.store.retry import own_counts
 from headrace.testing import FaultProxy, web_server, write_cache
@@ -89,7 +95,7 @@ def test_a_server_that_dies_in_mid_run_changes_no_batch(places, caplog):
 def test_what_is_damaged_in_one_place_is_read_from_the_other_and_nothing_else_is(
     places, over_http, caplog
 ):
-    right = TokenCache.open(places[0]).tokens(0, 64 * 6)
+    right = open_cache(places[0]).tokens(0, 64 * 6)
     flip(Path(places[0], "parts/00000/input_ids/data/c/0"), 70)
     with ExitStack() as servers:
         roots = [servers.enter_context(web_server(p)) for p in places] if over_http else [*places]
@@ -145,7 +151,7 @@ def test_a_run_is_the_same_whatever_replicas_it_lists(places):
 
 def test_it_pickles(places):
     cache = pickle.loads(pickle.dumps(open_replicas(places)))
-    assert np.array_equal(cache.document(3), TokenCache.open(places[0]).document(3))
+    assert np.array_equal(cache.document(3), open_cache(places[0]).document(3))
 
 
 @pytest.mark.parametrize(

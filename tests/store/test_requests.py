@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from headrace.data import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed import DataLoader
-from headrace.store import CacheLayout, RetryPolicy, TokenCache, files, requests, retry
+from headrace.store import CacheLayout, RetryPolicy, TokenCache, files, open_cache, requests, retry
 from headrace.store.array import PendingRead, StoredArray, kvstore_spec
 from headrace.store.layout import DEFAULT_CHUNK
 from headrace.store.ledger import read_ledger
@@ -79,7 +79,7 @@ def test_an_epoch_in_braid_order_asks_once_for_each_block(remote):
 
 def test_with_ledger_bin_an_epoch_asks_for_blocks_alone(remote):
     write_cache(remote.root, [rows()], vocab_size=1 << 16, layout=LAYOUT)
-    cache = TokenCache.open(remote.root)
+    cache = open_cache(remote.root)
     remote.proxy.clear()
     before = retry.request_counts()
     assert sum(b.batch_size for b in loader(cache)) == ROWS
@@ -148,7 +148,7 @@ def test_a_read_that_begins_just_as_the_array_is_open_does_not_open_it_again(rem
 
 def test_no_more_requests_in_flight_than_the_policy_says(remote, monkeypatch):
     write_cache(remote.root, [rows(SHARD * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    array = TokenCache.open(remote.root).parts[0].data
+    array = open_cache(remote.root).parts[0].data
     array.read(0, 1).result()
     most = 0
     now = 0
@@ -197,7 +197,7 @@ def test_a_time_limit_of_the_stores_own_is_an_error_and_not_waited_for(tmp_path)
 def test_the_background_thread_ends_when_nothing_is_read(remote, monkeypatch):
     write_cache(remote.root, [rows(BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
     monkeypatch.setattr(requests, "IDLE_S", 0.05)
-    cache = TokenCache.open(remote.root)
+    cache = open_cache(remote.root)
     for begin in (0, 1):  # and begins again
         assert cache.tokens(begin, begin + 1).tolist() == [begin]
         assert ended()
@@ -361,7 +361,7 @@ def test_what_nobody_waits_for_any_more_keeps_the_thread(remote, monkeypatch):
 @pytest.mark.usefixtures("restless")
 def test_reads_from_several_threads_while_the_thread_ends_and_begins_again(remote):
     write_cache(remote.root, [rows(8 * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    array = TokenCache.open(remote.root).parts[0].data
+    array = open_cache(remote.root).parts[0].data
     wanted = np.concatenate(rows(8 * BLOCK))
     chunk = LAYOUT.chunk_elements
 
@@ -382,7 +382,7 @@ def test_reads_from_several_threads_while_the_thread_ends_and_begins_again(remot
 def test_readers_of_the_same_chunks_give_up_while_answers_fail_and_the_policy_changes(remote):
     """More reads than there is room for; requests that are late, fail, are refused or damaged."""
     write_cache(remote.root, [rows(8 * BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    array = TokenCache.open(remote.root).parts[0].data
+    array = open_cache(remote.root).parts[0].data
     wanted = np.concatenate(rows(8 * BLOCK))
     chunk = LAYOUT.chunk_elements
     array.read(0, 1).result()  # it is open: from here on any thread sends
@@ -441,7 +441,7 @@ class Sleepy(dict):
 
 def test_a_request_that_is_late_before_its_sender_goes_on(remote):
     write_cache(remote.root, [rows(BLOCK)], vocab_size=1 << 16, layout=LAYOUT)
-    array = TokenCache.open(remote.root).parts[0].data
+    array = open_cache(remote.root).parts[0].data
     array.read(0, 1).result()  # it is open: from here on any thread sends
     array.forget()
     retry.use_policy(RetryPolicy(hedge_after_s=0.001))
@@ -454,8 +454,8 @@ def test_a_request_that_is_late_before_its_sender_goes_on(remote):
 LEAVES = """
 import sys
 import numpy as np
-from headrace.store import TokenCache
-array = TokenCache.open(sys.argv[1]).parts[0].data
+from headrace.store import TokenCache, open_cache
+array = open_cache(sys.argv[1]).parts[0].data
 array.read(0, 1).result()
 reads = [array.read_into(np.empty(128, np.uint16), 128 * k) for k in range(1, 16) for _ in range(9)]
 reads[int(sys.argv[2])].result()
@@ -501,8 +501,8 @@ def read_on():
         print(error)
 atexit.register(read_on)  # what is registered first comes last, where only a daemon thread reads
 import numpy as np
-from headrace.store import TokenCache
-array = TokenCache.open(sys.argv[1]).parts[0].data
+from headrace.store import TokenCache, open_cache
+array = open_cache(sys.argv[1]).parts[0].data
 array.read(128, 129).result()
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import ReadError
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing import tiny_cache
 
 
@@ -24,7 +24,7 @@ def test_the_error_says_that_the_server_answers_no_ranges(tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        cache = TokenCache.open(f"http://127.0.0.1:{server.server_port}/a")
+        cache = open_cache(f"http://127.0.0.1:{server.server_port}/a")
         with pytest.raises(ReadError, match="server that answers byte ranges"):
             cache.tokens(0, cache.num_tokens)
     finally:

@@ -189,7 +189,7 @@ def test_snapshots_that_there_are_not_are_named():
 
 def test_who_else_writes_is_waited_for_by_an_error(tmp_path: Path):
     root = tiny_cache(tmp_path / "c", documents=30).path
-    built = TokenCache.open(root).as_member
+    built = TokenCache.open_member(root).as_member
     with lease(root), pytest.raises(CacheError, match="is being written by"):
         remove(root, 1)
     with pytest.raises(ConfigError, match="can be read from, not written to"):
@@ -285,7 +285,7 @@ def test_two_hundred_snapshots_are_one_request(tmp_path: Path):
 
 def append_often(root: str, times: int) -> None:
     """Appends a cache of two documents so many times."""
-    built = TokenCache.open(root).as_member
+    built = TokenCache.open_member(root).as_member
     first = len(history_of(root).members)
     for number in range(first, first + times):
         parts = [[np.arange(number, number + 3, dtype=np.uint16), np.full(4, number, np.uint16)]]
@@ -354,7 +354,7 @@ def test_an_append_that_was_given_up_leaves_no_ledgers_behind(tmp_path: Path, mo
             append_often(root, 1)
     assert Path(group_path(root, range(1, 9))).exists()
     shutil.rmtree(member_path(root, 8))
-    built = TokenCache.open(root).as_member
+    built = TokenCache.open_member(root).as_member
     other = write_cache(member_path(root, 8), [[np.arange(40, dtype=np.uint16)]])
     add_appended(root, built, 8, other.as_member)
     with web_server(tmp_path) as url:

@@ -16,7 +16,7 @@ import pytest
 from headrace.errors import CacheError, CacheUnfinishedError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.build import BuildReport
-from headrace.store import TokenCache, files, retry
+from headrace.store import files, open_cache, retry
 from headrace.testing import Faults
 
 EVERY = ("GET", "HEAD", "PUT", "POST", "DELETE")
@@ -149,7 +149,7 @@ def test_an_outage_that_lasts_is_an_error_and_the_same_command_goes_on(
     # waits of at least .02, .04 and .08 s, in each of two layers
     assert most_attempts(remote) <= 8
     with pytest.raises(CacheUnfinishedError, match="the same command again"):
-        TokenCache.open(files.join(remote.root, "c"))
+        open_cache(files.join(remote.root, "c"))
     remote.proxy.faults = Faults()
     resumed = build(source, remote, "c", engine)
     assert (resumed.parts_built + resumed.parts_reused, resumed.documents) == (

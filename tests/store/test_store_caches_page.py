@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from headrace.cli import main
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
-from headrace.store import TokenCache, retry
+from headrace.store import open_cache, retry
 from headrace_levanter.export import write_levanter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -91,7 +91,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "mix" / "part-0.npy").write_bytes(bytes(range(40)))
     corpus = SourceConfig([str(tmp_path / "corpus")])
     build_cache(corpus, TokenizerConfig("tokenizer.json"), "theirs/source", progress=False)
-    write_levanter(TokenCache.open("theirs/source"), "theirs/train")
+    write_levanter(open_cache("theirs/source"), "theirs/train")
     ledger = json.loads(Path("theirs/train/shard_ledger.json").read_text())
     del ledger["metadata"]["preprocessor_metadata"][
         "headrace"
@@ -166,8 +166,8 @@ def test_the_commands_run(
     assert len(lines) > 30
     for line in lines:
         run(line, gcs_bucket.partition("://")[2], monkeypatch, capsys)
-    assert TokenCache.open("caches/theirs").ledger.tokenizer["stated"] is True
-    assert TokenCache.open("caches/web").fingerprint == TokenCache.open("theirs/source").fingerprint
+    assert open_cache("caches/theirs").ledger.tokenizer["stated"] is True
+    assert open_cache("caches/web").fingerprint == open_cache("theirs/source").fingerprint
 
 
 def test_the_error_about_bad_files_is_printed_as_it_is(

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from headrace.data import TokenSeqDataset
 from headrace.errors import CacheError, CacheMissingError, ReadError
 from headrace.feed import DataLoader
-from headrace.store import CacheLayout, TokenCache, files, requests, retry
+from headrace.store import CacheLayout, TokenCache, files, open_cache, requests, retry
 from headrace.store.ledger import read_ledger
 from headrace.store.ragged import data_url
 from headrace.testing import FaultProxy, Faults, web_server, write_cache
@@ -50,7 +50,7 @@ def cache(remote, written):
     if root not in written:
         write_cache(root, [rows()], vocab_size=1 << 16, layout=LAYOUT)
         written.add(root)
-    opened = TokenCache.open(root)
+    opened = open_cache(root)
     remote.proxy.clear()
     return opened
 
@@ -59,7 +59,7 @@ def cache(remote, written):
 def own_cache(remote):
     write_cache(remote.root, [rows()], vocab_size=1 << 16, layout=LAYOUT)
     remote.proxy.clear()
-    return TokenCache.open(remote.root)
+    return open_cache(remote.root)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_probe_of_a_web_server_too(tmp_path, policy, monkeypatch, fate):
     monkeypatch.setattr(requests, "_looked_at", {})
     write_cache(tmp_path / "cache", [rows()], vocab_size=1 << 16, layout=LAYOUT)
     with web_server(tmp_path) as server, FaultProxy(server) as proxy:
-        check_count_of_a_probe(proxy, TokenCache.open(f"{proxy.url}/cache"), fate, 3)
+        check_count_of_a_probe(proxy, open_cache(f"{proxy.url}/cache"), fate, 3)
 
 
 def test_requests_for_small_files_are_counted_if_their_connection_is_closed(tmp_path):
@@ -213,7 +213,7 @@ def test_a_request_that_hangs_holds_up_nothing_else(remote, cache, policy):
 def test_small_files_are_asked_for_again_too(remote, cache, policy):
     for fate in ("error", "cut", "close"):
         remote.proxy.next(fate, path_contains="ledger.json", status=503)
-        assert TokenCache.open(cache.path).num_tokens == ROWS * SEQ
+        assert open_cache(cache.path).num_tokens == ROWS * SEQ
     assert len(faulty(remote.proxy)) == 3
 
 
@@ -222,7 +222,7 @@ def test_small_files_of_web_servers_too(tmp_path, policy):
     with web_server(tmp_path) as server, FaultProxy(server) as proxy:
         for fate in ("error", "cut", "close"):
             proxy.next(fate, times=2, path_contains="ledger.json", status=503)
-            assert TokenCache.open(f"{proxy.url}/cache").num_tokens == ROWS * SEQ
+            assert open_cache(f"{proxy.url}/cache").num_tokens == ROWS * SEQ
         assert len(faulty(proxy)) == 6
 
 
@@ -234,7 +234,7 @@ def test_a_build_goes_through_faults(remote, tmp_path, policy):
     there = write_cache(remote.root, [rows()], vocab_size=1 << 16, layout=LAYOUT)
     remote.proxy.faults = Faults()
     here = write_cache(tmp_path / "here", [rows()], vocab_size=1 << 16, layout=LAYOUT)
-    assert TokenCache.open(remote.root).fingerprint == here.fingerprint
+    assert open_cache(remote.root).fingerprint == here.fingerprint
     assert np.array_equal(there.tokens(0, there.num_tokens), here.tokens(0, here.num_tokens))
     assert faulty(remote.proxy)
 
@@ -330,7 +330,7 @@ def test_permission_refused_says_as_whom_it_asked(remote, cache, policy, monkeyp
     with pytest.raises(ReadError, match=f"cannot be read .*asked as {who}"):
         cache.tokens(0, 1)
     with pytest.raises(CacheError, match=f"asked as {who}") as caught:
-        TokenCache.open(cache.path)
+        open_cache(cache.path)
     assert "secret" not in str(caught.value)
     assert remote.proxy.count(fate="error") <= 2 * 6 + 1  # not asked again and again
     remote.proxy.faults = Faults()
@@ -378,7 +378,7 @@ def test_with_ledger_bin_what_is_lost_is_named_too_and_an_index_is_not_missed(ow
     with pytest.raises(
         ReadError, match=r"cannot be read for step .*shorter than it was written"
     ) as caught:
-        list(loader(TokenCache.open(own_cache.path)))
+        list(loader(open_cache(own_cache.path)))
     assert f"shard file {url}" in str(caught.value)
 
 
@@ -394,7 +394,7 @@ def test_a_lost_shard_is_named(own_cache, policy):
 def test_a_host_that_nobody_answers_at_is_no_missing_folder(policy):
     policy(retry.RetryPolicy(deadline_s=0.05, first_delay_s=0.01))
     with pytest.raises(CacheError, match="cannot be reached") as caught:
-        TokenCache.open("http://127.0.0.1:9/cache")
+        open_cache("http://127.0.0.1:9/cache")
     assert not isinstance(caught.value, CacheMissingError)
     with pytest.raises(CacheError, match="cannot be reached"):
         files.open_read("http://127.0.0.1:9/cache.txt")
@@ -561,7 +561,7 @@ def test_batches_of_a_web_server_under_faults_too(tmp_path, policy, share):
     policy(PATIENT)
     here = write_cache(tmp_path / "cache", [rows()], vocab_size=1 << 16, layout=LAYOUT)
     with web_server(tmp_path) as server, FaultProxy(server) as proxy:
-        there = TokenCache.open(f"{proxy.url}/cache")
+        there = open_cache(f"{proxy.url}/cache")
         seen, spikes = run_under_faults(proxy, there, here, one_in(share), 150)
         assert min(*seen, spikes) >= 1
 
@@ -586,7 +586,7 @@ def test_ten_thousand_batches_of_a_web_server_too(tmp_path, policy, share):
     policy(PATIENT)
     here = write_cache(tmp_path / "cache", [rows(4 * ROWS)], vocab_size=1 << 16, layout=LAYOUT)
     with web_server(tmp_path) as server, FaultProxy(server) as proxy:
-        soak(proxy, TokenCache.open(f"{proxy.url}/cache"), here, share)
+        soak(proxy, open_cache(f"{proxy.url}/cache"), here, share)
 
 
 @pytest.mark.parametrize("fate", ["flip", "page", "whole", "head", "cut"])
@@ -594,7 +594,7 @@ def test_metadata_and_ledgers_heal_too(remote, cache, policy, fate):
     remote.proxy.next(fate, path_contains="zarr.json")
     assert np.array_equal(cache.tokens(0, CHUNK), np.arange(CHUNK))
     remote.proxy.next(fate, path_contains="ledger.json", times=1 if fate == "whole" else 2)
-    assert TokenCache.open(cache.path).fingerprint == cache.fingerprint
+    assert open_cache(cache.path).fingerprint == cache.fingerprint
     assert len(faulty(remote.proxy)) == (2 if fate == "whole" else 3)
 
 

@@ -12,7 +12,7 @@ from headrace.data import TokenSeqDataset
 from headrace.errors import CacheMissingError, CacheUnfinishedError, PlanMismatchError, ReadError
 from headrace.feed import DataLoader
 from headrace.run import open_run
-from headrace.store import CacheLayout, RetryPolicy, TokenCache, files, use_policy
+from headrace.store import CacheLayout, RetryPolicy, files, open_cache, use_policy
 from headrace.store.array import kvstore_spec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter, data_url
@@ -32,7 +32,7 @@ def loader(cache, seed=1):
 def test_a_cache_there_gives_the_batches_of_one_here(root, tmp_path):
     there = write_cache(root, PARTS, layout=LAYOUT)
     here = write_cache(tmp_path, PARTS, layout=LAYOUT)
-    opened = TokenCache.open(root)
+    opened = open_cache(root)
     assert (opened.num_documents, opened.num_tokens) == (80, here.num_tokens)
     assert opened.fingerprint == there.fingerprint == here.fingerprint
     assert np.array_equal(opened.tokens(0, opened.num_tokens), here.tokens(0, here.num_tokens))
@@ -74,11 +74,11 @@ def test_listings_are_never_old(root):
 
 def test_missing_and_unfinished_caches(root):
     with pytest.raises(CacheMissingError, match="is not a token cache") as caught:
-        TokenCache.open(root)
+        open_cache(root)
     assert f"--output {root}" in str(caught.value)
     write_ledger(root, Ledger(False, {"vocab_size": 3}, LAYOUT.to_dict()))
     with pytest.raises(CacheUnfinishedError):
-        TokenCache.open(root)
+        open_cache(root)
     ledger = read_ledger(root)
     assert ledger is not None
     assert not ledger.finished
@@ -89,7 +89,7 @@ def test_a_lost_shard_is_an_error(root):
     cache = write_cache(root, PARTS, layout=LAYOUT)
     files.delete_keys(files.join(data_url(root, "00001"), "c", "0"))
     with pytest.raises(ReadError, match="cannot be read") as caught:
-        TokenCache.open(root).tokens(0, cache.num_tokens)
+        open_cache(root).tokens(0, cache.num_tokens)
     assert caught.value.value == data_url(root, "00001")
     with (
         pytest.raises(ReadError, match=r"chunk \d cannot be read for step \d"),
@@ -109,11 +109,11 @@ def test_a_run_may_have_its_folder_there(root, tmp_path):
 def test_caches_are_read_from_web_servers(web):
     folder, url = web
     here = write_cache(folder / "cache", PARTS, layout=LAYOUT)
-    there = TokenCache.open(f"{url}/cache")
+    there = open_cache(f"{url}/cache")
     assert np.array_equal(there.tokens(0, there.num_tokens), here.tokens(0, here.num_tokens))
     assert there.lengths().tolist() == here.lengths().tolist()
     with pytest.raises(CacheMissingError):
-        TokenCache.open(f"{url}/other")
+        open_cache(f"{url}/other")
 
 
 @pytest.mark.parametrize(

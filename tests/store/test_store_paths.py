@@ -18,7 +18,7 @@ from headrace.cli import main
 from headrace.data import TokenSeqDataset
 from headrace.errors import CacheError
 from headrace.feed import DataLoader
-from headrace.store import CacheLayout, TokenCache, files, retry, sharded
+from headrace.store import CacheLayout, TokenCache, files, open_cache, retry, sharded
 from headrace.store.array import StoredArray, kvstore_spec
 from headrace.store.ledger import read_ledger
 from headrace.testing import FaultProxy, Faults, web_server, write_cache
@@ -76,13 +76,13 @@ def test_the_command_line_builds_and_inspects_there(remote, tmp_path, monkeypatc
     )
     run(monkeypatch, capsys, *common, "--output", remote.root)
     run(monkeypatch, capsys, *common, "--output", str(tmp_path / "here"))
-    here = TokenCache.open(tmp_path / "here")
+    here = open_cache(tmp_path / "here")
     remote.proxy.faults = FAULTS
     remote.proxy.next("error", times=2)
     told = json.loads(run(monkeypatch, capsys, "cache", "inspect", remote.root, "--json"))
     assert (told["documents"], told["tokens"]) == (60, here.num_tokens)
     remote.proxy.next("cut", times=2)
-    there = TokenCache.open(remote.root)
+    there = open_cache(remote.root)
     assert there.fingerprint == here.fingerprint
     assert np.array_equal(there.tokens(0, there.num_tokens), here.tokens(0, here.num_tokens))
     assert there.document(13).tolist() == here.document(13).tolist()
@@ -94,7 +94,7 @@ def test_the_command_line_builds_and_inspects_there(remote, tmp_path, monkeypatc
 def test_web_servers_through_faults(tmp_path):
     here = write_cache(tmp_path / "cache", [DOCUMENTS], layout=LAYOUT)
     with web_server(tmp_path) as server, FaultProxy(server, FAULTS) as proxy:
-        there = TokenCache.open(f"{proxy.url}/cache")
+        there = open_cache(f"{proxy.url}/cache")
         assert all(map(np.array_equal, tokens_of(there), tokens_of(here)))
         assert there.lengths().tolist() == here.lengths().tolist()
         before = retry.request_counts()
@@ -182,7 +182,7 @@ def test_a_process_ends_with_reads_under_way(tmp_path):
     script = """
         import sys, numpy as np
         from headrace.store.cache import TokenCache
-        cache = TokenCache.open(sys.argv[1])
+        cache = open_cache(sys.argv[1])
         reads = [cache.parts[0].data.read(k, k + 1) for k in range(0, 1000, 64)]
         reads[0].result() if sys.argv[2] == "answers" else None
     """

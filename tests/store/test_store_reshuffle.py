@@ -7,7 +7,7 @@ import pytest
 from headrace.errors import CacheUnfinishedError
 from headrace.ingest import ReshuffleConfig, reshuffle, shuffle_plan
 from headrace.ingest.shuffle_plan import sizes_of
-from headrace.store import CacheLayout, TokenCache, files, verify
+from headrace.store import CacheLayout, files, open_cache, verify
 from headrace.testing import Faults, write_cache
 from headrace.testing.caches import random_documents
 
@@ -32,7 +32,7 @@ def little(monkeypatch):
         report = reshuffle(here, f"{folder}/copy", how, engine="inline", progress=False)
         assert report.runs_dealt > 2
         assert report.parts_built > 1
-        yield TokenCache.open(f"{folder}/copy"), how
+        yield open_cache(f"{folder}/copy"), how
 
 
 class StoppedError(Exception):
@@ -58,11 +58,11 @@ def test_a_remote_cache_is_shuffled_into_a_remote_one(little, remote, monkeypatc
             reshuffle(there, output, how, engine="inline", progress=False)
     assert files.exists(files.join(output, "runs"))
     with pytest.raises(CacheUnfinishedError):
-        TokenCache.open(output)
+        open_cache(output)
     remote.proxy.faults = Faults(error_rate=0.05)
     reshuffle(there, output, how, engine="inline", progress=False)
     remote.proxy.faults = Faults()
-    copy = TokenCache.open(output)
+    copy = open_cache(output)
     assert copy.fingerprint == expected.fingerprint
     assert [*copy.ledger.parts] == [*expected.ledger.parts]
     assert verify(output, deep=True).damages == []

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from headrace.cli.application import application
 from headrace.errors import CacheCorruptError, CacheUnfinishedError
-from headrace.store import CacheLayout, TokenCache, verify
+from headrace.store import CacheLayout, open_cache, verify
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.testing import write_cache
 from headrace.testing.caches import random_documents
@@ -48,7 +48,7 @@ def test_a_missing_table_is_refused_with_a_cure_that_works(tmp_path, compression
     before = bytes_of(cache.path)
     Path(cache.path, "ledger.bin").unlink()
     with pytest.raises(CacheCorruptError, match="is missing") as caught:
-        TokenCache.open(cache.path)
+        open_cache(cache.path)
     assert caught.value.field == "ledger"
     assert caught.value.value == f"{cache.path}/ledger.bin"
     assert [damage.file for damage in verify(cache.path).damages] == [f"{cache.path}/ledger.bin"]
@@ -62,15 +62,15 @@ def test_the_table_of_another_ledger_is_refused(cache):
     write_ledger(cache.path, replace(read_ledger(cache.path), metadata={"a": 1}))
     table.write_bytes(stale)
     with pytest.raises(CacheCorruptError, match=r"is of another ledger\.json") as caught:
-        TokenCache.open(cache.path)
+        open_cache(cache.path)
     type_cure(caught.value)
-    assert TokenCache.open(cache.path).fingerprint == cache.fingerprint
+    assert open_cache(cache.path).fingerprint == cache.fingerprint
 
 
 def test_an_unfinished_cache_has_no_table_yet(cache):
     write_ledger(cache.path, replace(read_ledger(cache.path), finished=False, parts=[]))
     with pytest.raises(CacheUnfinishedError):
-        TokenCache.open(cache.path)
+        open_cache(cache.path)
     Path(cache.path, "ledger.bin").unlink()
     with pytest.raises(CacheUnfinishedError):
-        TokenCache.open(cache.path)
+        open_cache(cache.path)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import CacheError, CacheMissingError, ConfigError, ReadError
-from headrace.store import CacheLayout, TokenCache, retry, verify
+from headrace.store import CacheLayout, open_cache, retry, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter
@@ -65,7 +65,7 @@ def test_sound_caches_have_no_damage(root, deep):
     expected = []
     report = verify(str(root), deep=deep, expect=expected.append, advance=seen.append)
     assert (report.damages, report.finished, report.deep, report.parts) == ([], True, deep, 3)
-    cache = TokenCache.open(root)
+    cache = open_cache(root)
     elements = sum(cache.leaf(n).num_elements for n in ("input_ids", "mask", "id")) + 2 * (36 + 3)
     assert [report.elements] == expected == [elements]
     assert sum(seen) == (elements if deep else 0)
@@ -272,7 +272,7 @@ def test_damage_is_told_after_few_requests_and_a_run_still_asks_by_its_policy(we
         assert counts.damaged - damaged == 2  # once more in its block, and once more by itself
         damaged = counts.damaged
         with pytest.raises(ReadError, match="chunk 1 cannot be read"):
-            TokenCache.open(f"{url}/cache").leaf("input_ids").parts[1].data.read(32, 64).result()
+            open_cache(f"{url}/cache").leaf("input_ids").parts[1].data.read(32, 64).result()
         assert counts.damaged - damaged == 4
     finally:
         retry.use_policy(before)

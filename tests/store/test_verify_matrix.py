@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from headrace import HeadraceError
 from headrace.cli.application import application
-from headrace.store import CacheLayout, TokenCache, verify
+from headrace.store import CacheLayout, open_cache, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.ledger import (
     Ledger,
@@ -75,7 +75,7 @@ def write(root: Path, compression: str, seed: int) -> Path:
 
 def content(root: Path) -> list[list[int]]:
     """All that a loader can read of a cache: by chunks from mapped files, and by any ranges."""
-    cache = TokenCache.open(root)
+    cache = open_cache(root)
     arrays = [cache.tokens(0, cache.num_tokens), cache.lengths()]
     for name in ("input_ids", *cache.leaves):
         leaf = cache.leaf(name)
@@ -274,7 +274,7 @@ def test_older_caches_are_read_as_before(tmp_path):
 
 def test_chunks_and_their_documents_are_named(tmp_path):
     root = write(tmp_path / "a", "none", 1)
-    cache = TokenCache.open(root)
+    cache = open_cache(root)
     file = root / "parts/00001/input_ids/data/c/1"
     raw = bytearray(file.read_bytes())
     raw[3] ^= 1  # token 3 of chunk 2 of the part

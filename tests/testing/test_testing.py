@@ -10,7 +10,7 @@ import pytest
 from headrace.order import Order
 from headrace.order.order import Identity
 from headrace.order.permutation import Feistel
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing import tiny_cache
 from headrace.testing.caches import (
     CountingArray,
@@ -25,7 +25,7 @@ def test_tiny_caches_are_finished_and_alike(tmp_path):
     one = tiny_cache(documents=20, parts=3)
     other = tiny_cache(tmp_path / "c", documents=20, parts=3)
     assert Path(one.path).is_dir()
-    assert one.fingerprint == other.fingerprint == TokenCache.open(tmp_path / "c").fingerprint
+    assert one.fingerprint == other.fingerprint == open_cache(tmp_path / "c").fingerprint
     assert one.num_documents == 20
     assert len(one.parts) == 3
     assert tiny_cache(documents=20, seed=1).fingerprint != one.fingerprint

@@ -15,11 +15,11 @@ from headrace import (
     MixtureDataset,
     PackedBatch,
     SourceConfig,
-    TokenCache,
     TokenizerConfig,
     TokenSeqDataset,
     build_cache,
     load_config,
+    open_cache,
     open_run,
 )
 from headrace.errors import ConfigError
@@ -41,7 +41,7 @@ def build() -> int:
     report = build_cache(
         SourceConfig(["texts"], text_field="body"), TokenizerConfig("bytes"), "caches/code"
     )
-    return report.tokens + TokenCache.open(report.path).num_tokens
+    return report.tokens + open_cache(report.path).num_tokens
 
 
 def config() -> LmDataConfig:

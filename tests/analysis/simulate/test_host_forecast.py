@@ -10,7 +10,7 @@ from headrace.data.dataset import BatchOrder
 from headrace.feed.exchange import RowExchange
 from headrace.feed.reader import Grouping, PlannedReader
 from headrace.metrics import IterationStats
-from headrace.store import CacheLayout, TokenCache
+from headrace.store import CacheLayout, open_cache
 from headrace.store.retry import own_counts
 from headrace.testing import web_server, write_cache
 from headrace.testing.caches import random_documents
@@ -106,9 +106,9 @@ def test_the_forecast_counts_all_requests_of_readers(tmp_path, compression, spli
 
     def mixture(url):
         rows = {
-            name: TokenSeqDataset(
-                TokenCache.open(f"{url}/{name}"), 16, split_documents=splits
-            ).shuffle(0)
+            name: TokenSeqDataset(open_cache(f"{url}/{name}"), 16, split_documents=splits).shuffle(
+                0
+            )
             for name in ("many", "few")
         }
         return MixtureDataset(rows, {"many": 1.0, "few": 2.0}, 4)

@@ -27,7 +27,7 @@ from headrace.ingest.readers import columnar, streams
 from headrace.ingest.readers.datasets import HubAddress, HubReader, load_function
 from headrace.ingest.records import BadRecordError, Columns, Slice, lookup
 from headrace.ingest.source import SourceFile
-from headrace.store import TokenCache, retry
+from headrace.store import open_cache, retry
 from headrace.store.files import PatientFile
 
 TEXTS = [f"text {i} é日" * (i % 5) for i in range(40)]
@@ -297,7 +297,7 @@ def test_ready_ids_become_a_cache(tmp_path: Path):
     write_megatron(tmp_path / "a", documents, [0, 1, 2, 3], "<u2", 8)
     config = SourceConfig([str(tmp_path / "a.bin")])
     build_cache(config, TokenizerConfig("ids:100"), str(tmp_path / "c"), **SETTINGS)
-    cache = TokenCache.open(str(tmp_path / "c"))
+    cache = open_cache(str(tmp_path / "c"))
     assert [cache.document(i).tolist() for i in range(3)] == documents
     with pytest.raises(
         SourceError,

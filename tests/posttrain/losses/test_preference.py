@@ -18,7 +18,7 @@ from headrace.data.documents import DocumentFilter
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.pack import PackingConfig
-from headrace.store import CacheLayout, TokenCache
+from headrace.store import CacheLayout, open_cache
 from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter
@@ -173,7 +173,7 @@ def cache_of_pairs(root, parts, chosen=(1, 0)):
     write_ledger(
         str(root), Ledger(False, tokenizer, layout.to_dict(), leaves=leaves).complete(records)
     )
-    return TokenCache.open(root)
+    return open_cache(root)
 
 
 def pairs_of_lengths(most):

@@ -5,6 +5,7 @@ once.
 import dataclasses
 import os
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.batch import Example, pack_examples
-from headrace.errors import CacheError, ConfigError, PlanMismatchError
+from headrace.errors import CacheError, ConfigError, IndexOutOfRangeError, PlanMismatchError
+from headrace.store import open_cache
 from headrace.testing import tiny_cache
+from headrace.testing.caches import remove
 from headrace_posttrain import CachePrompts, RLDataset, RolloutStore, ScoredGroup, group_advantages
 from headrace_posttrain.rollouts.advantages import Verdict
 from headrace_posttrain.rollouts.dataset import NoGroupError, RLSettings
@@ -349,6 +352,18 @@ def test_prompts_of_a_cache_and_the_iterator():
     assert all(b.batch_size % 2 == 0 for b in batches)
     first = int(PromptOrder(9, seed=3)(np.array([0]))[0])
     assert np.array_equal(found.store.group(0).tokens[0][: prompts[first].size], prompts[first])
+
+
+def test_prompts_that_were_removed_from_their_cache_are_not_sampled(tmp_path: Path):
+    cache = tiny_cache(tmp_path / "prompts", documents=9)
+    whole = CachePrompts(open_cache(cache.path))
+    remove(cache.path, 2, 8)
+    prompts = CachePrompts(open_cache(cache.path))
+    left = [whole[number] for number in (0, 1, 3, 4, 5, 6, 7)]
+    assert [one.tolist() for one in prompts] == [one.tolist() for one in left]
+    assert prompts.fingerprint != whole.fingerprint == cache.fingerprint
+    with pytest.raises(IndexOutOfRangeError, match="from 0 to 6"):
+        prompts[7]
 
 
 @pytest.mark.parametrize(

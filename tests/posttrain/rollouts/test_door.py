@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError, ConfigError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
-from headrace.store import TokenCache
+from headrace.store import open_cache
 from headrace.testing.servers import serve
 from headrace_posttrain import (
     CachePrompts,
@@ -224,7 +224,7 @@ def test_ids_that_the_tokenizer_of_the_prompts_does_not_have_are_refused(tmp_pat
     (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n' * 3)
     source = SourceConfig([str(tmp_path / "a.jsonl")], kind="prompts")
     build_cache(source, TokenizerConfig("bytes"), tmp_path / "cache")
-    prompts = CachePrompts(TokenCache.open(tmp_path / "cache"))
+    prompts = CachePrompts(open_cache(tmp_path / "cache"))
     assert prompts.vocab_size is not None
 
     class Last:

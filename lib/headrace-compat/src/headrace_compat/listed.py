@@ -121,6 +121,7 @@ class ListedDataset(CacheDataset["ListedRows"]):
             # a cache may store documents and have no token that ends them
             **({"split_documents": True} if self.splits_documents and self.eos_id is None else {}),
             **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
+            **self._describe_erased(),
             **describe_columns(self._opened),
         }
 

@@ -19,7 +19,15 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32, Integer, Shaped
 
 from headrace.batch.examples import Example, check_log_probs
-from headrace.errors import CacheCorruptError, ConfigError, HeadraceError, check_not_negative
+from headrace.data.documents import stored_documents
+from headrace.errors import (
+    CacheCorruptError,
+    ConfigError,
+    HeadraceError,
+    IndexOutOfRangeError,
+    check_not_negative,
+)
+from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
 from headrace.store.npy import NPY_ERRORS, PYTHON_PARSER
 
@@ -53,10 +61,11 @@ class Prompts(Protocol):
 
 
 class CachePrompts:
-    """The documents of a token cache as prompts: a cache of kind ``prompts``.
+    """The documents of a token cache as prompts, without those that were removed from it: a cache
+    of kind ``prompts``.
 
     Attributes:
-        fingerprint: Fingerprint of the cache, which identifies the prompts.
+        fingerprint: Fingerprint of the cache and of what was removed, which identifies the prompts.
         tokenizer: Fingerprint of the cache's tokenizer; None if the cache does not record it.
         vocab_size: Number of its ids; None likewise.
 
@@ -67,16 +76,24 @@ class CachePrompts:
     """
 
     def __init__(self, cache: TokenCache) -> None:
+        removed = Intervals.union([stored_documents(cache, cache.removed()), cache.moved_away])
         self.cache = cache
         self.fingerprint = cache.fingerprint
+        if removed.total:
+            self.fingerprint += f" without {removed.digest()[:32]}"
+        self._documents = removed.complement(cache.num_documents)
         self.tokenizer: str | None = cache.ledger.tokenizer.get("fingerprint")
         self.vocab_size: int | None = cache.ledger.tokenizer.get("vocab_size")
 
     def __len__(self) -> int:
-        return self.cache.num_documents
+        return self._documents.total
 
     def __getitem__(self, index: int, /) -> Integer[np.ndarray, " n"]:
-        return self.cache.document(index)
+        if not 0 <= index < len(self):
+            cure = f"Prompts are numbered from 0 to {len(self) - 1}."
+            raise IndexOutOfRangeError("is not a prompt", field="index", value=index, cure=cure)
+        (document,) = self._documents.numbers(np.array([index])).tolist()
+        return self.cache.document(document)
 
 
 def digest_of_prompts(prompts: Prompts) -> str:

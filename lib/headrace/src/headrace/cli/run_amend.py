@@ -289,11 +289,14 @@ def _ask(run: str, request: Request, wait: float, as_json: bool) -> None:
     from headrace.config.parsing import decode
     from headrace.mix.stage_config import AmendmentConfig
     from headrace.run.steering import ask
+    from headrace.store.lease import open_slot
 
     if not 0 <= wait < float("inf"):
         cure = "Give a number of seconds: --wait 60."
         raise ConfigError("is no time to wait", field="--wait", value=wait, cure=cure)
-    with working("waiting for the run"):
+    is_trained = open_slot(run).read() is not None
+    answerer = "the job" if is_trained else "a job to train the run, as none does yet"
+    with working(f"waiting for {answerer}"):
         ask(run, request, wait)
     amendment = decode(AmendmentConfig, request.amendment)
     if as_json:

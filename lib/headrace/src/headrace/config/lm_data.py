@@ -82,6 +82,7 @@ from headrace.mix.stage_config import (
 from headrace.order import shuffle_config
 from headrace.order.braid.spec import MAX_HOSTS
 from headrace.order.holdout import ValidationConfig
+from headrace.order.intervals import Intervals
 from headrace.order.residency import checked_budget
 from headrace.order.seeds import check_seed
 from headrace.order.shuffle_config import BraidShuffleConfig, Shuffle, check_shuffle
@@ -311,7 +312,7 @@ class LmDataConfig:
                 n: c.max_share for n, c in self.components.items() if c.max_share is not None
             },
             num_steps=self.num_steps,
-            sizes=cache(lambda: sizes_of(self.train_datasets(), self.counted_tokens)),
+            sizes=cache(lambda: sizes_of(self._trained(self._stored()), self.counted_tokens)),
             counted_tokens=self.counted_tokens,
             may_end=self._may_end,
         )
@@ -416,10 +417,24 @@ class LmDataConfig:
         before they are split, shuffled and mixed.
         """
         config = self.at_snapshots()
+        assert config._settled is not None
+        datasets: dict[str, StoredDataset] = ByComponent()
+        for name, dataset in config._stored().items():
+            moves = config._settled.moves[name]
+            removed = dataset.cache.removed(moves[-1].snapshots if moves else None)
+            datasets[name] = dataset.erasing(removed)
+        return datasets
+
+    def _stored(self) -> dict[str, StoredDataset]:
+        """:meth:`datasets` with the documents that are removed from their caches: which of them a
+        run erases, and from which step on, is said of the mixture.
+        """
+        config = self.at_snapshots()
         caches = config.open_caches()
         components = config.components
         if self.compat:
-            return ByComponent(self.compat.load().datasets(config, caches, "train"))
+            of_system = self.compat.load().datasets(config, caches, "train")
+            return ByComponent({n: one.erasing(Intervals.empty()) for n, one in of_system.items()})
         own_columns = {name: one.columns or {} for name, one in components.items()}
         numbers = {n: one.document_numbers(n, caches[n]) for n, one in components.items()}
         columns = columns_by_component(numbers, self.columns or {}, own_columns)
@@ -427,7 +442,7 @@ class LmDataConfig:
         stored: dict[str, StoredDataset] = ByComponent()
         for name, one in components.items():
             one.check_buckets(name, caches[name])
-            stored[name] = stored_rows(
+            rows = stored_rows(
                 caches[name],
                 self.phases[0][1],
                 name=name,
@@ -438,33 +453,39 @@ class LmDataConfig:
                 columns=columns[name],
                 pairs=one.pairs,
             )
+            stored[name] = rows.erasing(Intervals.empty())
         return stored
 
     def train_datasets(self) -> dict[str, PlannedDataset]:
         """The training part of :meth:`datasets`: what is not held out, or a subset of it."""
         config = self.at_snapshots()
-        datasets = config.datasets()
-        sides = {name: config._sides(name, dataset, None) for name, dataset in datasets.items()}
-        return ByComponent(
-            {name: config._trained(name, train) for name, (train, _) in sides.items()}
-        )
+        return config._trained(config.datasets())
+
+    def _trained(self, datasets: Mapping[str, StoredDataset]) -> dict[str, PlannedDataset]:
+        """The training part of the components."""
+        config = self.at_snapshots()
+        trained: dict[str, PlannedDataset] = ByComponent()
+        for name, dataset in datasets.items():
+            train, _ = config._sides(name, dataset, None)
+            trained[name] = config._subset(name, train)
+        return trained
 
     def accounts(self) -> dict[str, Account]:
         """Where the tokens of each component go."""
         config = self.at_snapshots()
-        datasets = config.datasets()
+        datasets = config._stored()
         sides = {name: config._sides(name, dataset, None) for name, dataset in datasets.items()}
         held_out = config.held_out
         return {
             n: account(
-                datasets[n], train, validation if n in held_out else None, config._trained(n, train)
+                datasets[n], train, validation if n in held_out else None, config._subset(n, train)
             )
             for n, (train, validation) in sides.items()
         }
 
     def validation_datasets(self, *, seq_len: int | None = None) -> dict[str, PlannedDataset]:
         """The held-out part of :meth:`datasets`, in stored order; the same tokens whatever the
-        shuffle. Components of which nothing is held out are left out.
+        shuffle, without those of removed documents. Components of which nothing is held out are left out.
 
         Args:
             seq_len: Tokens in a row, at most those of a block; None: as in the first phase.
@@ -505,7 +526,7 @@ class LmDataConfig:
             )
         return component_sides(name, dataset, split, path=path, block_tokens=block, seq_len=seq_len)
 
-    def _trained(self, name: str, train: PlannedDataset) -> PlannedDataset:
+    def _subset(self, name: str, train: PlannedDataset) -> PlannedDataset:
         return subset_side(
             name, train, *(self.components[name].subset_in(name, self.subset) or (None, ""))
         )
@@ -545,8 +566,10 @@ class LmDataConfig:
             scores=config._scores(opened),
         )
         # Where rows change their length, what is held out depends on all lengths
-        sources = config.train_datasets if len(self.phases) == 1 else config.datasets
-        dataset = run_dataset(sources(), plan, orders)
+        sources = config._stored()
+        dataset = run_dataset(
+            config._trained(sources) if len(self.phases) == 1 else sources, plan, orders
+        )
         if plan.num_steps is not None and self.stop_strategy == "restart":
             limited = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, plan.num_steps, plan, limited)

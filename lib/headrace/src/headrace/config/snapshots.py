@@ -22,11 +22,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from headrace.config.component import ComponentConfig
-from headrace.data.documents import stored_documents, token_ranges
-from headrace.data.erased import Erasure, Erasures
+from headrace.data.erased import Erasures
+from headrace.data.erased_rows import Erasure
 from headrace.data.pairs import is_of_pairs
 from headrace.data.phased import PhasedDataset, RunDataset
 from headrace.errors import CacheError, ConfigError, command_line, did_you_mean, format_count
@@ -34,7 +32,6 @@ from headrace.feed.host_ledgers import job_reader
 from headrace.mix.amendments import number_of_each
 from headrace.mix.stage_config import AmendmentConfig, added_later
 from headrace.order.holdout import ValidationConfig
-from headrace.order.intervals import Intervals
 from headrace.order.shuffle_config import ShuffleConfig
 from headrace.store.cache import TokenCache
 from headrace.store.files import ReadForAll
@@ -359,7 +356,8 @@ def without_removed(
             documents = cache.removed(move.snapshots)
             if documents.total > removed:  # later snapshots have all that earlier ones have
                 removed = documents.total
-                erasure = _erasure(cache, documents, move, _unit_of(component, cache))
+                unit = _unit_of(component, cache)
+                erasure = Erasure.of(cache, documents, unit, move.snapshots, move.field)
                 erasures.setdefault(name, []).append((move.step, erasure))
     if not erasures:
         return dataset
@@ -373,16 +371,3 @@ def _unit_of(component: ComponentConfig, cache: TokenCache) -> int:
         return 1
     pairs = is_of_pairs(cache, component.pairs)
     return component.packing.resolved(pairs=pairs, conversations=False).unit or 1
-
-
-def _erasure(cache: TokenCache, removed: Intervals, move: Move, unit: int) -> Erasure:
-    """Documents, each with its whole unit, and where they are stored."""
-    documents = stored_documents(cache, removed)
-    units = Intervals(documents.start // unit * unit, -(-documents.stop // unit) * unit)
-    units = Intervals(units.start, np.minimum(units.stop, cache.num_documents))
-    record = {
-        "snapshot": move.snapshots,
-        "documents": units.total,
-        "digest": removed.digest()[:32],
-    }
-    return Erasure(token_ranges(cache, units), units.total, record, move.field)

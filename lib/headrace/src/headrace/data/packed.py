@@ -182,6 +182,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             **({} if self.unit == 1 else {"unit": self.unit}),
             **({} if removed.num_documents == 0 else {"removed_documents": removed.num_documents}),
             **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
+            **self._describe_erased(),
             **describe_columns(self._opened),
             **({"pairs": True} if self.pairs else {}),
         }
@@ -240,7 +241,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
         return self._with(seq_len, self.removal)
 
     def _with(self, seq_len: int, removed: RemovedDocuments) -> PackedTokenDataset:
-        return PackedTokenDataset(
+        packed = PackedTokenDataset(
             self.cache,
             seq_len,
             removed=removed,
@@ -250,6 +251,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             pairs=self.pairs,
             **vars(self.packing),
         )
+        return self._alike(packed)
 
 
 class PackedRows(RowSource):

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from headrace.data.columns import Column, ColumnConfig, describe_columns
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
-from headrace.data.erased import ErasedRows, Erasure
+from headrace.data.erased_rows import ErasedRows, Erasure
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
@@ -83,7 +83,7 @@ class PackedStoreDataset(CacheDataset[RowSource]):
         removed = {"removed": self.removal.tokens_digest[:32]} if self.removed_tokens else {}
         mask = {} if self.loss_mask is None else {"loss_mask": self.loss_mask}
         packs = {"packs": self.cache.fingerprint, "seq_len": self.seq_len}
-        return packs | removed | mask | describe_columns(self._opened)
+        return packs | removed | mask | self._describe_erased() | describe_columns(self._opened)
 
     @property
     def padding_tokens(self) -> int:
@@ -117,9 +117,10 @@ class PackedStoreDataset(CacheDataset[RowSource]):
     def _with(self, seq_len: int, removed: RemovedDocuments) -> PackedStoreDataset:
         name = self._rows.name
         mask = self.loss_mask or "none"
-        return PackedStoreDataset(
+        packs = PackedStoreDataset(
             self.cache, seq_len, removed=removed, name=name, loss_mask=mask, columns=self.columns
         )
+        return self._alike(packs)
 
 
 StoredDataset: TypeAlias = TokenSeqDataset | PackedTokenDataset | PackedStoreDataset

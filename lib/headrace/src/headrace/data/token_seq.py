@@ -38,6 +38,7 @@ from headrace.data.documents import (
     remove_others,
     removed_by,
 )
+from headrace.data.erased_rows import ErasedRows, Erasure
 from headrace.data.kept_sums import load_or_add_up
 from headrace.data.left_rows import FurtherRows
 from headrace.data.pairs import refuse_pairs_in_a_stream
@@ -147,10 +148,14 @@ class TokenRows(RowSource):
 
 
 RowsT = TypeVar("RowsT", bound=RowSource)
+DatasetT = TypeVar("DatasetT", bound="CacheDataset[Any]")
 
 
 class CacheDataset(PlannedDataset, Generic[RowsT]):
-    """Rows over the documents of one token cache, without those that are removed.
+    """Rows over the documents of one token cache.
+
+    Documents that the snapshot of the cache has removed (``headrace cache remove``) leave their
+    places in the rows (:mod:`headrace.data.erased_rows`); a filter, ``removed``, closes them.
 
     Attributes:
         cache: The cache.
@@ -166,6 +171,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     """Whether it is for caches that were written in packs."""
     _rows: RowsT
     _further: RowSource | None = None
+    _removed: Intervals | None = None
 
     def __init__(
         self,
@@ -219,15 +225,52 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     @property
     def sources(self) -> Sequence[RowSource]:
-        return (self._rows,) if self._further is None else (self._further,)
+        return (self._source,)
+
+    @functools.cached_property
+    def _source(self) -> RowSource:
+        rows = self._rows if self._further is None else self._further
+        removed = self._erased
+        if not removed.total:
+            return rows
+        snapshots = [snapshot.number for snapshot in self.cache.snapshots]
+        erasure = Erasure.of(self.cache, removed, self.unit, snapshots)
+        return ErasedRows(rows, self.cache, erasure)
+
+    @property
+    def _erased(self) -> Intervals:
+        """The documents whose tokens its rows lack, by number."""
+        return self.cache.removed() if self._removed is None else self._removed
+
+    def erasing(self, removed: Intervals) -> Self:
+        """The same rows without the tokens of these documents, by number, in place of those that
+        were removed from the cache.
+        """
+        other = self._copy()
+        other._removed = removed
+        return other
 
     def with_further(self, further: RowSource) -> Self:
         """This dataset, whose source has further rows behind its own; see
         :mod:`headrace.data.left_rows`.
         """
-        other = copy.copy(self)
+        other = self._copy()
         other._further = FurtherRows(self._rows, further)
         return other
+
+    def _copy(self) -> Self:
+        other = copy.copy(self)
+        for of_sources in ("_source", "joined_rows", "block_space"):
+            vars(other).pop(of_sources, None)
+        return other
+
+    def _alike(self, other: DatasetT) -> DatasetT:
+        """Another dataset over the cache, which erases what this one does."""
+        other._removed = self._removed
+        return other
+
+    def _describe_erased(self) -> dict[str, Any]:
+        return {"erased": self._erased.digest()[:32]} if self._erased.total else {}
 
     @property
     def seq_len(self) -> int:
@@ -436,6 +479,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
             **({} if self.removed_tokens == 0 else {"removed": self._describe_removed()}),
             **({} if self.block_tokens is None else {"block_tokens": self.block_tokens}),
             **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
+            **self._describe_erased(),
             **describe_columns(self._opened),
         }
 
@@ -524,7 +568,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
     def _cut(
         self, seq_len: int, block_tokens: int | None, removed: RemovedDocuments
     ) -> TokenSeqDataset:
-        return TokenSeqDataset(
+        cut = TokenSeqDataset(
             self.cache,
             seq_len,
             split_documents=self.splits_documents,
@@ -536,6 +580,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
             columns=self.columns,
             pairs=False,  # else this dataset would not exist
         )
+        return self._alike(cut)
 
 
 def document_ends(cache: TokenCache) -> DocumentEnds | int:

@@ -86,7 +86,7 @@ def append_cache(
 
     Example:
         >>> import pathlib, tempfile
-        >>> from headrace.store import open_cache
+        >>> from headrace.store import TokenCache, open_cache
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for name in ("old", "new"):
         ...         _ = pathlib.Path(folder, f"{name}.txt").write_text(name)
@@ -129,7 +129,7 @@ def append_cache(
         report = build_cache(reading, encoder, folder, **settings)
     else:
         report = build_shuffled(reading, encoder, folder, how, **settings)
-    add_appended(output, built, number, TokenCache.open(folder).as_member)
+    add_appended(output, built, number, TokenCache.open_member(folder).as_member)
     return report
 
 
@@ -222,7 +222,7 @@ def _finished(output: str) -> TokenCache:
         raise CacheUnfinishedError(
             "was not finished building", field="output", value=output, cure=cure
         )
-    return TokenCache.open(output)
+    return TokenCache.open_member(output)
 
 
 def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> TokenizerConfig:

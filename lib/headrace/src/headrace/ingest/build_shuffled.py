@@ -81,7 +81,7 @@ def build_shuffled(
         ...     _ = build_shuffled(
         ...         source, TokenizerConfig("bytes"), out, ReshuffleConfig(7), progress=False
         ...     )
-        ...     TokenCache.open(out).shuffle
+        ...     open_cache(out).shuffle
         DocumentShuffle(documents=2, seed=7, unit=1)
     """
     began = time.monotonic()
@@ -105,7 +105,7 @@ def build_shuffled(
             _check_same(output, old_ledger, how, planned)
         if old_ledger is None or not old_ledger.finished:
             report = build_cache(source, tokenizer, plain, **options)
-            cache = TokenCache.open(plain)
+            cache = TokenCache.open_member(plain)
             if announce is not None:
                 announce(cost_of(cache, how))
             Reshuffling(cache, output, how, work, None).run(old_ledger, held_lease)

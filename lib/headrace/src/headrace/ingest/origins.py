@@ -60,13 +60,13 @@ def find_origins(cache: TokenCache, documents: Collection[int]) -> dict[int, Ori
 
     Example:
         >>> import pathlib, tempfile
-        >>> from headrace import SourceConfig, TokenCache, TokenizerConfig, build_cache
+        >>> from headrace import SourceConfig, TokenCache, open_cache, TokenizerConfig, build_cache
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     source = pathlib.Path(folder, "a.jsonl")
         ...     _ = source.write_text('{"text": "one"}\n\n{"text": "two"}\n')
         ...     cache, config = f"{folder}/cache", SourceConfig([str(source)])
         ...     _ = build_cache(config, TokenizerConfig("bytes"), cache, progress=False)
-        ...     origins = find_origins(TokenCache.open(cache), [1])
+        ...     origins = find_origins(open_cache(cache), [1])
         >>> origins[1].origin.endswith("a.jsonl, line 3")
         True
     """

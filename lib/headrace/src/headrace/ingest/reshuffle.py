@@ -157,7 +157,7 @@ def reshuffle(
         >>> cache = headrace.testing.tiny_cache(documents=20)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = reshuffle(cache, folder, ReshuffleConfig(seed=7), progress=False)
-        ...     copy = TokenCache.open(folder)
+        ...     copy = open_cache(folder)
         ...     bool((copy.document(int(copy.stored_at([3])[0])) == cache.document(3)).all())
         True
     """
@@ -168,7 +168,7 @@ def reshuffle(
     cache.check_unmoved()
     cache.check_one_numbering()
     report = _written(cache, output, how, work, restart)
-    copy = TokenCache.open(output)
+    copy = TokenCache.open_member(output)
     if not copy.are_moved:
         copy_removed(cache.removed(), copy.path, copy.as_member)
     return report
@@ -315,7 +315,7 @@ def move_documents(
     number = len(store.members)
     folder = member_path(output, number)
     _written(cache, folder, how, Work(engine, workers, progress), restart)
-    member = TokenCache.open(folder).as_member
+    member = TokenCache.open_member(folder).as_member
     history = add_appended(output, store.members[0].as_member, number, member)
     seconds = time.monotonic() - began
     return MoveReport(output, history.newest, group.size, moved, member.tokens, seconds)

@@ -137,7 +137,8 @@ class TokenCache:
 
     Example:
         >>> from headrace.testing import tiny_cache
-        >>> cache = TokenCache.open(tiny_cache().path)
+        >>> from headrace.store import open_cache
+        >>> cache = open_cache(tiny_cache().path)
         >>> int(cache.lengths().sum()) == cache.num_tokens
         True
     """
@@ -165,31 +166,17 @@ class TokenCache:
         self._leaves: dict[str, CacheLeaf] = {}
 
     @classmethod
-    def open(
+    def open_member(
         cls,
         path: str | Path,
         *,
         once: ReadForAll = files.read_here,
         settings: FormatConfig | None = None,
     ) -> TokenCache:
-        """Opens the cache at a local path or URL (``gs://``, ``s3://``, ``https://``): headrace's
-        own, or a store of another system (:mod:`headrace.store.layouts`).
-
-        Args:
-            path: Its folder; of other systems also a file, a prefix or a pattern.
-            once: How the ledger is read: here, or by one host for several.
-            settings: How another system's files are read.
-
-        Raises:
-            CacheMissingError: there is no cache.
-            CacheUnfinishedError: its build was interrupted.
-            CacheCorruptError: its ledger is invalid, or of another version.
-            CacheError: its ledger cannot be read.
+        """Opens one member of a cache by itself: what was built in a folder, whatever was appended
+        to it or removed from it; see :func:`~headrace.store.joined.open_cache`. ``once``: how the
+        ledger is read: here, or by one host for several.
         """
-        if not isinstance(path, str | Path):
-            raise ConfigError(
-                "is not a path", field="cache", value=path, cure="Give the folder of a cache."
-            )
         path = str(path)
         Location.parse(path).check_folder("cache")
         root = files.absolute(path)

@@ -119,7 +119,7 @@ def _consolidated(
                 cure="Choose a folder that is new or empty.",
             )
         elif old_ledger.finished:
-            return TokenCache.open(output)
+            return TokenCache.open_member(output)
         name = planned.tokenizer.get("file")
         tokenizer_file = files.join(cache.path, str(name))
         if (
@@ -148,7 +148,7 @@ def _consolidated(
         )
         write_part_record(output, record)
         write_ledger(output, planned.complete([record]))
-    return TokenCache.open(output)
+    return TokenCache.open_member(output)
 
 
 def _start_ledger(cache: TokenCache, layout: CacheLayout) -> Ledger:

@@ -339,15 +339,21 @@ def open_cache(
     *,
     settings: FormatConfig | None = None,
 ) -> TokenCache:
-    """Opens a snapshot of a cache (:mod:`headrace.store.snapshots`), all its members as one.
+    """Opens a cache with all that was appended to it, less what was removed from it
+    (:mod:`headrace.store.snapshots`): headrace's own, or a store of another system
+    (:mod:`headrace.store.layouts`).
 
     Args:
-        path: Its folder or URL; :meth:`TokenCache.open` opens one member by itself.
+        path: Its folder or URL (``gs://``, ``s3://``, ``https://``); of other systems also a file,
+            a prefix or a pattern.
         snapshot: The number of the snapshot; None: the newest.
         settings: How another system's files are read.
 
     Raises:
-        CacheError: it, or a member, cannot be opened.
+        CacheMissingError: there is no cache.
+        CacheUnfinishedError: its build was interrupted.
+        CacheCorruptError: its ledger is invalid, or of another version.
+        CacheError: its ledger, or that of what was appended, cannot be read.
         ConfigError: there is no such snapshot.
 
     Example:
@@ -355,11 +361,16 @@ def open_cache(
         >>> open_cache(tiny_cache().path).snapshots[0].number
         1
     """
+    if not isinstance(path, str | Path):
+        cure = "Give the folder of a cache."
+        raise ConfigError("is not a path", field="cache", value=path, cure=cure)
     path = str(path)
     # 1. Snapshot 1 is the cache as it was built, which no list says anything of.
     history = History() if snapshot == 1 else history_of(path)
     chosen = choose_snapshot(path, snapshot, history)
-    return _joined([_opened(chosen, (), partial(TokenCache.open, settings=settings))], [chosen])
+    return _joined(
+        [_opened(chosen, (), partial(TokenCache.open_member, settings=settings))], [chosen]
+    )
 
 
 def _opened(
@@ -438,7 +449,7 @@ def open_components(
         replicas: Other locations of a cache, by its path; see
             :func:`~headrace.store.replicas.open_replicas`.
         settings: How another system's files are read, by component.
-        once: How ledgers are read, as for :meth:`TokenCache.open`; not used for a cache with
+        once: How ledgers are read, as for :meth:`TokenCache.open_member`; not used for a cache with
             replicas.
 
     Raises:
@@ -449,7 +460,9 @@ def open_components(
     def open_all(name: str, snapshot: Snapshot) -> list[TokenCache]:
         with errors_at(f"components.{name}."):
             of_path = (replicas or {}).get(snapshot.path, ())
-            open_one = partial(TokenCache.open, once=once, settings=(settings or {}).get(name))
+            open_one = partial(
+                TokenCache.open_member, once=once, settings=(settings or {}).get(name)
+            )
             return _opened(snapshot, of_path, open_one, once)
 
     with ThreadPoolExecutor(max_workers=16) as pool:
@@ -475,7 +488,7 @@ def history_problem(root: str, settings: FormatConfig | None = None) -> tuple[in
         (1, '')
     """
     try:
-        built = TokenCache.open(root, settings=settings)
+        built = TokenCache.open_member(root, settings=settings)
     except CacheError:  # whoever looks at the cache itself says what is wrong with it
         return 1, ""
     try:
@@ -485,7 +498,7 @@ def history_problem(root: str, settings: FormatConfig | None = None) -> tuple[in
     snapshot = Snapshot(root, history, history.newest)
     for number, path in enumerate(snapshot.paths[1:], start=1):
         try:
-            check_member(snapshot, number, TokenCache.open(path).fingerprint, path)
+            check_member(snapshot, number, TokenCache.open_member(path).fingerprint, path)
         except CacheError as error:
             return number, f"names {path}, which {error.problem}"
     return len(snapshot.members), ""

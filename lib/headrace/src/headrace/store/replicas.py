@@ -90,7 +90,7 @@ def open_replicas(paths: Sequence[str]) -> TokenCache:
         True
     """
     if len(paths) == 1:
-        return TokenCache.open(paths[0])
+        return TokenCache.open_member(paths[0])
     replicas = Replicas(paths)
     states = replicas.states()
     for replica in states:
@@ -147,7 +147,7 @@ class Replicas:
         """The cache at a location. Raises CacheError if it cannot be opened or is another one."""
         cache = self._caches[number]
         if cache is None:
-            cache = TokenCache.open(self.paths[number])
+            cache = TokenCache.open_member(self.paths[number])
             if not same_ledger(cache, self.first):
                 raise self.differs(self.paths[number])
             self._caches[number] = cache
@@ -193,7 +193,7 @@ class Replicas:
             path = self.paths[number]
             try:
                 with turns.waiting():
-                    cache = TokenCache.open(path)
+                    cache = TokenCache.open_member(path)
             except CacheError as error:
                 errors[number] = error
                 turns.next(again=bool(tried(error)))

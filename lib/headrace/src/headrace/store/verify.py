@@ -275,7 +275,7 @@ def _opened(path: str, settings: FormatConfig | None) -> tuple[TokenCache, bool,
     """
     ledger = read_ledger(path)
     if ledger is None:
-        return TokenCache.open(path, settings=settings), True, False
+        return TokenCache.open_member(path, settings=settings), True, False
     if ledger.finished:
         return TokenCache(path, ledger), True, True
     names = dict.fromkeys(str(s["part"]) for s in ledger.sources)

@@ -89,7 +89,7 @@ def write_cache(
             records.append(writer.close())
     specs = [spec.to_dict() for spec in masks]
     write_ledger(root, Ledger(False, tokenizer, layout.to_dict(), leaves=specs).complete(records))
-    return TokenCache.open(root)
+    return TokenCache.open_member(root)
 
 
 def _values_of(
@@ -134,7 +134,7 @@ def grow(path: str | Path, documents: int, seed: int = 0) -> TokenCache:
         >>> grow(tiny_cache(documents=3).path, 4).num_documents
         7
     """
-    built = TokenCache.open(path).as_member
+    built = TokenCache.open_member(path).as_member
     number = len(history_of(str(path)).members)
     parts = [random_documents(documents, seed=seed)]
     appended = write_cache(member_path(str(path), number), parts)
@@ -150,7 +150,7 @@ def remove(path: str | Path, *numbers: int) -> int:
         2
     """
     documents = Intervals.of_numbers(np.array(numbers, np.int64))
-    built = TokenCache.open(path).as_member
+    built = TokenCache.open_member(path).as_member
     return remove_documents(str(path), built, documents)[0].newest
 
 

@@ -281,7 +281,7 @@ def _tokens_of(config: LmDataConfig, there: str | None) -> tuple[int, int | None
     config's tokenizer, as far as they are known without building anything.
     """
     if there is not None:
-        tokenizer = TokenCache.open(there).ledger.tokenizer
+        tokenizer = TokenCache.open_member(there).ledger.tokenizer
         return int(tokenizer["vocab_size"]), tokenizer["eos_id"]
     try:
         own_tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else None
