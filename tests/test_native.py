@@ -89,7 +89,8 @@ def test_loaders_of_several_threads_may_be_the_first_to_load_them(tmp_path):
     write_cache(tmp_path / "cache", [[np.arange(200_000, dtype=np.uint16) % 1000]], vocab_size=1000)
     script = f"""
 import threading
-from headrace import DataLoader, TokenCache, open_cache, TokenSeqDataset
+from headrace import DataLoader, open_cache, TokenSeqDataset
+from headrace.store import TokenCache
 from headrace.feed import gather_kernel as g
 
 barrier, sums = threading.Barrier(4), []

@@ -36,11 +36,11 @@ TOP = [
     "PackedBatch",
     "RunLog",
     "SourceConfig",
-    "TokenCache",
     "TokenSeqDataset",
     "TokenizerConfig",
     "build_cache",
     "load_config",
+    "open_cache",
     "open_run",
 ]
 USERS = [

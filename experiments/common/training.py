@@ -24,11 +24,12 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float64
 
-from headrace import DataLoader, LmDataConfig, PackedBatch, TokenCache
+from headrace import DataLoader, LmDataConfig, PackedBatch
 from headrace.batch import pack_rows
 from headrace.data import PlannedDataset
 from headrace.demo import Transformer
 from headrace.demo.train import make_optimizer, train_step
+from headrace.store import TokenCache
 from headrace.testing.caches import SlowArray, with_arrays
 
 

@@ -23,9 +23,10 @@ import numpy as np
 from _common import Report
 from _scaling_plans import BATCH, CAPACITY, forge_cache, memory
 
-from headrace import DataLoader, MixtureDataset, TokenCache, TokenSeqDataset
+from headrace import DataLoader, MixtureDataset, TokenSeqDataset
 from headrace.data import PackedTokenDataset
 from headrace.data.documents import DocumentFilter
+from headrace.store import TokenCache
 
 RUN = 1000
 

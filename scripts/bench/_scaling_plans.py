@@ -22,13 +22,14 @@ import jax
 import numpy as np
 from _common import Report
 
-from headrace import DataLoader, MixtureDataset, TokenCache, open_cache
+from headrace import DataLoader, MixtureDataset, open_cache
 from headrace.data import PackedTokenDataset
 from headrace.pack import plan_file, plan_packs
 from headrace.pack.items import Items, PackCounts, Packed, no_offsets
 from headrace.pack.plan_file import PlanRequest, open_plan, write_plan
 from headrace.pack.spec import PackingConfig, PackSpec
 from headrace.pack.starts import DocumentStarts
+from headrace.store import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import LEDGER_NAME, Ledger, encode_ledger, readers_need
 from headrace.store.ledger_table import TABLE_NAME, encode_table, narrow

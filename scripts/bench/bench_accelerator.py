@@ -41,10 +41,11 @@ import numpy as np
 from _common import Report, run_bench
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace import DataLoader, MixtureDataset, TokenCache, TokenSeqDataset
+from headrace import DataLoader, MixtureDataset, TokenSeqDataset
 from headrace.data import AsyncDataset, PackedTokenDataset
 from headrace.demo.train import Transformer, make_optimizer, train_step
 from headrace.feed.prefetch import Prefetched
+from headrace.store import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 

@@ -35,9 +35,10 @@ from typing import Any
 import numpy as np
 from _common import Report, run_bench, take_share, touch_memory
 
-from headrace import DataLoader, TokenCache, TokenSeqDataset, open_cache
+from headrace import DataLoader, TokenSeqDataset, open_cache
 from headrace.data import AsyncDataset
 from headrace.metrics import LoaderStats
+from headrace.store import TokenCache
 from headrace.store.layout import CacheLayout, LeafSpec
 from headrace.testing import write_cache
 

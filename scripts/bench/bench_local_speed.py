@@ -52,13 +52,13 @@ from headrace import (
     DataLoader,
     MixtureDataset,
     PackedBatch,
-    TokenCache,
     TokenSeqDataset,
     open_cache,
 )
 from headrace.data import AsyncDataset, PackedTokenDataset
 from headrace.feed.gathering import Buffers
 from headrace.feed.placement import Placement, batch_sharding
+from headrace.store import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 

@@ -18,8 +18,9 @@ import tempfile
 import numpy as np
 from _common import Report, run_bench
 
-from headrace import DataLoader, TokenCache, TokenSeqDataset
+from headrace import DataLoader, TokenSeqDataset
 from headrace.data.documents import DocumentFilter
+from headrace.store import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.testing import write_cache
 

@@ -26,7 +26,8 @@ from pathlib import Path
 import numpy as np
 from _common import Report, run_bench
 
-from headrace import TokenCache, open_cache
+from headrace import open_cache
+from headrace.store import TokenCache
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ragged import PartWriter

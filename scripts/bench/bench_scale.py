@@ -51,7 +51,7 @@ import numpy as np
 from _common import Report, run_bench
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from headrace import DataLoader, MixtureDataset, TokenCache, TokenSeqDataset
+from headrace import DataLoader, MixtureDataset, TokenSeqDataset
 from headrace.analysis import simulate
 from headrace.analysis.simulate.forecast import RunSteps
 from headrace.data.async_dataset import AsyncDataset
@@ -61,6 +61,7 @@ from headrace.feed.host_ledgers import SharedLedgers
 from headrace.feed.placement import Placement
 from headrace.feed.reader import PlannedReader
 from headrace.metrics import IterationStats
+from headrace.store import TokenCache
 from headrace.store.layout import CacheLayout, attributes_of
 from headrace.store.ledger import LEDGER_NAME, Ledger, encode_ledger, readers_need
 from headrace.store.ledger_table import TABLE_NAME, encode_table, narrow

@@ -135,7 +135,7 @@ def test_an_answer_imports_nothing_heavy(command, said, unused):
 def test_what_is_imported_is_noticed():
     """The instrument of the test above, on a command that does need something."""
     program = (
-        "import sys, headrace; headrace.TokenCache; print([m for m in ('jax', 'numpy') if m in"
+        "import sys, headrace; headrace.open_cache; print([m for m in ('jax', 'numpy') if m in"
         " sys.modules])"
     )
     done = subprocess.run(

@@ -6,7 +6,6 @@ import pytest
 from headrace import (
     MixtureDataset,
     SourceConfig,
-    TokenCache,
     TokenizerConfig,
     TokenSeqDataset,
     build_cache,
@@ -14,6 +13,7 @@ from headrace import (
 )
 from headrace.data import PackedTokenDataset, PlannedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.store import TokenCache
 from headrace.testing import tiny_cache
 
 TEXTS = [

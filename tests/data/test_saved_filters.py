@@ -236,7 +236,8 @@ SAVER = """
 import sys, numpy as np
 from headrace.data import filter_files
 from headrace.data.documents import DocumentFilter
-from headrace import TokenCache, open_cache
+from headrace import open_cache
+from headrace.store import TokenCache
 filter_files._WORTH_SAVING = 1
 print("ready", flush=True)
 for number in range(100):

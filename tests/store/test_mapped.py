@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import DataLoader, HeadraceError, TokenCache, TokenSeqDataset
-from headrace.store import CacheLayout, mapped
+from headrace import DataLoader, HeadraceError, TokenSeqDataset
+from headrace.store import CacheLayout, TokenCache, mapped
 from headrace.store.array import StoredArray
 from headrace.store.ledger import read_ledger
 from headrace.store.mapped import map_array

@@ -11,7 +11,6 @@ from .ingest.build import build_cache as build_cache
 from .ingest.source import SourceConfig as SourceConfig
 from .ingest.tokenize import TokenizerConfig as TokenizerConfig
 from .run.run import open_run as open_run
-from .store.cache import TokenCache as TokenCache
 from .store.joined import open_cache as open_cache
 
 __version__: str
