@@ -8,7 +8,7 @@ import json
 import re
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
@@ -20,13 +20,14 @@ from headrace.cli.options import (
     RunFolder,
     Settings,
     lock_in,
+    named_values,
     range_of_steps,
 )
 from headrace.cli.shown import say, say_json, terminal, working
 from headrace.errors import ConfigError, PlanMismatchError, check_at_least, command_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from headrace.config.lm_data import LmDataConfig
     from headrace.mix.stage_config import AmendmentConfig
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 _SHOWN_FIELDS = 40
 _STEP_CURE = "Type the first step that changes, --step N, or edit a config and name it."
-_Value = TypeVar("_Value")
 
 Step = Annotated[
     int | None,
@@ -173,7 +173,7 @@ def amend(
     if config is None:
         lock = lock_in(run, "RUN")
         with _named_as_typed():
-            amendment = _typed_amendment(step, weights or "", skip or [], drop or [], caches or "")
+            amendment = _typed_amendment(step, weights, skip or [], drop or [], caches)
             _check_names(lock, amendment)
             _ask(run, Request.of(amendment, {}), wait, as_json)
         return
@@ -323,7 +323,11 @@ def _ask_as_edited(edit: _Edit, request: Request, wait: float, as_json: bool) ->
 
 
 def _typed_amendment(
-    step: int | None, weights: str, skip: list[str], drop: list[str], caches: str
+    step: int | None,
+    weights: str | None,
+    skip: list[str],
+    drop: list[str],
+    caches: str | None,
 ) -> AmendmentConfig:
     from headrace.mix.stage_config import AmendmentConfig, check_plan
 
@@ -332,11 +336,20 @@ def _typed_amendment(
         step = min(first for first, _ in skipped)
     if step is None:
         raise ConfigError("is missing", field="--step", cure=_STEP_CURE)
-    snapshots = _typed(caches, "--caches", "snapshot", _snapshots, "web=3,code=2")
-    weighed = _typed(weights, "--weights", "weight", _weight, "web=2,code=1")
+    cure = "Type names with numbers:"
+    snapshots = named_values(
+        "--caches", _listed(caches), _snapshots, "is no snapshot", f"{cure} --caches web=3,code=2."
+    )
+    weighed = named_values(
+        "--weights", _listed(weights), _weight, "is no weight", f"{cure} --weights web=2,code=1."
+    )
     amendment = AmendmentConfig(step, weights=weighed, drop=drop, caches=snapshots, skip=skipped)
     check_plan([], [amendment])
     return amendment
+
+
+def _listed(typed: str | None) -> list[str]:
+    return typed.split(",") if typed else []
 
 
 def _weight(typed: str) -> float:
@@ -350,29 +363,6 @@ def _weight(typed: str) -> float:
 def _snapshots(typed: str) -> int | list[int]:
     numbers = [int(number) for number in typed.split("-")]
     return numbers if numbers[1:] else numbers[0]
-
-
-def _typed(
-    typed: str, option: str, kind: str, read: Callable[[str], _Value], example: str
-) -> dict[str, _Value]:
-    """Names with values as they are typed.
-
-    Example:
-        >>> _typed("web=2,code=.5", "--weights", "weight", float, "web=2")
-        {'web': 2.0, 'code': 0.5}
-    """
-    values: dict[str, _Value] = {}
-    for entry in typed.split(",") if typed else []:
-        name, _, value = entry.partition("=")
-        if name in values:
-            cure = "Write each name once."
-            raise ConfigError(f"names {name!r} twice", field=option, value=typed, cure=cure)
-        try:
-            values[name] = read(value if name else "")
-        except ValueError:
-            cure = f"Type names with numbers: {option} {example}."
-            raise ConfigError(f"is no {kind}", field=option, value=entry, cure=cure) from None
-    return values
 
 
 class _Edit(NamedTuple):
