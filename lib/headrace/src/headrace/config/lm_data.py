@@ -485,7 +485,8 @@ class LmDataConfig:
 
     def validation_datasets(self, *, seq_len: int | None = None) -> dict[str, PlannedDataset]:
         """The held-out part of :meth:`datasets`, in stored order; the same tokens whatever the
-        shuffle, without those of removed documents. Components of which nothing is held out are left out.
+        shuffle, without those of removed documents. Components of which nothing is held out are
+        left out.
 
         Args:
             seq_len: Tokens in a row, at most those of a block; None: as in the first phase.
