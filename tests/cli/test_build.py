@@ -3,6 +3,7 @@ wrong.
 """
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -326,3 +327,18 @@ def test_an_engine_that_cannot_be_used(headrace: Run, corpus: Path, tmp_path: Pa
     assert "tokenizer.engine" in err
     assert "'bytes' is no tokenizer.json" in err
     assert headrace(*options, "auto")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["", ":fixed"])
+def test_a_list_for_one_number_is_kept_as_the_error_says(headrace, tmp_path: Path, kind: str):
+    (tmp_path / "in.jsonl").write_text('{"input_ids": [1, 2], "scores": [3, 4]}\n')
+    arguments = ["build", str(tmp_path / "in.jsonl"), "--tokenizer", "ids:8", "--kind", "tokens"]
+    leaf = f"score=scores:int32{kind}"
+    refused = headrace(*arguments, "--output", str(tmp_path / "c"), "--leaf", leaf)
+    assert refused.code == 2
+    options = re.findall(r"--leaf ([^\s;.]+)", refused.err)
+    assert len(options) == 2
+    for number, option in enumerate(options):
+        output = str(tmp_path / f"c{number}")
+        assert headrace(*arguments, "--output", output, "--leaf", option).code == 0
+        assert open_cache(output).leaf("score").num_elements == 2

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO, Any, ClassVar, Literal, TypeAlias, cast
 
@@ -562,8 +562,12 @@ class LeafConfig:
         if self.kind == "ragged" or self.width is not None:
             return numbers(_flat(value, self.width or 1, self.field), self.dtype, self.field)
         if is_list(value):
+            of_tokens = replace(self, kind="auto", width=1).typed(name)
+            of_document = replace(self, kind="ragged").typed(name)
             raise BadRecordError(
-                f"holds a {type_name(value)} in field {self.field!r}, not one number", _LEAF_CURE
+                f"holds a {type_name(value)} in field {self.field!r}, not one number",
+                f"If it has one for each token: --leaf {of_tokens}; a list of its own for each"
+                f" document: --leaf {of_document}.",
             )
         return numbers([value], self.dtype, self.field)
 
