@@ -276,9 +276,12 @@ def _pairs(items: list[str] | None, option: str, value: str, example: str) -> di
             raise ValueError
         return text
 
-    return named_values(
-        option, items or [], filled, f"is not NAME={value}", f"Write e.g. {example}."
-    )
+    pairs: dict[str, str] = {}
+    for item in items or []:  # one by one: a cure is typed behind what it replaces
+        pairs |= named_values(
+            option, [item], filled, f"is not NAME={value}", f"Write e.g. {example}."
+        )
+    return pairs
 
 
 def repair_parts(output: str) -> None:
