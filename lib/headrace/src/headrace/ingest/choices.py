@@ -1,17 +1,57 @@
 """The choices of sources and builds, defined once for configs and the command line, which reads
-only this module to answer ``--help``.
+only this module to answer ``--help``. A source format is registered here, by its line in
+:data:`FORMATS`.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from headrace.batch.masks import TurnMode
 
-Format: TypeAlias = Literal[
-    "jsonl", "text", "parquet", "arrow", "warc", "hf", "megatron", "nmoe", "python"
-]
-FormatOrAuto: TypeAlias = Literal["auto", Format]
+
+class SourceFormat(NamedTuple):
+    """What is known of a file format before a file is opened.
+
+    Attributes:
+        reader: Module in :mod:`headrace.ingest.readers` and class that reads it; None: a package
+            brings it, as an entry point of ``headrace.readers``.
+        holds: ``fields``: records whose fields have any names; ``texts``: records whose fields are
+            always the same; ``ids``: token ids. Files of ids are read from folders only if their
+            extension is asked for: ``.bin`` and ``.npy`` files may be anything.
+        endings: Extensions of its files; none if it is no files.
+    """
+
+    reader: str | None
+    holds: Literal["fields", "texts", "ids"] = "fields"
+    endings: tuple[str, ...] = ()
+
+    @property
+    def in_folders(self) -> bool:
+        """Whether its files are read from folders by default."""
+        return self.holds != "ids"
+
+
+FORMATS: dict[str, SourceFormat] = {
+    "jsonl": SourceFormat("streams:JsonlReader", endings=(".jsonl", ".ndjson", ".json")),
+    "text": SourceFormat("streams:TextReader", "texts", (".txt", ".text", ".md", ".rst")),
+    "parquet": SourceFormat("columnar:ParquetReader", endings=(".parquet", ".pq")),
+    "arrow": SourceFormat("columnar:ArrowReader", endings=(".arrow", ".feather", ".ipc")),
+    "csv": SourceFormat("separated:CsvReader", endings=(".csv",)),
+    "tsv": SourceFormat("separated:TsvReader", endings=(".tsv",)),
+    "warc": SourceFormat("streams:WarcReader", "texts", (".warc", ".wet")),
+    "hf": SourceFormat("datasets:HubReader"),
+    "megatron": SourceFormat(None, "ids", (".bin",)),
+    "nmoe": SourceFormat(None, "ids", (".npy",)),
+    "python": SourceFormat("datasets:FunctionReader"),
+}
+"""File formats. ``hf`` and ``python`` are not files, see their readers."""
+if TYPE_CHECKING:
+    Format: TypeAlias = str
+    FormatOrAuto: TypeAlias = str
+else:
+    Format = Literal[tuple(FORMATS)]
+    FormatOrAuto = Literal["auto", Format]
 Kind: TypeAlias = Literal["text", "tokens", "chat", "preference", "prompts"]
 KindOrAuto: TypeAlias = Literal["auto", Kind]
 Mask: TypeAlias = Literal["generation", "roles", "all", TurnMode]

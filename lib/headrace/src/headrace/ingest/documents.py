@@ -7,6 +7,7 @@ the build or counts. Price: that of the container's reader; memory is bounded by
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,15 +16,15 @@ from typing import Any
 
 from headrace import extensions
 from headrace.errors import ConfigError, SourceError, did_you_mean
+from headrace.ingest import readers
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.chat_template import ChatTemplate, find_template
-from headrace.ingest.choices import Kind
+from headrace.ingest.choices import FORMATS, Kind
 from headrace.ingest.kinds.kind import Document, DocumentKind, TextKind
 from headrace.ingest.kinds.marked import ChatKind, PreferenceKind, PromptsKind
 from headrace.ingest.kinds.token_ids import TokensKind
-from headrace.ingest.readers.columnar import ArrowReader, ParquetReader
-from headrace.ingest.readers.datasets import DatasetReader, FunctionReader, HubReader
-from headrace.ingest.readers.streams import BlockReader, JsonlReader, TextReader, WarcReader
+from headrace.ingest.readers.datasets import DatasetReader
+from headrace.ingest.readers.streams import BlockReader, JsonlReader
 from headrace.ingest.records import (
     NAMED_FILE,
     BadRecordError,
@@ -42,16 +43,6 @@ from headrace.ingest.source import (
 )
 from headrace.store import files
 
-READERS: dict[str, type[Reader]] = {
-    "jsonl": JsonlReader,
-    "text": TextReader,
-    "warc": WarcReader,
-    "parquet": ParquetReader,
-    "arrow": ArrowReader,
-    "hf": HubReader,
-    "python": FunctionReader,
-}
-"""Readers by the format of the file; those of other packages are extensions."""
 _KINDS: dict[Kind, type[DocumentKind]] = {
     "text": TextKind,
     "tokens": TokensKind,
@@ -199,9 +190,11 @@ def reader_of(file: SourceFile) -> type[Reader]:
     Raises:
         ConfigError: its package is not installed.
     """
-    if file.format in READERS:
-        return READERS[file.format]
-    return extensions.load_extension(extensions.READERS, file.format, "format")
+    reader = FORMATS[file.format].reader
+    if reader is None:
+        return extensions.load_extension(extensions.READERS, file.format, "format")
+    module, _, name = reader.partition(":")
+    return getattr(importlib.import_module(f"{readers.__name__}.{module}"), name)
 
 
 def open_reader(file: SourceFile, columns: Columns) -> Reader:

@@ -470,7 +470,8 @@ def _first_records(file: SourceFile, source: SourceConfig) -> list[Fields]:
     if reader.unread:  # of a table, which columns there are is known once it is open
         names = [*columns.names, *reader.unread]
         optional = columns.optional | set(reader.unread)
-        reader = open_head(file, replace(columns, names=names, optional=optional))
+        typed = columns.typed | set(reader.unread)
+        reader = open_head(file, replace(columns, names=names, optional=optional, typed=typed))
         records = list(islice(good_records(reader), TRIED_RECORDS))
     return records
 

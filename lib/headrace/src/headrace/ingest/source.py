@@ -5,7 +5,8 @@ the arguments or of the file system, so the same corpus gives the same cache on 
 file has its size and a version (modification time, or an object store's etag), by which a resumed
 build checks that it still reads the same text.
 
-Two settings describe the files. ``format`` is the file format: see :data:`FORMATS`. ``kind`` is
+Two settings describe the files. ``format`` is the file format: see
+:data:`headrace.ingest.choices.FORMATS`. ``kind`` is
 what its records become: documents of text, token ids, conversations, preference pairs or prompts
 (see :mod:`headrace.ingest.kinds`). Any format can be combined with any kind.
 
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ from headrace.errors import (
     redact,
 )
 from headrace.ingest.choices import (
+    FORMATS,
     Format,
     FormatOrAuto,
     Kind,
@@ -54,22 +55,9 @@ from headrace.store import files
 
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
 
-FORMATS: dict[Format, tuple[str, ...]] = {
-    "jsonl": (".jsonl", ".ndjson", ".json"),
-    "text": (".txt", ".text", ".md", ".rst"),
-    "parquet": (".parquet", ".pq"),
-    "arrow": (".arrow", ".feather", ".ipc"),
-    "warc": (".warc", ".wet"),
-    "megatron": (".bin",),
-    "nmoe": (".npy",),
-    "hf": (),
-    "python": (),
-}
-"""File formats and their extensions. ``hf`` and ``python`` are not files, see their readers."""
-IN_FOLDERS: tuple[Format, ...] = ("jsonl", "text", "parquet", "arrow", "warc")
-"""Formats that are read from folders by default; ``.bin`` and ``.npy`` files may be anything."""
-USUAL_ENDINGS = tuple(ending for name in IN_FOLDERS for ending in FORMATS[name])
-PRE_TOKENIZED = ("megatron", "nmoe")
+USUAL_ENDINGS = tuple(e for one in FORMATS.values() if one.in_folders for e in one.endings)
+"""Extensions that are read from folders by default."""
+PRE_TOKENIZED = tuple(name for name, one in FORMATS.items() if one.holds == "ids")
 NOTHING = "none"
 """Selects no field: an optional value is ignored, whether records have it or not."""
 _MADE_OF_TWO = (("chat", "messages"), ("tokens", "tokens"))
@@ -149,7 +137,6 @@ OPTIONAL = (
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 NO_FILE = "it has no file, or only hidden ones"
-_SEPARATORS = {".csv": ",", ".tsv": r"\t"}
 HF_SCHEME = "hf://"
 _OF_SAVED_DATASET = {"dataset_info.json", "state.json"}
 _OF_SPLITS = "dataset_dict.json"
@@ -313,9 +300,10 @@ class SourceConfig:
         chat: Template and masks of conversations.
         fim: How documents of text or token ids are rearranged for filling in the middle; None: they
             are not.
-        max_record_bytes: A JSON line or a plain text file with more unpacked bytes is a bad one,
-            and is not held in memory (encoding takes about eight times as much). So is a record for
-            which a chat template produces more, in characters and steps (never more than 64 Mi).
+        max_record_bytes: A JSON line, a row of CSV or a plain text file with more unpacked bytes is
+            a bad one, and is not held in memory (encoding takes about eight times as much). So is a
+            record for which a chat template produces more, in characters and steps (never more than
+            64 Mi).
         special_tokens_in_text: What to do with the name of a special token in a text, such as
             ``<|endoftext|>``: ``token``: it becomes that token; ``text``: it is encoded like any
             text; ``error``: the record is bad. Special tokens are those that the tokenizer marks as
@@ -464,7 +452,19 @@ class SourceConfig:
         required = {read.field for read in reads if not read.is_optional}
         required |= {leaf.field for leaf in self.leaves.values() if leaf.dtype != ANY}
         names = list(cures | of_leaves)
-        return Columns(names, set(names) - required, of_leaves | cures, self.max_record_bytes)
+        typed = {leaf.field for leaf in self.leaves.values() if not leaf.is_text}
+        typed |= {
+            read.field
+            for name, read in self.reads(kind).items()
+            if kind == "tokens" or (kind, name) == ("chat", "label")
+        }
+        return Columns(
+            names,
+            set(names) - required,
+            of_leaves | cures,
+            self.max_record_bytes,
+            frozenset(typed),
+        )
 
     def files(self, left_out: Counter[str] | None = None) -> list[SourceFile]:
         """The files of the corpus, sorted by path.
@@ -521,12 +521,6 @@ class SourceConfig:
                 field=path,
                 cure="Unpack it, or pack it again as .gz or .zst.",
             )
-        if self.format == "auto" and _ending_of_format(path) in _SEPARATORS:
-            raise SourceError(
-                "is a table of separated values, whose lines are no texts",
-                field=path,
-                cure=f"Convert it, and build from what that writes: {_conversion(path)}",
-            )
         kind = self._classify(path)
         if kind is None:
             raise SourceError(
@@ -551,8 +545,8 @@ class SourceConfig:
         extension = _ending_of_format(file_name(path))
         if self.format != "auto":
             return self.format, compression
-        for name, extensions in FORMATS.items():
-            if extension in extensions:
+        for name, one in FORMATS.items():
+            if extension in one.endings:
                 return name, compression
         return ("text", compression) if extension in self.extensions else None
 
@@ -577,13 +571,10 @@ class SourceConfig:
             chosen = [e for e in entries if self._is_wanted(e.path)]
             if not chosen:
                 endings = Counter(_ending(e.path) for e in entries)
-                tables = [e.path for e in entries if _ending_of_format(e.path) in _SEPARATORS]
                 extensions = ", ".join(self._wanted_extensions())
                 problem = f"is a folder without {extensions} files ({endings_in_words(endings)})"
                 cure = "Name a folder that holds some."
-                if tables:
-                    cure = f"Convert tables, and build from the folder: {_conversion(tables[0])}"
-                elif endings:
+                if endings:
                     most = endings.most_common(1)[0][0]
                     cure = (
                         f"Choose others with --extension {most} (in Python:"
@@ -601,7 +592,7 @@ class SourceConfig:
     def _wanted_extensions(self) -> tuple[str, ...]:
         if self.extensions:
             return tuple(self.extensions)
-        return USUAL_ENDINGS if self.format == "auto" else FORMATS[self.format]
+        return USUAL_ENDINGS if self.format == "auto" else FORMATS[self.format].endings
 
 
 def _choose(name: str) -> str:
@@ -624,18 +615,6 @@ def split_compression(path: str) -> tuple[str, Compression]:
 def _ending_of_format(path: str) -> str:
     """The extension that tells the format of a file."""
     return os.path.splitext(split_compression(path)[0])[1].lower()
-
-
-def _conversion(path: str) -> str:
-    """The command that writes a table of separated values as Parquet."""
-    ending = _ending_of_format(path)
-    program = (
-        "import sys, pyarrow.csv as csv, pyarrow.parquet as parquet; how ="
-        f" csv.ParseOptions(delimiter='{_SEPARATORS[ending]}', newlines_in_values=True);"
-        " parquet.write_table(csv.read_csv(sys.argv[1], parse_options=how), sys.argv[2])"
-    )
-    output = os.path.splitext(split_compression(path)[0])[0] + ".parquet"
-    return f'python -c "{program}" {shlex.quote(path)} {shlex.quote(output)}'
 
 
 def _without_saved_datasets(entries: list[Entry]) -> tuple[list[SourceFile], list[Entry]]:

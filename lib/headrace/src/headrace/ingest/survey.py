@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headrace.errors import SourceError
-from headrace.ingest.choices import OnBadLine
+from headrace.ingest.choices import FORMATS, OnBadLine
 from headrace.ingest.first_look import CONVERTED, open_head
 from headrace.ingest.listing import Entry, escape_undecodable, list_path
 from headrace.ingest.records import BadRecordError, Columns, Fields, good_records, lookup
 from headrace.ingest.source import (
-    FORMATS,
     USUAL_ENDINGS,
     SourceConfig,
     endings_in_words,
@@ -30,11 +29,9 @@ USUAL_TEXT_FIELDS = ("text", "content")
 """Fields that are looked for in the records of a source, in this order."""
 _HEAD = 4096
 _HEADS = 5
-_WITH_FIELDS = {ending for name in ("jsonl", "parquet", "arrow") for ending in FORMATS[name]}
-_OF_RECORDS = {ending for name, endings in FORMATS.items() if name != "text" for ending in endings}
-_OF_OTHER_FORMATS = {ending for endings in FORMATS.values() for ending in endings} - set(
-    USUAL_ENDINGS
-)
+_WITH_FIELDS = {e for one in FORMATS.values() if one.holds == "fields" for e in one.endings}
+_OF_RECORDS = {e for name, one in FORMATS.items() if name != "text" for e in one.endings}
+_OF_OTHER_FORMATS = {e for one in FORMATS.values() if not one.in_folders for e in one.endings}
 
 
 @dataclass(frozen=True)
