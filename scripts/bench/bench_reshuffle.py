@@ -46,7 +46,7 @@ watcher.start()
 if what != "cp":  # which needs no library
     from headrace.ingest.reshuffle import reshuffle
     from headrace.ingest.shuffle_plan import ReshuffleConfig
-    from headrace.store.cache import TokenCache
+    from headrace.store import open_cache
     from headrace.store.consolidate import consolidate
 began, cpu = time.perf_counter(), time.process_time()
 if what == "shuffle":

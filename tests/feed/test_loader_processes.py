@@ -158,7 +158,7 @@ HANGS = (
     + """
 import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored it
-from headrace.store.cache import TokenCache
+from headrace.store import open_cache
 from headrace.store.array import StoredArray
 from headrace.testing.caches import with_arrays
 

@@ -318,7 +318,7 @@ from headrace.data.token_seq import TokenSeqDataset
 from headrace_levanter import HeadraceDataset
 from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.intervals import Intervals
-from headrace.store.cache import TokenCache
+from headrace.store import open_cache
 from headrace.testing import write_cache
 dataset = HeadraceDataset(TokenSeqDataset(open_cache(sys.argv[1]), 16).shuffle(0).repeat(), 8)
 mesh = Mesh(np.asarray(jax.devices()), ("data",))

@@ -10,7 +10,7 @@ from headrace.testing import tiny_cache
 
 SCRIPT = """
 import json, os, signal, sys, warnings
-from headrace.store.cache import TokenCache
+from headrace.store import open_cache
 path, when = sys.argv[1:]
 cache = open_cache(path)
 if when == "after":
@@ -41,7 +41,7 @@ from jax.sharding import Mesh
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ReadError
 from headrace.feed.loader import DataLoader
-from headrace.store.cache import TokenCache
+from headrace.store import open_cache
 loader = DataLoader(TokenSeqDataset(open_cache(sys.argv[1]), 8), batch_size=8)
 batches = loader.iter_from_step(0)
 next(batches)

@@ -14,7 +14,7 @@ import tensorstore as ts
 
 from headrace.data import TokenSeqDataset
 from headrace.errors import CacheCorruptError
-from headrace.store import CacheLayout, array, open_cache
+from headrace.store import CacheLayout, TokenCache, array, open_cache
 from headrace.store.array import kvstore_spec
 from headrace.store.ledger import Ledger, write_ledger
 from headrace.store.ledger_table import PartRecord
@@ -70,7 +70,7 @@ def cost(root):
     """
     tracemalloc.start()
     before = reads()
-    cache = open_cache(root)
+    cache = TokenCache.open_member(root)
     dataset = TokenSeqDataset(cache, 1024)
     opened = reads() - before
     peak = tracemalloc.get_traced_memory()[1]
@@ -172,7 +172,7 @@ def test_threads_open_caches_at_once_in_a_new_process(tmp_path):
         for _ in range(60):
             importlib.reload(ledger)
             importlib.reload(cache)  # types that nothing has used yet
-            threads = [threading.Thread(target=cache.open_cache, args=[sys.argv[1]]) for _ in range(4)]
+            threads = [threading.Thread(target=cache.TokenCache.open_member, args=[sys.argv[1]]) for _ in range(4)]
             for thread in threads:
                 thread.start()
             for thread in threads:

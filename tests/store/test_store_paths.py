@@ -181,7 +181,7 @@ def test_a_process_ends_with_reads_under_way(tmp_path):
     write_cache(tmp_path / "cache", [DOCUMENTS], layout=LAYOUT)
     script = """
         import sys, numpy as np
-        from headrace.store.cache import TokenCache
+        from headrace.store import open_cache
         cache = open_cache(sys.argv[1])
         reads = [cache.parts[0].data.read(k, k + 1) for k in range(0, 1000, 64)]
         reads[0].result() if sys.argv[2] == "answers" else None

@@ -74,6 +74,7 @@ def build_shuffled(
 
     Example:
         >>> import pathlib, tempfile
+        >>> from headrace.store import open_cache
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for name in ("a.txt", "b.txt"):
         ...         _ = pathlib.Path(folder, name).write_text(name)

@@ -60,7 +60,7 @@ def find_origins(cache: TokenCache, documents: Collection[int]) -> dict[int, Ori
 
     Example:
         >>> import pathlib, tempfile
-        >>> from headrace import SourceConfig, TokenCache, open_cache, TokenizerConfig, build_cache
+        >>> from headrace import SourceConfig, TokenizerConfig, build_cache, open_cache
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     source = pathlib.Path(folder, "a.jsonl")
         ...     _ = source.write_text('{"text": "one"}\n\n{"text": "two"}\n')
