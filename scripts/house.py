@@ -320,7 +320,10 @@ def measure_surface() -> Measure:
         imports = [n for stub in stubs for n in stub.body if isinstance(n, ast.ImportFrom)]
         names[package] = {alias.name for node in imports for alias in node.names}
     configs = {
-        node.name: sum(isinstance(member, ast.AnnAssign) for member in node.body)
+        node.name: sum(
+            isinstance(member, ast.AnnAssign) and "ClassVar" not in ast.unparse(member.annotation)
+            for member in node.body
+        )
         for _, node in walk_nodes()
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config")
     }
