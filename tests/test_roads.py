@@ -34,6 +34,7 @@ their methods.
 """
 _FENCE = re.compile(r"^```python.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PROGRAM = re.compile(r"from (headrace[\w.]*) import (\w+)")
+_ENTRY = re.compile(r"headrace[\w.]*:\w+")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 
@@ -150,9 +151,11 @@ class Roads:
                 )
 
     def _use_text(self, text: str) -> None:
-        """Programs in strings, modules that are imported by their name, methods that ``getattr``
-        takes.
+        """Programs in strings, modules that are imported by their name, what is written like an
+        entry point, methods that ``getattr`` takes.
         """
+        if _ENTRY.fullmatch(text):
+            self.reach(text.replace(":", "."))
         for package, name in _PROGRAM.findall(text):
             self.reach(f"{package}.{name}")
         if text in self.imports:

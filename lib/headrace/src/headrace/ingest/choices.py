@@ -14,8 +14,8 @@ class SourceFormat(NamedTuple):
     """What is known of a file format before a file is opened.
 
     Attributes:
-        reader: Module in :mod:`headrace.ingest.readers` and class that reads it; None: a package
-            brings it, as an entry point of ``headrace.readers``.
+        reader: Module and class that reads it, written like an entry point; None: a package brings
+            it, as an entry point of ``headrace.readers``.
         holds: ``fields``: records whose fields have any names; ``texts``: records whose fields are
             always the same; ``ids``: token ids. Files of ids are read from folders only if their
             extension is asked for: ``.bin`` and ``.npy`` files may be anything.
@@ -33,17 +33,25 @@ class SourceFormat(NamedTuple):
 
 
 FORMATS: dict[str, SourceFormat] = {
-    "jsonl": SourceFormat("streams:JsonlReader", endings=(".jsonl", ".ndjson", ".json")),
-    "text": SourceFormat("streams:TextReader", "texts", (".txt", ".text", ".md", ".rst")),
-    "parquet": SourceFormat("columnar:ParquetReader", endings=(".parquet", ".pq")),
-    "arrow": SourceFormat("columnar:ArrowReader", endings=(".arrow", ".feather", ".ipc")),
-    "csv": SourceFormat("separated:CsvReader", endings=(".csv",)),
-    "tsv": SourceFormat("separated:TsvReader", endings=(".tsv",)),
-    "warc": SourceFormat("streams:WarcReader", "texts", (".warc", ".wet")),
-    "hf": SourceFormat("datasets:HubReader"),
+    "jsonl": SourceFormat(
+        "headrace.ingest.readers.streams:JsonlReader", endings=(".jsonl", ".ndjson", ".json")
+    ),
+    "text": SourceFormat(
+        "headrace.ingest.readers.streams:TextReader", "texts", (".txt", ".text", ".md", ".rst")
+    ),
+    "parquet": SourceFormat(
+        "headrace.ingest.readers.columnar:ParquetReader", endings=(".parquet", ".pq")
+    ),
+    "arrow": SourceFormat(
+        "headrace.ingest.readers.columnar:ArrowReader", endings=(".arrow", ".feather", ".ipc")
+    ),
+    "csv": SourceFormat("headrace.ingest.readers.separated:CsvReader", endings=(".csv",)),
+    "tsv": SourceFormat("headrace.ingest.readers.separated:TsvReader", endings=(".tsv",)),
+    "warc": SourceFormat("headrace.ingest.readers.streams:WarcReader", "texts", (".warc", ".wet")),
+    "hf": SourceFormat("headrace.ingest.readers.datasets:HubReader"),
     "megatron": SourceFormat(None, "ids", (".bin",)),
     "nmoe": SourceFormat(None, "ids", (".npy",)),
-    "python": SourceFormat("datasets:FunctionReader"),
+    "python": SourceFormat("headrace.ingest.readers.datasets:FunctionReader"),
 }
 """File formats. ``hf`` and ``python`` are not files, see their readers."""
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ the build or counts. Price: that of the container's reader; memory is bounded by
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,6 @@ from typing import Any
 
 from headrace import extensions
 from headrace.errors import ConfigError, SourceError, did_you_mean
-from headrace.ingest import readers
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.chat_template import ChatTemplate, find_template
 from headrace.ingest.choices import FORMATS, Kind
@@ -193,8 +192,7 @@ def reader_of(file: SourceFile) -> type[Reader]:
     reader = FORMATS[file.format].reader
     if reader is None:
         return extensions.load_extension(extensions.READERS, file.format, "format")
-    module, _, name = reader.partition(":")
-    return getattr(importlib.import_module(f"{readers.__name__}.{module}"), name)
+    return pkgutil.resolve_name(reader)
 
 
 def open_reader(file: SourceFile, columns: Columns) -> Reader:
