@@ -123,7 +123,7 @@ prepare_types(_TokenizerRecord, CacheLayout, LeafSpec)
 
 
 class TokenCache:
-    """A finished token cache. Use :meth:`open`.
+    """A finished token cache. Use :func:`~headrace.store.joined.open_cache`.
 
     Args:
         path: Folder or URL.
