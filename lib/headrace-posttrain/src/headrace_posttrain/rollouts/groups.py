@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32, Integer, Shaped
 
 from headrace.batch.examples import Example, check_log_probs
-from headrace.data.documents import stored_documents
+from headrace.data.documents import places_in_use
 from headrace.errors import (
     CacheCorruptError,
     ConfigError,
@@ -27,7 +27,6 @@ from headrace.errors import (
     IndexOutOfRangeError,
     check_not_negative,
 )
-from headrace.order.intervals import Intervals
 from headrace.store.cache import TokenCache
 from headrace.store.npy import NPY_ERRORS, PYTHON_PARSER
 
@@ -76,12 +75,11 @@ class CachePrompts:
     """
 
     def __init__(self, cache: TokenCache) -> None:
-        removed = Intervals.union([stored_documents(cache, cache.removed()), cache.moved_away])
         self.cache = cache
         self.fingerprint = cache.fingerprint
-        if removed.total:
+        if (removed := cache.removed()).total:
             self.fingerprint += f" without {removed.digest()[:32]}"
-        self._documents = removed.complement(cache.num_documents)
+        self._documents = places_in_use(cache)
         self.tokenizer: str | None = cache.ledger.tokenizer.get("fingerprint")
         self.vocab_size: int | None = cache.ledger.tokenizer.get("vocab_size")
 

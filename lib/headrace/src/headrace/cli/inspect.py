@@ -221,15 +221,12 @@ def _is_no_cache(path: str, as_json: bool) -> bool:
 def _drawn(cache: TokenCache, samples: int, seed: int) -> list[int]:
     """Positions of some documents, drawn at random."""
     from headrace.cli.decoded import drawn
-    from headrace.data.documents import stored_documents
-    from headrace.order.intervals import Intervals
+    from headrace.data.documents import places_in_use
     from headrace.store.layouts import WHOLE_FILES
 
     if cache.ledger.metadata.get(WHOLE_FILES):  # a sample would be all of a file
         return []
-    removed_positions = stored_documents(cache, cache.removed())
-    gone_positions = Intervals.union([removed_positions, cache.moved_away])
-    return drawn(gone_positions.complement(cache.num_documents), samples, seed)
+    return drawn(places_in_use(cache), samples, seed)
 
 
 def _chosen(

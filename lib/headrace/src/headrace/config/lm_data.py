@@ -417,13 +417,17 @@ class LmDataConfig:
         before they are split, shuffled and mixed.
         """
         config = self.at_snapshots()
-        assert config._settled is not None
-        datasets: dict[str, StoredDataset] = ByComponent()
-        for name, dataset in config._stored().items():
-            moves = config._settled.moves[name]
+        return config._without_removed(config._stored())
+
+    def _without_removed(self, datasets: Mapping[str, StoredDataset]) -> dict[str, StoredDataset]:
+        """Datasets without the documents that are removed at the last of the config's snapshots."""
+        assert self._settled is not None
+        erased: dict[str, StoredDataset] = ByComponent()
+        for name, dataset in datasets.items():
+            moves = self._settled.moves[name]
             removed = dataset.cache.removed(moves[-1].snapshots if moves else None)
-            datasets[name] = dataset.erasing(removed)
-        return datasets
+            erased[name] = dataset.erasing(removed)
+        return erased
 
     def _stored(self) -> dict[str, StoredDataset]:
         """:meth:`datasets` with the documents that are removed from their caches: which of them a
@@ -434,15 +438,15 @@ class LmDataConfig:
         components = config.components
         if self.compat:
             of_system = self.compat.load().datasets(config, caches, "train")
-            return ByComponent({n: one.erasing(Intervals.empty()) for n, one in of_system.items()})
+            return _with_removed(of_system)
         own_columns = {name: one.columns or {} for name, one in components.items()}
         numbers = {n: one.document_numbers(n, caches[n]) for n, one in components.items()}
         columns = columns_by_component(numbers, self.columns or {}, own_columns)
         removed = left_out(components, numbers)
-        stored: dict[str, StoredDataset] = ByComponent()
+        stored: dict[str, StoredDataset] = {}
         for name, one in components.items():
             one.check_buckets(name, caches[name])
-            rows = stored_rows(
+            stored[name] = stored_rows(
                 caches[name],
                 self.phases[0][1],
                 name=name,
@@ -453,8 +457,7 @@ class LmDataConfig:
                 columns=columns[name],
                 pairs=one.pairs,
             )
-            stored[name] = rows.erasing(Intervals.empty())
-        return stored
+        return _with_removed(stored)
 
     def train_datasets(self) -> dict[str, PlannedDataset]:
         """The training part of :meth:`datasets`: what is not held out, or a subset of it."""
@@ -497,7 +500,8 @@ class LmDataConfig:
         config = self.at_snapshots()
         if self.compat:
             caches = config.open_caches()
-            return ByComponent(self.compat.load().datasets(config, caches, "validation"))
+            of_system = self.compat.load().datasets(config, caches, "validation")
+            return ByComponent(config._without_removed(of_system))
         held_out = config.held_out
         if not held_out:
             raise ConfigError(
@@ -566,11 +570,10 @@ class LmDataConfig:
             max_hosts=self.max_hosts,
             scores=config._scores(opened),
         )
+        stored = config._stored()
         # Where rows change their length, what is held out depends on all lengths
-        sources = config._stored()
-        dataset = run_dataset(
-            config._trained(sources) if len(self.phases) == 1 else sources, plan, orders
-        )
+        sources = config._trained(stored) if len(self.phases) == 1 else stored
+        dataset = run_dataset(sources, plan, orders)
         if plan.num_steps is not None and self.stop_strategy == "restart":
             limited = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, plan.num_steps, plan, limited)
@@ -688,6 +691,11 @@ class LmDataConfig:
     def to_yaml(self) -> str:
         """The config as YAML that ``load_config`` reads back to an equal one."""
         return dump(self)
+
+
+def _with_removed(datasets: Mapping[str, StoredDataset]) -> dict[str, StoredDataset]:
+    """Datasets with the documents that are removed from their caches, too."""
+    return ByComponent({name: one.erasing(Intervals.empty()) for name, one in datasets.items()})
 
 
 def load_config(

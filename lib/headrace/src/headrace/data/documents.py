@@ -321,6 +321,20 @@ def stored_documents(cache: TokenCache, originals: Intervals) -> Intervals:
     return Intervals.of_numbers(cache.stored_at(originals.numbers(np.arange(originals.total))))
 
 
+def places_in_use(cache: TokenCache) -> Intervals:
+    """Positions of the documents of a cache: without those that were removed from it, and the
+    places that documents left.
+
+    Example:
+        >>> import headrace.testing
+        >>> places_in_use(headrace.testing.tiny_cache(documents=20))
+        Intervals(0..20)
+    """
+    removed = stored_documents(cache, cache.removed())
+    unused = Intervals.union([removed, cache.moved_away])
+    return unused.complement(cache.num_documents)
+
+
 def count_documents(cache: TokenCache, stored: NumberSet) -> int:
     """How many documents lie at stored positions: one that was cut counts once, and padding and
     places that documents left count as none.

@@ -270,7 +270,8 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         return other
 
     def _describe_erased(self) -> dict[str, Any]:
-        return {"erased": self._erased.digest()[:32]} if self._erased.total else {}
+        removed = self._erased
+        return {"erased": removed.digest()[:32]} if removed.total else {}
 
     @property
     def seq_len(self) -> int:

@@ -86,7 +86,7 @@ def append_cache(
 
     Example:
         >>> import pathlib, tempfile
-        >>> from headrace.store import TokenCache, open_cache
+        >>> from headrace.store import open_cache
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for name in ("old", "new"):
         ...         _ = pathlib.Path(folder, f"{name}.txt").write_text(name)

@@ -6,9 +6,9 @@ file has its size and a version (modification time, or an object store's etag), 
 build checks that it still reads the same text.
 
 Two settings describe the files. ``format`` is the file format: see
-:data:`headrace.ingest.choices.FORMATS`. ``kind`` is
-what its records become: documents of text, token ids, conversations, preference pairs or prompts
-(see :mod:`headrace.ingest.kinds`). Any format can be combined with any kind.
+:data:`headrace.ingest.choices.FORMATS`. ``kind`` is what its records become: documents of text,
+token ids, conversations, preference pairs or prompts (see :mod:`headrace.ingest.kinds`). Any format
+can be combined with any kind.
 
 Price: one ``stat`` (or one listing entry) per file; nothing is opened here.
 """
