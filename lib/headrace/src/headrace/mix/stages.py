@@ -201,6 +201,12 @@ class Stages(MixingPolicy):
         self.components = len(self.names)
         self._planned = len(stages) if planned is None else planned
         self._limits = [None] * self.components if limits is None else list(limits)
+        if len(self._limits) != self.components:
+            raise ConfigError(
+                f"needs one entry for each of {self.components} components",
+                field="limits",
+                value=limits,
+            )
         for stage in stages:
             check_known(self.names, stage)
             for name in stage.max_share:
