@@ -34,7 +34,8 @@ SHARD = 4
 ROWS = 256
 BATCH = 8
 STEPS = ROWS // BATCH
-AT_A_TIME = 8
+AT_A_TIME = 4
+CONNECTIONS = 4 * AT_A_TIME  # TensorStore may have four requests for each read of ours
 FAULTS = Faults(latency_s=0.002, error_rate=0.01, cut_rate=0.01, spike_rate=0.01, spike_s=0.1)
 SOAK_S = float(os.environ.get("HEADRACE_SOAK_SECONDS", "1800"))
 ENDS = (
@@ -198,9 +199,9 @@ def check_nothing_left(before, after):
     assert after.files <= before.files
     # TensorStore keeps a connection for each request at a time, and may have opened the last only
     # now. It has four ends in this process, as the proxy and the server are here too, and two
-    # threads, one of each.
-    assert after.sockets <= before.sockets + 4 * AT_A_TIME
-    assert after.tasks <= before.tasks + 2 * AT_A_TIME
+    # threads, one of each. Fifty loaders that left one each would come to more.
+    assert after.sockets <= before.sockets + 4 * CONNECTIONS
+    assert after.tasks <= before.tasks + 2 * CONNECTIONS
 
 
 def check_many(store, wanted, count, ends):
