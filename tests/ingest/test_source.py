@@ -12,7 +12,7 @@ import pytest
 from headrace.errors import ConfigError, SourceError
 from headrace.ingest import SourceConfig
 from headrace.ingest.listing import stat_file
-from headrace.ingest.source import SourceFile
+from headrace.ingest.records import SourceFile
 from headrace.testing import web_server
 
 

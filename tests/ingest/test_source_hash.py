@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import SourceError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.plan import content_hashes
-from headrace.ingest.source import SourceFile
+from headrace.ingest.records import SourceFile
 from headrace.store.ledger import PART_RECORD_NAME, read_ledger
 
 

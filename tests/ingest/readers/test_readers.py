@@ -25,8 +25,7 @@ from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, document
 from headrace.ingest.documents import described, open_reader, split_file
 from headrace.ingest.readers import columnar, streams
 from headrace.ingest.readers.datasets import HubAddress, HubReader, load_function
-from headrace.ingest.records import BadRecordError, Columns, Slice, lookup
-from headrace.ingest.source import SourceFile
+from headrace.ingest.records import BadRecordError, Columns, Slice, SourceFile, lookup
 from headrace.store import open_cache, retry
 from headrace.store.files import PatientFile
 
@@ -238,7 +237,7 @@ def check_shards(file: SourceFile, written: list[list[int]]) -> None:
         for row, record in rows_of(open_reader(file, Columns(["input_ids"])))
     ]
     assert got == list(enumerate(written))
-    slices = documents.reader_of(file).split(file.path, 0, 5)
+    slices = documents.reader_of(file).split(file, 5)
     if sum(map(len, written)):
         assert (slices[0].start, slices[-1].stop) == (0, None)
         assert [s.start for s in slices[1:]] == [s.stop for s in slices[:-1]]
@@ -341,7 +340,7 @@ class TestHub:
         assert [
             r["text"] for r in records_of(replace(file, path=f"{file.path}?split=test"), "text")
         ] == [TEXTS[3]]
-        _, _, slices = HubReader.describe(file.path, 100)
+        slices = HubReader.split(file, 100)
         assert len(slices) > 3
         assert [
             r["text"] for s in slices for r in records_of(replace(file, part=s), "text")

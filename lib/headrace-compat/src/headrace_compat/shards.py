@@ -19,13 +19,22 @@ import abc
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import IO
 
 import numpy as np
 
 from headrace.errors import SourceError
 from headrace.ingest.listing import stat_file
-from headrace.ingest.records import Columns, Reader, Row, Slice, reading, slices_of
+from headrace.ingest.records import (
+    Columns,
+    Reader,
+    Row,
+    Slice,
+    SourceFile,
+    reading,
+    slices_of,
+)
 from headrace.store.files import open_source
 from headrace.store.npy import NPY_ERRORS, read_npy_head
 from headrace_compat.megatron_files import DTYPES, MAGIC
@@ -68,9 +77,9 @@ class ShardReader(Reader):
                     )
 
     @classmethod
-    def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
-        with reading(path):
-            spans, _ = cls(path, None, Columns())._index()
+    def split(cls, file: SourceFile, target_bytes: int) -> list[Slice]:
+        with reading(file.path):
+            spans, _ = cls(file, Columns())._index()
         ends = np.cumsum(spans[:, 1] - spans[:, 0])
         total = int(ends[-1]) if ends.size else 0
         cuts = np.searchsorted(ends, np.arange(target_bytes, total, target_bytes)) + 1
@@ -79,10 +88,15 @@ class ShardReader(Reader):
         return slices_of(bounds, sizes)
 
     @classmethod
-    def stat(cls, path: str) -> tuple[int | None, str]:
-        size, version = stat_file(path)
+    def described(cls, file: SourceFile) -> SourceFile:
+        size, version = cls.stat(file)
+        return replace(file, size=size, version=version)
+
+    @classmethod
+    def stat(cls, file: SourceFile) -> tuple[int | None, str]:
+        size, version = stat_file(file.path)
         try:
-            return size, f"{version} idx {stat_file(index_path(path))[1]}"
+            return size, f"{version} idx {stat_file(index_path(file.path))[1]}"
         except FileNotFoundError:
             return size, version  # the reader says it better
 

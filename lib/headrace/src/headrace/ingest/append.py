@@ -36,8 +36,9 @@ from headrace.ingest.plan import (
     differing_values,
     is_changed,
 )
+from headrace.ingest.records import SourceFile
 from headrace.ingest.shuffle_plan import ReshuffleConfig
-from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_config
 from headrace.store import files
 from headrace.store.cache import TokenCache

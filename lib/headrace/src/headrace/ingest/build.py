@@ -60,8 +60,8 @@ from headrace.ingest.plan import (
     with_restart,
 )
 from headrace.ingest.progress import EncoderCounts
-from headrace.ingest.records import MAX_RECORD_BYTES
-from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.records import MAX_RECORD_BYTES, SourceFile
+from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression

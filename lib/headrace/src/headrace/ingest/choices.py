@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 else:
     Format = Literal[tuple(FORMATS)]
     FormatOrAuto = Literal["auto", Format]
+Compression: TypeAlias = Literal["none", "gzip", "zstd"]
 Kind: TypeAlias = Literal["text", "tokens", "chat", "preference", "prompts"]
 KindOrAuto: TypeAlias = Literal["auto", Kind]
 Mask: TypeAlias = Literal["generation", "roles", "all", TurnMode]

@@ -22,24 +22,17 @@ from headrace.ingest.choices import FORMATS, Kind
 from headrace.ingest.kinds.kind import Document, DocumentKind, TextKind
 from headrace.ingest.kinds.marked import ChatKind, PreferenceKind, PromptsKind
 from headrace.ingest.kinds.token_ids import TokensKind
-from headrace.ingest.readers.datasets import DatasetReader
-from headrace.ingest.readers.streams import BlockReader, JsonlReader
 from headrace.ingest.records import (
     NAMED_FILE,
     BadRecordError,
     Columns,
     Fields,
     Reader,
-    Slice,
+    SourceFile,
     containers_of,
     names_in,
 )
-from headrace.ingest.source import (
-    PRE_TOKENIZED,
-    ChatConfig,
-    SourceConfig,
-    SourceFile,
-)
+from headrace.ingest.source import ChatConfig, SourceConfig
 from headrace.store import files
 
 _KINDS: dict[Kind, type[DocumentKind]] = {
@@ -156,7 +149,7 @@ class DocumentReader:
 
     def _check_unchanged(self) -> None:
         try:
-            now = stat_source(self.file)
+            now = self._reader.stat(self.file)
         except Exception:  # noqa: BLE001 (clients raise what they like)
             # gone or unreachable after it was read completely: its content matched the listing
             return
@@ -187,30 +180,27 @@ def reader_of(file: SourceFile) -> type[Reader]:
     """The reader of a file's format.
 
     Raises:
-        ConfigError: its package is not installed.
+        ConfigError: its package is not installed, or the file is compressed, which the format does
+            not support.
     """
-    reader = FORMATS[file.format].reader
-    if reader is None:
-        return extensions.load_extension(extensions.READERS, file.format, "format")
-    return pkgutil.resolve_name(reader)
-
-
-def open_reader(file: SourceFile, columns: Columns) -> Reader:
-    """Opens the reader of some fields of a file or slice.
-
-    Raises:
-        ConfigError: the file is compressed, which its format does not support.
-    """
-    reader = reader_of(file)(file.path, file.part, columns)
-    if isinstance(reader, BlockReader):
-        reader.compression = file.compression
-    elif file.compression != "none":
+    name = FORMATS[file.format].reader
+    reader: type[Reader] = (
+        extensions.load_extension(extensions.READERS, file.format, "format")
+        if name is None
+        else pkgutil.resolve_name(name)
+    )
+    if file.compression != "none" and not reader.unpacks:
         raise ConfigError(
             f"is a {file.format} file packed with {file.compression}",
             field=file.path,
             cure="Unpack it first.",
         )
     return reader
+
+
+def open_reader(file: SourceFile, columns: Columns) -> Reader:
+    """The reader of some fields of a file or slice; errors as for :func:`reader_of`."""
+    return reader_of(file)(file, columns)
 
 
 def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
@@ -221,39 +211,15 @@ def split_file(file: SourceFile, target_bytes: int) -> list[SourceFile]:
     index.
     """
     target_bytes = max(target_bytes, MIN_SLICE_BYTES)
-    reader = reader_of(file)
-    slices = list[Slice]()
-    if issubclass(reader, DatasetReader):
-        _, _, slices = reader.describe(file.path, target_bytes)
-    elif file.size is not None and file.size > target_bytes and file.compression == "none":
-        slices = reader.split(file.path, file.size, target_bytes)
-    elif file.size is not None and file.size >= 2 * target_bytes and reader is JsonlReader:
-        slices = JsonlReader.split_packed(file.path, file.size, file.compression, target_bytes)
+    if file.size is not None and file.size <= target_bytes:
+        return [file]
+    slices = reader_of(file).split(file, target_bytes)
     return [replace(file, part=s) for s in slices] if len(slices) > 1 else [file]
 
 
 def described(file: SourceFile) -> SourceFile:
     """A listed file, completed with the size of a dataset or the version of an index."""
-    reader = reader_of(file)
-    if issubclass(reader, DatasetReader):
-        size, version, _ = reader.describe(file.path, 1 << 62)
-    elif file.format in PRE_TOKENIZED:
-        size, version = stat_source(file)
-    else:
-        return file
-    return replace(file, size=size, version=version)
-
-
-def stat_source(file: SourceFile) -> tuple[int | None, str]:
-    """Current size and version of a file.
-
-    Raises:
-        FileNotFoundError: it is gone.
-    """
-    reader = reader_of(file)
-    return (
-        (file.size, file.version) if issubclass(reader, DatasetReader) else reader.stat(file.path)
-    )
+    return reader_of(file).described(file)
 
 
 def template_of(source: SourceConfig, kind: Kind, tokenizer: Tokenizer) -> dict[str, Any] | None:

@@ -65,6 +65,7 @@ from headrace.ingest.records import (
     EndOfHeadError,
     Fields,
     Reader,
+    SourceFile,
     containers_of,
     good_records,
     lookup,
@@ -78,7 +79,6 @@ from headrace.ingest.source import (
     PRE_TOKENIZED,
     TOKEN_MASKS,
     SourceConfig,
-    SourceFile,
     split_compression,
 )
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.errors import HeadraceError, redact
-from headrace.ingest.documents import DocumentReader, make_kind, stat_source
+from headrace.ingest.documents import DocumentReader, make_kind, reader_of
 from headrace.ingest.kinds.kind import Document, DocumentKind
 from headrace.ingest.plan import source_of, tasks_from_records
-from headrace.ingest.records import BadRecordError
-from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.records import BadRecordError, SourceFile
+from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import recorded_tokenizer
 from headrace.order.intervals import starts
 from headrace.progress import report
@@ -181,7 +181,7 @@ def _source_file(cache: TokenCache, source: SourceConfig, path: str) -> SourceFi
     for folder in folders:
         file = source.source_file(os.path.join(folder, path) if folder else path, None, "")
         try:
-            size, version = stat_source(file)
+            size, version = reader_of(file).stat(file)
         except FileNotFoundError:
             continue
         return source.source_file(file.path, size, version)

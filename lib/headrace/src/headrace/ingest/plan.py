@@ -44,8 +44,8 @@ from headrace.errors import (
     format_count,
     format_some,
 )
-from headrace.ingest.records import ANY, MAX_RECORD_BYTES, TEXT, Slice, parse_leaf
-from headrace.ingest.source import FIELDS, NOTHING, SourceConfig, SourceFile
+from headrace.ingest.records import ANY, MAX_RECORD_BYTES, TEXT, Slice, SourceFile, parse_leaf
+from headrace.ingest.source import FIELDS, NOTHING, SourceConfig
 from headrace.store import files
 from headrace.store.ledger import Ledger, read_ledger, read_part_record
 from headrace.store.ledger_table import PartRecord

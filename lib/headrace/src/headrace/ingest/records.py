@@ -25,7 +25,15 @@ from typing import IO, Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
-from headrace.errors import ConfigError, HeadraceError, SourceError, did_you_mean, install_command
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    SourceError,
+    did_you_mean,
+    install_command,
+    redact,
+)
+from headrace.ingest.choices import Compression, Format
 from headrace.ingest.listing import stat_file
 from headrace.store.files import open_source
 from headrace.store.layout import LeafSpec
@@ -89,6 +97,37 @@ def slices_of(bounds: Sequence[int], sizes: Iterable[int]) -> list[Slice]:
     return [Slice(*one) for one in zip(bounds[:-1], stops, sizes, strict=False)]
 
 
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a corpus, or a slice of one, as it was when it was listed.
+
+    Attributes:
+        path: As the user wrote its folder (relative stays relative), or a URL.
+        format: File format.
+        compression: Compression of the file.
+        size: Stored bytes; None if unknown.
+        version: Changes when the content does: ``mtime:<ns>`` or an etag; empty if unknown.
+        part: The slice; None for the whole file.
+    """
+
+    path: str
+    format: Format
+    compression: Compression = "none"
+    size: int | None = None
+    version: str = ""
+    part: Slice | None = None
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Approximate stored bytes of the file or the slice; None if unknown."""
+        return self.size if self.part is None else self.part.num_bytes
+
+    @property
+    def shown_path(self) -> str:
+        """The path without credentials, for messages and ledgers."""
+        return redact(self.path)
+
+
 MAX_RECORD_BYTES = 1 << 30
 
 
@@ -116,7 +155,9 @@ class Reader(abc.ABC):
     """Iterates over the records of one file, or of a slice of it, once.
 
     Attributes:
-        columns: What is read of them.
+        file: The file or the slice.
+        path: Its path.
+        columns: What is read of the records.
         stored_bytes: Bytes of the file consumed so far, as stored (for progress).
         ignored: Ignored records, by type (``text/html``).
         unread: Columns of a table that are not read.
@@ -124,15 +165,17 @@ class Reader(abc.ABC):
     """
 
     unit: ClassVar[str] = "row"
+    unpacks: ClassVar[bool] = False
+    """Whether files may be compressed."""
 
-    def __init__(self, path: str, part: Slice | None, columns: Columns) -> None:
-        self.path = path
-        self.part = part
+    def __init__(self, file: SourceFile, columns: Columns) -> None:
+        self.file = file
+        self.path = file.path
         self.columns = columns
         self.stored_bytes = 0
         self.ignored: Counter[str] = Counter()
         self.unread: list[str] = []
-        self.open_stream: Callable[[], IO[bytes]] = partial(open_source, path)
+        self.open_stream: Callable[[], IO[bytes]] = partial(open_source, file.path)
 
     def too_long(self) -> BadRecordError:
         """The error for a record of more than ``max_record_bytes``."""
@@ -152,24 +195,29 @@ class Reader(abc.ABC):
         """
 
     @classmethod
-    def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
-        """Slices of a file of ``size`` bytes, each of about ``target_bytes``; none if it is read as
-        a whole.
+    def split(cls, file: SourceFile, target_bytes: int) -> list[Slice]:
+        """Slices of a file of more than ``target_bytes``, each of about as many; none if it is read
+        as a whole.
         """
         return []
 
     @classmethod
-    def stat(cls, path: str) -> tuple[int | None, str]:
+    def described(cls, file: SourceFile) -> SourceFile:
+        """A listed file, with what its listing does not know of its size and version."""
+        return file
+
+    @classmethod
+    def stat(cls, file: SourceFile) -> tuple[int | None, str]:
         """Current size and version of a file.
 
         Raises:
             FileNotFoundError: it is gone.
         """
-        return stat_file(path)
+        return stat_file(file.path)
 
     def units(self, count: int) -> range:
         """The units of the file to read, of ``count``."""
-        part = self.part or Slice(0, None, 0)
+        part = self.file.part or Slice(0, None, 0)
         return range(part.start, count if part.stop is None else min(part.stop, count))
 
     def columns_of(self, present: Sequence[str]) -> list[str]:

@@ -23,8 +23,9 @@ from headrace.ingest.build import INGEST_VERSION
 from headrace.ingest.documents import described
 from headrace.ingest.part_builder import BuildJob, PartBuilder
 from headrace.ingest.plan import PartTask, source_of, tasks_from_records
+from headrace.ingest.records import SourceFile
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, publish
-from headrace.ingest.source import SourceConfig, SourceFile
+from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import load_tokenizer, recorded_config
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files

@@ -20,7 +20,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 from headrace.errors import (
     ConfigError,
@@ -28,10 +28,10 @@ from headrace.errors import (
     check_at_least,
     check_choice,
     check_path,
-    redact,
 )
 from headrace.ingest.choices import (
     FORMATS,
+    Compression,
     Format,
     FormatOrAuto,
     Kind,
@@ -50,10 +50,8 @@ from headrace.ingest.listing import (
     list_path,
     nearby,
 )
-from headrace.ingest.records import ANY, MAX_RECORD_BYTES, Columns, LeafConfig, Slice
+from headrace.ingest.records import ANY, MAX_RECORD_BYTES, Columns, LeafConfig, SourceFile
 from headrace.store import files
-
-Compression: TypeAlias = Literal["none", "gzip", "zstd"]
 
 USUAL_ENDINGS = tuple(e for one in FORMATS.values() if one.in_folders for e in one.endings)
 """Extensions that are read from folders by default."""
@@ -141,37 +139,6 @@ HF_SCHEME = "hf://"
 _OF_SAVED_DATASET = {"dataset_info.json", "state.json"}
 _OF_SPLITS = "dataset_dict.json"
 _HF_FILES = tuple(f"{HF_SCHEME}{repo}/" for repo in ("datasets", "models", "spaces", "buckets"))
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One file of a corpus, or a slice of one, as it was when it was listed.
-
-    Attributes:
-        path: As the user wrote its folder (relative stays relative), or a URL.
-        format: File format.
-        compression: Compression of the file.
-        size: Stored bytes; None if unknown.
-        version: Changes when the content does: ``mtime:<ns>`` or an etag; empty if unknown.
-        part: The slice; None for the whole file.
-    """
-
-    path: str
-    format: Format
-    compression: Compression = "none"
-    size: int | None = None
-    version: str = ""
-    part: Slice | None = None
-
-    @property
-    def num_bytes(self) -> int | None:
-        """Approximate stored bytes of the file or the slice; None if unknown."""
-        return self.size if self.part is None else self.part.num_bytes
-
-    @property
-    def shown_path(self) -> str:
-        """The path without credentials, for messages and ledgers."""
-        return redact(self.path)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ Price: memory of one row group's columns (one unpacked column chunk) or of one r
 
 from __future__ import annotations
 
+import abc
 import importlib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from headrace.ingest.records import (
     Reader,
     Row,
     Slice,
+    SourceFile,
     import_extra,
     reading,
     slices_of,
@@ -37,6 +39,19 @@ class ColumnarReader(Reader):
     what = "Parquet file"
     page_bytes: int | None = None
     """Bytes that are read at once of a column, page by page; None: a whole column chunk."""
+
+    @classmethod
+    def split(cls, file: SourceFile, target_bytes: int) -> list[Slice]:
+        """Runs of row groups or record batches of about ``target_bytes``."""
+        if file.size is None:
+            return []
+        with _reading_table(file.path, cls.what), open_source(file.path) as stream:
+            return pack(cls._unit_sizes(stream, file.path), target_bytes)
+
+    @classmethod
+    @abc.abstractmethod
+    def _unit_sizes(cls, stream: IO[bytes], path: str) -> list[int]:
+        """Stored bytes of each unit that the file can be cut at; none if it is read as a whole."""
 
     def _rows(self, batches: Iterator[Any], first: int) -> Iterator[Row]:
         for batch in batches:
@@ -65,13 +80,9 @@ class ParquetReader(ColumnarReader):
                 self.stored_bytes += _group_bytes(file, group)
 
     @classmethod
-    def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
-        """Runs of row groups of about ``target_bytes``."""
-        with _reading_table(path, cls.what), open_source(path) as stream:
-            file = _parquet(stream, path)
-            return pack(
-                [_group_bytes(file, g) for g in range(file.metadata.num_row_groups)], target_bytes
-            )
+    def _unit_sizes(cls, stream: IO[bytes], path: str) -> list[int]:
+        file = _parquet(stream, path)
+        return [_group_bytes(file, group) for group in range(file.metadata.num_row_groups)]
 
 
 class ArrowReader(ColumnarReader):
@@ -107,16 +118,12 @@ class ArrowReader(ColumnarReader):
             yield batch.num_rows if i < units.start else batch
 
     @classmethod
-    def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
-        """Runs of record batches of about ``target_bytes``; none of a stream, which can only be
-        read from its start.
-        """
-        with _reading_table(path, cls.what) as arrow, open_source(path) as stream:
-            if not _is_ipc_file(stream):
-                return []
-            count = arrow.ipc.open_file(stream).num_record_batches
-            stream.seek(0, 2)
-            return pack([stream.tell() // max(1, count)] * count, target_bytes)
+    def _unit_sizes(cls, stream: IO[bytes], path: str) -> list[int]:
+        if not _is_ipc_file(stream):  # a stream, which can only be read from its start
+            return []
+        count = importlib.import_module("pyarrow").ipc.open_file(stream).num_record_batches
+        stream.seek(0, 2)
+        return [stream.tell() // max(1, count)] * count
 
 
 @contextmanager

@@ -15,14 +15,13 @@ yield the same at every call, so that a resumed build has the same result.
 
 from __future__ import annotations
 
-import abc
 import hashlib
 import importlib
 import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -33,6 +32,7 @@ from headrace.ingest.records import (
     Reader,
     Row,
     Slice,
+    SourceFile,
     import_extra,
     reading,
     slices_of,
@@ -110,9 +110,9 @@ class DatasetReader(Reader):
     """A reader of records that are not in a file."""
 
     @classmethod
-    @abc.abstractmethod
-    def describe(cls, path: str, target_bytes: int) -> tuple[int | None, str, list[Slice]]:
-        """Size, version, and slices of about ``target_bytes``."""
+    def stat(cls, file: SourceFile) -> tuple[int | None, str]:
+        """Those that it was listed with: nothing but opening it tells others."""
+        return file.size, file.version
 
 
 class HubReader(DatasetReader):
@@ -151,22 +151,29 @@ class HubReader(DatasetReader):
                 row += 1
 
     @classmethod
-    def describe(cls, path: str, target_bytes: int) -> tuple[int | None, str, list[Slice]]:
-        address = HubAddress.parse(path)
-        dataset = address.open(path)
+    def described(cls, file: SourceFile) -> SourceFile:
+        address = HubAddress.parse(file.path)
+        dataset = address.open(file.path)
         if address.streaming:
-            shards = int(dataset.num_shards)
-            version = f"revision:{address.revision or 'unpinned'}"
-            return None, version, slices_of(range(shards + 1), [target_bytes] * shards)
-        rows = len(dataset)
-        size = int(dataset.data.nbytes)
+            return replace(file, version=f"revision:{address.revision or 'unpinned'}")
         # Two datasets with the same features, rows and files are the same; the library's
         # fingerprint says so.
         version = f"hf:{_short_hash(str(getattr(dataset, '_fingerprint', '')))}"
-        count = max(1, min(rows, -(-size // max(1, target_bytes))))
+        return replace(file, size=int(dataset.data.nbytes), version=version)
+
+    @classmethod
+    def split(cls, file: SourceFile, target_bytes: int) -> list[Slice]:
+        """Runs of rows; of a dataset that is streamed, its shards."""
+        address = HubAddress.parse(file.path)
+        dataset = address.open(file.path)
+        if address.streaming:
+            return _shards(dataset.num_shards, target_bytes)
+        rows = len(dataset)
+        size = file.size or 0
+        count = max(1, min(rows, -(-size // target_bytes)))
         cuts = [rows * i // count for i in range(count + 1)]
         sizes = [size * (b - a) // max(1, rows) for a, b in itertools.pairwise(cuts)]
-        return size, version, slices_of(cuts, sizes)
+        return slices_of(cuts, sizes)
 
 
 def load_function(path: str) -> Callable[..., Any]:
@@ -227,17 +234,25 @@ class FunctionReader(DatasetReader):
         return BadRecordError(f"is a {type_name(record)}, neither a text nor a mapping of fields")
 
     @classmethod
-    def describe(cls, path: str, target_bytes: int) -> tuple[int | None, str, list[Slice]]:
-        """No size, the version of the function's source file, and its shards."""
-        function = load_function(path)
+    def described(cls, file: SourceFile) -> SourceFile:
+        """With the version of the function's source file."""
+        function = load_function(file.path)
         try:
             source = inspect.getsource(inspect.getmodule(function) or function)
         except (OSError, TypeError):
             source = ""
-        shards = int(getattr(function, "num_shards", 1))
-        check_at_least(f"{path}.num_shards", shards)
-        slices = slices_of(range(shards + 1), [target_bytes] * shards)
-        return None, f"code:{_short_hash(source)}", slices
+        return replace(file, version=f"code:{_short_hash(source)}")
+
+    @classmethod
+    def split(cls, file: SourceFile, target_bytes: int) -> list[Slice]:
+        shards = int(getattr(load_function(file.path), "num_shards", 1))
+        check_at_least(f"{file.path}.num_shards", shards)
+        return _shards(shards, target_bytes)
+
+
+def _shards(count: int, num_bytes: int) -> list[Slice]:
+    """A slice for each shard, of so many bytes as far as anybody knows."""
+    return slices_of(range(count + 1), [num_bytes] * count)
 
 
 def _short_hash(text: str) -> str:

@@ -106,7 +106,7 @@ class CsvReader(BlockReader):
 
     def _bad_header(self, bad: BadRecordError) -> SourceError:
         """The error about a bad line of names, without which no row can be read."""
-        name = shlex.quote(self.path) if self.compression == "none" else "FILE"
+        name = shlex.quote(self.path) if self.file.compression == "none" else "FILE"
         cure = bad.cure.replace(NAMED_FILE, name)
         problem = f"has no line of column names: its first {bad.problem}"
         return SourceError(problem, field=self.path, cure=cure)

@@ -45,6 +45,7 @@ from headrace.ingest.records import (
     Reader,
     Row,
     Slice,
+    SourceFile,
     import_extra,
     not_utf8,
     reading,
@@ -71,7 +72,7 @@ _FETCH_AGAIN = "Fetch or write the file again, then run the same command: finish
 class BlockReader(Reader):
     """A reader of a stream of bytes, which may be compressed."""
 
-    compression = "none"
+    unpacks = True
 
     def blocks(self) -> Iterator[bytes]:
         """The bytes of the file or the slice, decompressed.
@@ -79,18 +80,16 @@ class BlockReader(Reader):
         Raises:
             SourceError: they cannot be read.
         """
+        part = self.file.part
+        compression = self.file.compression
         with reading(self.path), self.open_stream() as stream:
-            if self.part is None:
-                size = BLOCK_BYTES if self.compression == "none" else PACKED_BLOCK_BYTES
+            if part is None:
+                size = BLOCK_BYTES if compression == "none" else PACKED_BLOCK_BYTES
                 stored = self._count_bytes(iter(lambda: stream.read(size), b""))
-                unpacked = unpack(stored, self.compression, self.path)
+                unpacked = unpack(stored, compression, self.path)
             else:
-                unpacked = self._count_bytes(
-                    self._lines_between(stream, self.part.start, self.part.stop)
-                )
-            yield from (
-                unpacked if self.part is not None and self.part.start else without_bom(unpacked)
-            )
+                unpacked = self._count_bytes(self._lines_between(stream, part.start, part.stop))
+            yield from (unpacked if part is not None and part.start else without_bom(unpacked))
 
     def blocks_of_text(self) -> Iterator[bytes]:
         """The blocks of a file that holds text, and not packed text without saying so.
@@ -101,7 +100,7 @@ class BlockReader(Reader):
         """
         blocks = self.blocks()
         head = next(blocks, b"")
-        for magic, compression, ending in _PACKED if self.compression == "none" else ():
+        for magic, compression, ending in _PACKED if self.file.compression == "none" else ():
             if head.startswith(magic):
                 name = shlex.quote(self.path)
                 raise SourceError(
@@ -117,12 +116,12 @@ class BlockReader(Reader):
         end).
         """
         at = max(0, start - 1)
-        if self.compression == "none":
+        if self.file.compression == "none":
             stream.seek(at)
             blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
         else:  # all before is unpacked
             packed = iter(lambda: stream.read(PACKED_BLOCK_BYTES), b"")
-            blocks = _without_first(at, unpack(packed, self.compression, self.path))
+            blocks = _without_first(at, unpack(packed, self.file.compression, self.path))
         return lines_between(blocks, start, stop)
 
     def _count_bytes(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -151,46 +150,43 @@ class JsonlReader(BlockReader):
                 yield number, bad
 
     def describe_row(self, row: int) -> str:
-        if (
-            self.part is not None and self.part.start
-        ):  # lines are counted only when one has to be named
+        part = self.file.part
+        if part is not None and part.start:  # lines are counted only when one has to be named
             with reading(self.path), open_source(self.path) as stream:
-                row += sum(
-                    block.count(b"\n") for block in self._lines_between(stream, 0, self.part.start)
-                )
+                before = self._lines_between(stream, 0, part.start)
+                row += sum(block.count(b"\n") for block in before)
         return super().describe_row(row)
 
     @classmethod
-    def split(cls, path: str, size: int, target_bytes: int) -> list[Slice]:
-        count = max(1, size // target_bytes)
-        return _slices(size, size, count)
-
-    @classmethod
-    def split_packed(cls, path: str, size: int, compression: str, target_bytes: int) -> list[Slice]:
-        """At most 8 slices of a compressed file of ``size`` bytes, each of about ``target_bytes``
-        of these. Its unpacked size is estimated from its first MiB; none if that cannot be
-        unpacked.
+    def split(cls, file: SourceFile, target_bytes: int) -> list[Slice]:
+        """Slices of a file, at most 8 of a compressed one. The unpacked size of that is estimated
+        from its first MiB; none if it cannot be unpacked.
         """
-        with reading(path), open_source(path) as stream:
-            head = stream.read(_JUDGED_BYTES)
-            unpacked = 0
-        with suppress(
-            SourceError
-        ):  # it ends in the middle, if it is not damaged, which who reads it says
-            for block in unpack([head], compression, path):
-                unpacked += len(block)
-        ratio = round(4 * unpacked / max(len(head), 1)) / 4
-        return (
-            _slices(size, int(size * ratio), min(_MOST_SLICES, max(1, size // target_bytes)))
-            if ratio
-            else []
-        )
+        size = file.size or 0
+        count = size // target_bytes
+        if count < 2:
+            return []
+        ratio = 1.0
+        if file.compression != "none":
+            ratio = _unpacked_share(file)
+            count = min(count, _MOST_SLICES)
+        unpacked = int(size * ratio)
+        cuts = [unpacked * i // count for i in range(count + 1)]
+        stored = [size * i // count for i in range(count + 1)]
+        sizes = [b - a for a, b in itertools.pairwise(stored)]
+        return slices_of(cuts, sizes) if unpacked else []
 
 
-def _slices(size: int, unpacked: int, count: int) -> list[Slice]:
-    cuts = [unpacked * i // count for i in range(count + 1)]
-    stored = [size * i // count for i in range(count + 1)]
-    return slices_of(cuts, [b - a for a, b in itertools.pairwise(stored)])
+def _unpacked_share(file: SourceFile) -> float:
+    """Unpacked bytes for each stored one at the start of a compressed file, in quarters."""
+    with reading(file.path), open_source(file.path) as stream:
+        head = stream.read(_JUDGED_BYTES)
+    unpacked = 0
+    # It ends in the middle, if it is not damaged, which who reads it says.
+    with suppress(SourceError):
+        for block in unpack([head], file.compression, file.path):
+            unpacked += len(block)
+    return round(4 * unpacked / max(len(head), 1)) / 4
 
 
 class TextReader(BlockReader):
