@@ -12,15 +12,31 @@ from pathlib import Path
 import pytest
 
 CODE = """
+import re
 from typing import Annotated
 
 import typer
 
+from headrace.ingest.records import Reader
 from headrace_compat.nmoe import Swrr
 
 
 class Turns(Swrr):
     pass
+
+
+class Paragraphs(Reader):
+    def __iter__(self):
+        with self.open_stream() as stream:
+            for row, text in enumerate(re.split("\\n\\n", stream.read().decode())):
+                yield row, {self.only_field("text"): text}
+
+
+def build_parts(job, tasks, workers, report):
+    build = job.part_builder()
+    for task in tasks:
+        print("builds", task.name)
+        yield build(task, job.root, report)
 
 
 def greet(name: Annotated[str, typer.Argument(help="Whom.")]) -> None:
@@ -34,6 +50,12 @@ broken = other:Missing
 
 [headrace.commands]
 greet = other:greet
+
+[headrace.readers]
+paragraphs = other:Paragraphs
+
+[headrace.engines]
+mine = other:build_parts
 """
 
 
@@ -86,6 +108,19 @@ def test_a_command_of_another_package_runs_and_is_listed(site: Path):
     assert run(site, *headrace, "greet", "you").stdout == "hello, you\n"
     listed = run(site, *headrace, "--help").stdout
     assert "greet" in listed
+
+
+def test_a_format_and_an_engine_of_another_package_build(site: Path, tmp_path: Path):
+    (tmp_path / "a.par").write_text("one\n\ntwo\n\nthree")
+    output = str(tmp_path / "cache")
+    build = "-m", "headrace", "build", str(tmp_path / "a.par"), "-o", output, "-t", "bytes"
+    built = run(site, *build, "--format", "paragraphs", "--engine", "mine")
+    assert built.returncode == 0, built.stderr
+    assert "builds 00000" in built.stdout
+    assert "3 documents" in built.stdout
+    unknown = run(site, *build, "--format", "paragraph")
+    assert unknown.returncode == 2
+    assert "'paragraphs'" in unknown.stderr
 
 
 def test_what_cannot_be_imported_names_its_package(site: Path):

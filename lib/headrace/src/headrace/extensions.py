@@ -23,7 +23,7 @@ group                     what an entry point names
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 from headrace.errors import ConfigError, install_command
@@ -56,9 +56,15 @@ missing.
 @cache
 def _installed(group: str) -> dict[str, list[EntryPoint]]:
     by_name: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=group):
+    for point in _all_installed().select(group=group):
         by_name.setdefault(point.name, []).append(point)
     return by_name
+
+
+@cache
+def _all_installed() -> EntryPoints:
+    """The entry points of all packages, whose files are read once for all groups."""
+    return entry_points()
 
 
 def names_of(group: str) -> list[str]:

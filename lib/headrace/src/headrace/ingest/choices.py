@@ -1,12 +1,13 @@
 """The choices of sources and builds, defined once for configs and the command line, which reads
 only this module to answer ``--help``. A source format is registered here, by its line in
-:data:`FORMATS`.
+:data:`FORMATS`; those of other packages are added to it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
+from headrace import extensions
 from headrace.batch.masks import TurnMode
 
 
@@ -54,18 +55,21 @@ FORMATS: dict[str, SourceFormat] = {
     "python": SourceFormat("headrace.ingest.readers.datasets:FunctionReader"),
 }
 """File formats. ``hf`` and ``python`` are not files, see their readers."""
+for _name in extensions.names_of(extensions.READERS):
+    FORMATS.setdefault(_name, SourceFormat(None))
 if TYPE_CHECKING:
     Format: TypeAlias = str
     FormatOrAuto: TypeAlias = str
+    Engine: TypeAlias = str
 else:
     Format = Literal[tuple(FORMATS)]
     FormatOrAuto = Literal["auto", Format]
+    Engine = Literal["auto", "pool", "inline", "ray", *extensions.names_of(extensions.ENGINES)]
 Compression: TypeAlias = Literal["none", "gzip", "zstd"]
 Kind: TypeAlias = Literal["text", "tokens", "chat", "preference", "prompts"]
 KindOrAuto: TypeAlias = Literal["auto", Kind]
 Mask: TypeAlias = Literal["generation", "roles", "all", TurnMode]
 OnBadLine: TypeAlias = Literal["error", "skip"]
 SpecialTokensInText: TypeAlias = Literal["token", "text", "error"]
-Engine: TypeAlias = Literal["auto", "pool", "inline", "ray", "zephyr"]
 TokenizerEngine: TypeAlias = Literal["auto", "tokenizers", "gigatoken"]
 TOKENIZER_ENGINES = get_args(TokenizerEngine)

@@ -172,9 +172,9 @@ def run_tasks(
             workers,
             parts,
         )
-    if engine == "zephyr":
-        build_on_zephyr = extensions.load_extension(extensions.ENGINES, engine, "engine")
-        yield from build_on_zephyr(job, tasks, workers, report)
+    if engine not in ("pool", "ray"):
+        build_parts = extensions.load_extension(extensions.ENGINES, engine, "engine")
+        yield from build_parts(job, tasks, workers, report)
         return
     pool = (
         RayWorkers(job, workers)
