@@ -23,7 +23,7 @@ group                     what an entry point names
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from headrace.errors import ConfigError, install_command
@@ -62,7 +62,7 @@ def _installed(group: str) -> dict[str, list[EntryPoint]]:
 
 
 @cache
-def _all_installed() -> EntryPoints:
+def _all_installed() -> Any:
     """The entry points of all packages, whose files are read once for all groups."""
     return entry_points()
 
