@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from headrace.ingest.survey import survey
@@ -250,6 +251,25 @@ def test_a_json_file_is_converted_by_the_command_that_is_printed(
     assert code == 0, said
     assert f"{30 + len(LINES.splitlines()) * beside} documents" in out
     assert survey("in")[0].files == 1 + beside  # and not also the one that was converted
+
+
+def test_a_json_file_that_is_elsewhere_is_converted_here(
+    headrace: Run, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    content = gzip.compress(json.dumps(RECORDS, indent=1).encode())
+    fsspec.filesystem("memory").pipe("/elsewhere/a.json.gz", content)
+    build = ["build", "-o", "cache", "-t", "bytes"]
+    code, _, said = headrace(*build, "memory://elsewhere/a.json.gz")
+    assert code == 2
+    assert "a.json.gz: is a JSON file, and not one object on each line" in said
+    command = said.rstrip().rpartition("build from what that writes: ")[2]
+    assert "://" not in command
+    Path("a.json.gz").write_bytes(content)
+    if shutil.which("jq") is None:
+        pytest.skip("jq is not installed")
+    assert subprocess.run(command, shell=True).returncode == 0
+    assert headrace(*build, "a.lines.jsonl")[0] == 0
 
 
 @pytest.mark.parametrize(

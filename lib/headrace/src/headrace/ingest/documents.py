@@ -8,7 +8,6 @@ the build or counts. Price: that of the container's reader; memory is bounded by
 from __future__ import annotations
 
 import pkgutil
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -23,7 +22,6 @@ from headrace.ingest.kinds.kind import Document, DocumentKind, TextKind
 from headrace.ingest.kinds.marked import ChatKind, PreferenceKind, PromptsKind
 from headrace.ingest.kinds.token_ids import TokensKind
 from headrace.ingest.records import (
-    NAMED_FILE,
     BadRecordError,
     Columns,
     Fields,
@@ -33,7 +31,6 @@ from headrace.ingest.records import (
     names_in,
 )
 from headrace.ingest.source import ChatConfig, SourceConfig
-from headrace.store import files
 
 _KINDS: dict[Kind, type[DocumentKind]] = {
     "text": TextKind,
@@ -164,16 +161,10 @@ class DocumentReader:
 def refused(bad: BadRecordError, place: str, file: SourceFile) -> SourceError:
     """The error about a bad record, if such records are not skipped."""
     cure = (
-        f"{cure_of(bad, file)} Or leave such lines out: --on-bad-line skip"
+        f"{file.named_in(bad.cure)} Or leave such lines out: --on-bad-line skip"
         ' (in Python: on_bad_line="skip"); finished parts are kept.'
     )
     return SourceError(bad.problem, field=place, cure=cure.strip())
-
-
-def cure_of(bad: BadRecordError, file: SourceFile) -> str:
-    """The cure of a record; its commands name the file, if they can read it."""
-    is_plain = file.compression == "none" and files.is_local(file.path)
-    return bad.cure.replace(NAMED_FILE, shlex.quote(file.path) if is_plain else "FILE")
 
 
 def reader_of(file: SourceFile) -> type[Reader]:

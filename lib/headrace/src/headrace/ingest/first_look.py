@@ -49,7 +49,6 @@ from headrace.errors import (
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.choices import Kind
 from headrace.ingest.documents import (
-    cure_of,
     described,
     make_kind,
     open_reader,
@@ -57,6 +56,7 @@ from headrace.ingest.documents import (
     template_of,
 )
 from headrace.ingest.kinds.kind import DocumentKind
+from headrace.ingest.listing import file_name
 from headrace.ingest.readers.columnar import ColumnarReader
 from headrace.ingest.readers.streams import BlockReader
 from headrace.ingest.records import (
@@ -314,7 +314,7 @@ class _FirstLook:
             return fault or trial.damage
         record_place, problem = trial.first_bad
         if none_is_good:
-            cure = f"{cure_of(problem, trial.file)} Mend it: the source has no good record."
+            cure = f"{trial.file.named_in(problem.cure)} Mend it: the source has no good record."
             return SourceError(problem.problem, field=record_place, cure=cure.strip())
         return trial.damage if skips else refused(problem, record_place, trial.file)
 
@@ -360,7 +360,7 @@ class _FirstLook:
         if trial.has_good or len(bad) < 2 or not _are_alike(bad[:TRIED_RECORDS]):
             return None
         cure = (
-            cure_of(bad[0], trial.file)
+            trial.file.named_in(bad[0].cure)
             or "Choose other fields, another format or kind (--format, --kind)."
         )
         if self._kind.kind == "text" and (name := self._other_text(trial.first_record)):
@@ -608,20 +608,24 @@ def _fault_of_one_value(trial: _Trial) -> SourceError | None:
     which = _records_in(text, trial.bad)
     if not which or (trial.is_whole and not _is_json(text)):
         return None
+    is_here = files.is_local(file.path)
+    path = file.path if is_here else os.path.basename(file_name(file.path))
+    name = shlex.quote(path)
     command = f"jq -c {shlex.quote(which)}"
-    name = shlex.quote(file.shown_path)
     if file.compression == "none":
         command += f" {name}"
     else:
         command = f"{_UNPACKED_BY[file.compression]} {name} | {command}"
-    stem = os.path.splitext(split_compression(file.shown_path)[0])[0]
-    output = shlex.quote(f"{stem}.lines.jsonl")
-    return SourceError(
-        "is a JSON file, and not one object on each line",
-        field=file.shown_path,
-        cure="Convert it, and build from what that writes, while the file has another name:"
-        f" {command} > {output} && mv {name} {shlex.quote(file.shown_path + CONVERTED)}",
-    )
+    stem = os.path.splitext(split_compression(path)[0])[0]
+    command += f" > {shlex.quote(f'{stem}.lines.jsonl')}"
+    cure = f"Copy it here, convert it, and build from what that writes: {command}"
+    if is_here:
+        cure = (
+            "Convert it, and build from what that writes, while the file has another name:"
+            f" {command} && mv {name} {shlex.quote(path + CONVERTED)}"
+        )
+    problem = "is a JSON file, and not one object on each line"
+    return SourceError(problem, field=file.shown_path, cure=cure)
 
 
 def _is_json(text: str) -> bool:

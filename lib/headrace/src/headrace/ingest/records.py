@@ -15,6 +15,7 @@ from __future__ import annotations
 import abc
 import importlib
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -35,6 +36,7 @@ from headrace.errors import (
 )
 from headrace.ingest.choices import Compression, Format
 from headrace.ingest.listing import stat_file
+from headrace.store import files
 from headrace.store.files import open_source
 from headrace.store.layout import LeafSpec
 from headrace.store.ragged import LeafValues
@@ -126,6 +128,11 @@ class SourceFile:
     def shown_path(self) -> str:
         """The path without credentials, for messages and ledgers."""
         return redact(self.path)
+
+    def named_in(self, cure: str) -> str:
+        """A cure of :class:`BadRecordError` whose commands name the file, if they can read it."""
+        is_plain = self.compression == "none" and files.is_local(self.path)
+        return cure.replace(NAMED_FILE, shlex.quote(self.path) if is_plain else "FILE")
 
 
 MAX_RECORD_BYTES = 1 << 30

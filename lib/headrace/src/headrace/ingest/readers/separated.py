@@ -23,14 +23,13 @@ import csv
 import itertools
 import json
 import re
-import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from headrace.errors import SourceError
 from headrace.ingest.readers.streams import BlockReader
-from headrace.ingest.records import NAMED_FILE, BadRecordError, Fields, Row, not_utf8
+from headrace.ingest.records import BadRecordError, Fields, Row, not_utf8
 
 _LONGEST_NAME = 200
 _MOST_OF_CSV = (1 << 31) - 1
@@ -106,10 +105,8 @@ class CsvReader(BlockReader):
 
     def _bad_header(self, bad: BadRecordError) -> SourceError:
         """The error about a bad line of names, without which no row can be read."""
-        name = shlex.quote(self.path) if self.file.compression == "none" else "FILE"
-        cure = bad.cure.replace(NAMED_FILE, name)
         problem = f"has no line of column names: its first {bad.problem}"
-        return SourceError(problem, field=self.path, cure=cure)
+        return SourceError(problem, field=self.path, cure=self.file.named_in(bad.cure))
 
 
 class TsvReader(CsvReader):

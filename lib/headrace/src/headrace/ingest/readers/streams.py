@@ -27,7 +27,6 @@ import codecs
 import io
 import itertools
 import json
-import shlex
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -102,11 +101,11 @@ class BlockReader(Reader):
         head = next(blocks, b"")
         for magic, compression, ending in _PACKED if self.file.compression == "none" else ():
             if head.startswith(magic):
-                name = shlex.quote(self.path)
+                cure = f"Rename it: mv {NAMED_FILE} {NAMED_FILE}{ending}"
                 raise SourceError(
                     f"is packed by {compression}, and its name does not say so",
                     field=self.path,
-                    cure=f"Rename it: mv {name} {name}{ending}",
+                    cure=self.file.named_in(cure),
                 )
         yield head
         yield from blocks
