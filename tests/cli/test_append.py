@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -92,6 +93,23 @@ def test_a_cache_grows(folder: Path):
     assert run("cache", "verify", "web", "--deep").count("sound") == 2
     Path("web/snapshots.json").write_text("{}")
     assert "is damaged: it has no seal" in run("cache", "verify", "web", ok=False)
+
+
+@pytest.mark.parametrize("options", [[], ["-t", "bytes"]])
+def test_a_copied_store_that_names_its_tokenizer_alone_is_copied_with_it(
+    folder: Path, options: list[str]
+):
+    pytest.importorskip("headrace_levanter")
+    pytest.importorskip("headrace_compat")
+    np.save("theirs.npy", np.array([72, 105, 256, 72, 256], np.uint16))
+    run("cache", "consolidate", "theirs.npy", "web2", "--format", "npy,dtype=uint16,eos_id=256")
+    append = ("build", "new", "--append", "--engine", "inline", "-o")
+    said = error_of(*append, "web2", *options)
+    assert "output = 'web2': keeps only the name of its tokenizer" in said
+    command = shlex.split(said.partition("append to the copy: ")[2].rstrip("."))
+    assert command[0] == "headrace"
+    run(*("bytes" if word == "FILE" else word for word in command[1:]))
+    assert "Built NEW/appended/1: 8 documents" in run(*append, "NEW")
 
 
 def test_runs_go_on_and_are_extended(folder: Path):

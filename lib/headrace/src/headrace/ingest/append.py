@@ -27,6 +27,7 @@ from headrace.errors import (
     SourceError,
     command_line,
 )
+from headrace.ingest.base_tokenizer import named_only
 from headrace.ingest.build import BuildReport, build_cache, plan_build
 from headrace.ingest.build_shuffled import ShuffledBuildOptions, build_shuffled
 from headrace.ingest.plan import (
@@ -231,9 +232,19 @@ def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> Tokeniz
     the cache's copy.
 
     Raises:
-        ConfigError: the given fields change it.
+        ConfigError: the given fields change it; or the cache, which was copied from a store of
+            another system, keeps only its name.
     """
     record = ledger.tokenizer
+    if named_only(record):
+        copy = command_line("cache convert", output, "NEW", layout="headrace", tokenizer="FILE")
+        raise ConfigError(
+            f"keeps only the name of its tokenizer, {record['path']!r}, so whether what is"
+            " appended has the same tokens cannot be told",
+            field="output",
+            value=output,
+            cure=f"Copy it with its tokenizer, and append to the copy: {copy}",
+        )
     config = replace(recorded_config(record), **given)
     if not _makes(config, record):
         if "path" in given:
