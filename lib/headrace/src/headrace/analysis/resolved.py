@@ -39,7 +39,7 @@ class OrderFacts(NamedTuple):
     """The order of a component.
 
     Attributes:
-        kind: ``braid``, ``block``, ``score``, ``full``, ``era`` or ``none``.
+        kind: Its name in configs: ``braid``, ``block``, ``full``, ``era``, ..., or ``none``.
         strands: Blocks open at a time, for a braid.
         block_rows: Rows of a block; 0 if the order has none.
         open_blocks: Blocks that it keeps open at a time by design; 0 if it has no blocks.
@@ -57,6 +57,11 @@ class OrderFacts(NamedTuple):
     mixes_all: bool
     held_windows: int
     block_reads: float
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it keeps no rows of a block together: each row is a read."""
+        return self.kind != "none" and not self.open_blocks
 
     @classmethod
     def of(cls, component: PlannedDataset) -> OrderFacts:

@@ -427,15 +427,16 @@ def _ends_early(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "random_reads")
 def _random_reads(plan: RunPlan) -> Iterator[_Advice]:
-    random = [c for c in plan.components if c.shuffle in ("full", "era") and c.largest_share > 0]
+    orders = plan.run.orders
+    random = [c for c in plan.components if orders[c.name].reads_rows and c.largest_share > 0]
     if random:
         c = max(random, key=lambda c: c.chunk_tokens)
         times = max(c.chunk_tokens // max(plan.phases[0][1], 1), 1)
-        what = "a full shuffle reads" if c.shuffle == "full" else "an era shuffle reads"
+        what = f"{'an' if c.shuffle == 'era' else 'a'} {c.shuffle} shuffle"
         yield (
             _fields(random, "shuffle"),
-            f"{what} a chunk of {c.chunk_tokens:,} tokens for each row, up to {times:,} times what"
-            " it uses",
+            f"{what} reads a chunk of {c.chunk_tokens:,} tokens for each row, up to {times:,} times"
+            " what it uses",
             "Leave shuffle out: the braided shuffle mixes batches as well and reads each chunk"
             " about once.",
         )
@@ -519,7 +520,7 @@ def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
         h for h in plan.unlimited.by_hosts if h.hosts > 1 and h.reads_with(setting) > SHARED_READS
     ]
     # Reported by _random_reads.
-    is_random = any(c.shuffle in ("full", "era") for c in plan.components)
+    is_random = any(order.reads_rows for order in plan.run.orders.values())
     if shared and plan.settled and not is_random:
         h = max(shared, key=lambda h: h.reads_with(setting))
         blocked = [c.name for c in plan.components if c.shuffle == "block"]
@@ -531,7 +532,7 @@ def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
             else "components",
             f"hosts share blocks: on {h.hosts} hosts each block is read"
             f" {h.reads_with(setting):.1f} times in an epoch",
-            sharing_cure(plan.config, {c.shuffle for c in plan.components}),
+            sharing_cure(plan.config, plan.run.orders.values()),
         )
 
 

@@ -71,8 +71,8 @@ def judge_forecast(
         f" {format_count(neediest.hosts, 'host')}"
     )
     raised = f"Raise prefetch_bytes to {neediest.open_bytes * 5 // 4:,}."
-    if {"full", "era"} & kinds:
-        raised = sharing_cure(config, kinds)
+    if any(order.reads_rows for order in orders):
+        raised = sharing_cure(config, orders)
     judgments = [
         Judgment("low", "prefetch_bytes", f"{memory}. {raised}")
         if lacks
@@ -84,7 +84,7 @@ def judge_forecast(
             for name in ("reads per block per epoch", "burst")
         ]
     else:
-        cure = raised if lacks else sharing_cure(config, kinds)
+        cure = raised if lacks else sharing_cure(config, orders)
         judgments += [_judge_reads(forecast, config, cure), _judge_bursts(forecast.by_hosts, kinds)]
     variance = max(forecast.variance_ratio.values(), default=1.0)
     if all(order.mixes_all for order in orders):
@@ -171,19 +171,19 @@ def _judge_order(
     )
 
 
-def sharing_cure(config: LmDataConfig, kinds: Collection[str]) -> str:
-    """What to change if hosts read the same blocks."""
+def sharing_cure(config: LmDataConfig, orders: Collection[OrderFacts]) -> str:
+    """What to change if hosts read the same blocks. ``orders`` are those of all components."""
     if config.row_order == "stream":
         return (
             "Use row_order: locality, which leaves each batch as it is and orders the rows within"
             " it."
         )
-    if {"full", "era"} & set(kinds):
+    if any(order.reads_rows for order in orders):
         return (
             "Leave shuffle out: the braided shuffle mixes batches as well and reads each chunk"
             " about once."
         )
-    if "block" in kinds:
+    if any(order.kind == "block" for order in orders):
         return "Leave shuffle out: the braided shuffle keeps hosts at blocks of their own."
     if config.exchange_setting == "off":
         return "Use row_exchange: auto: hosts pass rows to each other, and each block is read once."

@@ -51,7 +51,7 @@ class ComponentPlan:
         rows: Rows trained on, in an epoch of the first phase.
         row_tokens: Tokens of these rows.
         chunk_tokens: Tokens of a stored chunk, the unit of reading.
-        shuffle: Its order: ``braid``, ``block``, ``full``, ``era`` or ``none``.
+        shuffle: Its order: ``braid``, ``block``, ``full``, ``era``, ..., or ``none``.
         strands: Blocks open at a time, for a braid.
         block_rows: Rows of a block; 0 if the order has none.
         open_blocks: Blocks that its order keeps open at a time by design; 0 if it has no blocks.
