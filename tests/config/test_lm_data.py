@@ -184,7 +184,7 @@ def test_overrides_set_what_they_name_and_nothing_else(config, settings):
         ("shuffle=0", "shuffle", "Give false (none), true (full)"),
         ("shuffle=", "shuffle", "or leave the name out"),
         ("shuffle=full", "shuffle", "Give true or false, a whole number"),
-        ("shuffle={}", "shuffle", "Say which: kind: braid or kind: block or kind: score."),
+        ("shuffle={}", "shuffle", "Say which: kind: braid or kind: block or"),
         ("shuffle={kind: blok}", "shuffle.kind", "Did you mean 'block'?"),
         ("shuffle={window_blocks: 3, strands: 4}", "shuffle", "Say which: kind:"),
         ("shuffle={window_blocks: 0}", "shuffle.window_blocks", "Leave it out for the default."),

@@ -7,7 +7,7 @@ Only here: everywhere else wrong types are given on purpose, to see headrace's o
 import subprocess
 import sys
 
-MODULES = ["seeds", "permutation", "order", "block_shuffle", "era"]
+MODULES = ["seeds", "permutation", "order", "block_shuffle", "score_order"]
 
 PROGRAM = f"""
 from jaxtyping import TypeCheckError, install_import_hook

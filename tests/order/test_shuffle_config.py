@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from headrace.run import where
 from headrace.testing import tiny_cache
 
 TOOTH = 6
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Comb(Order):
@@ -69,6 +71,33 @@ class CombConfig(Shuffle):
         return Comb(n, io_block_size=block, teeth=self.teeth, seed=seed % 97)
 
 
+class Dust(Order):
+    """Rows by a step that no block holds: neighbours in the order lie far apart."""
+
+    bijective = reorders = True
+    kind = "dust"
+    described = ("length",)
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n, n)
+
+    def open_window(self) -> OpenWindow:
+        return OpenWindow(rows=self.length)
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        return (i * 1009 + epoch) % self.length
+
+
+@dataclass(frozen=True)
+class DustConfig(Shuffle):
+    """Dust."""
+
+    kind: Literal["dust"] = "dust"
+
+    def order(self, n, *, block, seed, strands=None):
+        return Dust(n)
+
+
 @pytest.fixture
 def caches(tmp_path):
     return {
@@ -78,15 +107,17 @@ def caches(tmp_path):
 
 
 @pytest.fixture
-def comb_is_registered(monkeypatch):
+def they_are_registered(monkeypatch):
     fields_of.cache_clear()  # types are looked up once a process
-    monkeypatch.setattr(shuffle_config, "ShuffleConfig", shuffle_config.ShuffleConfig | CombConfig)
+    monkeypatch.setattr(
+        shuffle_config, "ShuffleConfig", shuffle_config.ShuffleConfig | CombConfig | DustConfig
+    )
     yield
     fields_of.cache_clear()
 
 
 @pytest.fixture
-def config(caches, tmp_path, comb_is_registered) -> LmDataConfig:
+def config(caches, tmp_path, they_are_registered) -> LmDataConfig:
     path = tmp_path / "run.yaml"
     path.write_text(
         "seq_len: 16\nbatch_size: 8\nnum_steps: 30\nshuffle: {kind: comb, teeth: 6}\ncomponents:\n"
@@ -127,6 +158,30 @@ def test_a_new_shuffle_is_one_file_and_one_line(config, caches, tmp_path):
     assert here.sources["a"].rows + here.sources["b"].rows == 240
     with pytest.raises(ConfigError, match="strands"):
         dataclasses.replace(config, prefetch_bytes=plan.held_bytes(1) - 1).loader()
+
+
+def test_a_new_shuffle_without_blocks_is_warned_of_as_a_full_one_is(they_are_registered):
+    """Whether each row is a read follows from the order, not from a list of names."""
+    found = {}
+    for shuffle in (True, DustConfig()):
+        sizes = {"a": ComponentConfig("-", expected_tokens=4e9)}
+        config = LmDataConfig(sizes, shuffle=shuffle, seq_len=2048, batch_size=64, num_steps=1000)
+        found[shuffle] = findings(plan_run(config, hosts=[1, 8], max_rows=1 << 15))
+    assert [f.rule for f in found[DustConfig()]] == [f.rule for f in found[True]]
+    [warning] = [f for f in found[DustConfig()] if f.rule == "random_reads"]
+    assert "a dust shuffle reads a chunk" in str(warning)
+
+
+@pytest.mark.parametrize("page", ["order", "config", "glossary"])
+def test_pages_name_every_kind(page):
+    kinds = [c.kind for c in get_args(shuffle_config.ShuffleConfig) if hasattr(c, "kind")]
+    text = (DOCS / f"{page}.md").read_text()
+    spelled = {
+        "order": [f"**{kind}**" for kind in kinds],
+        "config": [" or ".join(f"kind: {kind}" for kind in kinds) + "."],
+        "glossary": [f"`{kind}`" for kind in kinds],
+    }
+    assert [word for word in spelled[page] if word not in text] == []
 
 
 def test_its_rows_are_those_of_its_order(config, caches):
