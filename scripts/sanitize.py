@@ -25,6 +25,8 @@ import build_native  # noqa: E402
 TESTS = [
     "tests/test_native.py",
     "tests/order/braid/test_kernel.py",
+    "tests/order/test_permutation_inverse.py",
+    "tests/mix/test_phases.py",
     "tests/pack/test_window_kernel.py",
     "tests/feed/test_gather_kernel.py",
     "tests/mix/test_quota.py",

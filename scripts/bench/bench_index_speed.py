@@ -34,9 +34,8 @@ from headrace.mix.blend import Blend
 from headrace.mix.draws import Draws
 from headrace.mix.quota import Quota
 from headrace.mix.stages import Stage, Stages
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid.shuffle import BraidShuffle, BraidTable
 from headrace.order.braid.spec import StrandPlan, resolve_strands
-from headrace.order.braid.table import BraidTable
 from headrace.order.permutation import Feistel
 
 LENGTHS = (10**6, 10**9, 10**12)

@@ -10,18 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order import permutation
 from headrace.order.permutation import (
     PERMUTATIONS,
-    ROUNDS,
-    SHORT,
-    SHORT_ROUNDS,
     Feistel,
     permute,
     permute_linear,
     rectangle,
 )
-from headrace.order.seeds import GOLDEN, derive_keys
+from headrace.order.seeds import GOLDEN, derive_keys, fold
 
 FAMILIES = sorted(PERMUTATIONS)
 MASK = (1 << 64) - 1
@@ -47,15 +43,19 @@ def sample_of(n: int, size: int = 2000) -> np.ndarray:
     return np.unique(np.concatenate([places, [0, 1, n // 2, n - 2, n - 1]]))
 
 
-def reference_permute(i: int, n: int, key: int) -> int:
-    """``permute`` for one index in plain Python integers, which cannot overflow."""
+def reference_walk(i: int, n: int, key: int, rounds: int | None = None) -> list[int]:
+    """``permute`` for one index in plain Python integers, which cannot overflow: the images in the
+    rectangle, of which the last one counts.
+    """
+    rounds = rounds or (16 if n < 64 else 8)
+    images: list[int] = []
     a = math.isqrt(n - 1) + 1  # the square root, rounded up
     a += a % 2
     b = -(-n // a)
     while True:
         left = i % a
         right = i // a
-        for r in range(SHORT_ROUNDS if n < SHORT else ROUNDS):
+        for r in range(rounds):
             h = (right if r % 2 == 0 else left) ^ ((key + r * GOLDEN) & MASK)
             h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & MASK
             h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & MASK
@@ -64,16 +64,24 @@ def reference_permute(i: int, n: int, key: int) -> int:
             else:
                 right = (right + (((h >> 32) * b) >> 32)) % b
         i = right * a + left
+        images.append(i)
         if i < n:
-            return i
+            return images
+
+
+def reference_permute(i: int, n: int, key: int) -> int:
+    return reference_walk(i, n, key)[-1]
+
+
+def test_the_example_of_the_module():
+    ten = [reference_walk(i, 10, key=2, rounds=2) for i in range(10)]
+    assert [walk[-1] for walk in ten] == [7, 4, 5, 6, 8, 9, 2, 3, 0, 1]
+    assert (ten[5], ten[3]) == ([9], [10, 6])
 
 
 def reference_linear(i: int, n: int, key: int) -> int:
     bits = max((n - 1).bit_length(), 1)
-    one, two = (
-        int(permutation.fold(np.array([key], np.uint64), np.array([c], np.uint64))[0])
-        for c in (1, 2)
-    )
+    one, two = (int(fold(np.array([key], np.uint64), np.array([c], np.uint64))[0]) for c in (1, 2))
     while True:
         i = (((one << 2) | 1) * i + (two | 1)) % (1 << bits)
         if i < n:
@@ -184,22 +192,12 @@ def test_the_side_is_the_square_root_rounded_up_to_even(n):
     assert (a - 2) ** 2 < n <= a * a
 
 
-def test_short_lengths_walk_short_domains(monkeypatch):
+def test_short_lengths_walk_short_domains():
     """A length of 100 must not cost what a length of 65,536 costs: at most a few evaluations an
     index, counted.
     """
-    encrypt = permutation._encrypt
-    evaluated = 0
-
-    def counting(x, *rest):
-        nonlocal evaluated
-        evaluated += x.size
-        return encrypt(x, *rest)
-
-    monkeypatch.setattr(permutation, "_encrypt", counting)
     for n in range(1, 400):
-        evaluated = 0
-        Feistel(n, 0)(np.arange(n))
+        evaluated = sum(len(reference_walk(i, n, key=n)) for i in range(n))
         assert evaluated <= 4 * n + 16, n
         if n > 50:
             assert evaluated <= 1.3 * n, n
@@ -290,6 +288,12 @@ def test_bad_arguments(arguments, field):
 def test_unknown_family_names_the_known_ones():
     with pytest.raises(ConfigError, match=r"'feistel', 'linear'"):
         Feistel(5, 0, "lcg")
+
+
+def test_lengths_and_keys_that_do_not_fit_are_refused():
+    for length, key in ((0, 1), (np.array([5, 0, 5]), 1), (5, np.zeros(2, np.uint64))):
+        with pytest.raises(ValueError, match="for each number"):
+            permute(np.arange(3), length, key)
 
 
 def test_inputs_are_not_modified():

@@ -12,11 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, IndexOutOfRangeError
-from headrace.order.braid.shuffle import BraidShuffle
+from headrace.order.braid.shuffle import BraidShuffle, BraidTable
 from headrace.order.braid.spec import LAP_BITS, braid_spec, lattice_step
-from headrace.order.braid.table import BraidTable
 from headrace.order.permutation import permute
-from headrace.order.seeds import fold
+from headrace.order.seeds import derive, fold
 
 PINNED = [
     14,
@@ -189,9 +188,9 @@ def slow_row(
     first_strand: int,
     p: int,
     epoch: int,
-) -> tuple[int, float]:
-    """The definition in Python integers, which do not overflow. Permutations and hashes are those
-    of headrace.
+) -> tuple[int, float, int]:
+    """Row, locality and strand by the definition in Python integers, which do not overflow.
+    Permutations and hashes are those of headrace.
     """
 
     one = 2 ** min(max((62 - math.frexp(lap)[1]) // 2, 20), 30)
@@ -279,7 +278,14 @@ def slow_row(
     else:
         v = with_gaps(start + (turn + phase) % length)
     v += after - before if extra else 0
-    return slow_place(v, n, block, part, strands, key, epoch), locality
+    return slow_place(v, n, block, part, strands, key, epoch), locality, spot
+
+
+def strands_of(m: BraidShuffle, i: np.ndarray, epoch: int = 0) -> np.ndarray:
+    """Strand of each position."""
+    key = derive(m.seed, "braid")
+    sizes = len(m), m.io_block_size, m.part, m.strands, m.lap, key, m.first_strand
+    return np.array([slow_row(*sizes, p, epoch)[2] for p in i.tolist()])
 
 
 @given(st.data())
@@ -305,8 +311,8 @@ def test_equals_the_definition_up_to_the_largest_sizes(data: st.DataObject) -> N
     i = np.array(p, np.int64)
     rows, locality = BraidTable(spec)(None, i, epochs_like(i, epoch))
     expected = [slow_row(n, block, part, strands, lap, key, first, x, epoch) for x in p]
-    assert rows.tolist() == [row for row, _ in expected]
-    assert locality.tolist() == [where for _, where in expected]
+    assert rows.tolist() == [row for row, _, _ in expected]
+    assert locality.tolist() == [where for _, where, _ in expected]
     assert ((locality >= 0) & (locality < 1)).all()
 
 
@@ -316,7 +322,7 @@ def test_pinned_order() -> None:
     i = np.arange(37)
     assert m(i).tolist() == PINNED
     assert m.at(i[:8], epochs_like(i[:8], 1)).tolist() == PINNED_EPOCH_1
-    assert m.strand(i[:12]).tolist() == PINNED_STRANDS
+    assert strands_of(m, i[:12]).tolist() == PINNED_STRANDS
     assert np.round(m.locality(i[:3]), 6).tolist() == PINNED_LOCALITY
     mixed = BraidShuffle(37, io_block_size=4, strands=8, lap=3.6, seed=0)
     assert mixed(i).tolist() == PINNED_MIXED
@@ -336,9 +342,10 @@ def test_parts_of_a_block_are_drawn_one_after_the_other_as_stored() -> None:
     m = BraidShuffle(16 * 64 * 40, io_block_size=64 * 16, part=16, strands=4, seed=3)
     i = np.arange(len(m))
     drawn = m(i)
+    strands = (m.locality(i) * 4).astype(int)  # laps of one draw for each strand
     jumps = 0
     for strand in range(4):
-        part = drawn[m.strand(i) == strand] // 16
+        part = drawn[strands == strand] // 16
         follows = np.diff(part)[np.diff(part) != 0]
         jumps += int((follows != 1).sum())
     assert jumps <= 40 + 3 * 4  # from block to block, and where strands begin and end
@@ -428,10 +435,10 @@ def test_slices_of_a_long_batch_agree() -> None:
     )
 
 
-@given(braids(least=1), st.integers(0, 5))
+@given(braids(least=1, most=200), st.integers(0, 5))
 def test_strands_are_of_equal_length(m: BraidShuffle, epoch: int) -> None:
     i = np.arange(len(m))
-    strand = m.strand(i, epochs_like(i, epoch))
+    strand = strands_of(m, i, epoch)
     visits = np.bincount(strand, minlength=m.strands)
     assert len(visits) == m.strands
     regular = int(m.lap) * int(
@@ -460,10 +467,35 @@ def test_any_lap_takes_each_cell_once(m: BraidShuffle) -> None:
     cell = (locality * lap).astype(int)
     for start in (0, 1, len(m) // 3, len(m) - 1, 2 * len(m) - lap // 2):
         assert sorted(cell[start : start + lap].tolist()) == list(range(lap))
-    strand = m.strand(np.arange(len(m)))
-    assert len(np.unique(np.stack([strand, cell[: len(m)]]), axis=1).T) == len(
-        np.unique(strand)
-    )  # a strand has one cell
+
+
+@given(braids(least=1, most=200, whole=True))
+def test_a_strand_has_one_cell(m: BraidShuffle) -> None:
+    i = np.arange(len(m))
+    strand = strands_of(m, i)
+    cell = (m.locality(i) * m.lap).astype(int)
+    assert len(np.unique(np.stack([strand, cell]), axis=1).T) == len(np.unique(strand))
+
+
+def touched_by_walking(m: BraidShuffle, drawn: int, epoch: int) -> set[int]:
+    """Blocks of the epoch's sequence, found row by row."""
+    _, full, key = m.block_permutation(epoch)
+    sequence = permute(np.arange(full), full, key).tolist()
+    i = np.arange(drawn)
+    stored = np.unique(m.at(i, epochs_like(i, epoch)) // min(m.io_block_size, len(m))).tolist()
+    return {sequence.index(block) if block < full else full for block in stored}
+
+
+@given(braids(least=1, most=1000), st.integers(0, 9), st.floats(0, 1))
+def test_touched_blocks_are_those_of_the_rows(m: BraidShuffle, epoch: int, share: float) -> None:
+    """And few others: between two draws of a strand lies what the last draws of an epoch take."""
+    for drawn in (round(share * len(m)), max(len(m) - 3, 0), len(m)):
+        touched = m.touched_blocks(drawn, epoch)
+        numbers = set(touched.numbers(np.arange(touched.total)).tolist())
+        walked = touched_by_walking(m, drawn, epoch)
+        assert numbers >= walked
+        if m.io_block_size > 1:
+            assert len(numbers) - len(walked) <= m.strands
 
 
 @given(braids(least=1), st.data())

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.braid.table import BraidTable
+from headrace.order.braid.shuffle import BraidShuffle, BraidTable
 from headrace.order.order import Repeat
 
 

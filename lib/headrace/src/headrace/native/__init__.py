@@ -1,12 +1,12 @@
 """The compiled part: one small shared library, called through ctypes; all its signatures stand
 here.
 
-The C files beside this one do what would be slow in NumPy: rows of braids (``braid.c``), packing
-(``windows.c``), quotas (``quota.c``), copies and checks of memory-mapped files (``gather.c``),
-checksums (``crc32c.c``). They know nothing of Python, so one library serves every version of it.
-Installing headrace compiles them (``build_native.py`` in lib/headrace); what a wheel has is
-compiled already. There is no second implementation: without its library headrace says how to build
-it.
+The C files beside this one do what would be slow in NumPy: permutations and braids (``braid.c``),
+packing (``windows.c``), quotas (``quota.c``), copies and checks of memory-mapped files
+(``gather.c``), checksums (``crc32c.c``). They know nothing of Python, so one library serves every
+version of it. Installing headrace compiles them (``build_native.py`` in lib/headrace); what a wheel
+has is compiled already. There is no second implementation: without its library headrace says how to
+build it.
 
 Arrays are passed as addresses (``array.ctypes.data``). Whoever calls makes sure that an array has
 the dtype that is meant, is contiguous, and lives until the call, or the table that was submitted,
@@ -43,9 +43,16 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         None,
         [_UNSIGNED, *[_ADDRESS] * 5, _UNSIGNED, _ADDRESS, _UNSIGNED, *[_ADDRESS] * 2],
     ),
+    # a braid's spec, epoch, draws; where ranges begin and end
+    "braid_touched": (_UNSIGNED, [_ADDRESS, _UNSIGNED, _UNSIGNED, *[_ADDRESS] * 2]),
     "spec_bytes": (_UNSIGNED, []),
     "epoch_bytes": (_UNSIGNED, []),
     "placed_bytes": (_UNSIGNED, []),
+    # count, numbers; lengths, both sides of rectangles, step; keys, step; backwards, images
+    "permute": (
+        None,
+        [_UNSIGNED, *[_ADDRESS] * 4, _UNSIGNED, _ADDRESS, _UNSIGNED, _UNSIGNED, _ADDRESS],
+    ),
     # windows; sizes, bounds, over; capacity, tolerance, candidates, last; order, counts, carry,
     # carried, scratch, used, reached; most waiting
     "pack_windows": (
@@ -72,9 +79,11 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "worker_wait": (_INTEGER, [_ADDRESS, _INTEGER]),
     "worker_stop": (None, [_ADDRESS]),
 }
+_SHORT = 1 << 14  # rows of a call during which other threads may wait for the interpreter
 # These take about as long as handing over the interpreter's lock: they keep it.
 _SHORT_SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "braid_rows": _SIGNATURES["braid_rows"],
+    "permute": _SIGNATURES["permute"],
     "worker_submit": (_INTEGER, [_ADDRESS, _INTEGER]),
     "worker_done": (_INTEGER, [_ADDRESS]),
 }
@@ -113,6 +122,12 @@ class NativeLibrary:
                 f"headrace's compiled part, {path}, is of other C files than those beside it."
                 f" {build_command()}"
             )
+
+    def calls_for(self, rows: int) -> ctypes.CDLL:
+        """The functions for work on so many rows: of few, those that keep the interpreter's lock
+        meanwhile.
+        """
+        return self.short_calls if rows <= _SHORT else self.calls
 
 
 @cache

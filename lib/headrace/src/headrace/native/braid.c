@@ -1,5 +1,6 @@
-// Rows and localities of draws of braids, one draw after the other; order/braid/shuffle.py says what a braid is. What the
-// draws of a component have in common is computed once per epoch. tests/order/braid has the same in NumPy.
+// Keyed permutations (order/permutation.py says what they are), and rows and localities of draws of braids, one draw after
+// the other (order/braid/shuffle.py). What the draws of a component have in common is computed once per epoch. The tests of
+// both have the same in plain Python.
 //
 // All integers are unsigned and wrap, as NumPy's uint64 does.
 
@@ -33,7 +34,12 @@ typedef struct {
     u64 key, part, first, keyed;
 } Placed;
 
-EXPORT u64 headrace_spec_bytes(void) { return sizeof(Spec); } // order/braid/table.py asks
+// What draws of a strand have in common in an epoch.
+typedef struct {
+    u64 start, length, phase; // the first two among the examples of its kind that are not left over
+} Strand;
+
+EXPORT u64 headrace_spec_bytes(void) { return sizeof(Spec); } // order/braid/shuffle.py asks
 EXPORT u64 headrace_epoch_bytes(void) { return sizeof(Epoch); }
 EXPORT u64 headrace_placed_bytes(void) { return sizeof(Placed); }
 
@@ -53,20 +59,50 @@ static u64 mix(u64 x) {
 
 static u64 fold(u64 key, u64 data) { return mix((key + GOLDEN) ^ mix(data * FOLD + MIX1)); }
 
+// What a round adds to a coordinate below `side`, given the other one.
+static u64 added(u64 other, u64 key, u64 round, u64 side) {
+    u64 h = other ^ (key + round * GOLDEN);
+    h = (h ^ (h >> 30)) * MIX1;
+    h = (h ^ (h >> 27)) * MIX2;
+    return (h >> 32) * side >> 32;
+}
+
+static u64 rounds_of(u64 n) { return n < 64 ? 16 : 8; }
+
 static u64 permute(u64 x, u64 n, const u64 sides[2], u64 key) {
-    u64 rounds = n < 64 ? 16 : 8;
+    u64 rounds = rounds_of(n);
     do {
         u64 halves[2] = {x % sides[0], x / sides[0]};
         for (u64 r = 0; r < rounds; r++) {
-            u64 side = sides[r & 1], h = halves[~r & 1] ^ (key + r * GOLDEN);
-            h = (h ^ (h >> 30)) * MIX1;
-            h = (h ^ (h >> 27)) * MIX2;
-            u64 half = halves[r & 1] + ((h >> 32) * side >> 32);
+            u64 side = sides[r & 1], half = halves[r & 1] + added(halves[~r & 1], key, r, side);
             halves[r & 1] = half - side * (half >= side);
         }
         x = halves[1] * sides[0] + halves[0];
     } while (x >= n);
     return x;
+}
+
+static u64 unpermute(u64 x, u64 n, const u64 sides[2], u64 key) {
+    u64 rounds = rounds_of(n);
+    do {
+        u64 halves[2] = {x % sides[0], x / sides[0]};
+        for (u64 r = rounds; r--;) {
+            u64 side = sides[r & 1], half = halves[r & 1] + side - added(halves[~r & 1], key, r, side);
+            halves[r & 1] = half - side * (half >= side);
+        }
+        x = halves[1] * sides[0] + halves[0];
+    } while (x >= n);
+    return x;
+}
+
+// Images of numbers, or with `back` what has these images: of the permutations of lengths, with the sides of their
+// rectangles, and keys. There is one for each number, or, where the step is 0, one for all.
+EXPORT void headrace_permute(u64 count, const u64 *x, const u64 *n, const u64 *a, const u64 *b, u64 length_step,
+                             const u64 *key, u64 key_step, u64 back, u64 *out) {
+    for (u64 k = 0; k < count; k++) {
+        u64 at = k * length_step, sides[2] = {a[at], b[at]};
+        out[k] = (back ? unpermute : permute)(x[k], n[at], sides, key[k * key_step]);
+    }
 }
 
 static u64 scatter(u64 row, u64 size, u64 word) {
@@ -130,18 +166,15 @@ static u64 skip_left_over(u64 x, const Kind *k) {
     return x + least(gaps, k->over);
 }
 
-// Position in the epoch's sequence of blocks of its i-th draw.
-static u64 virtual_place(u64 i, u64 visits, u64 cell, u64 extra, const Epoch *e, const Spec *s) {
+// The cell of a place in the lap; place 0 keeps cell 0 if that one comes and goes.
+static u64 cell_of(u64 offset, const Spec *s) {
+    return offset < s->first ? 0 : ((offset - s->first) * s->step + s->shift) % s->ring + s->first;
+}
+
+// The strand of the `visit`-th draw of a round; `cell` is that of a draw of a cell.
+static Strand strand_of(u64 visit, u64 cell, u64 extra, const Epoch *e, const Spec *s) {
     const Kind *k = &e->kinds[extra];
-    u64 base = extra ? e->regular : 0, own_visits = visits - e->first_visit, draw = extra ? i - own_visits : own_visits;
-    long long late = (long long)(draw + k->over - k->draws);
-    if (late >= 0) { // one of the last draws of the epoch, which take what is left over by whole laps
-        u64 blocks = least(most(k->draws / s->block, 1), k->over), gap = k->draws / k->over;
-        u64 nth = transposed((u64)late, k->over, blocks) + 1;
-        u64 uneven = k->draws < EXACT ? k->draws - gap * k->over : 0;
-        return nth * gap + nth * uneven / k->over - 1 + base;
-    }
-    u64 turn = draw / k->strands, visit = draw - turn * k->strands, lap = visit / k->cells;
+    u64 lap = visit / k->cells;
     if (extra)
         cell = visit * s->extra_step % s->extra;
     u64 row = lap / k->apart, column = lap - row * k->apart;
@@ -167,9 +200,25 @@ static u64 virtual_place(u64 i, u64 visits, u64 cell, u64 extra, const Epoch *e,
         u64 offset = (spread + (e->phase_key & LOW32)) & LOW32;
         phase = offset * least(length, s->block) >> 32;
     }
-    u64 offset = turn + phase;
-    offset -= length * (offset >= length);
-    return skip_left_over(start + offset, k) + base;
+    return (Strand){start, length, phase};
+}
+
+// Position in the epoch's sequence of blocks of a draw, whose number is among those of its kind.
+static u64 virtual_place(u64 draw, u64 cell, u64 extra, const Epoch *e, const Spec *s) {
+    const Kind *k = &e->kinds[extra];
+    u64 base = extra ? e->regular : 0;
+    long long late = (long long)(draw + k->over - k->draws);
+    if (late >= 0) { // one of the last draws of the epoch, which take what is left over by whole laps
+        u64 blocks = least(most(k->draws / s->block, 1), k->over), gap = k->draws / k->over;
+        u64 nth = transposed((u64)late, k->over, blocks) + 1;
+        u64 uneven = k->draws < EXACT ? k->draws - gap * k->over : 0;
+        return nth * gap + nth * uneven / k->over - 1 + base;
+    }
+    u64 turn = draw / k->strands;
+    Strand t = strand_of(draw - turn * k->strands, cell, extra, e, s);
+    u64 offset = turn + t.phase;
+    offset -= t.length * (offset >= t.length);
+    return skip_left_over(t.start + offset, k) + base;
 }
 
 static u64 physical_row(u64 place, const Epoch *e, const Spec *s, Placed *placed, u64 mask) {
@@ -200,13 +249,52 @@ EXPORT void headrace_braid_rows(u64 count, const Spec *specs, const u64 *compone
         u64 number = passes + (first_epoch ? first_epoch[k] : 0);
         if (e->spec != s || e->number != number)
             begin_epoch(e, s, number, which);
-        u64 visits = count_laps(e->begin + i, s, &offset), extra = offset >= s->cells, cell = 0;
-        if (offset >= s->first) // place 0 keeps cell 0 if that one comes and goes
-            cell = ((offset - s->first) * s->step + s->shift) % s->ring + s->first;
+        u64 visits = count_laps(e->begin + i, s, &offset) - e->first_visit;
+        u64 extra = offset >= s->cells, cell = cell_of(offset, s), draw = extra ? i - visits : visits;
         if (extra | (offset < s->first))
             localities[k] = s->low * (s->corner + (double)extra * 0x1p-21);
         else
             localities[k] = s->low + ((double)(long long)(cell - s->first) + s->corner) * s->pitch;
-        rows[k] = physical_row(virtual_place(i, visits, cell, extra, e, s), e, s, placed, placed_mask);
+        rows[k] = physical_row(virtual_place(draw, cell, extra, e, s), e, s, placed, placed_mask);
     }
+}
+
+// The place of the draw with this number among those of its kind.
+static u64 place_of(u64 draw, u64 extra, const Epoch *e, const Spec *s) {
+    u64 cell = extra ? 0 : cell_of((e->first_visit + draw) % s->cells, s);
+    return virtual_place(draw, cell, extra, e, s);
+}
+
+// Ranges of places of an epoch's sequence that hold the rows of its first `drawn` draws; returns how many. There is room
+// for four of each strand.
+EXPORT u64 headrace_braid_touched(const Spec *s, u64 number, u64 drawn, u64 *start, u64 *stop) {
+    Epoch e = {0};
+    u64 offset, count = 0;
+    begin_epoch(&e, s, number, 0);
+    u64 regular = count_laps(e.begin + drawn, s, &offset) - e.first_visit;
+    for (u64 extra = 0; extra < 2; extra++) {
+        const Kind *k = &e.kinds[extra];
+        u64 draws = extra ? drawn - regular : regular, of_strands = least(draws, k->draws - k->over), alone = 0;
+        if (draws > 3 * k->strands) {
+            // A strand visits neighbouring places, and goes on from its begin when it has come to its end: its first and
+            // its last draw tell all between them
+            for (u64 visit = 0; visit < k->strands; visit++) {
+                u64 turns = (of_strands - 1 - visit) / k->strands;
+                u64 first = place_of(visit, extra, &e, s), end = place_of(visit + turns * k->strands, extra, &e, s) + 1;
+                if (end <= first) { // it has come round
+                    u64 cell = extra ? 0 : cell_of((e.first_visit + visit) % s->cells, s), base = extra ? e.regular : 0;
+                    Strand t = strand_of(visit, cell, extra, &e, s);
+                    start[count] = skip_left_over(t.start, k) + base, stop[count++] = end;
+                    end = skip_left_over(t.start + t.length - 1, k) + base + 1;
+                }
+                start[count] = first, stop[count++] = end;
+            }
+            alone = of_strands; // the last draws of an epoch belong to no strand
+        }
+        for (u64 draw = alone; draw < draws; draw++) {
+            start[count] = place_of(draw, extra, &e, s);
+            stop[count] = start[count] + 1, count++;
+        }
+    }
+    return count;
 }

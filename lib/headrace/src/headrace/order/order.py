@@ -56,8 +56,8 @@ class Order(abc.ABC):
     repeats: bool = False
     """Rows repeat, in passes over another order."""
     in_table: bool = False
-    """It is a braid: a :class:`~headrace.order.braid.table.BraidTable` maps those of all components
-    in one pass.
+    """It is a braid: a :class:`~headrace.order.braid.shuffle.BraidTable` maps those of all
+    components in one pass.
     """
     is_pending: bool = False
     """It is a :class:`~headrace.order.braid.shuffle.PendingBraid`, whose strands are still to be

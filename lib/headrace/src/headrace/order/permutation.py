@@ -23,19 +23,16 @@ left: 1, 1, 2, 2 for left = 0, 1, 2, 3. ::
     x = 3    left 3, right 0    left  3 + 3 = 2    right 0 + 2 = 2           4 * 2 + 2 = 10: surplus
         10   left 2, right 2    left  2 + 0 = 2    right 2 + 2 = 1 (mod 3)   4 * 1 + 2 = 6
 
-So 5 becomes 9, and 3 becomes 6. All ten, by the code below:
-
-    >>> ten, key = np.array([10], np.uint64), np.array([2], np.uint64)
-    >>> _cycle(np.arange(10, dtype=np.uint64), ten, key, rounds=2).tolist()
-    [7, 4, 5, 6, 8, 9, 2, 3, 0, 1]
+So 5 becomes 9, and 3 becomes 6 (tests/order/test_permutation.py has all ten).
 
 Almost no index needs a second pass, since the rectangle exceeds n by so little; a power-of-two
 domain would need up to four.
 
 Length and key may be arrays: rows of many components, windows and epochs are permuted in one call.
+The rounds are in compiled code (``native/braid.c``), which braids use as well.
 
-Price: 8 rounds of a 64-bit mixer, about 50 ns per index from batches of 8,192 on; 0.1 us at 1,024;
-twice that for lengths below 64, which get 16 rounds.
+Price: 8 rounds of a 64-bit mixer, about 35 ns per index; 40 us per call for a key of its own;
+lengths below 64 get 16 rounds.
 
 Why so many rounds: every measure of tests/order/test_permutation_quality.py detects three rounds;
 four rounds of a weaker function leave a serial correlation, and a multiply-add function leaks the
@@ -46,26 +43,14 @@ hides little: over many keys, 8 rounds leave the differences of neighbours of n 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from jaxtyping import Int64, UInt64
 
 from headrace.errors import ConfigError
+from headrace.native import native_library
 from headrace.order.order import OpenWindow, Order
-from headrace.order.seeds import GOLDEN, derive, derive_keys, fold
+from headrace.order.seeds import derive, derive_keys, fold
 
-ROUNDS = 8
-SHORT = 64
-SHORT_ROUNDS = 16
-_SLICE = 8192  # indices per pass: every temporary then stays in the second-level cache
-# Multipliers and shifts of splitmix64 (Steele, Lea, Flood 2014): each input bit flips each output
-# bit about half of the time. Every shuffle of every recorded run depends on these numbers.
-_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX2 = np.uint64(0x94D049BB133111EB)
-_S27 = np.uint64(27)
-_S30 = np.uint64(30)
-_S32 = np.uint64(32)
 _ONE = np.uint64(1)
 
 
@@ -84,18 +69,47 @@ def permute(
         >>> sorted(permute(np.arange(5), 5, 1).tolist())
         [0, 1, 2, 3, 4]
     """
-    i = np.asarray(i, np.int64)
-    out = np.empty(i.shape, np.int64)
-    lengths = np.atleast_1d(np.asarray(length, np.uint64))
-    keys = np.atleast_1d(np.asarray(key, np.uint64))
-    for lo in range(0, i.size, _SLICE):
-        part = slice(lo, lo + _SLICE)
-        out[part] = _walk(
-            i[part].astype(np.uint64),
-            lengths if lengths.size == 1 else lengths[part],
-            keys if keys.size == 1 else keys[part],
-        )
-    return out
+    return _permuted(i, length, key, back=False)
+
+
+def unpermute(
+    i: Int64[np.ndarray, " n"],
+    length: Int64[np.ndarray, "*#n"] | int,
+    key: UInt64[np.ndarray, "*#n"] | int,
+) -> Int64[np.ndarray, " n"]:
+    """The inverse of :func:`permute`: where images come from.
+
+    The same steps backwards: rounds from the last to the first, subtracting what they added.
+
+    Example:
+        >>> unpermute(permute(np.arange(7), 7, 3), 7, 3).tolist()
+        [0, 1, 2, 3, 4, 5, 6]
+    """
+    return _permuted(i, length, key, back=True)
+
+
+def _permuted(
+    i: np.ndarray, length: np.ndarray | int, key: np.ndarray | int, *, back: bool
+) -> np.ndarray:
+    numbers = np.ascontiguousarray(i, np.int64)
+    images = np.empty(numbers.shape, np.int64)
+    if not numbers.size:
+        return images
+    lengths = np.ascontiguousarray(np.atleast_1d(length), np.uint64)
+    keys = np.ascontiguousarray(np.atleast_1d(np.asarray(key, np.uint64)))
+    if not lengths.all() or {lengths.size, keys.size} - {1, numbers.size}:
+        raise ValueError("there is no length above 0, or no key, for each number")
+    sides = rectangle(lengths)
+    native_library().calls_for(numbers.size).permute(
+        numbers.size,
+        *(values.ctypes.data for values in (numbers, lengths, *sides)),
+        lengths.size > 1,
+        keys.ctypes.data,
+        keys.size > 1,
+        back,
+        images.ctypes.data,
+    )
+    return images
 
 
 def rectangle(
@@ -108,114 +122,12 @@ def rectangle(
         >>> a.tolist(), b.tolist()
         ([10, 12], [10, 9])
     """
-    # 1. The rectangle
     a = np.ceil(np.sqrt(n.astype(np.float64))).astype(np.uint64)
     a += a * a < n  # float64 can be one short near 2**62
     # An even side: with two odd ones, every round is an even permutation, and so is what they make
     # together: half of the permutations of n = 9, say, could never occur
     a += a & _ONE
     return a, (n + a - _ONE) // a
-
-
-def _walk(x: np.ndarray, n: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """The images, grouped by the number of rounds that each length needs.
-
-    Nearly every call has lengths of one group, which is then passed on without a copy.
-    """
-    short = n < SHORT
-    if not short.any():
-        return _cycle(x, n, key, ROUNDS)
-    if short.all():
-        return _cycle(x, n, key, SHORT_ROUNDS)
-    out = np.empty_like(x)
-    for some, rounds in ((short, SHORT_ROUNDS), (~short, ROUNDS)):
-        out[some] = _cycle(x[some], n[some], key if key.size == 1 else key[some], rounds)
-    return out
-
-
-def _cycle(x: np.ndarray, n: np.ndarray, key: np.ndarray, rounds: int) -> np.ndarray:
-    """Steps 1 to 5; only the few indices that landed in the surplus are encrypted again."""
-    a, b = rectangle(n)
-    x = _encrypt(x, a, b, key, rounds)
-    # 5. Again, until none is outside. It ends: an x below n lies on its own cycle
-    outside = np.flatnonzero(x >= n)
-    while outside.size:
-        their_n, *their_rest = [v if v.size == 1 else v[outside] for v in (n, a, b, key)]
-        again = _encrypt(x[outside], *their_rest, rounds)
-        x[outside] = again
-        outside = outside[again >= their_n]
-    return x
-
-
-def _encrypt(
-    x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int
-) -> np.ndarray:
-    """Steps 2 to 4: a permutation of the whole rectangle."""
-    # 2. Coordinates (a product and a difference are cheaper than a second division)
-    right = x // a
-    left = x - right * a
-    # 3. Even rounds change left, odd ones right. Both are changed in place
-    for number in range(rounds):
-        half, other, side = (left, right, a) if number % 2 == 0 else (right, left, b)
-        half += _hash(other, key, number, side)
-        half -= side * (half >= side)  # both were below side: one subtraction is the modulus
-    # 4. Join
-    right *= a
-    right += left
-    return right
-
-
-def _hash(other: np.ndarray, key: np.ndarray, number: int, side: np.ndarray) -> np.ndarray:
-    """What round ``number`` adds to a coordinate, in ``[0, side)``, given the other one."""
-    h = other ^ (key + np.uint64((number * GOLDEN) & 0xFFFFFFFFFFFFFFFF))  # a key of each round
-    h ^= h >> _S30
-    h *= _MIX1
-    h ^= h >> _S27
-    h *= _MIX2
-    h >>= _S32  # the best mixed bits: 32 of them, since sides are below 2**32
-    h *= side
-    h >>= _S32  # h / 2**32 of side: uniform in [0, side) without a division
-    return h
-
-
-def unpermute(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64[np.ndarray, " n"]:
-    """The inverse of :func:`permute` for one length and key: where images come from.
-
-    The same steps backwards: rounds from the last to the first, subtracting what they added.
-
-    Example:
-        >>> unpermute(permute(np.arange(7), 7, 3), 7, 3).tolist()
-        [0, 1, 2, 3, 4, 5, 6]
-    """
-    n = np.array([length], np.uint64)
-    keys = np.array([key], np.uint64)
-    a, b = rectangle(n)
-    rounds = SHORT_ROUNDS if length < SHORT else ROUNDS
-    return _walk_back(i, length, lambda x: _decrypt(x, a, b, keys, rounds))
-
-
-def _walk_back(
-    i: Int64[np.ndarray, " n"], length: int, undo: Callable[[np.ndarray], np.ndarray]
-) -> Int64[np.ndarray, " n"]:
-    """Where images come from. Step 5 backwards: one that went through the surplus goes back."""
-    x = np.asarray(i, np.int64).astype(np.uint64)
-    outside = np.arange(x.size)
-    while outside.size:
-        x[outside] = undo(x[outside])
-        outside = outside[x[outside] >= length]
-    return x.astype(np.int64)
-
-
-def _decrypt(
-    x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray, rounds: int
-) -> np.ndarray:
-    right = x // a
-    left = x - right * a
-    for number in reversed(range(rounds)):
-        half, other, side = (left, right, a) if number % 2 == 0 else (right, left, b)
-        half += side - _hash(other, key, number, side)  # side first: unsigned numbers would wrap
-        half -= side * (half >= side)
-    return right * a + left
 
 
 def permute_linear(
@@ -272,7 +184,12 @@ def unpermute_linear(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64
     )
     # The inverse modulo 2**64 is one modulo any smaller power of two
     back = np.array([pow(mult, -1, 1 << 64)], np.uint64)
-    return _walk_back(i, length, lambda x: (x - np.uint64(add)) * back & np.uint64(mask))
+    x = np.asarray(i, np.int64).astype(np.uint64)
+    outside = np.arange(x.size)
+    while outside.size:  # 3. backwards: what went through the surplus goes back
+        x[outside] = (x[outside] - np.uint64(add)) * back & np.uint64(mask)
+        outside = outside[x[outside] >= length]
+    return x.astype(np.int64)
 
 
 PERMUTATIONS = {"feistel": permute, "linear": permute_linear}

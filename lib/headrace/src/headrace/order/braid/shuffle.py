@@ -42,8 +42,6 @@ blocks in the order 4, 2, 6, 3, 7, 0, 1, 5. Phases of the strands: 0, 3, 0, 3. :
 
     >>> m = BraidShuffle(16, io_block_size=2, strands=4, lap=2, seed=4, first_strand=0)
     >>> draws = np.arange(16)
-    >>> m.strand(draws).tolist()
-    [0, 2, 1, 3, 0, 2, 1, 3, 0, 2, 1, 3, 0, 2, 1, 3]
     >>> m(draws).tolist()
     [9, 14, 7, 10, 8, 15, 13, 3, 4, 1, 12, 2, 5, 0, 6, 11]
     >>> (m.locality(draws) < 0.5).tolist() == [True, False] * 8
@@ -72,46 +70,40 @@ successive draws come from different strands, so VR_w <= 1 up to chance for w up
 analysis/icc). Over longer windows, VR tends to the rows of a block; analysis/excess forecasts what
 that costs in loss.
 
-Price: one keyed permutation and about 100 operations, 0.07 us per index
-(:mod:`headrace.order.braid.table`); any n.
+**In one pass.** A mixture of 200 components has a few rows of each in a batch. Mapping them
+component by component costs some 100 us each, whatever the number of rows. So :class:`BraidTable`
+has the parameters of all components, and compiled code (``native/braid.c``, which has the six steps
+in one place) maps a batch, one row after the other.
+
+Price: one keyed permutation and about 100 operations, 0.07 us per index; any n.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cache, cached_property
 from typing import NamedTuple, NoReturn
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64, Integer, UInt64
 
 from headrace.errors import ConfigError
-from headrace.order.braid.spec import BLOCK, MAX_STRANDS, resolve_strands
-from headrace.order.braid.table import (
-    BraidTable,
-    count_laps,
-    find_strands,
-    place_draws,
-    skip_left_over,
-    spec_of,
-    virtual_places,
+from headrace.native import native_library
+from headrace.order.braid.spec import (
+    BLOCK,
+    MAX_STRANDS,
+    BraidSpec,
+    braid_spec,
+    check_not_empty,
+    resolve_strands,
 )
 from headrace.order.intervals import Intervals
 from headrace.order.order import OpenWindow, Order
-from headrace.order.permutation import unpermute
+from headrace.order.permutation import rectangle, unpermute
 from headrace.order.seeds import derive, fold
 from headrace.order.subset import Subset
 
-_ONE = np.uint64(1)
-
-
-class _Places(NamedTuple):
-    """Positions of draws in the epoch's sequence; all int64."""
-
-    strand: np.ndarray
-    begin: np.ndarray  # of the strand
-    place: np.ndarray
-    end: np.ndarray  # of the strand
-    single: np.ndarray  # positions of the draws that belong to no strand: the last ones
+_MOST_PLACED = 1 << 12
 
 
 class BraidShuffle(Order):
@@ -172,7 +164,7 @@ class BraidShuffle(Order):
         self.first_strand = (
             derive(seed, "braid", "first") % MAX_STRANDS if first_strand is None else first_strand
         )
-        self._spec = spec_of([self])
+        self._spec = _spec_of([self])
         self.permutes_all = bool(self._spec.permuted[0])
         """Whether it has so few blocks that all rows are permuted in every epoch; see the module.
         """
@@ -195,97 +187,27 @@ class BraidShuffle(Order):
     def resolve(self, i: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._rows(None, i, epoch)
 
-    def strand(
-        self, i: Int64[np.ndarray, " m"], epoch: Int64[np.ndarray, " m"] | None = None
-    ) -> np.ndarray:
-        """Strand of each position, int64 in ``[0, strands)``."""
-        position = i.astype(np.uint64)
-        epoch = np.zeros_like(i) if epoch is None else epoch
-        draw = place_draws(position, epoch.astype(np.uint64), self._spec)
-        return find_strands(position, draw, self._spec).strand.astype(np.int64)
-
     def block_permutation(self, epoch: int) -> tuple[str, int, int]:
         """Family, length and key of the permutation of full blocks."""
         key = fold(fold(self._spec.key, np.array([epoch], np.uint64)), BLOCK)
         return "feistel", int(self._spec.full_blocks[0]), int(key[0])
 
     def touched_blocks(self, drawn: int, epoch: int) -> Intervals:
-        """Blocks of the epoch's sequence with any of the rows at its first ``drawn`` positions.
-
-        1. A strand visits neighbouring places, and continues from its begin when it has reached its
-           end. So its first and last draw tell all the places between: one range, or two if it has
-           come round.
-        2. The same for the strands of extra draws, which have strands of their own.
-        3. Blocks of these ranges.
-
-        The result may include blocks that only the last draws of an epoch touch. Costs 2 to 5 us
-        per strand.
+        """Blocks of the epoch's sequence with any of the rows at its first ``drawn`` positions. The
+        result may include blocks that only the last draws of an epoch touch.
         """
-        if self.permutes_all:  # no strands: the rows themselves tell
-            drawn_rows = self.at(np.arange(drawn), np.full(drawn, epoch))
-            stored = np.unique(drawn_rows // int(self._spec.block[0]))
-            full, key = self.block_permutation(epoch)[1:]
-            # Back from stored blocks to the sequence; the tail block is its own place
-            numbers = np.where(
-                stored < full, unpermute(stored % max(full, 1), max(full, 1), key), stored
-            )
-            return Intervals.of_numbers(np.sort(numbers))
-        start = [np.zeros(0, np.int64)]
-        stop = [np.zeros(0, np.int64)]
-        for strands, extra in (
-            (int(self._spec.regular[0]), False),
-            (int(self._spec.extra[0]), True),
-        ):
-            draws = int(self._count(np.array([drawn], np.uint64), epoch, extra)[0])
-            if draws <= 3 * strands:  # so few that each is looked up
-                spots = self._place_draws(np.arange(draws), epoch, extra)
-                start += [spots.place, spots.single]
-                stop += [spots.place + 1, spots.single + 1]
-                continue
-            # Fewer than `strands` draws belong to no strand, the last ones of an epoch: so the last
-            # two times `strands` draws have one of each strand
-            first = self._place_draws(np.arange(strands), epoch, extra)
-            last = self._place_draws(
-                np.arange(draws - 1, draws - 2 * strands - 1, -1), epoch, extra
-            )
-            by_strand = np.argsort(first.strand)
-            # They go backwards: the first of each strand is its last draw
-            latest = np.unique(last.strand, return_index=True)[1]
-            begin = first.begin[by_strand]
-            end = first.end[by_strand]
-            first_place = first.place[by_strand]
-            upto = last.place[latest] + 1
-            round_again = upto <= first_place
-            # first_place .. upto, or else first_place .. end and begin .. upto
-            start += [first_place, begin[round_again], last.single]
-            stop += [np.where(round_again, end, upto), upto[round_again], last.single + 1]
         block = int(self._spec.block[0])
-        return Intervals(np.concatenate(start) // block, -(-np.concatenate(stop) // block))
-
-    def _count(self, drawn: np.ndarray, epoch: int, extra: bool) -> np.ndarray:
-        """Draws of one kind among the first ``drawn`` of an epoch."""
-        begin = place_draws(np.zeros(1, np.uint64), np.array([epoch], np.uint64), self._spec).begin
-        regular = count_laps(begin + drawn, self._spec)[0] - count_laps(begin, self._spec)[0]
-        return drawn - regular if extra else regular
-
-    def _place_draws(self, nth: np.ndarray, epoch: int, extra: bool) -> _Places:
-        """Positions of the draws of one kind with these numbers, from 0, in an epoch."""
-        # Draws of one kind only grow in number with the position: bisect for the nth of them
-        low = np.zeros(nth.size, np.uint64)
-        high = np.full(nth.size, self.length, np.uint64)
-        while (low < high).any():
-            middle = (low + high) >> _ONE
-            enough = self._count(middle + _ONE, epoch, extra) <= nth.astype(np.uint64)
-            low = np.where(enough & (low < high), middle + _ONE, low)
-            high = np.where(enough, high, middle)
-        d = place_draws(low, np.full(nth.size, epoch, np.uint64), self._spec)
-        at = find_strands(low, d, self._spec)
-        virtual = virtual_places(at, d.key, self._spec).view(np.int64)
-        on_strand = at.late < 0
-        begin = skip_left_over(at.start, at) + at.base
-        end = skip_left_over(at.start + np.maximum(at.length, _ONE) - _ONE, at) + at.base + _ONE
-        of_strands = (x[on_strand].astype(np.int64) for x in (at.strand, begin, virtual, end))
-        return _Places(*of_strands, single=virtual[~on_strand])
+        if not self.permutes_all:
+            places = self._rows.touched_places(drawn, epoch)
+            return Intervals(places.start // block, -(-places.stop // block))
+        # No strands: the rows themselves tell. Back from stored blocks to the sequence; the tail
+        # block is its own place
+        drawn_rows = self.at(np.arange(drawn), np.full(drawn, epoch))
+        stored = np.unique(drawn_rows // block)
+        full, key = self.block_permutation(epoch)[1:]
+        is_full = stored < full
+        stored[is_full] = unpermute(stored[is_full], full, key)
+        return Intervals.of_numbers(np.sort(stored))
 
 
 class PendingBraid(Order):
@@ -373,3 +295,143 @@ class PendingBraid(Order):
             field="batch_size",
             cure="Mix or load it, or give braid_shuffle the batch_size.",
         )
+
+
+def _spec_of(orders: Sequence[BraidShuffle]) -> BraidSpec:
+    """The parameters of some braids, checked."""
+    return braid_spec(
+        np.asarray([order.length for order in orders], np.int64),
+        io_block_size=np.asarray([order.io_block_size for order in orders]),
+        strands=np.asarray([order.strands for order in orders]),
+        lap=np.asarray([order.lap for order in orders]),
+        key=np.asarray([derive(order.seed, "braid") for order in orders], np.uint64),
+        first_strand=np.asarray([order.first_strand for order in orders]),
+        part=np.asarray([order.part for order in orders]),
+    )
+
+
+class BraidTable:
+    """The braids of a ``spec``, evaluated in one pass over draws of any of them.
+
+    Row for row equal to ``Repeat(BraidShuffle(...))`` of each. What the rows of a braid have in
+    common is computed once per epoch.
+
+    Price: 0.07 us per row in windows of steps, 0.12 us in batches of 1,024; 15 us per call,
+    whatever the number of braids.
+
+    Example:
+        >>> table = BraidTable.of(
+        ...     [BraidShuffle(n, io_block_size=4, strands=n // 5, seed=n) for n in (10, 100)]
+        ... )
+        >>> rows, locality = table(
+        ...     np.array([0, 1, 0]), np.array([3, 99, 13])
+        ... )  # 13: the second epoch of component 0
+        >>> bool(
+        ...     rows[2]
+        ...     == BraidShuffle(10, io_block_size=4, strands=2, seed=10).at(
+        ...         np.array([3]), np.array([1])
+        ...     )[0]
+        ... )
+        True
+    """
+
+    def __init__(self, spec: BraidSpec) -> None:
+        self._spec = spec
+        self._is_empty = bool((spec.n == 0).any())
+
+    @classmethod
+    def of(cls, orders: Sequence[BraidShuffle]) -> BraidTable:
+        """The table of all components of a mixture, which have an order each.
+
+        Raises:
+            ConfigError: an empty component.
+        """
+        check_not_empty(np.asarray([len(order) for order in orders], np.int64))
+        return cls(_spec_of(orders))
+
+    @cached_property
+    def _fields(self) -> UInt64[np.ndarray, "d f"]:
+        """The fields of the structure ``Spec`` for each braid."""
+        s = self._spec
+        columns = [*s, *rectangle(s.full_blocks), *rectangle(s.n)]
+        fields = np.stack(
+            [np.ascontiguousarray(np.broadcast_to(c, s.n.shape)).view(np.uint64) for c in columns],
+            axis=1,
+        )
+        assert fields.strides == (_bytes_of_structures().spec, 8)
+        return fields
+
+    def __call__(
+        self,
+        component: Integer[np.ndarray, " m"] | None,
+        ordinal: Int64[np.ndarray, " m"],
+        first_epoch: Int64[np.ndarray, " m"] | None = None,
+    ) -> tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]:
+        """Row in its store and locality of each ``ordinal``-th draw of a component (None: the only
+        one). Each pass is re-keyed, starting at ``first_epoch`` (None: 0).
+
+        Raises:
+            IndexError: no such component; a draw of an empty braid.
+        """
+        if self._is_empty:  # the compiled code divides by the number of rows
+            if ordinal.size:
+                raise IndexError("an empty braid has no draws")
+            return np.empty(ordinal.shape, np.int64), np.empty(ordinal.shape, np.float64)
+        shape = np.broadcast_shapes(
+            *(v.shape for v in (component, ordinal, first_epoch) if v is not None)
+        )
+        arrays = [
+            None
+            if values is None
+            else np.ascontiguousarray(np.broadcast_to(values, shape), np.int64)
+            for values in (component, ordinal, first_epoch)
+        ]
+        rows = np.empty(shape, np.int64)
+        where = np.empty(shape)
+        if not rows.size:
+            return rows, where
+        fields = self._fields
+        braids = len(fields)
+        if arrays[0] is not None and not 0 <= int(arrays[0].min()) <= int(arrays[0].max()) < braids:
+            raise IndexError(f"components {arrays[0].min()} .. {arrays[0].max()} of {braids}")
+        # Room for what is computed once per epoch, and once per block
+        structures = _bytes_of_structures()
+        epochs = 1 << (min(braids, 2 * rows.size) - 1).bit_length()
+        placed = min(_MOST_PLACED, 1 << (rows.size // 2).bit_length())
+        scratch = np.zeros(epochs * structures.epoch + placed * structures.placed, np.uint8)
+        at = scratch.ctypes.data
+        native_library().calls_for(rows.size).braid_rows(
+            rows.size,
+            *(None if values is None else values.ctypes.data for values in (fields, *arrays)),
+            at,
+            epochs - 1,
+            at + epochs * structures.epoch,
+            placed - 1,
+            rows.ctypes.data,
+            where.ctypes.data,
+        )
+        return rows, where
+
+    def touched_places(self, drawn: int, epoch: int) -> Intervals:
+        """Places of the epoch's sequence that hold the rows of its first ``drawn`` draws, of the
+        only braid: of each strand, all between the first and the last. Costs 0.1 us per strand.
+        """
+        strands = int(self._spec.regular[0] + self._spec.extra[0])
+        ends = np.empty((2, 4 * strands), np.int64)
+        count = native_library().calls.braid_touched(
+            self._fields.ctypes.data, epoch, drawn, *(end.ctypes.data for end in ends)
+        )
+        return Intervals(*ends[:, :count])
+
+
+class _StructureBytes(NamedTuple):
+    spec: int
+    epoch: int
+    placed: int
+
+
+@cache
+def _bytes_of_structures() -> _StructureBytes:
+    """Bytes of the structures of ``native/braid.c``."""
+    calls = native_library().calls
+    return _StructureBytes(calls.spec_bytes(), calls.epoch_bytes(), calls.placed_bytes())

@@ -46,7 +46,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int32, Int64, UInt64
+from jaxtyping import Float64, Int64, UInt64
 
 from headrace.errors import ConfigError, check_at_least
 from headrace.order.order import MAX_LENGTH
@@ -61,8 +61,8 @@ GOLDEN32 = np.uint64(0x9E3779B9)
 the first one.
 """
 _EDGE = 2.0**-10  # localities below belong to the rows that come and go
-# What a child key is for; table.py uses 1. Vectors: numpy warns of overflow, which hashing needs,
-# for scalars
+# What a child key is for; native/braid.c uses others. Vectors: numpy warns of overflow, which
+# hashing needs, for scalars
 BLOCK, _CELL = (np.array([k], np.uint64) for k in (2, 4))
 FEW_BLOCKS = 64
 """A source of at most this many blocks, and no more blocks than strands, is fully shuffled."""
@@ -319,10 +319,6 @@ class BraidSpec(NamedTuple):
     low: np.ndarray  # locality of the start of the ring
     pitch: np.ndarray  # locality from cell to cell
     permuted: np.ndarray  # uint64: 1 if there are so few blocks that all rows are permuted, else 0
-
-    def take(self, component: Int32[np.ndarray, " m"]) -> BraidSpec:
-        """The parameters of each row's component."""
-        return BraidSpec(*(field[component] for field in self))
 
 
 def braid_spec(
