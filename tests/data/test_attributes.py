@@ -299,7 +299,7 @@ def test_a_damaged_result_is_made_again_and_verify_finds_it(tmp_path):
     values.write_bytes(raw)
     done = CliRunner().invoke(application(), ["cache", "verify", str(tmp_path / "cache")])
     assert done.exit_code == 1
-    assert "attribute.json" in done.output
+    assert "values.bin" in done.output
     again = open_attribute(cache, "quality", AttributeConfig(path))
     assert again.values.tolist() == [*range(DOCUMENTS)]
 

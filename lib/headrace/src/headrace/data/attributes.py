@@ -22,29 +22,19 @@ row, once; later starts read the result, 1 to 8 bytes a document.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
-from jaxtyping import Bool, Int64, Integer, Num, UInt64
+from jaxtyping import Bool, Int64, Num, UInt64
 
 from headrace.data.documents import count_documents
 from headrace.data.filter_files import read_npy
 from headrace.data.id_index import IdIndex, hashes_of_numbers, hashes_of_texts
-from headrace.errors import (
-    CacheCorruptError,
-    ConfigError,
-    HeadraceError,
-    did_you_mean,
-    errors_at,
-)
+from headrace.errors import ConfigError, did_you_mean, errors_at
 from headrace.ingest.listing import Entry, list_path
 from headrace.ingest.records import import_extra
 from headrace.order.intervals import Intervals
@@ -53,15 +43,15 @@ from headrace.store.cache import TokenCache
 from headrace.store.layout import ATTRIBUTES_FOLDER
 from headrace.store.leaf import CacheLeaf
 from headrace.store.records import RecordKind
-from headrace.store.vectors import PiecedVector, VectorWriter, damaged
+from headrace.store.saved_results import ResultRecord, SavedResults
+from headrace.store.vectors import PiecedVector, write_vector
 
 DOCUMENT = "document"
 """The key of rows that say a document's number."""
 _LOG = logging.getLogger(__name__)
-_RECORD = "attribute.json"
+_WHAT = "attribute"
 _VALUES = "values.bin"
 _WITHOUT = "without_value.bin"
-_WHAT = "attribute"
 _FORMATS = {
     ".parquet": "parquet",
     ".jsonl": "json",
@@ -121,17 +111,6 @@ class AttributeConfig:
             )
 
 
-class _Record(msgspec.Struct, forbid_unknown_fields=True):
-    made_from: dict[str, Any]
-    dtype: str
-    values: dict[str, Any]
-    without_value: dict[str, Any]
-    counts: tuple[int, int]  # rows, rows of no document
-
-
-_KIND = RecordKind(_WHAT, 2, _Record)
-
-
 @dataclass(frozen=True, eq=False)
 class Attribute:
     """A number for each document.
@@ -149,6 +128,34 @@ class Attribute:
     not_found: int
     without_value: Int64[np.ndarray, " missing"]
     missing: int = 0
+
+
+class _Record(ResultRecord):
+    dtype: str
+    values: dict[str, Any]
+    without_value: dict[str, Any]
+    counts: tuple[int, int]  # rows, rows of no document
+
+
+def _write(folder: str, made_from: dict[str, Any], attribute: Attribute) -> _Record:
+    values = np.ascontiguousarray(attribute.values)
+    unsigned = values.view(f"u{values.dtype.itemsize}")
+    return _Record(
+        made_from,
+        values.dtype.newbyteorder("<").str,
+        write_vector(files.join(folder, _VALUES), unsigned, _WHAT),
+        write_vector(files.join(folder, _WITHOUT), attribute.without_value, _WHAT),
+        (attribute.rows, attribute.not_found),
+    )
+
+
+def _read(folder: str, record: _Record) -> Attribute:
+    values = PiecedVector(files.join(folder, _VALUES), record.values, _WHAT).loaded()
+    without = PiecedVector(files.join(folder, _WITHOUT), record.without_value, _WHAT).loaded()
+    return Attribute(values.view(record.dtype), *record.counts, without)
+
+
+_ATTRIBUTES = SavedResults(RecordKind(_WHAT, 2, _Record), "attribute.json", _write, _read)
 
 
 def open_attribute(
@@ -211,28 +218,25 @@ def joined_attribute(cache: TokenCache, name: str, config: AttributeConfig) -> A
         "value": config.value or name,
         "id_leaf": config.id_leaf,
     }
-    made_from = json.loads(json.dumps(made_from))
-    digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
-    folder = files.join(cache.path, ATTRIBUTES_FOLDER, digest[:32])
-    saved = _saved(folder, made_from)
-    if saved is not None:
-        return _with_documents_counted(cache, saved)
-    joined = _with_documents_counted(cache, _joined(cache, name, config, entries))
-    _LOG.info(
-        "%s: attribute %s joined from %d files: %d rows, of which %d are of no document; %d of %d"
-        " documents have no value",
-        cache.path,
-        name,
-        len(entries),
-        joined.rows,
-        joined.not_found,
-        joined.missing,
-        cache.num_originals,
-    )
-    if cache.takes_files:
-        with suppress(OSError, HeadraceError):  # a run must not fail because it cannot be saved
-            _save(folder, made_from, joined)
-    return joined
+
+    def join() -> Attribute:
+        joined = _with_documents_counted(cache, _joined(cache, name, config, entries))
+        _LOG.info(
+            "%s: attribute %s joined from %d files: %d rows, of which %d are of no document; %d of"
+            " %d documents have no value",
+            cache.path,
+            name,
+            len(entries),
+            joined.rows,
+            joined.not_found,
+            joined.missing,
+            cache.num_originals,
+        )
+        return joined
+
+    root = files.join(cache.path, ATTRIBUTES_FOLDER)
+    joined, _ = _ATTRIBUTES.found_or_made(root, made_from, join, lambda _: cache.takes_files)
+    return _with_documents_counted(cache, joined)
 
 
 def _with_documents_counted(cache: TokenCache, joined: Attribute) -> Attribute:
@@ -619,44 +623,6 @@ def _rounded_up(share: float) -> float:
     return round(min(float(np.ceil(share * scale) / scale), 1.0), digits)
 
 
-def _saved(folder: str, made_from: Mapping[str, Any]) -> Attribute | None:
-    """The saved result; None if there is none, or it is damaged: it is made again."""
-    url = files.join(folder, _RECORD)
-    with suppress(OSError, HeadraceError, ValueError, KeyError, TypeError):
-        raw = files.read_bytes(url)
-        if raw is None:
-            return None
-        record = _KIND.decode(raw, url)
-        if record.made_from == made_from:
-            stored = PiecedVector(files.join(folder, _VALUES), record.values, _WHAT)
-            without = PiecedVector(files.join(folder, _WITHOUT), record.without_value, _WHAT)
-            values = stored.loaded().view(record.dtype)
-            return Attribute(values, *record.counts, without.loaded())
-    return None
-
-
-def _save(folder: str, made_from: Mapping[str, Any], attribute: Attribute) -> None:
-    values = np.ascontiguousarray(attribute.values)
-    record = _Record(
-        dict(made_from),
-        values.dtype.newbyteorder("<").str,
-        _write(files.join(folder, _VALUES), values.view(f"<u{values.dtype.itemsize}")),
-        _write(files.join(folder, _WITHOUT), attribute.without_value),
-        (attribute.rows, attribute.not_found),
-    )
-    files.write_atomic(files.join(folder, _RECORD), _KIND.encode(record), shared=True)
-
-
-def _write(url: str, numbers: Integer[np.ndarray, " n"]) -> dict[str, Any]:
-    writer = VectorWriter(url, numbers.dtype.str, _WHAT)
-    try:
-        writer.append(numbers)
-        return writer.finish()
-    except BaseException:
-        writer.abort()
-        raise
-
-
 def attribute_findings(cache: str) -> list[tuple[str, str]]:
     """Checks the attributes saved with a cache by reading them: (file, problem) pairs.
 
@@ -664,17 +630,4 @@ def attribute_findings(cache: str) -> list[tuple[str, str]]:
         >>> attribute_findings("nowhere")
         []
     """
-    findings: list[tuple[str, str]] = []
-    folder = files.join(cache, ATTRIBUTES_FOLDER)
-    for name in files.names_in(folder):
-        url = files.join(folder, name, _RECORD)
-        raw = files.read_bytes(url)
-        if raw is None:
-            continue  # one to come
-        try:
-            made_from = _KIND.decode(raw, url).made_from
-            if _saved(files.join(folder, name), made_from) is None:
-                raise damaged(url, "is not as it was written", _WHAT)
-        except CacheCorruptError as error:
-            findings.append((str(error.value), error.problem))
-    return findings
+    return _ATTRIBUTES.findings(files.join(cache, ATTRIBUTES_FOLDER))

@@ -1,16 +1,13 @@
 """Sums that take long to add up, saved next to the plans of a cache, like anchors in a run's
 folder.
 
-The fingerprint in ``<plans>/<fingerprint>/sums.json`` covers everything that the numbers depend on:
-data, rows, order and what is counted. The file repeats this, so a lookup is exact. Numbers that are
-too many for a record are in ``sums.bin`` next to it (:mod:`headrace.store.vectors`). They only save
-time: if the folder is damaged, deleted or not writable, the sums are added up again.
+They are in ``<plans>/<fingerprint>/sums.json`` (:mod:`headrace.store.saved_results`), or, if they
+are too many for a record, in ``sums.bin`` next to it. What they are made from are data, rows, order
+and what is counted.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,25 +16,35 @@ import numpy as np
 from jaxtyping import Integer
 
 from headrace.data.dataset import PlannedDataset, stored_dataset
-from headrace.data.saved_filters import request_digest
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files
-from headrace.store.records import RecordKind, read_record, write_record
-from headrace.store.vectors import PiecedVector, VectorWriter
+from headrace.store.records import RecordKind
+from headrace.store.saved_results import ResultRecord, SavedResults
+from headrace.store.vectors import PiecedVector, write_vector
 
-_SUMS = "sums.json"
 _VECTOR = "sums.bin"
 _IN_RECORD = 4096  # numbers
 
 
-class _Record(msgspec.Struct, forbid_unknown_fields=True):
-    made_from: dict[str, Any]
-    numbers: list[int] = []
+class _Record(ResultRecord):
+    numbers: list[int] = msgspec.field(default_factory=list[int])
     vector: dict[str, Any] | None = None  # what describes them, if they are too many
 
 
-_KIND = RecordKind("sums", 1, _Record)
+def _write(folder: str, made_from: dict[str, Any], sums: Integer[np.ndarray, " n"]) -> _Record:
+    if sums.size <= _IN_RECORD:
+        return _Record(made_from, sums.tolist())
+    return _Record(made_from, vector=write_vector(files.join(folder, _VECTOR), sums, "sums"))
+
+
+def _read(folder: str, record: _Record) -> Integer[np.ndarray, " n"]:
+    if record.vector is None:
+        return np.array(record.numbers, np.int64)
+    return PiecedVector(files.join(folder, _VECTOR), record.vector, "sums").loaded()
+
+
+_SUMS = SavedResults(RecordKind("sums", 1, _Record), "sums.json", _write, _read)
 
 
 def plans_of(dataset: PlannedDataset) -> str | None:
@@ -77,36 +84,4 @@ def load_or_add_up(
         ... ]  # once
         [[0, 1, 2], [0, 1, 2]]
     """
-    if folder is None:
-        return add_up()
-    request = json.loads(json.dumps(made_from))
-    root = files.join(folder, request_digest(request)[:32])
-    with contextlib.suppress(OSError, HeadraceError):
-        record = read_record(files.join(root, _SUMS), _KIND)
-        if record is not None and record.made_from == request:
-            if record.vector is None:
-                return np.array(record.numbers, np.int64)
-            return PiecedVector(files.join(root, _VECTOR), record.vector, "sums").loaded()
-    numbers = add_up()
-    if not worth(numbers):
-        return numbers
-    with contextlib.suppress(
-        OSError, HeadraceError
-    ):  # a run must not fail because they cannot be saved
-        record = (
-            _Record(request, numbers.tolist())
-            if numbers.size <= _IN_RECORD
-            else _Record(request, vector=_written(files.join(root, _VECTOR), numbers))
-        )
-        write_record(files.join(root, _SUMS), _KIND, record, shared=True)
-    return numbers
-
-
-def _written(url: str, numbers: Integer[np.ndarray, " n"]) -> dict[str, Any]:
-    writer = VectorWriter(url, numbers.dtype.newbyteorder("<").str, "sums")
-    try:
-        writer.append(numbers)
-        return writer.finish()
-    except BaseException:
-        writer.abort()
-        raise
+    return _SUMS.found_or_made(folder, made_from, add_up, worth)[0]

@@ -1,14 +1,12 @@
 """Saved filters: what a filter leaves out of a cache is computed once, saved with the cache, and
 read in pieces.
 
-``<cache>/filters/<fingerprint>/`` has vectors of whole numbers, each with digests of its pieces
-(:mod:`headrace.store.vectors`): the documents (``documents.bin``: a bit each, or ranges if these
-are fewer), and the gaps in the tokens (``kept-*.bin``, ``gaps-*.bin``: the sums of
-:class:`~headrace.order.intervals.Removal`). Written last, ``filter.json`` has what the filter was
-made from (its content and the cache's fingerprint), counts and digests; it is a sealed record. All
-processes write the same bytes, under temporary names until they are complete.
+``<cache>/filters/<fingerprint>/`` (:mod:`headrace.store.saved_results`) has the documents
+(``documents.bin``: a bit each, or ranges if these are fewer), and the gaps in the tokens
+(``kept-*.bin``, ``gaps-*.bin``: the sums of :class:`~headrace.order.intervals.Removal`).
+``filter.json`` has what the filter was made from (its content and the cache's fingerprint), counts
+and digests.
 
-It only saves time: if the folder is damaged, deleted or not writable, the filter is computed again.
 Price: 8 bytes per gap and an eighth of a byte per document on disk. Opening reads the record, 32
 bytes for each 64 KiB of these, and every 256th gap: 6 MB for 1e8 gaps. A batch reads the pieces
 that its rows need.
@@ -17,42 +15,35 @@ that its rows need.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
-import msgspec
 import numpy as np
 from jaxtyping import Integer
 
-from headrace.errors import CacheCorruptError, HeadraceError
+from headrace.errors import HeadraceError
 from headrace.order.bits import Bits, NumberSet
 from headrace.order.intervals import Intervals, Removal, RunningSums
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import FILTERS_FOLDER
 from headrace.store.records import RecordKind
-from headrace.store.vectors import RUN_BYTES, PiecedVector, VectorWriter, damaged
+from headrace.store.saved_results import ResultRecord, SavedResults, fingerprint_of
+from headrace.store.vectors import RUN_BYTES, PiecedVector, write_vector
 
-_LOG = logging.getLogger(__name__)
-_RECORD = "filter.json"
+_VERSION = 1
 _WHAT = "filter"
 
 
-class _Record(msgspec.Struct, forbid_unknown_fields=True):
-    made_from: dict[str, Any]
+class _Record(ResultRecord):
     vectors: dict[str, dict[str, Any]]
     documents: tuple[int, int | None]  # how many are left out, and of how many, if they are bits
     tokens: list[int] | None  # length of the stream, and size and total of the sums of its gaps
     counts: tuple[int, int, int]  # listed, repeated, not found
     digests: dict[str, str]
 
-
-_KIND = RecordKind(_WHAT, 1, _Record)
 
 ReadOnce: TypeAlias = Callable[[str, Callable[[str], bytes]], bytes]
 """Returns what a function reads from a cache's folder; one process may read it for all."""
@@ -135,31 +126,27 @@ def removed_once(
         remove: Computes it. Errors are passed on, and nothing is saved.
         read_once: Reads the record; see :data:`ReadOnce`.
     """
-    opened: list[RemovedDocuments] = []
-    worked_out: list[RemovedDocuments] = []
+    seen: list[RemovedDocuments] = []
 
     def record(root: str) -> bytes:
-        request = json.loads(json.dumps({**made_from(), "version": _KIND.version}))
-        folder = files.join(root, FILTERS_FOLDER, request_digest(request)[:32])
-        with contextlib.suppress(OSError, HeadraceError):
-            raw = files.read_bytes(files.join(folder, _RECORD)) or b""
-            if (removed := _opened(root, raw, request)) is not None:
-                opened.append(removed)
-                return raw
-        worked_out.append(remove())
-        with contextlib.suppress(
-            OSError, HeadraceError
-        ):  # a run must not fail because it cannot be saved
-            return _save(folder, request, worked_out[0]) if cache.takes_files else b""
-        return b""
+        removed, record = _FILTERS.found_or_made(
+            files.join(root, FILTERS_FOLDER),
+            {**made_from(), "version": _VERSION},
+            remove,
+            lambda _: cache.takes_files,
+        )
+        seen.append(removed)
+        return b"" if record is None else _FILTERS.kind.encode(record)
 
     raw = record(cache.path) if read_once is None else read_once(cache.path, record)
-    if opened:
-        return opened[0]
+    if seen:
+        return seen[0]
+    # Another process has read it, or has saved it
     with contextlib.suppress(OSError, HeadraceError):
-        if (removed := _opened(cache.path, raw)) is not None:
-            return removed
-    return worked_out[0] if worked_out else remove()
+        record_read = _FILTERS.kind.decode(raw, cache.path)
+        fingerprint = fingerprint_of(record_read.made_from)
+        return _opened(files.join(cache.path, FILTERS_FOLDER, fingerprint), record_read)
+    return remove()
 
 
 def filter_findings(cache: str) -> list[tuple[str, str]]:
@@ -169,21 +156,8 @@ def filter_findings(cache: str) -> list[tuple[str, str]]:
         >>> filter_findings("nowhere")
         []
     """
-    findings: list[tuple[str, str]] = []
-    folder = files.join(cache, FILTERS_FOLDER)
-    for name in files.names_in(folder):
-        url = files.join(folder, name, _RECORD)
-        if (raw := files.read_bytes(url)) is None:
-            continue  # one to come
-        try:
-            removed = _opened(cache, raw)
-            if removed is None or not removed.folder.endswith(name):
-                raise damaged(url, "is not as it was written, or of another filter", _WHAT)
-            for vector in _vectors_of(removed).values():
-                np.asarray(vector)
-        except CacheCorruptError as error:
-            findings.append((str(error.value), error.problem))
-    return findings
+    checked = replace(_FILTERS, read=_verified)
+    return checked.findings(files.join(cache, FILTERS_FOLDER))
 
 
 def _vectors_of(removed: RemovedDocuments) -> dict[str, Integer[np.ndarray, " n"]]:
@@ -198,21 +172,13 @@ def _vectors_of(removed: RemovedDocuments) -> dict[str, Integer[np.ndarray, " n"
     return {name: numbers for name, numbers in vectors.items() if numbers.size}
 
 
-def _save(folder: str, request: Mapping[str, Any], removed: RemovedDocuments) -> bytes:
-    """Saves what is left out, and returns its record."""
-    vectors: dict[str, Any] = {}
-    for name, numbers in _vectors_of(removed).items():
-        writer = VectorWriter(
-            files.join(folder, f"{name}.bin"), numbers.dtype.newbyteorder("<").str, _WHAT
-        )
-        try:
-            writer.append(numbers)
-            vectors[name] = writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
-    record = _Record(
-        made_from=dict(request),
+def _save(folder: str, made_from: dict[str, Any], removed: RemovedDocuments) -> _Record:
+    vectors = {
+        name: write_vector(files.join(folder, f"{name}.bin"), numbers, _WHAT)
+        for name, numbers in _vectors_of(removed).items()
+    }
+    return _Record(
+        made_from=made_from,
         vectors=vectors,
         documents=(removed.num_documents, getattr(removed.which, "length", None)),
         tokens=removed.removal
@@ -220,24 +186,18 @@ def _save(folder: str, request: Mapping[str, Any], removed: RemovedDocuments) ->
         counts=(removed.listed, removed.repeated, removed.not_found),
         digests={"documents": removed.documents_digest, "tokens": removed.tokens_digest},
     )
-    raw = _KIND.encode(record)
-    files.write_atomic(files.join(folder, _RECORD), raw, shared=True)
-    return raw
 
 
-def _opened(
-    cache: str, raw: bytes, request: Mapping[str, Any] | None = None
-) -> RemovedDocuments | None:
-    """The content of a record, as far as a start needs it; None if it is missing, damaged, or of
-    another request.
-    """
-    try:
-        record = _KIND.decode(raw, cache)
-    except CacheCorruptError:
-        return None
-    if request not in (None, record.made_from):
-        return None
-    folder = files.join(cache, FILTERS_FOLDER, request_digest(record.made_from)[:32])
+def _verified(folder: str, record: _Record) -> RemovedDocuments:
+    """The content of a record, of which every number was read."""
+    removed = _opened(folder, record)
+    for vector in _vectors_of(removed).values():
+        np.asarray(vector)
+    return removed
+
+
+def _opened(folder: str, record: _Record) -> RemovedDocuments:
+    """The content of a record, as far as a start needs it."""
     vectors = {
         n: PiecedVector(files.join(folder, f"{n}.bin"), v, _WHAT) for n, v in record.vectors.items()
     }
@@ -250,18 +210,17 @@ def _opened(
     else:
         which = Bits(cast(np.ndarray, stored), length, total)
     removal = None if record.tokens is None else _removal(vectors, *record.tokens)
-    listed, repeated, not_found = record.counts
     in_pieces = {name.replace("first", "more") for name in vectors if name.endswith("first")}
     in_pieces |= {"documents"} if length is not None else set()
     loaded = [
         one.size * one.dtype.itemsize for name, one in vectors.items() if name not in in_pieces
     ]
-    requests = (
-        2 + len(vectors) + sum(-(-size // RUN_BYTES) for size in loaded)
-    )  # the record, and that of stretches
-    return RemovedDocuments(
-        which, removal, listed, repeated, not_found, folder, requests, record.digests
-    )
+    # the record, and that of stretches
+    requests = 2 + len(vectors) + sum(-(-size // RUN_BYTES) for size in loaded)
+    return RemovedDocuments(which, removal, *record.counts, folder, requests, record.digests)
+
+
+_FILTERS = SavedResults(RecordKind(_WHAT, _VERSION, _Record), "filter.json", _save, _opened)
 
 
 def _removal(vectors: Mapping[str, PiecedVector], length: int, *sizes: int) -> Removal:
@@ -274,8 +233,3 @@ def _removal(vectors: Mapping[str, PiecedVector], length: int, *sizes: int) -> R
         else:
             sums.append(RunningSums(size, total, first.loaded(), cast(np.ndarray, more)))
     return Removal.of_sums(length, *sums)
-
-
-def request_digest(values: object) -> str:
-    """Digest of what a saved result was made from, as JSON values: 64 hex digits."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

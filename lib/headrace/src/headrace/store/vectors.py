@@ -158,6 +158,17 @@ class VectorWriter:
         return CacheError(problem, field="file", value=self.url, cure=cure)
 
 
+def write_vector(url: str, numbers: Integer[np.ndarray, " n"], what: str) -> dict[str, Any]:
+    """Writes all numbers of a vector, and returns its record; see :class:`VectorWriter`."""
+    writer = VectorWriter(url, numbers.dtype.newbyteorder("<").str, what)
+    try:
+        writer.append(numbers)
+        return writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
 class PiecedVector:
     """A vector written by :class:`VectorWriter`, indexed like an array: by integer arrays and by
     ranges.
