@@ -30,7 +30,7 @@ from jaxtyping import Int64
 
 from headrace.data.document_numbers import DocumentNumbers
 from headrace.errors import ConfigError, check_choice, did_you_mean
-from headrace.order.intervals import starts
+from headrace.order.intervals import cut_ranges, starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
@@ -111,18 +111,8 @@ class DocumentValues:
     def runs(self, start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]) -> DocumentRuns:
         """Some runs of tokens of the part, cut where documents end."""
         offsets, values = self._loaded
-        stop = start + size
-        first = np.searchsorted(offsets, start, side="right") - 1
-        count = np.searchsorted(offsets, stop - 1, side="right") - first
-        run = np.repeat(np.arange(start.size), count)
-        document = (
-            np.repeat(first, count)
-            + np.arange(run.size)
-            - np.repeat(np.cumsum(count) - count, count)
-        )
-        begin = np.maximum(offsets[document], start[run])  # empty documents have no tokens
-        tokens = np.minimum(offsets[document + 1], stop[run]) - begin
-        return DocumentRuns(run, begin - start[run], tokens, values[document])
+        run, document, begin, end = cut_ranges(start, start + size, offsets[:-1], offsets[1:])
+        return DocumentRuns(run, begin - start[run], end - begin, values[document])
 
     def of_tokens(
         self, start: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]

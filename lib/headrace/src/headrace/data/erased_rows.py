@@ -27,7 +27,7 @@ from jaxtyping import Bool, Int32, Int64
 from headrace.data.columns import MASK, Column
 from headrace.data.documents import stored_documents, token_ranges
 from headrace.data.rows import Pieces, RowSource
-from headrace.order.intervals import Intervals, starts
+from headrace.order.intervals import Intervals, cut_ranges, starts
 from headrace.store.cache import TokenCache
 
 _TRAINED = Column(MASK, np.dtype(np.uint8), 1)  # wherever a piece lies
@@ -123,14 +123,9 @@ class ErasedRows(RowSource):
         """The pieces of rows, without what is erased."""
         row, column, array, start, size = self._rows.pieces(rows)
         begin = self._first_token[array] + start
-        first = np.searchsorted(self._left.stop, begin, side="right")
-        count = np.searchsorted(self._left.start, begin + size, side="left") - first
-        of = np.repeat(np.arange(row.size), count)
-        at = first[of] + np.arange(of.size) - np.repeat(np.cumsum(count) - count, count)
-        low = np.maximum(begin[of], self._left.start[at])
+        of, _, low, high = cut_ranges(begin, begin + size, self._left.start, self._left.stop)
         skipped = low - begin[of]
-        size_left = np.minimum((begin + size)[of], self._left.stop[at]) - low
-        return Pieces(row[of], column[of] + skipped, array[of], start[of] + skipped, size_left)
+        return Pieces(row[of], column[of] + skipped, array[of], start[of] + skipped, high - low)
 
     def last_tokens(
         self, rows: Int64[np.ndarray, " n"]

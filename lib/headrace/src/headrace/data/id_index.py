@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from jaxtyping import Int64, UInt8, UInt64
 
+from headrace.order.intervals import run_numbers, starts
+
 _BASES = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 _MIX = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
 
@@ -43,8 +45,8 @@ def hashes_of_texts(
         (True, True, False)
     """
     lengths = lengths.astype(np.int64)
-    first_byte = np.cumsum(lengths) - lengths
-    byte_number = np.arange(data.size, dtype=np.int64) - np.repeat(first_byte, lengths)
+    first_byte = starts(lengths)[:-1]
+    byte_number = run_numbers(0, lengths)
     hashes = np.zeros((2, lengths.size), np.uint64)
     filled = lengths > 0
     for number, base in enumerate(_BASES):

@@ -20,7 +20,7 @@ from jaxtyping import Int32, Int64
 
 from headrace.data.dataset import PlannedDataset, WrappingDataset
 from headrace.data.rows import Pieces, Rows, RowSource
-from headrace.order.intervals import Intervals, starts
+from headrace.order.intervals import Intervals, cut_ranges, starts
 from headrace.store.cache import TokenCache
 
 
@@ -156,19 +156,7 @@ class LeftRows(RowSource):
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         begin = rows * self.row_elements
         end = begin + self.row_elements
-        first = np.searchsorted(self._place, begin, side="right") - 1
-        count = np.searchsorted(self._place, end, side="left") - first
-        row = np.repeat(np.arange(rows.size), count)
-        nth = np.arange(row.size) - np.repeat(np.cumsum(count) - count, count)
-        number = first[row] + nth
-        piece_begin = np.maximum(self._place[number], begin[row])
-        piece_end = np.minimum(self._place[number + 1], end[row])
-        start = self._start[number] + (piece_begin - self._place[number])
+        row, number, low, high = cut_ranges(begin, end, self._place[:-1], self._place[1:])
+        start = self._start[number] + (low - self._place[number])
         array = np.searchsorted(self._first_token, start, side="right") - 1
-        return Pieces(
-            row,
-            piece_begin - begin[row],
-            array,
-            start - self._first_token[array],
-            piece_end - piece_begin,
-        )
+        return Pieces(row, low - begin[row], array, start - self._first_token[array], high - low)

@@ -30,7 +30,7 @@ from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset
 from headrace.errors import ConfigError
-from headrace.order.intervals import starts
+from headrace.order.intervals import run_numbers, starts
 from headrace.pack.items import Items
 from headrace.pack.plan import PackPlan, plan_of
 from headrace.pack.saved_plans import first_tokens, incomplete_documents, plan_of_cache
@@ -288,9 +288,8 @@ class PackedRows(RowSource):
         items, item_counts = self._plan.of_packs(rows)
         row = np.repeat(np.arange(rows.size), item_counts)
         size = self._plan.items.size[items].astype(np.int64)
-        column = np.cumsum(size) - size
-        begin = np.cumsum(item_counts) - item_counts
-        column -= np.repeat(column[begin] if rows.size else begin, item_counts)
+        begin = starts(size)
+        column = begin[:-1] - np.repeat(begin[starts(item_counts)[:-1]], item_counts)
         start = self._start[items]
         array = np.searchsorted(self._first_token, start, side="right") - 1
         start = start - self._first_token[array]
@@ -310,10 +309,7 @@ class PackedRows(RowSource):
         items, item_counts = self._plan.of_packs(rows)
         lengths = np.zeros((rows.size, self.max_segments), np.int32)
         row = np.repeat(np.arange(rows.size), item_counts)
-        lengths[
-            row,
-            np.arange(items.size) - np.repeat(np.cumsum(item_counts) - item_counts, item_counts),
-        ] = self._plan.items.size[items]
+        lengths[row, run_numbers(0, item_counts)] = self._plan.items.size[items]
         return lengths
 
     def count_content(

@@ -25,6 +25,7 @@ from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset, TokenSeqDataset
 from headrace.errors import ConfigError, command_line
+from headrace.order.intervals import run_numbers
 from headrace.order.windows import BlockAligned, Windows
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds
@@ -168,7 +169,7 @@ class StoredPacks(RowSource):
         row = row[order]
         end = last[order] + 1
         count = np.bincount(row, minlength=rows.size)
-        nth = np.arange(row.size) - np.repeat(np.cumsum(count) - count, count)
+        nth = run_numbers(0, count)
         size = np.where(nth == 0, end, np.diff(end, prepend=0))
         document = np.flatnonzero(nth < count[row] - 1)  # the last is padding
         lengths = np.zeros((rows.size, self.max_segments), np.int32)

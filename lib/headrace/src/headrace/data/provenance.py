@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from headrace.data.rows import RowSource
-from headrace.order.intervals import starts
+from headrace.order.intervals import run_numbers, starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 
@@ -274,10 +274,8 @@ def _cut_by_documents(
     reads = [offsets.read(a, b + 2) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
     borders = np.concatenate([read.result() for read in reads])
     piece = np.repeat(np.arange(start.size), count)
-    nth = np.arange(piece.size) - np.repeat(np.cumsum(count) - count, count)
-    at = (
-        nth + (np.cumsum(count + 1) - count - 1)[piece]
-    )  # each range has one border more than documents
+    nth = run_numbers(0, count)
+    at = run_numbers(starts(count + 1)[:-1], count)  # each range has one border more than documents
     begin = borders[at]
     end = borders[at + 1]
     low = np.maximum(begin, start[piece])

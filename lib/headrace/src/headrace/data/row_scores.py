@@ -8,7 +8,7 @@ from jaxtyping import Float64
 from headrace.data.dataset import PlannedDataset
 from headrace.data.document_numbers import DocumentNumbers
 from headrace.errors import ConfigError
-from headrace.order.intervals import starts
+from headrace.order.intervals import cut_ranges, starts
 
 _CHUNK = 1 << 13  # rows that are located together
 
@@ -57,18 +57,14 @@ def row_scores(
         rows = dataset.locate(np.arange(at, min(at + _CHUNK, len(dataset)))).row
         pieces = source.content(rows)
         start = first_token[pieces.array] + pieces.start
-        stop = start + pieces.size
-        first = np.searchsorted(begin[:-1], start, side="right") - 1
-        documents = np.searchsorted(begin[:-1], stop) - first
-        piece = np.repeat(np.arange(start.size), documents)
-        document = np.arange(piece.size) + (first - starts(documents)[:-1])[piece]
-        row = pieces.row[piece]
-        tokens = np.minimum(begin[document + 1], stop[piece])
-        tokens -= np.maximum(begin[document], start[piece])
+        cuts = cut_ranges(start, start + pieces.size, begin[:-1], begin[1:])
+        row = pieces.row[cuts.range]
+        document = cuts.section
+        tokens = cuts.stop - cuts.start
         share = tokens / np.maximum(np.bincount(row, tokens, minlength=rows.size), 1)[row]
         # Around the score of its first document, a row of equal scores has exactly this one
         around = np.zeros(rows.size)
-        around[pieces.row[::-1]] = score[first[::-1]]
+        around[row[::-1]] = score[document[::-1]]
         differences = (score[document] - around[row]) * share
         scores[at : at + rows.size] = around + np.bincount(row, differences, minlength=rows.size)
     return scores

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float64, Int32, Int64, Shaped, UInt8
 from headrace.data.columns import Column, RunColumn, run_columns
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
-from headrace.order.intervals import Intervals, starts
+from headrace.order.intervals import Intervals, run_numbers, starts
 from headrace.order.windows import Windows, WindowsTable
 from headrace.store.array import StoredArray
 from headrace.store.document_ends import DocumentEnds
@@ -570,13 +570,13 @@ async def _read_column(
         pieces = source.content(rows.row[of_source])
         values = np.full(int(pieces.size.sum()), column.default, column.dtype)
         if source_column is not None and source_column.documents:
-            begin = np.cumsum(pieces.size) - pieces.size
+            begin = starts(pieces.size)
             for array in np.unique(pieces.array).tolist():
                 some = np.flatnonzero(pieces.array == array)
                 runs = source_column.documents[array].of_tokens(
                     pieces.start[some], pieces.size[some]
                 )
-                values[runs_of_elements(begin[some], pieces.size[some])] = runs
+                values[run_numbers(begin[some], pieces.size[some])] = runs
         out[of_source] = _rows_of(
             np.repeat(values, column.width),
             _widened(pieces, column.width),
@@ -611,18 +611,6 @@ def _widened(pieces: Pieces, width: int) -> Pieces:
     )
 
 
-def runs_of_elements(
-    begin: Int64[np.ndarray, " p"], size: Int64[np.ndarray, " p"]
-) -> Int64[np.ndarray, " e"]:
-    """The elements of some runs, run after run.
-
-    Example:
-        >>> runs_of_elements(np.array([4, 0]), np.array([2, 3])).tolist()
-        [4, 5, 0, 1, 2]
-    """
-    return np.arange(int(size.sum())) + np.repeat(begin - (np.cumsum(size) - size), size)
-
-
 def _rows_of(
     elements: np.ndarray, pieces: Pieces, rows: int, length: int, fill: int = 0
 ) -> np.ndarray:
@@ -630,7 +618,7 @@ def _rows_of(
     if elements.size == rows * length:
         return elements.reshape(rows, length)
     out = np.full(rows * length, fill, elements.dtype)
-    out[runs_of_elements(pieces.row * length + pieces.column, pieces.size)] = elements
+    out[run_numbers(pieces.row * length + pieces.column, pieces.size)] = elements
     return out.reshape(rows, length)
 
 

@@ -69,6 +69,7 @@ from jaxtyping import Bool, Float64, Int32, Int64
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, check_choice
 from headrace.mix.schedule import ExchangeSetting
+from headrace.order.intervals import run_numbers
 
 WORTH_IT = 1.05
 """``auto`` turns the exchange on if there are more than so many times as many reads without it."""
@@ -187,7 +188,7 @@ class RowExchange:
         sizes = window.sizes
         valid = window.valid
         step = np.repeat(np.arange(sizes.size), valid)
-        position = np.arange(step.size) - np.repeat(np.cumsum(valid) - valid, valid)
+        position = run_numbers(0, valid)
         shard = position * shards // sizes[step]
         # 3. A row on a border belongs to the owner above it, on every host.
         owner = self.holders[np.searchsorted(self._borders, self._front(window), side="right")]

@@ -39,12 +39,12 @@ from jaxtyping import Int64
 from numpy.lib.stride_tricks import as_strided
 
 from headrace.data.columns import RunColumn
-from headrace.data.rows import runs_of_elements
 from headrace.errors import HeadraceError
 from headrace.feed.gather_kernel import Copies, KernelThread, Worker
 from headrace.feed.mapped_files import MappedBlocks, MappedFiles
 from headrace.feed.plan import WindowPlan
 from headrace.metrics import ReadStats
+from headrace.order.intervals import run_numbers
 from headrace.order.residency import WindowUses
 from headrace.store.array import StoredArray
 
@@ -431,7 +431,7 @@ class Slots:
         # `count` runs cover a piece of `size` elements. The n-th begins at n * run, but the last no
         # later than `run` before the end: it copies some elements twice, and needs no shorter run.
         count = -(-size // run)
-        nth = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+        nth = run_numbers(0, count)
         offset = np.minimum(nth * run, np.repeat(size - run, count))
         memory = self._memory[: self._memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
         _runs(out, run)[np.repeat(begin, count) + offset] = _runs(memory, run)[
@@ -488,7 +488,7 @@ def _lay_runs(
 ) -> None:
     """Writes runs of equal values; elements between them are kept or become zeros."""
     if keep:
-        flat[runs_of_elements(begin, size)] = np.repeat(value, size)
+        flat[run_numbers(begin, size)] = np.repeat(value, size)
         return
     # One long repeat writes every element once: gap, run, gap, run, ..., gap. Even entries are the
     # gaps, with value 0; entry 0 is the gap before the first run.

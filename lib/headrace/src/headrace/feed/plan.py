@@ -41,6 +41,7 @@ from headrace.data.rows import (
 )
 from headrace.feed.exchange import Arranged, Look, RowExchange
 from headrace.mix.schedule import BatchSchedule, RowOrder, held_rows, repeated_from
+from headrace.order.intervals import run_numbers
 from headrace.order.residency import WINDOW_STEPS, WindowUses, window_uses
 
 if TYPE_CHECKING:  # it imports jax, which a forecast does without
@@ -145,8 +146,7 @@ def global_rows(
     sizes = schedule.size_at(numbers)
     begin = schedule.offset_at(numbers)
     valid = held_rows(schedule, length, numbers)
-    indices = np.arange(int(valid.sum())) + np.repeat(begin - (np.cumsum(valid) - valid), valid)
-    indices = repeated_from(indices, length, schedule.rows_at(phase)[0])
+    indices = repeated_from(run_numbers(begin, valid), length, schedule.rows_at(phase)[0])
     rows = dataset.locate(indices)
     if row_order == "locality":
         order = _by_locality(rows.locality, valid)
@@ -342,7 +342,7 @@ def _within_blocks(pieces: Pieces, space: BlockSpace) -> Pieces:
         np.repeat(x, count) for x in (*pieces, chunk, first)
     )
     # Each piece once for each of them, cut to the nth
-    nth = np.arange(row.size) - np.repeat(np.cumsum(count) - count, count)
+    nth = run_numbers(0, count)
     begin = np.maximum(start, (first + nth) * chunk)
     end = np.minimum(start + size, (first + nth + 1) * chunk)
     return Pieces(row, column + begin - start, array, begin, end - begin)

@@ -46,6 +46,63 @@ def starts(counts: Sequence[int] | np.ndarray) -> Int64[np.ndarray, " n1"]:
     return sums
 
 
+def run_numbers(
+    first: Int64[np.ndarray, " k"] | int, count: Int64[np.ndarray, " k"]
+) -> Int64[np.ndarray, " n"]:
+    """The numbers of some runs, run after run: from its ``first`` on, as many as its ``count``.
+
+    Example:
+        >>> run_numbers(np.array([4, 0]), np.array([2, 3])).tolist()
+        [4, 5, 0, 1, 2]
+        >>> run_numbers(0, np.array([2, 3])).tolist()
+        [0, 1, 0, 1, 2]
+    """
+    begin = starts(count)
+    return np.arange(begin[-1]) + np.repeat(first - begin[:-1], count)
+
+
+class Cuts(NamedTuple):
+    """What sections have of ranges, in the order of the ranges.
+
+    Attributes:
+        range: Number of the range.
+        section: Number of the section.
+        start: First position of both.
+        stop: One past their last.
+    """
+
+    range: Int64[np.ndarray, " m"]
+    section: Int64[np.ndarray, " m"]
+    start: Int64[np.ndarray, " m"]
+    stop: Int64[np.ndarray, " m"]
+
+
+def cut_ranges(
+    start: Int64[np.ndarray, " n"],
+    stop: Int64[np.ndarray, " n"],
+    begin: Int64[np.ndarray, " k"],
+    end: Int64[np.ndarray, " k"],
+) -> Cuts:
+    """Ranges ``start .. stop``, in any order, cut where sections ``begin .. end`` do, which follow
+    each other. What no section has is left out; an empty section inside of a range has nothing of
+    it.
+
+    Example:
+        >>> ends = np.array([0, 4, 9])
+        >>> of, document, low, high = cut_ranges(
+        ...     np.array([5, 2]), np.array([8, 6]), ends[:-1], ends[1:]
+        ... )
+        >>> [*zip(of.tolist(), document.tolist(), low.tolist(), high.tolist())]
+        [(0, 1, 5, 8), (1, 0, 2, 4), (1, 1, 4, 6)]
+    """
+    first = np.searchsorted(end, start, side="right")
+    count = np.searchsorted(begin, stop, side="left") - first
+    number = np.repeat(np.arange(start.size), count)
+    section = run_numbers(first, count)
+    low = np.maximum(begin[section], start[number])
+    return Cuts(number, section, low, np.minimum(end[section], stop[number]))
+
+
 class Intervals:
     """A set of whole numbers from 0 up.
 
@@ -507,7 +564,7 @@ class Removal:
                 np.arange(start.size), np.zeros_like(start), start + self._removed_upto[first], size
             )
         number = np.repeat(np.arange(start.size), count)
-        nth = np.arange(number.size) - np.repeat(np.cumsum(count) - count, count)
+        nth = run_numbers(0, count)
         gap = first[number] + nth  # gaps before the piece
         begin = np.where(nth == 0, start[number], self._cut[gap])
         end = np.where(nth == count[number] - 1, (start + size)[number], self._cut[gap + 1])

@@ -28,6 +28,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError, IndexOutOfRangeError, check_at_least
+from headrace.order.intervals import run_numbers
 from headrace.pack.fit_decreasing import first_fit_decreasing, fit_decreasing, stable_order
 from headrace.pack.items import (
     Items,
@@ -121,9 +122,7 @@ class PackPlan:
         not checked.
         """
         count = self.bounds[packs + 1] - self.bounds[packs]
-        return np.arange(int(count.sum())) + np.repeat(
-            self.bounds[packs] - (np.cumsum(count) - count), count
-        ), count
+        return run_numbers(self.bounds[packs], count), count
 
     @cached_property
     def checksum(self) -> str:

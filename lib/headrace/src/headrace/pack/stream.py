@@ -40,6 +40,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
+from headrace.order.intervals import run_numbers
 from headrace.pack.items import Items, PackCounts, Packed, check_lengths, cut_documents
 from headrace.pack.spec import PackSpec
 from headrace.pack.window_kernel import window_kernel
@@ -346,5 +347,4 @@ class WindowedPacks:
 
 def _select(items: Items, begin: np.ndarray, count: np.ndarray, packs: np.ndarray) -> Packed:
     size = count[packs]
-    numbers = np.arange(int(size.sum())) + np.repeat(begin[packs] - (np.cumsum(size) - size), size)
-    return Packed(items.at(numbers), size)
+    return Packed(items.at(run_numbers(begin[packs], size)), size)

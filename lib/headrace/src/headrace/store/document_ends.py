@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 from jaxtyping import Int64, UInt
 
+from headrace.order.intervals import run_numbers
 from headrace.store.leaf import LeafPart, MadeList
 from headrace.store.pending import ArrayFuture
 
@@ -77,8 +78,7 @@ class DocumentEnds:
             stop = np.searchsorted(ends, (start[some] + size[some]).astype(ends.dtype), "right")
             count = stop - first
             run = np.repeat(some, count)
-            nth = np.arange(run.size) - np.repeat(np.cumsum(count) - count, count)
-            document = np.repeat(first, count) + nth
+            document = run_numbers(first, count)
             runs.append(run)
             ends_per_array.append(ends[document].astype(np.int64) - 1 - start[run])
         nothing = [np.zeros(0, np.int64)]
