@@ -13,7 +13,7 @@ import pytest
 
 from headrace.errors import CacheCorruptError
 from headrace.store import CacheLayout, TokenCache, open_cache
-from headrace.store.ledger_table import encode_table, parse_table, read_table
+from headrace.store.ledger_table import ColumnTable, encode_table, read_table
 from headrace.store.retry import wire
 from headrace.testing import FaultProxy, tiny_cache, web_server, write_cache
 from headrace.testing.caches import random_documents
@@ -95,8 +95,8 @@ def test_hostile_columns_are_refused(name, values, problem):
     }
     raw = encode_table(columns | {name: values}, {"leaves": []}, "", "")
     with pytest.raises(CacheCorruptError, match=problem):
-        parse_table("/c/ledger.bin", raw)
-    assert len(parse_table("/c/ledger.bin", encode_table(columns, {"leaves": []}, "", ""))) == 2
+        ColumnTable("/c/ledger.bin", raw)
+    assert len(ColumnTable("/c/ledger.bin", encode_table(columns, {"leaves": []}, "", ""))) == 2
 
 
 def test_opening_costs_the_same_requests_whatever_the_parts(tmp_path):

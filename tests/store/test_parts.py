@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError
 from headrace.store.ledger import Ledger, read_ledger, table_of
-from headrace.store.ledger_table import ChunkNames, LeafRecord, PartRecord, PartTable, parse_table
+from headrace.store.ledger_table import ChunkNames, ColumnTable, LeafRecord, PartRecord, PartTable
 from headrace.testing import tiny_cache
 
 HASHES = st.binary(min_size=32, max_size=32).map(lambda raw: f"sha256:{raw.hex()}")
@@ -44,7 +44,7 @@ def as_columns(records):
     leaves = [{"name": name, "dtype": "uint8", "kind": "ragged"} for name in LEAVES]
     ledger = Ledger(True, {}, {}, parts=records, leaves=leaves)
     table = table_of(ledger, "sha256:0", ChunkNames())
-    return parse_table("/c/ledger.bin", table), table
+    return ColumnTable("/c/ledger.bin", table), table
 
 
 @given(tables())
@@ -74,7 +74,7 @@ def test_digests_and_records_are_read_when_they_are_asked_for(tmp_path):
     ]
     columns, raw = as_columns(records)
     Path(tmp_path, "ledger.bin").write_bytes(raw)
-    columns = parse_table(f"{tmp_path}/ledger.bin", raw)
+    columns = ColumnTable(f"{tmp_path}/ledger.bin", raw)
     assert list(columns) == records
     assert columns[-1] == records[-1]
     assert columns[1:4:2] == records[1:4:2]

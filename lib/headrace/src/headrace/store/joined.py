@@ -45,7 +45,7 @@ from headrace.store.ledger import (
     check_first,
     ledger_of_table,
 )
-from headrace.store.ledger_table import TABLE_NAME, PartRecord, PartTable, parse_table
+from headrace.store.ledger_table import TABLE_NAME, ColumnTable, PartRecord, PartTable
 from headrace.store.replicas import open_replicas
 from headrace.store.snapshots import (
     History,
@@ -389,7 +389,7 @@ def _opened(
             path = member_path(snapshot.path, number)
             root = files.absolute(path)
             if raw:
-                table = parse_table(files.join(root, TABLE_NAME), raw)
+                table = ColumnTable(files.join(root, TABLE_NAME), raw)
                 # Opening a cache takes two requests and `reads` more. Here all of a group take two:
                 # for its file, and to see that the last member's arrays are those of its ledger.
                 table.reads = 0 if number == group[-1] else -2

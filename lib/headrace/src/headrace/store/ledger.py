@@ -65,7 +65,6 @@ from headrace.store.ledger_table import (
     corrupt_table,
     encode_table,
     from_page,
-    parse_table,
     read_table,
 )
 
@@ -280,7 +279,7 @@ def open_ledger(root: str, once: ReadForAll = files.read_here) -> Ledger | None:
         return ledger, table.data if isinstance(table, ColumnTable) else None
 
     def parse(raw: bytes) -> Ledger:
-        return ledger_of_table(root, parse_table(table_url, raw))
+        return ledger_of_table(root, ColumnTable(table_url, raw))
 
     return once(table_url, parse, read)
 
@@ -523,7 +522,7 @@ def table_problem(root: str, *, mend: bool = False) -> str:
 def _own_names(url: str, raw: bytes) -> ChunkNames | None:
     """The checksums that a table lists; None if it does not, or is damaged."""
     try:
-        table = parse_table(url, raw)
+        table = ColumnTable(url, raw)
         if not table.chunks:
             return None
         begin, end = table.chunk_place

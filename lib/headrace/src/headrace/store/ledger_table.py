@@ -51,7 +51,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import string
 import sys
@@ -88,9 +87,11 @@ _CHUNKS = "chunks"
 _MOST_IN_ALL = float(2**62)
 _SHA = "sha256:"
 _HEX = re.compile("sha256:[0-9a-f]{64}")
-_TEXT, _NUMBER, _DIGEST = (
-    re.compile(form) for form in ("S[1-9][0-9]{0,2}", "u[1248]", "V32|S[1-9][0-9]{0,2}")
-)
+# of dtypes
+_TEXT = re.compile("S[1-9][0-9]{0,2}")
+_NUMBER = re.compile("u[1248]")
+_CHECKSUM = re.compile("u4")
+_DIGEST = re.compile(f"V32|{_TEXT.pattern}")
 _NAME_BYTES = f"{string.ascii_letters}{string.digits}_.-".encode()
 _PLAIN = bytes((byte > 0) * (1 if byte in _NAME_BYTES else 2) for byte in range(256))
 """Of each byte: 1 if it may be in a name, 0 if it is what follows a name."""
@@ -353,40 +354,56 @@ class TableHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 msgspec.json.Decoder(TableHead)
 
 
+class _Place(NamedTuple):
+    """Where a column lies in the file."""
+
+    column: _Column
+    start: int
+    stop: int
+
+
 class ColumnTable(PartTable):
     """Parts as columns.
 
     Args:
         url: The file.
-        head: Its head.
-        data: The bytes that it begins with.
-        opened: Columns by name.
+        data: The bytes that it begins with: at least its head and its opened columns. The rest is
+            read from the file on demand.
 
     Attributes:
-        data: The bytes that it begins with.
         reads: Number of reads of the file for opening it here; 0: another host did.
         ledger: As :class:`TableHead` has it, like the next two.
         chunks: Number of chunks whose checksums it lists.
         described: Whether no array's ``zarr.json`` has more information about chunks.
+
+    Raises:
+        CacheCorruptError: it is damaged.
     """
 
-    def __init__(
-        self, url: str, head: TableHead, data: bytes, opened: Mapping[str, np.ndarray]
-    ) -> None:
+    def __init__(self, url: str, data: bytes) -> None:
         self.url = url
-        self.reads = 0
         self.data = data
+        self.reads = 0
+        head = self.head
         self.ledger = head.ledger
         self.chunks = head.chunks
         self.described = head.described
         self._parts = head.parts
-        self._columns = dict(opened)
+        self._columns: dict[str, np.ndarray] = {}
+        self._later: dict[str, _Place] = {}
+        for number, place in enumerate(_places(head, _head_end(url, data))):
+            if number < head.opened:
+                stored = memoryview(data)[place.start : place.stop]
+                self._columns[sys.intern(place.column.name)] = _column(url, place, stored)
+            else:
+                self._later[place.column.name] = place
+        _check_columns(url, self._columns)
         self._leaves = tuple(
-            name.removeprefix("elements ") for name in opened if name.startswith("elements ")
+            name.removeprefix("elements ") for name in self._columns if name.startswith("elements ")
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return parse_table, (self.url, self.data)
+        return ColumnTable, (self.url, self.data)
 
     def __len__(self) -> int:
         return self._parts
@@ -401,13 +418,24 @@ class ColumnTable(PartTable):
     def column(self, name: str) -> np.ndarray:
         """A column by name, read at its first use. Raises CacheCorruptError if it is damaged."""
         if name not in self._columns:
-            self._columns[name] = _read_column(self.url, self.head, self.data, name)
+            place = self._later[name]
+
+            def read() -> np.ndarray:
+                stored = files.read_range(self.url, place.start, place.stop)
+                return _column(self.url, place, stored)
+
+            try:
+                self._columns[name] = files.read_sound(self.url, read)
+            except OSError as error:
+                problem = f"cannot be read any more ({error.strerror or error})"
+                raise corrupt_table(self.url, problem) from error
         return self._columns[name]
 
-    @cached_property
+    @property
     def chunk_place(self) -> tuple[int, int]:
         """Begin and end of the pages of checksums in the file."""
-        return _column_place(self.head, _head_end(self.url, self.data), _CHUNKS)
+        place = self._later[_CHUNKS]
+        return place.start, place.stop
 
     def item(self, number: int) -> PartRecord:
         leaves = {
@@ -440,23 +468,12 @@ class ColumnTable(PartTable):
         return self.head.fingerprint
 
     def digest_lines(self) -> bytes:
-        columns = [
-            ("", "digest"),
-            *((f" {name}=", f"digest {name}") for name in sorted(self._leaves)),
-        ]
-        if any(self.column(name).dtype.kind != "V" for _, name in columns):
-            return super().digest_lines()
-        cells: list[np.ndarray] = []
-        for separator, name in columns:
-            cells.append(np.frombuffer(f"{separator}{_SHA}".encode(), np.uint8))
-            cells.append(
-                np.frombuffer(self.column(name).tobytes().hex().encode(), np.uint8).reshape(
-                    len(self), -1
-                )
-            )
-        cells.append(np.frombuffer(b"\n", np.uint8))
-        wide = [np.broadcast_to(cell, (len(self), cell.shape[-1])) for cell in cells]
-        return np.concatenate(wide, axis=1).tobytes()[:-1]
+        def line(number: int) -> str:
+            others = [f" {name}={self.digest(number, name)}" for name in leaves]
+            return self.digest(number) + "".join(others)
+
+        leaves = sorted(self._leaves)
+        return "\n".join(map(line, range(len(self)))).encode()
 
 
 def columns_of(parts: Sequence[PartRecord], leaves: Sequence[str]) -> dict[str, np.ndarray]:
@@ -496,31 +513,25 @@ def encode_table(
         names: Checksums of chunks.
     """
     # 1. Checksums come between the opened columns and the digests.
-    if names.checksums.size:
-        pages = {_CHUNKS: to_pages(names.checksums)}
-        digests = [n for n in columns if n.startswith("digest")]
-        columns = (
-            {n: c for n, c in columns.items() if n not in digests}
-            | pages
-            | {n: columns[n] for n in digests}
-        )
+    digests = {name: column for name, column in columns.items() if name.startswith("digest")}
+    opened = {name: column for name, column in columns.items() if name not in digests}
+    chunks = {_CHUNKS: to_pages(names.checksums)} if names.checksums.size else {}
+    ordered = opened | chunks | digests
     # 2. "|" and "<" are left out: every column is little-endian.
-    stored = {name: np.ascontiguousarray(column) for name, column in columns.items()}
     described = [
         _Column(name, column.dtype.str.lstrip("|<"), hashlib.sha256(column.tobytes()).hexdigest())
-        for name, column in stored.items()
+        for name, column in ordered.items()
     ]
-    opened = sum(not name.startswith(("digest", _CHUNKS)) for name in stored)
-    first = digest_text(stored["digest"], 0) if stored["digest"].size else ""
-    chunks = names.checksums.size, names.described
+    parts = ordered["name"].size
     head = TableHead(
         ledger,
         fingerprint,
-        stored["name"].size,
-        first,
+        parts,
+        digest_text(ordered["digest"], 0) if parts else "",
         described,
-        opened,
-        *chunks,
+        len(opened),
+        names.checksums.size,
+        names.described,
         cache,
         TABLE_VERSION,
     )
@@ -528,11 +539,11 @@ def encode_table(
     raw = json.dumps(msgspec.to_builtins(head), sort_keys=True, separators=(",", ":")).encode()
     prefix = _MAGIC + len(raw).to_bytes(8, "little") + hashlib.sha256(raw).digest() + raw
     # 4. What is between columns stays zero.
-    starts = _column_starts(head, len(prefix))
-    file = bytearray(starts[-1])
+    places = _places(head, len(prefix))
+    file = bytearray(places[-1].stop)
     file[: len(prefix)] = prefix
-    for at, column in zip(starts, stored.values(), strict=False):
-        file[at : at + column.nbytes] = column.tobytes()
+    for place, column in zip(places, ordered.values(), strict=True):
+        file[place.start : place.stop] = column.tobytes()
     return bytes(file)
 
 
@@ -546,14 +557,14 @@ def read_table(url: str) -> ColumnTable | None:
 
     def read() -> ColumnTable:
         # 5. Each look at what was read says how much there must be; a small table needs one read.
-        data = _read_range(url, 0, _FIRST_BYTES)
+        data = files.read_range(url, 0, _FIRST_BYTES)
         reads = 1
         for needed in (_head_end, _opened_end):
             end = needed(url, data)
             if end > len(data):
-                data = data + _read_range(url, len(data), end)
-                reads = reads + 1
-        table = parse_table(url, data)
+                data += files.read_range(url, len(data), end)
+                reads += 1
+        table = ColumnTable(url, data)
         table.reads = reads
         return table
 
@@ -568,32 +579,12 @@ def read_table(url: str) -> ColumnTable | None:
         ) from error
 
 
-def parse_table(url: str, data: bytes) -> ColumnTable:
-    """The table in the file at ``url``, which begins with ``data``: at least its head and its
-    opened columns. The rest is read from the file on demand. Raises CacheCorruptError.
-    """
-    head = _parse_head(url, data)
-    starts = _column_starts(head, _head_end(url, data))
-    opened = {
-        sys.intern(c.name): _column(url, head, c, data, at)
-        for c, at in zip(head.columns[: head.opened], starts, strict=False)
-    }
-    _check_columns(url, head, opened)
-    return ColumnTable(url, head, data, opened)
-
-
 def corrupt_table(url: str, problem: str) -> CacheCorruptError:
     """An error about a table, with the command that rewrites it."""
     root = url.removesuffix(TABLE_NAME).rstrip("/") or "/"
     command = command_line("cache verify", root, repair=True)
     cure = f"Write it anew from ledger.json: {command}"
     return CacheCorruptError(problem, field="ledger", value=url, cure=cure)
-
-
-def _read_range(url: str, start: int, stop: int) -> bytes:
-    if files.is_local(url):  # no room is made for a hostile length
-        stop = min(stop, os.path.getsize(files.local_path(url)))
-    return files.read_range(url, start, stop) if stop > start else b""
 
 
 def _head_end(url: str, data: bytes) -> int:
@@ -605,7 +596,7 @@ def _head_end(url: str, data: bytes) -> int:
 
 def _opened_end(url: str, data: bytes) -> int:
     head = _parse_head(url, data)
-    return _column_starts(head, _head_end(url, data))[head.opened]
+    return _places(head, _head_end(url, data))[head.opened - 1].stop
 
 
 def _parse_head(url: str, data: bytes) -> TableHead:
@@ -637,91 +628,62 @@ def _check_head(head: TableHead) -> None:
     """ValueError unless its columns are those of a table of a possible size."""
     # Sizes and places are computed from these numbers, so they are bounded before anything is
     # read or allocated: a head may come from anybody.
-    leaves = [str(leaf.get("name")) for leaf in head.cache.get("leaves", [])]
-    opened = ["name", "documents", "tokens", *(f"elements {name}" for name in leaves)]
-    chunks = [_CHUNKS] if head.chunks else []
-    names = [*opened, *chunks, "digest", *(f"digest {name}" for name in leaves)]
     if not 0 <= head.parts <= _MOST_PARTS:
         raise ValueError(f"{head.parts} parts")
     if not 0 <= head.chunks <= _MOST_CHUNKS:
         raise ValueError(f"{head.chunks} chunks")
-    if [c.name for c in head.columns] != names or head.opened != len(opened):
+    leaves = [str(leaf.get("name")) for leaf in head.cache.get("leaves", [])]
+    numbers = ["documents", "tokens", *(f"elements {name}" for name in leaves)]
+    opened = {"name": _TEXT} | dict.fromkeys(numbers, _NUMBER)
+    chunks = {_CHUNKS: _CHECKSUM} if head.chunks else {}
+    digests = dict.fromkeys(["digest", *(f"digest {name}" for name in leaves)], _DIGEST)
+    forms = opened | chunks | digests
+    if [column.name for column in head.columns] != [*forms] or head.opened != len(opened):
         raise ValueError("its columns are not those of its leaves")
     for column in head.columns:
-        form = (
-            _TEXT
-            if column.name == "name"
-            else _DIGEST
-            if column.name.startswith("digest")
-            else _NUMBER
-        )
-        if not form.fullmatch(column.dtype) or (column.name == _CHUNKS and column.dtype != "u4"):
+        if not forms[column.name].fullmatch(column.dtype):
             raise ValueError(f"column {column.name} of {column.dtype}")
 
 
-def _column_starts(head: TableHead, end: int) -> list[int]:
-    """Begin of each column, and the end of the last; ``end`` is the end of the head."""
-    starts: list[int] = []
+def _places(head: TableHead, end: int) -> list[_Place]:
+    """The place of each column; ``end`` is the end of the head."""
+    places: list[_Place] = []
     for column in head.columns:
-        starts.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
-        end = starts[-1] + _column_bytes(head, column)
-    return [*starts, end]
+        entries = head.chunks + pages_of(head.chunks) if column.name == _CHUNKS else head.parts
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = start + entries * np.dtype(column.dtype).itemsize
+        places.append(_Place(column, start, end))
+    return places
 
 
-def _column_bytes(head: TableHead, column: _Column) -> int:
-    entries = head.chunks + pages_of(head.chunks) if column.name == _CHUNKS else head.parts
-    return entries * np.dtype(column.dtype).itemsize
-
-
-def _column_place(head: TableHead, end: int, name: str) -> tuple[int, int]:
-    """Begin and end of a column; ``end`` is the end of the head."""
-    number = next(k for k, column in enumerate(head.columns) if column.name == name)
-    start = _column_starts(head, end)[number]
-    return start, start + _column_bytes(head, head.columns[number])
-
-
-def _column(url: str, head: TableHead, column: _Column, data: bytes, start: int) -> np.ndarray:
-    """The column that begins at ``start`` of ``data``."""
-    dtype = np.dtype(f"<{column.dtype}")
-    size = _column_bytes(head, column)
+def _column(url: str, place: _Place, stored: bytes | memoryview) -> np.ndarray:
+    """A column from the bytes at its place."""
     # 7., 8. Its length before its digest: a file that was cut off is named as such.
-    if len(data) < start + size:
+    if len(stored) < place.stop - place.start:
         raise corrupt_table(url, "is shorter than it was written")
-    if hashlib.sha256(memoryview(data)[start : start + size]).hexdigest() != column.digest:
-        raise corrupt_table(
-            url, f"is not as it was written: the digest of its {column.name} is of other bytes"
-        )
-    return np.frombuffer(data, dtype, size // dtype.itemsize, start)
+    if hashlib.sha256(stored).hexdigest() != place.column.digest:
+        problem = f"the digest of its {place.column.name} is of other bytes"
+        raise corrupt_table(url, f"is not as it was written: {problem}")
+    return np.frombuffer(stored, f"<{place.column.dtype}")
 
 
-def _read_column(url: str, head: TableHead, data: bytes, name: str) -> np.ndarray:
-    start, stop = _column_place(head, _head_end(url, data), name)
-    column = next(column for column in head.columns if column.name == name)
-    try:
-        return files.read_sound(
-            url, lambda: _column(url, head, column, _read_range(url, start, stop), 0)
-        )
-    except OSError as error:
-        raise corrupt_table(url, f"cannot be read any more ({error.strerror or error})") from error
-
-
-def _check_columns(url: str, head: TableHead, columns: Mapping[str, np.ndarray]) -> None:
+def _check_columns(url: str, columns: Mapping[str, np.ndarray]) -> None:
     """Raises CacheCorruptError for names that lead outside or occur twice, and for numbers out of
     range.
     """
-    if not head.parts:
+    names = columns["name"]
+    if not names.size:
         return
     # All names in one pass over their bytes: regular expressions would take seconds for a million.
     # A byte is 1 (of a name), 0 (after its end) or 2 (neither). A name is sound if it has no 2,
     # begins with a letter or a digit or "_", and has no byte after its end.
-    names = columns["name"]
-    letters = names.view(np.uint8).reshape(head.parts, -1)
+    letters = names.view(np.uint8).reshape(names.size, -1)
     plain = np.frombuffer(names.tobytes().translate(_PLAIN), np.uint8).reshape(letters.shape)
     sound = plain.max() == 1 and not np.isin(letters[:, 0], list(b"\0.-")).any()
     if not (sound and (plain[:, 1:] <= plain[:, :-1]).all()):
         raise corrupt_table(url, "has a part whose name is no folder's name")
     # Names are usually sorted, which shows at once that they differ; otherwise they are now.
-    if not (names[1:] > names[:-1]).all() and np.unique(names).size < head.parts:
+    if not (names[1:] > names[:-1]).all() and np.unique(names).size < names.size:
         raise corrupt_table(url, "names a part twice")
     # The sum in floats cannot overflow, while running sums of int64 later could.
     for name, column in columns.items():
