@@ -152,26 +152,20 @@ class LevanterArray(StoredArray):
         """
         self._checksums = checksums_of(path, checksums, self)
 
-    def read(self, start: int, stop: int) -> ArrayFuture:
-        if self._checksums is None:
-            return super().read(start, stop)
-        return self.read_into(np.empty(stop - start, self.dtype), start)
-
     def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
         stop = start + out.size
         if self._checksums is None:
             return super().read_into(out, start)
         first, end = self._whole_chunks(start, stop)
-        if (first, end) == (start, stop):
-            read_into = super().read_into
-            return self._checked(lambda: read_into(out, start), lambda _: out)
-        read = super().read
+        whole = out if (first, end) == (start, stop) else np.empty(end - first, self.dtype)
+        read_into = super().read_into
 
         def copied(values: np.ndarray) -> np.ndarray:
-            out[...] = values[start - first : stop - first]
+            if whole is not out:
+                out[...] = values[start - first : stop - first]
             return out
 
-        return self._checked(lambda: read(first, end), copied)
+        return self._checked(lambda: read_into(whole, first), copied)
 
     def _whole_chunks(self, start: int, stop: int) -> tuple[int, int]:
         """The elements of the chunks in which these lie."""

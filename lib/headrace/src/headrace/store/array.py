@@ -53,7 +53,7 @@ import tensorstore as ts
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
 from headrace.store import files, logins, retry
 from headrace.store.failures import DamagedAnswerError
-from headrace.store.layout import CHUNKS, CRC_BYTES, OWNER, CacheLayout, StoredLayout, owner_of
+from headrace.store.layout import CRC_BYTES, CacheLayout, StoredLayout, owner_of
 from headrace.store.location import Location
 from headrace.store.mapped import MappedArray, map_array
 from headrace.store.pending import ArrayFuture, store_error
@@ -300,10 +300,10 @@ class StoredArray:
 
     def read(self, start: int, stop: int) -> ArrayFuture:
         """Starts reading elements ``start .. stop``, within ``0 .. length``; several reads may be
-        in flight.
+        in flight. A subclass with its own way of reading has it in :meth:`read_into` alone.
         """
-        if self._over_http:
-            return self._read_over_http(np.empty(stop - start, self.dtype), start)
+        if self._over_http or type(self).read_into is not StoredArray.read_into:
+            return self.read_into(np.empty(stop - start, self.dtype), start)
         return self._read_here(start, stop, lambda store: store[start:stop].read(order="C"))
 
     def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
@@ -377,10 +377,12 @@ class StoredArray:
             return None
         with self._lock:
             if not self._looked:
-                about = self.dtype, self.length, self.chunk_elements, self.owner
-                self._mapped = map_array(self._folder, *about)
+                self._mapped = self._map(self._folder)
                 self._looked = True
             return self._mapped
+
+    def _map(self, folder: Path) -> MappedArray | None:
+        return map_array(folder, self.dtype, self.length, self.chunk_elements, self.owner)
 
     def _read_here(
         self, start: int, stop: int, begin: Callable[[Any], Any], out: np.ndarray | None = None
@@ -449,14 +451,12 @@ class StoredArray:
             raise self._not_opened(error) from error
         try:
             stored = StoredLayout.parse(metadata)
-            array = ShardedArray(store, self.url, stored, missing_is_zero=self.missing_is_zero)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            self._check_found(stored.length, stored.dtype, stored.owner)
+            return ShardedArray(store, self.url, stored, missing_is_zero=self.missing_is_zero)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             return (
                 None  # another kind of array: TensorStore says what is wrong with it, if anything
             )
-        if self._store is None:  # else it was checked already
-            self._check_found(array.length, array.dtype.name, stored.owner)
-        return array
 
     def _opened(self) -> Any:
         check_same_process()
@@ -466,7 +466,7 @@ class StoredArray:
                     store = self._open().result()
                 except (ValueError, OSError) as error:
                     raise self._not_opened(error) from error
-                self._check_store(store)
+                self._places = self._checked_places()
                 self._store = store
             return self._store
 
@@ -479,7 +479,7 @@ class StoredArray:
                 store = await arrived(self._open())
             except (ValueError, OSError) as error:
                 raise self._not_opened(error) from error
-            self._check_store(store)
+            self._check_found(int(store.shape[0]), store.dtype.name, "")
             self._store = store
         return self._store
 
@@ -502,22 +502,18 @@ class StoredArray:
             cure=cure,
         )
 
-    def _check_store(self, store: Any) -> None:
-        try:  # TensorStore never frees the result of to_json: 8 KB each time
-            local = (
-                None
-                if self._folder is None
-                else json.loads((self._folder / "zarr.json").read_bytes())
-            )
-            attributes = (local or store.spec().to_json()["metadata"]).get("attributes", {})
-            self._check_found(int(store.shape[0]), store.dtype.name, str(attributes.get(OWNER, "")))
-            stored = (
-                None if local is None or CHUNKS not in attributes else StoredLayout.parse(local)
-            )
+    def _checked_places(self) -> LocalPlaces | None:
+        """The places of the chunks of an array in a local folder, if it names them. Raises
+        CacheCorruptError for another array than the ledger's.
+        """
+        assert self._folder is not None
+        try:
+            stored = StoredLayout.parse(json.loads((self._folder / "zarr.json").read_bytes()))
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise self._not_opened(ValueError(f"DATA_LOSS: {error}")) from error
-        if self._folder is not None and stored is not None and stored.checksums is not None:
-            self._places = LocalPlaces(self._folder, stored, stored.checksums)
+        self._check_found(stored.length, stored.dtype, stored.owner)
+        checksums = stored.checksums
+        return None if checksums is None else LocalPlaces(self._folder, stored, checksums)
 
     def _check_found(self, length: int, dtype: str, owner: str) -> None:
         actual = f"{length} elements of {dtype}"
@@ -579,7 +575,9 @@ class PendingRead:
         return self._received(values)
 
     def _received(self, values: np.ndarray) -> np.ndarray:
-        self.array.received(values if self.out is None else self.out, self.start)
+        if self.out is not None:
+            values = self.out
+        self.array.received(values, self.start)
         return values
 
     def __del__(self) -> None:

@@ -293,21 +293,23 @@ def transient(error: Exception) -> bool:
     # Of a cut answer aiohttp says 400.
     status = None if "ClientPayloadError" in names else _status(error)
     if status is not None:
-        return status in (408, 429) or status >= 500
+        return retry.fails(status)
     if isinstance(error, _FINAL) or _refuses(error):
         return False
     return isinstance(error, OSError) or bool(names & _PASSING)
 
 
-def _call(url: str, method: str, *args: Any, **options: Any) -> Any:
-    """One call of a remote filesystem: with a timeout, retries, and errors about ``url``."""
+def _call(url: str, method: str, *args: Any, timed: bool = True, **options: Any) -> Any:
+    """One call of a remote filesystem: with retries, errors about ``url``, and a timeout if it is
+    ``timed``: what takes many requests is not.
+    """
 
     def ask() -> Any:
         fs, path = filesystem(url)
         call = getattr(fs, f"_{method}", None) if getattr(fs, "async_impl", False) else None
         if call is None:
             return getattr(fs, method)(path, *args, **options)
-        timeout_s = retry.policy().timeout_s
+        timeout_s = retry.policy().timeout_s if timed else None
         try:
             return sync(
                 fs.loop,
@@ -505,11 +507,8 @@ def names_in(folder: str) -> list[str]:
     try:
         if is_local(folder):
             return sorted(os.listdir(local_path(folder)))
-        fs, path = filesystem(folder)
-        with client_errors(folder):
-            entries: list[str] = retry.with_retries(
-                partial(fs.ls, path, detail=False), transient, folder
-            )
+        _, path = filesystem(folder)
+        entries: list[str] = _call(folder, "ls", detail=False, timed=False)
     except (FileNotFoundError, NotADirectoryError):
         return []
     start = f"{path.rstrip('/')}/"
@@ -522,13 +521,11 @@ def sizes_below(folder: str) -> dict[str, int]:
     for it. The folder itself, which object stores may have as an empty object, counts as a file
     below it.
     """
-    fs, path = filesystem(folder)
+    _, path = filesystem(folder)
     start = f"{path.rstrip('/')}/"
+    entries: dict[str, dict[str, Any]]
     try:
-        with client_errors(folder):
-            entries: dict[str, dict[str, Any]] = retry.with_retries(
-                partial(fs.find, path, detail=True), transient, folder
-            )
+        entries = _call(folder, "find", detail=True, timed=False)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     return {

@@ -60,10 +60,6 @@ class PlainArray(StoredArray):
         self._file_bytes = file_bytes or first_byte + length * self.dtype.itemsize
 
     @cached_property
-    def _file(self) -> Path | None:
-        return self._folder  # of an array in a plain file, this is the file
-
-    @cached_property
     def _over_http(self) -> bool:
         return True  # local files that are not mapped are read in the same way
 
@@ -84,18 +80,13 @@ class PlainArray(StoredArray):
         shards, rest = divmod(self.length * self.dtype.itemsize, stored_bytes)
         return shards * -(-stored_bytes // REQUEST_BYTES) + -(-rest // REQUEST_BYTES)
 
-    def mapped(self) -> MappedArray | None:
-        if self._file is None:
-            return None
-        with self._lock:
-            if not self._looked:
-                about = self.dtype, self.length, self.chunk_elements
-                self._mapped = map_file(self._file, self.first_byte, *about)
-                self._looked = True
-            return self._mapped
+    def _map(self, folder: Path) -> MappedArray | None:
+        return map_file(folder, self.first_byte, self.dtype, self.length, self.chunk_elements)
 
     async def _open_over_http(self) -> ShardedArray:
-        folder, name = Location.parse(self.url if self._file is None else str(self._file)).up()
+        # Of an array in a plain file, the folder is that file.
+        file = self.url if self._folder is None else str(self._folder)
+        folder, name = Location.parse(file).up()
         url = str(folder)
         spec = kvstore_spec(url)
         attempts = self.damaged_attempts
@@ -194,12 +185,6 @@ class ComputedArray(StoredArray):
 
     def requests_of_all(self, *, described: bool) -> int:
         return sum(source.requests_of_all(described=True) for source in self._sources)
-
-    def mapped(self) -> None:
-        return None
-
-    def read(self, start: int, stop: int) -> ArrayFuture:
-        return _Computing(self._begin(start, stop))
 
     def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
         finish = self._begin(start, start + out.size)

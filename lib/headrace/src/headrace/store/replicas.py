@@ -240,9 +240,6 @@ class ReplicatedArray(StoredArray):
         """
         return self.replicas.array(place, self._leaf, self._part, offsets=self._is_offsets)
 
-    def read(self, start: int, stop: int) -> ArrayFuture:
-        return _reading(self, lambda array: array.read(start, stop))
-
     def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
         return _reading(self, lambda array: array.read_into(out, start))
 

@@ -187,17 +187,10 @@ class CountingArray(StoredArray):
         self.elements = 0
         self._count_lock = threading.Lock()
 
-    def _count(self, elements: int) -> None:
+    def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
         with self._count_lock:
             self.reads += 1
-            self.elements += elements
-
-    def read(self, start: int, stop: int) -> ArrayFuture:
-        self._count(stop - start)
-        return super().read(start, stop)
-
-    def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
-        self._count(out.size)
+            self.elements += out.size
         return super().read_into(out, start)
 
 
@@ -207,9 +200,6 @@ class SlowArray(CountingArray):
     def __init__(self, url: str, length: int, layout: CacheLayout, latency_s: float = 0.03) -> None:
         super().__init__(url, length, layout)
         self.latency_s = latency_s
-
-    def read(self, start: int, stop: int) -> ArrayFuture:
-        return _Delayed(super().read(start, stop), time.perf_counter() + self.latency_s)
 
     def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
         return _Delayed(super().read_into(out, start), time.perf_counter() + self.latency_s)
