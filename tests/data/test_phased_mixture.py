@@ -18,7 +18,7 @@ from headrace.data.dataset import ReorderedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.phased import Continued, PhasedDataset
 from headrace.data.phased_mixture import Orders, run_dataset
-from headrace.data.strands import shuffle_components
+from headrace.data.strands import Orders, shuffle_components
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
 from headrace.mix import BatchSchedule
@@ -224,7 +224,7 @@ def test_the_first_phase_is_the_run_without_phases(caches, shuffle, removed, hel
     }
     stages = [Stage(0, Blend({"a": 3, "b": 1}))]
     plan = plan_of(stages, "quota", [*stored], BatchSchedule(8))
-    shuffled = shuffle_components(stored, dict.fromkeys(stored, shuffle), plan, 5)
+    shuffled = shuffle_components(stored, plan, Orders(5, dict.fromkeys(stored, shuffle)))
     plain = MixtureDataset(shuffled, stages, BatchSchedule(8))
     before = np.arange(8 * step)
     if later != 16:

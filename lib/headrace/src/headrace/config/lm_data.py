@@ -53,9 +53,9 @@ from headrace.data.dataset import PlannedDataset
 from headrace.data.mixture import require_steps
 from headrace.data.packed_store import StoredDataset
 from headrace.data.phased import RunDataset
-from headrace.data.phased_mixture import Orders, run_dataset
+from headrace.data.phased_mixture import run_dataset
 from headrace.data.row_scores import row_scores
-from headrace.data.strands import RowScores
+from headrace.data.strands import Orders, RowScores
 from headrace.errors import ConfigError, check_at_least, check_choice, command_line
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.blend import is_size_rule

@@ -11,8 +11,7 @@ touch, then comes what it left of touched ones, and it continues with whole epoc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -25,7 +24,7 @@ from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import LeftPieces, PackedRows, PackedTokenDataset, pack_left
 from headrace.data.phased import Continued, PhasedDataset, RunDataset
 from headrace.data.row_tokens import counted_plan
-from headrace.data.strands import RowScores, placed, shuffle_components
+from headrace.data.strands import Orders, placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
 from headrace.mix.phases import (
@@ -36,40 +35,13 @@ from headrace.mix.phases import (
     untouched_blocks,
 )
 from headrace.mix.plan import Plan
-from headrace.mix.schedule import BatchSchedule
-from headrace.order.braid.spec import MAX_HOSTS
 from headrace.order.compose import Compose
-from headrace.order.holdout import HoldOut, ValidationConfig
+from headrace.order.holdout import HoldOut
 from headrace.order.intervals import Intervals
 from headrace.order.order import Identity, Order, Slice
 from headrace.order.seeds import derive
-from headrace.order.shuffle_config import Shuffle, ShuffleConfig, shuffle_of
-from headrace.order.windows import rows_outside
-
-
-@dataclasses.dataclass(frozen=True)
-class Orders:
-    """How the rows of each component of a run are split and ordered.
-
-    Attributes:
-        seed: Seed of all shuffles.
-        shuffles: How each component is shuffled. If rows change their length, a block has the same
-            tokens in all phases, and ``io_block_size`` counts rows of the first phase.
-        own_shuffles: Components whose shuffle is set under their own name, for errors.
-        validation: What is held out of components, by name, with its path in the config; several
-            phases only.
-        max_hosts: As for :func:`~headrace.data.strands.shuffle_components`.
-        scores: As there; one phase only.
-    """
-
-    seed: int
-    shuffles: Mapping[str, ShuffleConfig | Shuffle]
-    own_shuffles: Collection[str] = ()
-    validation: Mapping[str, tuple[ValidationConfig, str]] = dataclasses.field(
-        default_factory=dict[str, tuple[ValidationConfig, str]]
-    )
-    max_hosts: int | None = MAX_HOSTS
-    scores: Mapping[str, RowScores] = dataclasses.field(default_factory=dict[str, RowScores])
+from headrace.order.shuffle_config import Shuffle, shuffle_of
+from headrace.order.windows import Windows, rows_outside
 
 
 def run_dataset(sources: Mapping[str, PlannedDataset], plan: Plan, orders: Orders) -> RunDataset:
@@ -93,17 +65,14 @@ def run_dataset(sources: Mapping[str, PlannedDataset], plan: Plan, orders: Order
     else:
         plan = counted_plan(plan, sources)
     if len(lengths) == 1:
-        shuffled = _shuffled(
-            sources, orders.shuffles, plan, orders, orders.seed, orders.own_shuffles
-        )
-        return MixtureDataset.of(shuffled, plan)
+        return MixtureDataset.of(shuffle_components(sources, plan, orders), plan)
     courses: dict[str, _Course] = {}
     for name, source in sources.items():
         shuffle = shuffle_of(orders.shuffles[name])
         course = _PackedCourse if isinstance(source, PackedTokenDataset) else _Course
         with placed([name], orders.own_shuffles, shuffle):
             courses[name] = course(
-                name, cast(Any, source), shuffle.of_one_length(), lengths, orders
+                name, cast(Any, source), shuffle.of_one_length(), lengths, orders, plan
             )
     mixture = _first_mixture(courses, plan, orders)
     phases: list[tuple[int, PlannedDataset]] = [(0, mixture)]
@@ -123,12 +92,12 @@ def run_dataset(sources: Mapping[str, PlannedDataset], plan: Plan, orders: Order
 
 def _first_mixture(courses: Mapping[str, _Course], plan: Plan, orders: Orders) -> MixtureDataset:
     seq_len = plan.phases[0][1]
-    cuts = {name: course.cut(seq_len, first=True) for name, course in courses.items()}
+    cuts = {name: course.cut(seq_len) for name, course in courses.items()}
     stored = {name: cut.dataset for name, cut in cuts.items()}
     shuffles = {name: course.sized(seq_len, None) for name, course in courses.items()}
-    shuffled = _shuffled(stored, shuffles, plan, orders, orders.seed, orders.own_shuffles)
+    shuffled = shuffle_components(stored, plan, dataclasses.replace(orders, shuffles=shuffles))
     for name, course in courses.items():
-        course.begin(cuts[name], shuffled[name], plan.max_rows.get(name))
+        course.enter(cuts[name], (), shuffled[name], ())
     return MixtureDataset.of(shuffled, plan)
 
 
@@ -142,10 +111,9 @@ def _next_mixture(
     """The mixture of a phase, made from that of the previous phase, which the courses have left."""
     step, length = plan.phases[number]
     # Strands and laps of a phase follow its own batches
-    size = plan.batch.rows_at(step)[1]
-    batch = BatchSchedule({0: size, **{s - step: n for s, n in plan.batch.points if s > step}})
-    phase_plan = dataclasses.replace(plan, batch=batch)
-    cuts = {name: course.cut(length, first=False) for name, course in courses.items()}
+    phase_plan = dataclasses.replace(plan, batch=plan.batch.seen_from(step))
+    cuts = {name: course.cut(length) for name, course in courses.items()}
+    orders = dataclasses.replace(orders, own_shuffles=())
     of_phase = derive(orders.seed, "phase", number)
     rests = {name: course.rests(cuts[name]) for name, course in courses.items()}
     # The untouched blocks of all components share one budget of strands, and so does what is left
@@ -155,11 +123,13 @@ def _next_mixture(
         started = {name: of_each[part].dataset for name, of_each in rests.items()}
         started = {name: rest for name, rest in started.items() if len(rest)}
         shuffles = {name: courses[name].sized(length, len(rest)) for name, rest in started.items()}
-        for name, rest in _shuffled(started, shuffles, phase_plan, orders, seed).items():
+        of_part = dataclasses.replace(orders, shuffles=shuffles, seed=seed)
+        for name, rest in shuffle_components(started, phase_plan, of_part).items():
             shuffled_rests[name].append(rest)
     stored = {name: cut.dataset for name, cut in cuts.items()}
     shuffles = {name: course.sized(length, cuts[name].rows) for name, course in courses.items()}
-    reshuffled = _shuffled(stored, shuffles, phase_plan, orders, orders.seed)
+    of_whole = dataclasses.replace(orders, shuffles=shuffles)
+    reshuffled = shuffle_components(stored, phase_plan, of_whole)
     components = {
         name: course.enter(cuts[name], rests[name], reshuffled[name], shuffled_rests[name])
         for name, course in courses.items()
@@ -188,23 +158,43 @@ class _Cut(NamedTuple):
     """The full blocks, as numbers of those of the whole component."""
     block: int
     """Rows of a block."""
-    block_behind: Callable[[int], int]
-    """See :func:`~headrace.mix.phases.untouched_blocks`."""
-    rows_behind: Callable[[int], Int64[np.ndarray, " n"]]
-    """See :func:`~headrace.mix.phases.rows_in_touched_blocks`."""
+    windows: Windows | None = None
+    """How its rows are numbered, if they are cut within blocks of ``block_tokens``; None: the rows
+    of full blocks come first.
+    """
+    block_tokens: int = 0
 
     @property
     def rows(self) -> int:
         return len(self.dataset)
 
+    def block_behind(self, row: int) -> int:
+        """See :func:`~headrace.mix.phases.untouched_blocks`."""
+        if self.windows is None:
+            return -(-row // self.block)
+        return self.windows.block_behind(row, self.block_tokens)
+
+    def rows_behind(self, row: int) -> Int64[np.ndarray, " n"]:
+        """See :func:`~headrace.mix.phases.rows_in_touched_blocks`."""
+        if self.windows is not None:
+            return self.windows.rows_behind(row, self.block_tokens)
+        blocks = len(self.blocks)
+        first = min(self.block_behind(row), blocks)
+        return rows_outside(row, first, blocks, self.block, self.rows)
+
 
 class _Course:
-    """One component on its way through the phases."""
+    """One component on its way through the phases.
 
-    token_limit: int | None
-    """Largest number of examples in the run by its tokens (``max_tokens``), if its rows keep their
-    length.
+    Attributes:
+        token_limit: Largest number of examples in the run by its tokens (``max_tokens``), if its
+            rows keep their length.
     """
+
+    _dataset: Any
+    """What is trained on of it, in rows of the first length, as it would be cut without others."""
+    _stored: Any
+    """The same in rows of the present length, and what was left behind them."""
 
     def __init__(
         self,
@@ -213,54 +203,48 @@ class _Course:
         shuffle: Shuffle,
         lengths: Sequence[int],
         orders: Orders,
+        plan: Plan,
     ) -> None:
-        validation, path = orders.validation.get(name, (None, ""))
+        self.token_limit = plan.max_rows.get(name)
         self._name = name
         self._shuffle = shuffle
-        self._validation = validation
+        self._validation, self._path = orders.validation.get(name, (None, ""))
         self._held_out: HoldOut | None = None
         self._blocks: Order = Identity(0)
         self._has_left = False
-        self._dataset = dataset
-        self._block_tokens = phase_block(
-            dataset.cache.layout.chunk_elements, lengths, shuffle.io_block_size
-        )
+        self._drawn = 0
+        self._epoch = 0
+        self._block_tokens = self._open(dataset, lengths)
+
+    def _open(self, dataset: TokenSeqDataset, lengths: Sequence[int]) -> int:
+        """Sets what is trained on, and returns the tokens of its blocks."""
+        validation = self._validation
+        chunk = dataset.cache.layout.chunk_elements
+        block = phase_block(chunk, lengths, self._shuffle.io_block_size)
         if validation is not None and validation.by == "documents":
-            self._dataset = self._dataset.holdout_documents(
-                validation.groups_of, seed=validation.seed
-            )[0]
+            dataset = dataset.holdout_documents(validation.groups_of, seed=validation.seed)[0]
             self._validation = None
         elif validation is not None:
-            with naming_split(name, path):
-                self._held_out = validation.holdout(dataset, self._block_tokens // lengths[0])
+            with naming_split(self._name, self._path):
+                self._held_out = validation.holdout(dataset, block // lengths[0])
+        self._dataset = self._stored = dataset
+        return block
 
-    def cut(self, seq_len: int, *, first: bool) -> _Cut:
-        """All of it; in the first phase as it would be cut without others."""
+    def cut(self, seq_len: int) -> _Cut:
+        """All of it, in rows of the present length."""
         rows = self._block_tokens // seq_len
         tokens = self._block_tokens
-        stored = self._dataset if first else self._stored
+        stored = self._stored
         blocks = stored.full_blocks(rows)
         if self._validation is None:
-            return _Cut(
-                stored,
-                Identity(blocks),
-                rows,
-                partial(stored.windows.block_behind, block_tokens=tokens),
-                partial(stored.windows.rows_behind, block_tokens=tokens),
-            )
+            return _Cut(stored, Identity(blocks), rows, stored.windows, tokens)
         how = self._held_out
         train = split_sides(stored, self._validation, block_tokens=tokens, how=how)[0]
-        return _blocks_first(train, Identity(blocks - (len(stored) - len(train)) // rows), rows)
+        return _Cut(train, Identity(blocks - (len(stored) - len(train)) // rows), rows)
 
     def sized(self, seq_len: int, rows: int | None) -> Shuffle:
         """The shuffle over these blocks, with no more strands than there are rows."""
         return self._shuffle.resized(self._block_tokens // seq_len, rows)
-
-    def begin(self, whole: _Cut, shuffled: PlannedDataset, token_limit: int | None) -> None:
-        """Enters the first phase."""
-        self.token_limit = token_limit
-        self._component = Continued(0, (), shuffled, 0)
-        self._parts = ((shuffled, whole),)
 
     def change(self, step: int, seq_len: int, drawn: int) -> PhaseChange:
         """Leaves a phase after ``drawn`` examples in the whole run."""
@@ -330,11 +314,11 @@ class _Course:
         others.
         """
         rows = RowsOfBlocks(self._blocks, block=whole.block, n=whole.rows)
-        untouched = _blocks_first(whole.dataset.reordered(rows), self._blocks, whole.block)
+        untouched = _Cut(whole.dataset.reordered(rows), self._blocks, whole.block)
         remainder: PlannedDataset = whole.dataset.reordered(Slice(whole.rows, 0, 0))
         if self._has_left:
             remainder = FurtherDataset(self._stored)
-        return untouched, _blocks_first(remainder, Identity(0), whole.block)
+        return untouched, _Cut(remainder, Identity(0), whole.block)
 
     def enter(
         self,
@@ -343,7 +327,7 @@ class _Course:
         shuffled: PlannedDataset,
         shuffled_rests: Sequence[PlannedDataset],
     ) -> Continued:
-        """Enters the next phase."""
+        """Enters a phase."""
         cuts = [cut for cut in rests if cut.rows]
         self._parts = (*zip(shuffled_rests, cuts, strict=True), (shuffled, whole))
         self._component = Continued(self._drawn, shuffled_rests, shuffled, self._epoch)
@@ -355,37 +339,24 @@ class _PackedCourse(_Course):
     packed anew.
     """
 
-    def __init__(
-        self,
-        name: str,
-        dataset: PackedTokenDataset,
-        shuffle: Shuffle,
-        lengths: Sequence[int],
-        orders: Orders,
-    ) -> None:
-        validation, path = orders.validation.get(name, (None, ""))
+    def _open(self, dataset: Any, lengths: Sequence[int]) -> int:
+        validation = self._validation
         if validation is not None and validation.by == "blocks":
             raise ConfigError(
-                f"cuts documents, and component {name!r} packs them into rows of several lengths",
-                field=f"{path}.by",
+                f"cuts documents, and component {self._name!r} packs them into rows of several"
+                " lengths",
+                field=f"{self._path}.by",
                 value="blocks",
-                cure=f"Hold out documents: components.{name}.validation={{one_in: 100, by:"
+                cure=f"Hold out documents: components.{self._name}.validation={{one_in: 100, by:"
                 " documents}, or none.",
             )
-        self._name = name
-        self._shuffle = shuffle
-        self._blocks = Identity(0)
-        self._has_left = False
-        train = component_sides(name, dataset, validation, path=path)[0]
-        self._packed = cast(PackedTokenDataset, train)
-        chunk = dataset.cache.layout.chunk_elements
-        self._block_tokens = (
-            chunk if shuffle.io_block_size is None else shuffle.io_block_size * lengths[0]
-        )
+        train, _ = component_sides(self._name, dataset, validation, path=self._path)
+        self._dataset = self._stored = train
+        rows = self._shuffle.io_block_size
+        return dataset.cache.layout.chunk_elements if rows is None else rows * lengths[0]
 
-    def cut(self, seq_len: int, *, first: bool) -> _Cut:
-        rows = max(self._block_tokens // seq_len, 1)
-        return _blocks_first(self._packed if first else self._stored, Identity(0), rows)
+    def cut(self, seq_len: int) -> _Cut:
+        return _Cut(self._stored, Identity(0), max(self._block_tokens // seq_len, 1))
 
     def sized(self, seq_len: int, rows: int | None) -> Shuffle:
         if rows is None:  # the first phase, which is what it would be alone
@@ -400,7 +371,7 @@ class _PackedCourse(_Course):
 
     def _cut_left(self, left: Sequence[LeftPieces], seq_len: int) -> tuple[int, int]:
         pieces = LeftPieces.join(left)
-        stored = self._packed.with_rows(seq_len)
+        stored = self._dataset.with_rows(seq_len)
         packs = pack_left(stored, pieces)
         self._stored = stored if packs is None else stored.with_further(packs)
         if packs is None:
@@ -413,45 +384,6 @@ def _rows_from(part: PlannedDataset, position: int, epoch: int) -> Int64[np.ndar
     positions = np.arange(position, len(part))
     order = part.shuffle_order() or Identity(len(part))
     return order.at(positions, np.full_like(positions, epoch))
-
-
-def _blocks_first(dataset: PlannedDataset, blocks: Order, block: int) -> _Cut:
-    return _Cut(
-        dataset,
-        blocks,
-        block,
-        partial(_block_behind, block),
-        partial(_rows_behind, len(blocks), block, len(dataset)),
-    )
-
-
-def _block_behind(block: int, row: int) -> int:
-    """The first full block of ``block`` rows after the first ``row`` rows."""
-    return -(-row // block)
-
-
-def _rows_behind(blocks: int, block: int, rows: int, row: int) -> Int64[np.ndarray, " n"]:
-    """The rows from ``row`` on that are in no full block after it."""
-    return rows_outside(row, min(_block_behind(block, row), blocks), blocks, block, rows)
-
-
-def _shuffled(
-    stored: Mapping[str, PlannedDataset],
-    shuffles: Mapping[str, ShuffleConfig | Shuffle],
-    plan: Plan,
-    orders: Orders,
-    seed: int,
-    own_shuffles: Collection[str] = (),
-) -> dict[str, PlannedDataset]:
-    return shuffle_components(
-        stored,
-        shuffles,
-        plan,
-        seed,
-        own_shuffles=own_shuffles,
-        max_hosts=orders.max_hosts,
-        scores=orders.scores,
-    )
 
 
 def _limit(

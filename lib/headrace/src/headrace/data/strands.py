@@ -13,10 +13,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
-from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -29,6 +28,7 @@ from headrace.mix.plan import Plan
 from headrace.mix.shares import bound_shares, row_shares
 from headrace.mix.stages import Stage
 from headrace.order.braid.spec import FEW_BLOCKS, MAX_HOSTS, resolve_strands
+from headrace.order.holdout import ValidationConfig
 from headrace.order.order import Order
 from headrace.order.seeds import derive
 from headrace.order.shuffle_config import (
@@ -43,43 +43,59 @@ RowScores: TypeAlias = Callable[[PlannedDataset], Float64[np.ndarray, " rows"]]
 """Computes a score for each row of a component."""
 
 
+@dataclass(frozen=True)
+class Orders:
+    """How the rows of each component of a run are split and ordered.
+
+    Attributes:
+        seed: Seed of all shuffles, which the name of a component makes its own.
+        shuffles: How each component is shuffled. Braids without ``strands`` share one budget; others
+            keep their number. If rows change their length, a block has the same
+            tokens in all phases, and ``io_block_size`` counts rows of the first phase.
+        own_shuffles: Components whose shuffle is set under their own name, for errors.
+        validation: What is held out of components, by name, with its path in the config; several
+            phases only.
+        max_hosts: The most hosts of the run, from which strands of components in shuffled stores
+            follow; None: these have strands like others.
+        scores: What computes the scores of rows, for components whose shuffle is by a number; one
+            phase only.
+    """
+
+    seed: int
+    shuffles: Mapping[str, ShuffleConfig | Shuffle]
+    own_shuffles: Collection[str] = ()
+    validation: Mapping[str, tuple[ValidationConfig, str]] = field(
+        default_factory=dict[str, tuple[ValidationConfig, str]]
+    )
+    max_hosts: int | None = MAX_HOSTS
+    scores: Mapping[str, RowScores] = field(default_factory=dict[str, RowScores])
+
+
 def shuffle_components(
-    components: Mapping[str, PlannedDataset],
-    shuffles: Mapping[str, ShuffleConfig | Shuffle],
-    plan: Plan,
-    seed: int | Mapping[str, int],
-    *,
-    own_shuffles: Collection[str] = (),
-    max_hosts: int | None = MAX_HOSTS,
-    scores: Mapping[str, RowScores] = MappingProxyType({}),
+    components: Mapping[str, PlannedDataset], plan: Plan, orders: Orders
 ) -> dict[str, PlannedDataset]:
     """Each component in its own order, keyed by the seed and its name.
 
     Args:
         components: Datasets in stored order.
-        shuffles: How each is shuffled. Braids without ``strands`` share one budget; others keep
-            their number.
         plan: A component's strands depend on its largest share in the planned stages, or in the
             first amendment that uses it, so later amendments do not change its order; and on the
             largest batch.
-        seed: Integer seed, one for all or one for each.
-        own_shuffles: Components whose shuffle is set under their own name in the config, for
-            errors.
-        max_hosts: The most hosts of the run, from which strands of components in shuffled stores
-            follow; None: these have strands like others.
-        scores: What computes the scores of rows, for components whose shuffle is by a number.
+        orders: How each is shuffled.
 
     Raises:
         ConfigError: more strands than examples, or a budget that is less than one block of each
             component.
     """
-    resolved = {name: shuffle_of(shuffles[name]) for name in components}
+    resolved = {name: shuffle_of(orders.shuffles[name]) for name in components}
     braided = {name: shuffle for name, shuffle in resolved.items() if shuffle.in_strands}
     hosts = {
-        name: max_hosts if components[name].in_shuffled_store and shuffle.chooses_strands else None
+        name: orders.max_hosts
+        if components[name].in_shuffled_store and shuffle.chooses_strands
+        else None
         for name, shuffle in braided.items()
     }
-    strands = _resolve_braids(components, braided, hosts, plan, own_shuffles)
+    strands = _resolve_braids(components, braided, hosts, plan, orders.own_shuffles)
     result: dict[str, PlannedDataset] = {}
     for name, dataset in components.items():
         shuffle = resolved[name]
@@ -87,14 +103,16 @@ def shuffle_components(
             raise ConfigError(
                 "has no weight in any stage", field=f"components.{name}.weight", cure="Give it one."
             )
-        with placed([name], own_shuffles, shuffle):
-            key = derive(seed if isinstance(seed, int) else seed[name], "component", name)
+        with placed([name], orders.own_shuffles, shuffle):
+            key = derive(orders.seed, "component", name)
             if hosts.get(name) is not None and dataset.run_blocks > 1:
                 # Few runs would be in nearly the same order in each epoch
                 blocks = len(dataset) // _block_rows(dataset, shuffle)
                 most = blocks // max(strands[name].number, FEW_BLOCKS)
                 shuffle = shuffle.in_runs(max(min(dataset.run_blocks, most), 1))
-            result[name] = _shuffled(dataset, shuffle, key, strands.get(name), scores.get(name))
+            result[name] = _shuffled(
+                dataset, shuffle, key, strands.get(name), orders.scores.get(name)
+            )
     return result
 
 

@@ -499,6 +499,11 @@ class BatchSchedule:
         at = np.array([step], np.int64)
         return int(self.offset_at(at)[0]), int(self.size_at(at)[0])
 
+    def seen_from(self, step: int) -> BatchSchedule:
+        """The batches from a step on, as those of steps from 0 on."""
+        later = {first - step: size for first, size in self.points if first > step}
+        return BatchSchedule({0: self.rows_at(step)[1], **later})
+
 
 def phase_lengths(seq_len: int | Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     """First step and row length of each phase; neighbours differ in length.

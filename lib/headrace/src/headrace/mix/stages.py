@@ -395,7 +395,7 @@ class Stages(MixingPolicy):
         return Quota(
             partial(_weights_at, stage.blend, first, last),
             stage.blend.names,
-            _from_step(self.batch, first),
+            self.batch.seen_from(first),
             [self._limits[c] for c in columns.tolist()],
             max(stage.blend.settles_at(last) - first, 0),
             [stage.max_share.get(name) for name in stage.blend.names],
@@ -473,9 +473,3 @@ def _weights_at(
 ) -> Float64[np.ndarray, "n d"]:
     """Weights at steps of a stage, counted from its first; its last step's hold behind it."""
     return blend.at(np.minimum(steps + first, last))
-
-
-def _from_step(batch: BatchSchedule, step: int) -> BatchSchedule:
-    """The batch schedule as seen from a later step."""
-    sizes = {max(first - step, 0): size for first, size in batch.points if first > step}
-    return BatchSchedule({0: batch.rows_at(step)[1], **sizes})
