@@ -17,7 +17,7 @@ from headrace.data.component import component_sides
 from headrace.data.dataset import ReorderedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.phased import Continued, PhasedDataset
-from headrace.data.phased_mixture import Orders, run_dataset
+from headrace.data.phased_mixture import run_dataset
 from headrace.data.strands import Orders, shuffle_components
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader

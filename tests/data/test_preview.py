@@ -12,7 +12,9 @@ from headrace import (
     open_cache,
 )
 from headrace.data import PackedTokenDataset, PlannedDataset
+from headrace.data.packed_store import PackedStoreDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
+from headrace.ingest import ReshuffleConfig, reshuffle
 from headrace.store import TokenCache
 from headrace.testing import tiny_cache
 
@@ -74,3 +76,18 @@ def test_it_ends_with_the_dataset_and_names_what_is_not_there(cache):
     for bad in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="rows"):
             dataset.preview(rows=bad)
+
+
+def test_pieces_of_documents_that_a_copy_cut_name_their_places_in_the_whole(tmp_path):
+    cache = tiny_cache(documents=20)
+    reshuffle(cache, str(tmp_path), ReshuffleConfig(0, pack=16), progress=False)
+    dataset = PackedStoreDataset(str(tmp_path), seq_len=16)
+    rows = dataset.preview(rows=len(dataset))
+    for row, tokens in zip(rows, np.asarray(dataset.read(range(len(rows))).tokens), strict=True):
+        column = 0
+        for span in row.spans:
+            whole = cache.document(span.document)
+            expected = whole[span.offset : span.offset + span.tokens]
+            assert tokens[column : column + span.tokens].tolist() == expected.tolist()
+            column += span.tokens
+    assert any(span.offset for row in rows for span in row.spans)

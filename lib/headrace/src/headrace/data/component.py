@@ -20,7 +20,6 @@ from headrace.data.documents import DocumentFilter
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.packed_store import PackedStoreDataset, StoredDataset
 from headrace.data.pairs import is_of_pairs, pairs_of_component
-from headrace.data.rows import segments_of, without_padding
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
@@ -375,12 +374,6 @@ def _tokens(side: PlannedDataset) -> int:
     """
     if not any(source.max_segments for source in side.sources):
         return len(side) * side.seq_len
-    total = 0
-    first_array = np.zeros(len(side.sources), np.int64)
-    for at in range(0, len(side), _CHUNK):
-        rows = side.locate(np.arange(at, min(at + _CHUNK, len(side))))
-        segments = segments_of(side.sources, rows.source, rows.row)
-        pieces = side.joined_rows.pieces(rows.source, rows.row, first_array)
-        assert segments is not None
-        total += int(without_padding(pieces, segments).size.sum())
-    return total
+    (source,) = side.sources
+    parts = (np.arange(at, min(at + _CHUNK, len(side))) for at in range(0, len(side), _CHUNK))
+    return sum(int(source.content(side.locate(part).row).size.sum()) for part in parts)

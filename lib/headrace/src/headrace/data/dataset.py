@@ -55,7 +55,7 @@ from headrace.store.leaf import ArrayList
 
 if TYPE_CHECKING:
     from headrace.batch.packed_batch import PackedBatch
-    from headrace.data.preview import Preview
+    from headrace.data.described import Preview
     from headrace.pack.plan import PackPlan
     from headrace.store.cache import TokenCache
 
@@ -357,7 +357,7 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
             ConfigError: the dataset is not stored in token caches.
             IndexOutOfRangeError: there is no such example.
         """
-        from headrace.data.preview import preview  # it needs tokenizers, which training does not
+        from headrace.data.described import preview  # it needs tokenizers, which training does not
 
         for field, number in (("rows", rows), ("first", first)):
             check_whole(field, number)

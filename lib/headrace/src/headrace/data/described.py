@@ -1,4 +1,4 @@
-"""Rows of a step as JSON values: where each comes from, and its text.
+"""Rows of a step as JSON values, and as a preview: where each comes from, and its text.
 
 Price: reading the rows' own tokens, columns and ids.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -172,3 +173,79 @@ def one_of_files(files: Sequence[str]) -> str:
         return f"from {distinct[0]}" if distinct else ""
     more = ", ..." if len(distinct) > _SHOWN_FILES else ""
     return f"from one of {len(distinct):,} files: {', '.join(distinct[:_SHOWN_FILES])}{more}"
+
+
+@dataclass(frozen=True)
+class PreviewSpan:
+    """A run of tokens of one document.
+
+    Attributes:
+        document: Its number in the cache.
+        files: The files that the part of the cache with this document was built from.
+        offset: Tokens of the document before the span.
+        tokens: Tokens of the span.
+        text: Their text, or their ids if there is no tokenizer. Empty if the document was removed.
+    """
+
+    document: int
+    files: tuple[str, ...]
+    offset: int
+    tokens: int
+    text: str
+
+
+@dataclass(frozen=True)
+class PreviewRow:
+    """One example: its number, its component and cache, and its spans from left to right."""
+
+    example: int
+    component: str
+    cache: str
+    spans: tuple[PreviewSpan, ...]
+
+    @property
+    def text(self) -> str:
+        """The text of the whole row."""
+        return "".join(span.text for span in self.spans)
+
+
+class Preview(tuple[PreviewRow, ...]):
+    """The rows that :func:`preview` returns. Printing it shows the beginning of each span."""
+
+    shown_chars: int = 200
+
+    def __repr__(self) -> str:
+        lines: list[str] = []
+        for row in self:
+            lines.append(f"example {row.example:,}: {row.component or row.cache}")
+            for span in row.spans:
+                where = (
+                    f"  document {span.document:,}, {span.tokens:,} tokens from {span.offset:,}: "
+                )
+                more = "..." if len(span.text) > self.shown_chars else ""
+                lines.append(where + repr(span.text[: self.shown_chars]) + more)
+        return "\n".join(lines)
+
+
+def preview(rows: StepRows) -> Preview:
+    """Rows of a dataset, decoded.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import TokenSeqDataset
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
+        >>> rows = preview(dataset.rows_of_examples(np.array([0])))
+        >>> rows[0].example, sum(span.tokens for span in rows[0].spans)
+        (0, 8)
+    """
+    return Preview(
+        PreviewRow(
+            row["example"], row["component"], row["cache"], tuple(map(_preview_span, row["spans"]))
+        )
+        for row in described_rows(rows, range(len(rows)))
+    )
+
+
+def _preview_span(span: dict[str, Any]) -> PreviewSpan:
+    files = tuple(str(file["path"]) for file in span["files"])
+    return PreviewSpan(span["document"], files, span["offset"], span["tokens"], span["text"])

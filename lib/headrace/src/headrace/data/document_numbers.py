@@ -14,10 +14,10 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, reduce
+from functools import reduce
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int64, Num
@@ -53,12 +53,19 @@ _CURE = (
 )
 
 
+_Value: TypeAlias = Callable[[Mapping[str, np.ndarray]], Any]
+"""Computes a value for each document from its numbers by name."""
+
+
 class Where:
     """A condition.
 
     Args:
         text: The condition.
         field: Its place in the config, for errors.
+
+    Attributes:
+        names: The numbers that it asks for.
 
     Raises:
         ConfigError: it is no condition.
@@ -78,62 +85,48 @@ class Where:
         self._source = f"({text.strip()}\n)"  # in parentheses, it may have several lines
         try:
             with PYTHON_PARSER:
-                self._tree = ast.parse(self._source, mode="eval").body
+                tree = ast.parse(self._source, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise self._refused(f"is no condition ({error})") from error
-        self._check(self._tree)
+        self._value = self._computed(tree)
+        self.names = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
         if not self.names:
             raise self._refused("does not depend on the document")
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """The numbers that it asks for."""
-        return frozenset(node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name))
 
     def holds(self, numbers: Mapping[str, np.ndarray]) -> Bool[np.ndarray, " n"]:
         """For which documents it holds, given the numbers of each by name."""
         with np.errstate(over="ignore"):  # 1e39 beside float32
-            return np.asarray(self._value(self._tree, numbers)).astype(bool)
+            return np.asarray(self._value(numbers)).astype(bool)
 
-    def _value(self, node: ast.AST, numbers: Mapping[str, np.ndarray]) -> Any:
+    def _computed(self, node: ast.AST) -> _Value:
+        """What computes a part of it. Raises ConfigError for anything else than a condition has."""
         match node:
-            case ast.Name():
-                return numbers[node.id]
-            case ast.Constant():
-                return node.value
-            case ast.UnaryOp(op=ast.Not()):
-                return np.logical_not(self._value(node.operand, numbers))
-            case ast.UnaryOp():
-                return -self._value(node.operand, numbers)
-            case ast.BoolOp():
-                values = (self._value(one, numbers) for one in node.values)
-                return reduce(_JOINED[type(node.op)], values)
-            case ast.Compare():
-                values = [self._value(one, numbers) for one in (node.left, *node.comparators)]
-                pairs = zip(node.ops, pairwise(values), strict=True)
-                holds = (_COMPARISONS[type(op)](low, high) for op, (low, high) in pairs)
-                return reduce(np.logical_and, holds)
-            case _:
-                raise AssertionError(node)  # _check has refused it
-
-    def _check(self, node: ast.AST) -> None:
-        """Raises ConfigError for anything but what :meth:`_value` computes."""
-        match node:
-            case ast.Name():
-                return
+            case ast.Name(id=name):
+                return lambda numbers: numbers[name]
             case ast.Constant(value=bool() | int() | float() as number):
                 if number > sys.float_info.max:
                     raise self._refused("has a number beyond all that are stored")
+                return lambda _: number
             case ast.UnaryOp(op=ast.Not()):
-                self._check(node.operand)
+                negated = self._computed(node.operand)
+                return lambda numbers: np.logical_not(negated(numbers))
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
-                self._check(node.operand)
+                positive = self._computed(node.operand)
+                return lambda numbers: -positive(numbers)
             case ast.BoolOp():
-                for one in node.values:
-                    self._check(one)
+                join = _JOINED[type(node.op)]
+                joined = [self._computed(one) for one in node.values]
+                return lambda numbers: reduce(join, (one(numbers) for one in joined))
             case ast.Compare() if all(type(op) in _COMPARISONS for op in node.ops):
-                for one in (node.left, *node.comparators):
-                    self._check(one)
+                compared = [self._computed(one) for one in (node.left, *node.comparators)]
+                compare = [_COMPARISONS[type(op)] for op in node.ops]
+
+                def holds(numbers: Mapping[str, np.ndarray]) -> Any:
+                    sides = pairwise([one(numbers) for one in compared])
+                    each = (is_so(*two) for is_so, two in zip(compare, sides, strict=True))
+                    return reduce(np.logical_and, each)
+
+                return holds
             case _:
                 part = ast.get_source_segment(self._source, node) or ast.dump(node)
                 raise self._refused(f"may not have {part!r}")
