@@ -49,9 +49,9 @@ class Orders:
 
     Attributes:
         seed: Seed of all shuffles, which the name of a component makes its own.
-        shuffles: How each component is shuffled. Braids without ``strands`` share one budget; others
-            keep their number. If rows change their length, a block has the same
-            tokens in all phases, and ``io_block_size`` counts rows of the first phase.
+        shuffles: How each component is shuffled. Braids without ``strands`` share one budget;
+            others keep their number. If rows change their length, a block has the same tokens in
+            all phases, and ``io_block_size`` counts rows of the first phase.
         own_shuffles: Components whose shuffle is set under their own name, for errors.
         validation: What is held out of components, by name, with its path in the config; several
             phases only.
