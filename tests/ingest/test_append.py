@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +35,9 @@ from headrace.ingest import (
     build_cache,
     reshuffle,
 )
+from headrace.ingest.append import newer_files
 from headrace.ingest.build_shuffled import build_shuffled
+from headrace.ingest.source import SourceFile
 from headrace.store import TokenCache, consolidate, open_cache
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.store.snapshots import SNAPSHOTS_NAME, member_path
@@ -240,6 +243,30 @@ def test_a_file_is_known_however_it_is_spelled_and_from_any_folder(
     append_cache(["../old"], "../cache", **QUIET)
     assert open_cache("../cache").snapshots[0].number == 2
     assert open_cache("../cache").document(0).size
+
+
+def test_a_file_that_was_moved_or_renamed_is_not_taken_again(cache: str, tmp_path: Path):
+    old = tmp_path / "old"
+    renamed = (old / "1-0.jsonl").rename(old / "renamed.jsonl")
+    moved = (old / "1-1.jsonl").rename(tmp_path / "1-1.jsonl")
+    for path in (renamed, moved):
+        with pytest.raises(SourceError, match="already, and no file is stored twice"):
+            append_cache([str(path)], cache, **QUIET)
+    listed = SourceConfig([str(old), str(moved)]).files()
+    newer = newer_files(listed, cache)
+    assert (newer.renamed, newer.added, newer.changed) == ([str(renamed)], [], [])
+    # a copy beside its original is another file, also if it has its time
+    copy = str(shutil.copy2(old / "1-2.jsonl", old / "1-3.jsonl"))
+    assert [file.path for file in newer_files([*listed, *files_at(copy)], cache).added] == [copy]
+    without_original = [file for file in listed if not file.path.endswith("1-2.jsonl")]
+    newer = newer_files([*without_original, *files_at(copy)], cache)
+    assert [file.path for file in newer.added] == [copy]
+    append_cache([copy], cache, **QUIET)
+    assert open_cache(cache).num_documents == 32
+
+
+def files_at(path: str) -> list[SourceFile]:
+    return SourceConfig([path]).files()
 
 
 def test_lists_that_do_not_fit_are_named(cache: str, tmp_path: Path):

@@ -28,8 +28,10 @@ from headrace.errors import (
     command_line,
 )
 from headrace.ingest.base_tokenizer import named_only
-from headrace.ingest.build import BuildReport, build_cache, plan_build
-from headrace.ingest.build_shuffled import ShuffledBuildOptions, build_shuffled
+from headrace.ingest.build import BuildOptions, BuildPlan, BuildReport, plan_build
+from headrace.ingest.build_shuffled import build_and_shuffle
+from headrace.ingest.documents import reader_of
+from headrace.ingest.engines import PLAIN_FOLDER
 from headrace.ingest.plan import (
     DEFAULT_PART_BYTES,
     SourceRecord,
@@ -58,7 +60,7 @@ def append_cache(
     source: Mapping[str, Any] | None = None,
     tokenizer: Mapping[str, Any] | None = None,
     how: ReshuffleConfig | None = None,
-    **options: Unpack[ShuffledBuildOptions],
+    **options: Unpack[BuildOptions],
 ) -> BuildReport:
     """Adds sources to a finished cache, or finishes an interrupted call.
 
@@ -113,26 +115,31 @@ def append_cache(
     own_source = {**ledger.metadata.get("source", {}), **(source or {}), "paths": [*paths]}
     reading = msgspec.convert(own_source, SourceConfig)
     encoder = _tokenizer(output, ledger, tokenizer or {})
-    layout = {"dtype": ledger.layout["dtype"], "chunk_tokens": ledger.layout["chunk_elements"]}
-    layout |= {key: ledger.layout[key] for key in ("shard_chunks", "compression")}
-    # all are known
-    settings: ShuffledBuildOptions = {**layout, **options}  # pyright: ignore[reportAssignmentType]
-    part_bytes = settings.setdefault(
-        "part_bytes", ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES)
-    )
-    planned = plan_build(reading, encoder, output, part_bytes, settings).ledger
-    settings["first_look"] = False  # that was it
-    _check_like(output, ledger, planned)
-    number = _number_of(output, members, planned)
-    folder = member_path(output, number)
+    layout = ledger.layout
+    settings: BuildOptions = {
+        "dtype": layout["dtype"],
+        "chunk_tokens": layout["chunk_elements"],
+        "shard_chunks": layout["shard_chunks"],
+        "compression": layout["compression"],
+        "part_bytes": ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES),
+        **options,
+    }
+    plan = plan_build(reading, encoder, _building_folder(output, members, how), **settings)
+    _check_like(output, ledger, plan.ledger)
+    number = _number_of(output, members, plan)
     if number < members:  # these sources are already in it: nothing to delete
-        settings["restart"] = False
-    if how is None:
-        report = build_cache(reading, encoder, folder, **settings)
-    else:
-        report = build_shuffled(reading, encoder, folder, how, **settings)
+        job = replace(plan.job, root=_building_folder(output, number, how))
+        plan = replace(plan, job=job, restart=False)
+    folder = member_path(output, number)
+    report = plan.build() if how is None else build_and_shuffle(plan, folder, how)
     add_appended(output, built, number, TokenCache.open_member(folder).as_member)
     return report
+
+
+def _building_folder(output: str, number: int, how: ReshuffleConfig | None) -> str:
+    """Where a member is built: in its folder, or first below it if it is shuffled then."""
+    folder = member_path(output, number)
+    return folder if how is None else files.join(folder, PLAIN_FOLDER)
 
 
 @dataclass(frozen=True)
@@ -162,28 +169,56 @@ def newer_files(listed: Sequence[SourceFile], output: str) -> Newer:
     built = _finished(output).as_member
     members = len(history_of(output, built.fingerprint).members)
     records = [one for number in range(members) for one in _files_of(member_path(output, number))]
-    missing = _by_path(records)
-    newer = Newer()
-    unknown: list[SourceFile] = []
+    known, gone = _match(listed, records)
+    newer = Newer(removed=[str(record["path"]) for record in gone])
     for file in listed:
-        old = missing.pop(_canonical_path(file.path), None)
-        if old is None:
-            unknown.append(file)
-        elif is_changed(old, {"size": file.size, "version": file.version}):
-            newer.changed.append(file.path)
-    # A file that moved, or whose recorded path was meant from another folder, has its size and
-    # time of then.
-    by_state: defaultdict[tuple[object, object], list[str]] = defaultdict(list)
-    for record in missing.values():
-        by_state[record["size"], record["version"]].append(str(record["path"]))
-    for file in unknown:
-        earlier = by_state[file.size, file.version] if file.version else []
-        if not earlier:
+        record = known.get(_canonical_path(file.shown_path))
+        if record is None:
             newer.added.append(file)
-        elif os.path.basename(earlier.pop()) != os.path.basename(file.path):
+        elif is_changed(record, {"size": file.size, "version": file.version}):
+            newer.changed.append(file.path)
+        elif os.path.basename(record["path"]) != os.path.basename(file.shown_path):
             newer.renamed.append(file.path)
-    newer.removed.extend(path for paths in by_state.values() for path in paths)
     return newer
+
+
+def _match(
+    listed: Sequence[SourceFile], records: Iterable[SourceRecord]
+) -> tuple[dict[str, SourceRecord], list[SourceRecord]]:
+    """Which files are in a cache, whose records these are.
+
+    1. A file is known by its canonical path, whatever it holds now.
+    2. Another file is one that moved, if it has the size and the time of one that is not where it
+       was. (Nor is one whose recorded path was meant from another folder.)
+
+    Returns:
+        The records of the files that are in it, by the canonical paths of these now; and the
+        records that no file has.
+    """
+    missing = _by_path(records)
+    now = {_canonical_path(file.shown_path): file for file in listed}
+    known = {path: missing.pop(path) for path in now if path in missing}
+    paths_of_state: defaultdict[tuple[object, object], list[str]] = defaultdict(list)
+    for path, record in missing.items():
+        paths_of_state[record["size"], record["version"]].append(path)
+    for path, file in now.items():
+        if path in known or not file.version:
+            continue
+        same_state = paths_of_state[file.size, file.version]
+        while same_state and path not in known:
+            earlier_path = same_state.pop()
+            if not _is_there(str(missing[earlier_path]["path"]), file):
+                known[path] = missing.pop(earlier_path)
+    return known, list(missing.values())
+
+
+def _is_there(path: str, moved: SourceFile) -> bool:
+    """Whether a file at a path has the size and time of one that may have been moved from there."""
+    try:
+        earlier = reader_of(moved).stat(replace(moved, path=path))
+    except Exception:  # noqa: BLE001 (clients raise what they like)
+        return False
+    return earlier == (moved.size, moved.version)
 
 
 def encoder_of(output: str) -> TokenizerConfig:
@@ -300,20 +335,13 @@ def _canonical_path(path: str) -> str:
     return str(files.local_path(url).resolve()) if files.is_local(url) else url
 
 
-def _trace(record: SourceRecord) -> tuple[object, ...]:
-    """Identifies a source file whose recorded path is relative, perhaps to another
-    working folder.
-    """
-    return str(record["path"]).rpartition("/")[2], record["size"], record["version"]
-
-
-def _number_of(output: str, members: int, wanted: Ledger) -> int:
+def _number_of(output: str, members: int, plan: BuildPlan) -> int:
     """The number of the member for these sources: the last if it has exactly these, else the next.
 
     Raises:
         SourceError: a file is already in the cache.
     """
-    now = _by_path(wanted.sources)
+    now = _by_path(plan.ledger.sources)
     folders: dict[str, str] = {}
     for number in reversed(range(members)):
         folder = member_path(output, number)
@@ -324,14 +352,7 @@ def _number_of(output: str, members: int, wanted: Ledger) -> int:
         )
         if 0 < number == members - 1 and same:
             return number
-        traces = {
-            _trace(record)
-            for record in records
-            if files.absolute(str(record["path"])) != record["path"]
-        }
-        folders |= {
-            path: folder for path, one in now.items() if path in earlier or _trace(one) in traces
-        }
+        folders |= dict.fromkeys(_match(plan.inputs.listed, records)[0], folder)
     if folders:
         path = next(path for path in now if path in folders)
         fresh = [str(record["path"]) for name, record in now.items() if name not in folders]
@@ -350,7 +371,7 @@ def _number_of(output: str, members: int, wanted: Ledger) -> int:
             f"is in {folders[path]} already{others}, and no file is stored twice",
             field="sources",
             value=str(now[path]["path"]),
-            cure=f"{cure} (One that only has name, size and time of another is new after: touch"
-            " FILE.)",
+            cure=f"{cure} (One that only has size and time of another, which is gone, is new after:"
+            " touch FILE.)",
         )
     return members

@@ -23,7 +23,8 @@ Price of resuming: one small read per part, and repeating the work on one part (
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
@@ -60,7 +61,7 @@ from headrace.ingest.plan import (
     with_restart,
 )
 from headrace.ingest.progress import EncoderCounts
-from headrace.ingest.records import MAX_RECORD_BYTES, SourceFile
+from headrace.ingest.records import MAX_RECORD_BYTES
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
@@ -68,7 +69,7 @@ from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayo
 from headrace.store.lease import Lease
 from headrace.store.ledger import Ledger, is_finished, summed, write_ledger
 from headrace.store.ledger_table import PartRecord
-from headrace.store.retry import wire
+from headrace.store.retry import Wire, wire
 
 INGEST_VERSION = 4
 """Increased when the same input would give other tokens or another layout: builds cannot be resumed
@@ -140,9 +141,17 @@ class BuildReport:
 
 
 class BuildOptions(TypedDict, total=False):
-    """Rarely used options of :func:`build_cache`.
+    """Options of :func:`build_cache`.
 
     Attributes:
+        part_bytes: Source bytes in a part, the unit of work and of resuming; 64 MiB by default.
+        engine: What builds the parts: ``pool``, worker processes of this machine; ``inline``, this
+            process; ``ray``, a Ray cluster (``RAY_ADDRESS``, or one started here); ``zephyr``, a
+            pipeline of Marin's Zephyr (on the current Fray client's cluster, or in threads here);
+            ``auto``, the default, a pool unless there is too little to do. No effect on the result.
+        workers: Number of workers; None, the default: as many as cores and memory allow. No effect
+            on the result.
+        restart: Delete existing content and start over.
         dtype: Name of the stored dtype; None, the default: the narrowest that holds the vocabulary.
         chunk_tokens: Tokens in a chunk, the unit of reading; 65,536 by default.
         shard_chunks: Chunks in a file; 256 by default.
@@ -154,6 +163,10 @@ class BuildOptions(TypedDict, total=False):
             build stops at the first bad file.
     """
 
+    part_bytes: int
+    engine: Engine
+    workers: int | None
+    restart: bool
     dtype: str | None
     chunk_tokens: int
     shard_chunks: int
@@ -167,11 +180,6 @@ def build_cache(
     source: SourceConfig,
     tokenizer: TokenizerConfig,
     output: str,
-    *,
-    part_bytes: int = DEFAULT_PART_BYTES,
-    engine: Engine = "auto",
-    workers: int | None = None,
-    restart: bool = False,
     **options: Unpack[BuildOptions],
 ) -> BuildReport:
     """Builds a token cache, or finishes an interrupted build with the same arguments.
@@ -180,15 +188,7 @@ def build_cache(
         source: Where the documents come from.
         tokenizer: How they become ids.
         output: Folder or URL of the cache.
-        part_bytes: Source bytes in a part, the unit of work and of resuming.
-        engine: What builds the parts: ``pool``, worker processes of this machine; ``inline``, this
-            process; ``ray``, a Ray cluster (``RAY_ADDRESS``, or one started here); ``zephyr``, a
-            pipeline of Marin's Zephyr (on the current Fray client's cluster, or in threads here);
-            ``auto``, a pool unless there is too little to do. No effect on the result.
-        workers: Number of workers; None: as many as cores and memory allow. No effect on the
-            result.
-        restart: Delete existing content and start over.
-        options: Rarely used options, by keyword: see :class:`BuildOptions`.
+        options: By keyword: see :class:`BuildOptions`.
 
     Returns:
         A report. If the cache was already finished, nothing is done and ``parts_built`` is 0.
@@ -213,59 +213,144 @@ def build_cache(
         >>> report.documents, report.tokens  # five bytes and the end of the text
         (1, 6)
     """
-    if unknown := options.keys() - BuildOptions.__annotations__.keys():
-        raise TypeError(f"build_cache got an unexpected keyword argument {min(unknown)!r}")
-    began = time.monotonic()
-    wire_before = wire()
-    check_path("output", output, "Give the folder or URL of the cache.")
-    output = str(output)
-    files.check_writable(output)
-    work = Work(engine, workers, options.get("progress", True))
-    if is_finished(output) and not restart:
-        options["first_look"] = False  # nothing is read of the files
-    try:
-        plan = plan_build(source, tokenizer, output, part_bytes, options)
-        with sole_builder(output) as (held_lease, old_ledger):
-            if old_ledger is not None and (
-                restart or began_in_vain(output, old_ledger, plan.ledger)
-            ):
-                clear(output, old_ledger)
-                old_ledger = None
-            built = _build_missing(plan, old_ledger, tokenizer.engine, work, held_lease)
-    except SourceError as error:
-        refuse_faults([with_restart(output, fault) for fault in error.faults or [error]])
-        raise
-    requests = wire() - wire_before
-    return replace(
-        built,
-        requests=built.requests + requests.requests,
-        failed_requests=built.failed_requests + requests.failed,
-        seconds=time.monotonic() - began,
-        left_out_files=dict(sorted(plan.inputs.left_out.items())),
-    )
+    return plan_build(source, tokenizer, output, **options).build()
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build is to make, before anything is written. ``ledger``: its first one."""
+    """What a build is to make and how, before anything is written.
+
+    Attributes:
+        inputs: What it reads.
+        job: What its parts have in common.
+        ledger: Its first ledger.
+        tokenizer_engine: The encoder that was asked for.
+        work: What builds the parts.
+        restart: Whether existing content is deleted.
+        began: When planning began.
+        wire_before: Requests of this process until then.
+    """
 
     inputs: Input
     job: BuildJob
     ledger: Ledger
+    tokenizer_engine: TokenizerEngine
+    work: Work
+    restart: bool
+    began: float
+    wire_before: Wire
+
+    def build(self) -> BuildReport:
+        """Does what is left to do; see :func:`build_cache`."""
+        output = self.job.root
+        with _with_restart_in_cures(output), sole_builder(output) as (held_lease, begun):
+            if begun is not None and (self.restart or began_in_vain(output, begun, self.ledger)):
+                clear(output, begun)
+                begun = None
+            report = self._build_missing(begun, held_lease)
+        wire_here = wire() - self.wire_before
+        return replace(
+            report,
+            requests=report.requests + wire_here.requests,
+            failed_requests=report.failed_requests + wire_here.failed,
+            seconds=time.monotonic() - self.began,
+            left_out_files=dict(sorted(self.inputs.left_out.items())),
+        )
+
+    def _build_missing(self, begun: Ledger | None, held: Lease) -> BuildReport:
+        """Builds what is missing, as the only builder of the folder."""
+        output = self.job.root
+        ledger, tasks, finished = self._begin(begun)
+        tokenizer_file = files.join(output, FILE_NAME)
+        content = self.inputs.tokenizer.content
+        if content is not None and files.read_bytes(tokenizer_file) != content:
+            files.write_atomic(tokenizer_file, content)
+        missing = [task for task in tasks if task.name not in finished]
+        encoding = plan_encoding(
+            self.tokenizer_engine,
+            self.inputs.tokenizer,
+            self.job.kind,
+            [task.stored_bytes for task in missing],
+        )
+        job = replace(self.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
+        what = f"building {output.rstrip('/').rpartition('/')[2]}"
+        paths = (file.path for task in missing for file in task.files)
+        built, costs = self.work.build(what, job, missing, paths, held)
+        records = [built.get(task.name) or finished[task.name] for task in tasks]
+        report = replace(
+            report_of(output, records, built),
+            **encoding.report(),
+            requests=costs.wire.requests,
+            failed_requests=costs.wire.failed,
+            encoded=costs.encoder,
+        )
+        _refuse_empty(report, ledger)
+        if not ledger.finished:
+            write_ledger(output, ledger.complete(records))
+        return report
+
+    def _begin(self, begun: Ledger | None) -> tuple[Ledger, list[PartTask], dict[str, PartRecord]]:
+        """The ledger to work on, its tasks, and the parts that are already complete."""
+        output = self.job.root
+        wanted = self.ledger
+        listed = {file.shown_path: file for file in self.inputs.listed}
+        if begun is None:
+            write_ledger(output, wanted)
+            return wanted, tasks_from_records(wanted.sources, listed), {}
+        names = {str(s["part"]) for s in begun.sources}
+        records = complete_parts(output, begun)
+        check_same_build(output, begun, wanted, records.values())
+        sources = changed_sources(output, begun.sources, wanted.sources, records)
+        ledger = begun
+        if not begun.finished or sources != begun.sources or len(records) < len(names):
+            # The parts that are still to be built follow the rules on bad lines that hold now.
+            metadata = {**begun.metadata, "source": wanted.metadata["source"]}
+            ledger = structs.replace(
+                begun, finished=False, parts=[], sources=sources, metadata=metadata
+            )
+        if ledger != begun:
+            write_ledger(output, ledger)
+        return ledger, tasks_from_records(sources, listed), records
+
+
+@contextmanager
+def _with_restart_in_cures(output: str) -> Iterator[None]:
+    """Faults of sources say where their cures need ``--restart``."""
+    try:
+        yield
+    except SourceError as error:
+        refuse_faults([with_restart(output, fault) for fault in error.faults or [error]])
+        raise
 
 
 def plan_build(
     source: SourceConfig,
     tokenizer: TokenizerConfig,
     output: str,
-    part_bytes: int,
-    options: BuildOptions,
+    *,
+    part_bytes: int = DEFAULT_PART_BYTES,
+    engine: Engine = "auto",
+    workers: int | None = None,
+    restart: bool = False,
+    dtype: str | None = None,
+    chunk_tokens: int = DEFAULT_CHUNK,
+    shard_chunks: int = DEFAULT_SHARD_CHUNKS,
+    compression: Compression = "none",
+    hash_sources: bool = False,
+    progress: bool = True,
+    first_look: bool = True,
 ) -> BuildPlan:
-    """The plan of a build.
+    """The plan of a build, with the arguments of :func:`build_cache`.
 
     Raises:
         SourceError: the first look finds files that cannot be built from.
     """
+    began = time.monotonic()
+    wire_before = wire()
+    check_path("output", output, "Give the folder or URL of the cache.")
+    output = str(output)
+    files.check_writable(output)
+    work = Work(engine, workers, progress)
     if not isinstance(source, SourceConfig):
         raise ConfigError(
             "is not a source", field="source", value=source, cure="Give SourceConfig([PATH])."
@@ -279,30 +364,25 @@ def plan_build(
         raise ConfigError(
             "is not a tokenizer's config", field="tokenizer", value=tokenizer, cure=cure
         )
-    check_whole("chunk_tokens", options.get("chunk_tokens"))
-    check_at_least(
-        "chunk_tokens", options.get("chunk_tokens"), cure=f"Leave it out for {DEFAULT_CHUNK:,}."
-    )
-    loaded = load_tokenizer(tokenizer)
-    layout = CacheLayout(
-        options.get("dtype") or loaded.dtype.name,
-        options.get("chunk_tokens", DEFAULT_CHUNK),
-        options.get("shard_chunks", DEFAULT_SHARD_CHUNKS),
-        options.get("compression", "none"),
-    )
-    layout.check_vocabulary(loaded.vocab_size)
-    inputs = Input.of(source, loaded)
-    check_tokenizer_engine(tokenizer.engine, inputs.tokenizer, inputs.kind)
-    if options.get("first_look", True):
-        refuse_faults(inputs.faults())
-    job = BuildJob(
-        output, inputs.source, inputs.tokenizer.record(), layout, inputs.kind, inputs.template
-    )
-    ledger = _planned(job, inputs, part_bytes)
-    if options.get("hash_sources"):
-        sources = with_hashes(ledger.sources, content_hashes(inputs.listed))
-        ledger = structs.replace(ledger, sources=sources)
-    return BuildPlan(inputs, job, ledger)
+    check_whole("chunk_tokens", chunk_tokens)
+    check_at_least("chunk_tokens", chunk_tokens, cure=f"Leave it out for {DEFAULT_CHUNK:,}.")
+    with _with_restart_in_cures(output):
+        loaded = load_tokenizer(tokenizer)
+        layout = CacheLayout(dtype or loaded.dtype.name, chunk_tokens, shard_chunks, compression)
+        layout.check_vocabulary(loaded.vocab_size)
+        inputs = Input.of(source, loaded)
+        check_tokenizer_engine(tokenizer.engine, inputs.tokenizer, inputs.kind)
+        # nothing is read of the files for a finished cache
+        if first_look and (restart or not is_finished(output)):
+            refuse_faults(inputs.faults())
+        job = BuildJob(
+            output, inputs.source, inputs.tokenizer.record(), layout, inputs.kind, inputs.template
+        )
+        ledger = _planned(job, inputs, part_bytes)
+        if hash_sources:
+            sources = with_hashes(ledger.sources, content_hashes(inputs.listed))
+            ledger = structs.replace(ledger, sources=sources)
+    return BuildPlan(inputs, job, ledger, tokenizer.engine, work, restart, began, wire_before)
 
 
 def _planned(job: BuildJob, inputs: Input, part_bytes: int) -> Ledger:
@@ -336,39 +416,6 @@ def _without_usual(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pair for pair in fields if pair not in usual)
 
 
-def _build_missing(
-    plan: BuildPlan, begun: Ledger | None, engine: TokenizerEngine, work: Work, held: Lease
-) -> BuildReport:
-    """Builds what is missing, as the only builder of the folder."""
-    output = plan.job.root
-    listed = {file.shown_path: file for file in plan.inputs.listed}
-    ledger, tasks, finished = _begin(output, plan.ledger, begun, listed)
-    tokenizer_file = files.join(output, FILE_NAME)
-    content = plan.inputs.tokenizer.content
-    if content is not None and files.read_bytes(tokenizer_file) != content:
-        files.write_atomic(tokenizer_file, content)
-    missing = [task for task in tasks if task.name not in finished]
-    encoding = plan_encoding(
-        engine, plan.inputs.tokenizer, plan.job.kind, [task.stored_bytes for task in missing]
-    )
-    job = replace(plan.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
-    what = f"building {output.rstrip('/').rpartition('/')[2]}"
-    paths = (file.path for task in missing for file in task.files)
-    built, costs = work.build(what, job, missing, paths, held)
-    records = [built.get(task.name) or finished[task.name] for task in tasks]
-    report = replace(
-        report_of(output, records, built),
-        **encoding.report(),
-        requests=costs.wire.requests,
-        failed_requests=costs.wire.failed,
-        encoded=costs.encoder,
-    )
-    _refuse_empty(report, ledger)
-    if not ledger.finished:
-        write_ledger(output, ledger.complete(records))
-    return report
-
-
 def _refuse_empty(report: BuildReport, ledger: Ledger) -> None:
     """Raises SourceError if a build has nothing to train on."""
     paths = ", ".join(ledger.metadata["paths"])
@@ -392,29 +439,6 @@ def _refuse_empty(report: BuildReport, ledger: Ledger) -> None:
             cure="Check --mask and --mask-role against the roles of messages (or the loss_mask of"
             " records), then build with --restart.",
         )
-
-
-def _begin(
-    output: str, wanted: Ledger, begun: Ledger | None, listed: dict[str, SourceFile]
-) -> tuple[Ledger, list[PartTask], dict[str, PartRecord]]:
-    """The ledger to work on, its plan, and the parts that are already complete."""
-    if begun is None:
-        write_ledger(output, wanted)
-        return wanted, tasks_from_records(wanted.sources, listed), {}
-    names = {str(s["part"]) for s in begun.sources}
-    records = complete_parts(output, begun)
-    check_same_build(output, begun, wanted, records.values())
-    sources = changed_sources(output, begun.sources, wanted.sources, records)
-    ledger = begun
-    if not begun.finished or sources != begun.sources or len(records) < len(names):
-        # The parts that are still to be built follow the rules on bad lines that hold now.
-        metadata = {**begun.metadata, "source": wanted.metadata["source"]}
-        ledger = structs.replace(
-            begun, finished=False, parts=[], sources=sources, metadata=metadata
-        )
-    if ledger != begun:
-        write_ledger(output, ledger)
-    return ledger, tasks_from_records(sources, listed), records
 
 
 def unused_fields_of(counts: Mapping[str, Any]) -> dict[str, int]:

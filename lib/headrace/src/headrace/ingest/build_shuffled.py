@@ -18,11 +18,9 @@ from typing import Unpack
 from msgspec import structs
 
 from headrace.errors import CacheError, PlanMismatchError, SourceError
-from headrace.ingest.build import BuildOptions, BuildReport, build_cache, plan_build, report_of
-from headrace.ingest.choices import Engine
-from headrace.ingest.engines import PLAIN_FOLDER, Work, sole_builder
-from headrace.ingest.first_look import faults_of_sources, refuse_faults
-from headrace.ingest.plan import DEFAULT_PART_BYTES, check_same_build, cure_of_begun, is_changed
+from headrace.ingest.build import BuildOptions, BuildPlan, BuildReport, plan_build, report_of
+from headrace.ingest.engines import PLAIN_FOLDER, sole_builder
+from headrace.ingest.plan import check_same_build, cure_of_begun, is_changed
 from headrace.ingest.reshuffle import Reshuffling, clear_shuffled
 from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, cost_of
 from headrace.ingest.source import SourceConfig
@@ -30,16 +28,7 @@ from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.lease import remove_tree
-from headrace.store.ledger import SHUFFLED, Ledger
-
-
-class ShuffledBuildOptions(BuildOptions, total=False):
-    """Keywords of :func:`build_shuffled`, as for :func:`~headrace.ingest.build.build_cache`."""
-
-    part_bytes: int
-    engine: Engine
-    workers: int | None
-    restart: bool
+from headrace.store.ledger import SHUFFLED, Ledger, is_finished
 
 
 def build_shuffled(
@@ -49,7 +38,7 @@ def build_shuffled(
     how: ReshuffleConfig,
     *,
     announce: Callable[[ReshuffleCost], None] | None = None,
-    **options: Unpack[ShuffledBuildOptions],
+    **options: Unpack[BuildOptions],
 ) -> BuildReport:
     """Builds a shuffled token cache, or finishes an interrupted build with the same arguments.
 
@@ -85,35 +74,38 @@ def build_shuffled(
         ...     open_cache(out).shuffle
         DocumentShuffle(documents=2, seed=7, unit=1)
     """
-    began = time.monotonic()
     output = str(output)
     files.check_writable(output)
-    work = Work(
-        options.get("engine", "auto"), options.get("workers"), bool(options.get("progress", True))
-    )
-    plain = files.join(output, PLAIN_FOLDER)
-    if options.get("restart") and options.get("first_look", True):
-        refuse_faults(faults_of_sources([(source, tokenizer)])[0])  # before anything is deleted
-        options["first_look"] = False
-    with sole_builder(output, but=PLAIN_FOLDER) as (held_lease, old_ledger):
-        if old_ledger is not None and options.get("restart"):
-            clear_shuffled(output, old_ledger)
-            old_ledger = None
-        if old_ledger is not None:
-            part_bytes = options.get("part_bytes", DEFAULT_PART_BYTES)
-            unlooked: ShuffledBuildOptions = {**options, "first_look": False}
-            planned = plan_build(source, tokenizer, output, part_bytes, unlooked).ledger
-            _check_same(output, old_ledger, how, planned)
-        if old_ledger is None or not old_ledger.finished:
-            report = build_cache(source, tokenizer, plain, **options)
+    if is_finished(output) and not options.get("restart"):
+        options["first_look"] = False  # nothing is read of the files
+    plan = plan_build(source, tokenizer, files.join(output, PLAIN_FOLDER), **options)
+    return build_and_shuffle(plan, output, how, announce)
+
+
+def build_and_shuffle(
+    plan: BuildPlan,
+    output: str,
+    how: ReshuffleConfig,
+    announce: Callable[[ReshuffleCost], None] | None = None,
+) -> BuildReport:
+    """Does what is left to do; ``plan``: of the plain cache in the output."""
+    plain = plan.job.root
+    with sole_builder(output, but=PLAIN_FOLDER) as (held_lease, begun):
+        if begun is not None and plan.restart:
+            clear_shuffled(output, begun)
+            begun = None
+        if begun is not None:
+            _check_same(output, begun, how, plan.ledger)
+        if begun is None or not begun.finished:
+            report = plan.build()
             cache = TokenCache.open_member(plain)
             if announce is not None:
                 announce(cost_of(cache, how))
-            Reshuffling(cache, output, how, work, None).run(old_ledger, held_lease)
+            Reshuffling(cache, output, how, plan.work, None).run(begun, held_lease)
         else:
-            report = report_of(output, old_ledger.parts, {})
+            report = report_of(output, begun.parts, {})
         remove_tree(plain)
-    return replace(report, path=output, seconds=time.monotonic() - began)
+    return replace(report, path=output, seconds=time.monotonic() - plan.began)
 
 
 def _check_same(output: str, begun: Ledger, how: ReshuffleConfig, wanted: Ledger) -> None:
