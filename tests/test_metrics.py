@@ -5,7 +5,6 @@ a known delay.
 import json
 import re
 from dataclasses import asdict, fields, replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +17,7 @@ from headrace.metrics import (
     ReadStats,
     Stall,
     StallRule,
-    Stopwatch,
+    WaitLog,
 )
 
 
@@ -41,23 +40,22 @@ def test_ratios_of_known_counts():
 
 
 def fail_slowly(watch, now):
-    with watch.phase("failed"):
+    with watch.during(None, phase="failed"):
         now[0] += 0.02
         raise KeyError
 
 
-def test_a_stopwatch_shows_a_known_delay(monkeypatch):
+def test_a_log_of_waits_shows_a_known_delay(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(headrace.metrics.time, "perf_counter", lambda: now[0])
-    watch = Stopwatch()
-    assert watch.seconds("read") == 0
+    watch = WaitLog()
     for _ in range(3):
-        with watch.phase("read"):
+        with watch.during(None, phase="read"):
             now[0] += 0.02
     with pytest.raises(KeyError):
         fail_slowly(watch, now)
-    assert watch.seconds("read") == pytest.approx(0.06)
-    assert watch.seconds("failed") == pytest.approx(0.02)
+    assert watch.seconds["read"] == pytest.approx(0.06)
+    assert watch.seconds["failed"] == pytest.approx(0.02)
 
 
 def test_the_first_wait_is_the_cold_start(monkeypatch):
@@ -159,13 +157,13 @@ def test_bad_stall_rules(name):
 
 
 def format_count(waits, replay=False):
-    stats = IterationStats(
-        StallRule(times_median=0), SimpleNamespace(explain=explained), replay=replay
-    )
+    log = WaitLog()
+    log.explain = explained
+    stats = IterationStats(StallRule(times_median=0), log, replay=replay)
     for wait in waits:
         stats.queue.record(wait, 0.5)
     stats.reads.bytes_read += 10
-    with stats.watch.phase("gather"):
+    with stats.waits.during("gather"):
         pass
     return stats
 
@@ -191,7 +189,7 @@ def test_iterations_are_summed():
     assert (stats.reads.bytes_read, stats.reads.requests) == (30, 3)
     assert stats.wait_s == pytest.approx(0.1 + 0.2 + 0.0)
     assert (stats.wait_max_s, stats.wait_p50_s) == (0.7, pytest.approx(0.25))
-    assert stats.gather_s == pytest.approx(sum(p.watch.seconds("gather") for p in parts))
+    assert stats.gather_s == pytest.approx(sum(p.waits.seconds["gather"] for p in parts))
     assert [s.wait_s for s in stats.stalls] == pytest.approx([0.5, 0.1, 0.2, 0.3, 0.7])
 
 

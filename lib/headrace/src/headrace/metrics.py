@@ -115,12 +115,14 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -364,10 +366,15 @@ class Wait(NamedTuple):
 
 
 class WaitLog:
-    """The last long waits of one iteration's thread; any thread may ask :meth:`explain`.
+    """What one iteration's thread spends its time on, and its last long waits; any thread may ask
+    :meth:`explain`.
 
     Args:
         first_step: The iteration's first step.
+
+    Attributes:
+        seconds: Seconds spent in each phase.
+        under_way: Returns the wait that is in progress at a time; set by the thread that waits.
 
     Example:
         >>> log = WaitLog(first_step=7)
@@ -381,16 +388,25 @@ class WaitLog:
     def __init__(self, first_step: int = 0) -> None:
         self._first_step = first_step
         self._waits: deque[Wait] = deque(maxlen=_KEPT_LONG_WAITS)
+        self.seconds: dict[str, float] = {}
         self.under_way: Callable[[float], Wait] | None = None
-        """Returns the wait that is in progress at a time; set by the thread that waits."""
 
     def add(self, wait: Wait) -> None:
         """Records a wait."""
         self._waits.append(wait)
 
-    def during(self, cause: Cause, detail: str = "") -> AbstractContextManager[None]:
-        """Records the time spent in the ``with`` block, if it is long."""
-        return _During(self, cause, detail)
+    def during(
+        self, cause: Cause | None, detail: str = "", *, phase: str = ""
+    ) -> AbstractContextManager[None]:
+        """Adds the time spent in the ``with`` block to a phase, and records it as a wait, if it is
+        long.
+
+        Args:
+            cause: What is waited for; None: it is no wait, or who waits in it records that.
+            detail: Further information on the wait.
+            phase: The phase, if it is not named like the cause.
+        """
+        return _During(self, cause, detail, phase or str(cause))
 
     def explain(self, number: int, began: float, ended: float) -> Stall:
         """The stall of batch ``number`` of the iteration, waited for from ``began``
@@ -422,29 +438,44 @@ class WaitLog:
 
 
 class _During(AbstractContextManager[None]):  # a generator would cost three times as much
-    __slots__ = ("_began", "_cause", "_detail", "_log")
+    __slots__ = ("_began", "_cause", "_detail", "_log", "_phase")
 
-    def __init__(self, log: WaitLog, cause: Cause, detail: str) -> None:
-        self._cause: Cause = cause
+    def __init__(self, log: WaitLog, cause: Cause | None, detail: str, phase: str) -> None:
+        self._cause: Cause | None = cause
         self._log = log
         self._detail = detail
+        self._phase = phase
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
-        self._log.under_way = self._until
+        if self._cause is not None:
+            self._log.under_way = partial(self._until, self._cause)
 
     def __exit__(self, *exc_info: object) -> None:
-        self._log.under_way = None
         ended = time.perf_counter()
-        if ended - self._began >= LEAST_S:
-            self._log.add(self._until(ended))
+        seconds = self._log.seconds
+        seconds[self._phase] = seconds.get(self._phase, 0.0) + ended - self._began
+        if self._cause is not None:
+            self._log.under_way = None
+            if ended - self._began >= LEAST_S:
+                self._log.add(self._until(self._cause, ended))
 
-    def _until(self, ended: float) -> Wait:
-        return Wait(self._cause, self._began, ended, detail=self._detail)
+    def _until(self, cause: Cause, ended: float) -> Wait:
+        return Wait(cause, self._began, ended, detail=self._detail)
+
+
+class Sums:
+    """Counts of a dataclass, which are added field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*map(operator.add, vars(self).values(), vars(other).values()))
+
+    def __sub__(self, other: Self) -> Self:
+        return type(self)(*map(operator.sub, vars(self).values(), vars(other).values()))
 
 
 @dataclass
-class ReadStats:
+class ReadStats(Sums):
     """Counters of reading; see the module's table. Add two with ``+``."""
 
     examples_requested: int = 0
@@ -485,16 +516,6 @@ class ReadStats:
     @property
     def read_amplification(self) -> float:
         return self.bytes_read / max(self.bytes_delivered, 1)
-
-    def __add__(self, other: ReadStats) -> ReadStats:
-        return ReadStats(
-            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(ReadStats))
-        )
-
-    def __sub__(self, other: ReadStats) -> ReadStats:
-        return ReadStats(
-            *(getattr(self, f.name) - getattr(other, f.name) for f in fields(ReadStats))
-        )
 
     def to_dict(self) -> dict[str, float]:
         """All counters and ratios by name."""
@@ -630,54 +651,7 @@ class LoaderStats:
 
 
 _NESTED = ("reads", "sources", "stalls")
-
-
-class _Phase:
-    """A timed ``with`` block, at less than half the cost of a generator; a loader needs several per
-    batch.
-    """
-
-    __slots__ = ("_name", "_seconds", "_started")
-
-    def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self._seconds = seconds
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self._seconds[self._name] = (
-            self._seconds.get(self._name, 0.0) + time.perf_counter() - self._started
-        )
-
-
-class Stopwatch:
-    """Seconds spent in named phases.
-
-    Example:
-        >>> watch = Stopwatch()
-        >>> with watch.phase("read"):
-        ...     pass
-        >>> watch.seconds("read") < 1
-        True
-    """
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Adds the time spent in the ``with`` block to ``name``."""
-        return _Phase(self._seconds, name)
-
-    def seconds(self, name: str) -> float:
-        """Seconds spent in ``name`` so far."""
-        return self._seconds.get(name, 0.0)
-
-    def absorb(self, other: Stopwatch) -> None:
-        """Adds the seconds of another stopwatch."""
-        for name, seconds in list(other._seconds.items()):
-            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+_PHASES = ("plan", "read", "gather", "map", "transfer")
 
 
 class IterationStats:
@@ -686,7 +660,7 @@ class IterationStats:
 
     Args:
         rule: Which waits are stalls.
-        waits: The long waits of its thread, which explain stalls.
+        waits: Times and long waits of its thread, which explain stalls.
         replay: Whether its batches are replays; see ``DataLoader.headspace``.
         step: Its first step.
     """
@@ -700,7 +674,6 @@ class IterationStats:
         step: int = 0,
     ) -> None:
         self.reads = ReadStats()
-        self.watch = Stopwatch()
         self.waits = waits or WaitLog()
         self.queue = QueueStats(rule, self.waits.explain)
         self.host_wait_s = 0.0
@@ -720,7 +693,9 @@ class IterationStats:
     def absorb(self, other: IterationStats) -> None:
         """Adds the counters of another iteration."""
         self.reads += other.reads
-        self.watch.absorb(other.watch)
+        seconds = self.waits.seconds
+        for phase, spent in list(other.waits.seconds.items()):
+            seconds[phase] = seconds.get(phase, 0.0) + spent
         self.queue.absorb(other.queue)
         self.host_wait_s += other.host_wait_s
         self.late_hosts += other.late_hosts
@@ -736,7 +711,8 @@ class IterationStats:
             resident_bytes: Bytes of blocks in memory.
         """
         queue = self.queue
-        seconds = self.watch.seconds
+        spent = self.waits.seconds
+        seconds: dict[str, Any] = {f"{phase}_s": spent.get(phase, 0.0) for phase in _PHASES}
         return LoaderStats(
             batches=queue.gets,
             reads=self.reads + over_http,
@@ -747,11 +723,7 @@ class IterationStats:
             wait_max_s=queue.longest_wait_s,
             waiting_share=queue.waiting_share,
             queue_occupancy=queue.occupancy,
-            plan_s=seconds("plan"),
-            read_s=seconds("read"),
-            gather_s=seconds("gather"),
-            map_s=seconds("map"),
-            transfer_s=seconds("transfer"),
+            **seconds,
             resident_bytes=resident_bytes,
             batches_per_s=queue.per_second,
             num_stalls=queue.num_stalls,

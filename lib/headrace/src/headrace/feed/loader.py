@@ -588,7 +588,7 @@ class Delivery:
         ``ready`` on the devices.
         """
         if self._deliver is not None and self._splitter is None and isinstance(group[0], HostRows):
-            with stats.watch.phase("transfer"), stats.waits.during("transfer"):
+            with stats.waits.during("transfer"):
                 self._deliver(group, ready)
             return
         step = first_step
@@ -598,7 +598,7 @@ class Delivery:
 
     def _delivered_alone(self, host: Any, step: int, stats: IterationStats) -> Any:
         """A batch that comes from functions, or is put together only when the trainer takes it."""
-        with stats.watch.phase("transfer"), stats.waits.during("transfer"):
+        with stats.waits.during("transfer"):
             if isinstance(host, PooledRows):
                 origin = self._placement.to_global(host.origin, host.batch_size)
                 delivered = host._replace(
@@ -608,7 +608,7 @@ class Delivery:
                 delivered = self._deliver_arrays(host, self.order.schedule.unique_sizes)
         if self._splitter is None:
             return delivered
-        with stats.watch.phase("plan"), stats.waits.during("plan"):
+        with stats.waits.during("plan"):
             split, layout = self._splitter.planned(step, host)
         stats.reads.micro_batch_places += layout
         return Partial(split, delivered)

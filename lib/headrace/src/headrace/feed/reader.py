@@ -144,7 +144,6 @@ class PlannedReader(BatchReader):
         self._loose = not order.functions
         stats = stats or IterationStats()
         self._stats = stats.reads
-        self._watch = stats.watch
         self._waits = stats.waits
         self._dataset = dataset
         self._schedule = order.schedule
@@ -208,7 +207,7 @@ class PlannedReader(BatchReader):
             while under_way and not ahead.may_begin():
                 yield self._gathered(under_way.popleft(), ahead)
             window = ahead.next
-            with self._watch.phase("read"):
+            with self._waits.during(None, phase="read"):
                 first, stop = ahead.begin(self._most_alike(window, step - first_step))
             under_way.append(self._gather(window, first, stop))
             if (
@@ -222,17 +221,16 @@ class PlannedReader(BatchReader):
             yield self._gathered(under_way.popleft(), ahead)
 
     def _plan(self, first_step: int, steps: int) -> WindowPlan:
-        with self._watch.phase("plan"):
-            plan = plan_window(
-                self._dataset,
-                self._space,
-                self._schedule,
-                self._placement,
-                first_step,
-                steps,
-                self._row_order,
-                self._exchange,
-            )
+        plan = plan_window(
+            self._dataset,
+            self._space,
+            self._schedule,
+            self._placement,
+            first_step,
+            steps,
+            self._row_order,
+            self._exchange,
+        )
         self._check_fits(plan)
         return plan
 
@@ -278,7 +276,7 @@ class PlannedReader(BatchReader):
         ]
         slots = None if window.in_place else np.concatenate(window.slots[first:stop])
         steps = StepRange(plan, first, stop, rows, slots, self._loose and not plan.padded)
-        with self._watch.phase("gather"), self._waits.during("gather"):
+        with self._waits.during("gather"):
             return _Group(
                 window, steps, values, self._submit(self._cache.gather(window, steps, values))
             )
@@ -290,7 +288,7 @@ class PlannedReader(BatchReader):
         return self._gatherer.submit(partial(_run_each, parts))
 
     def _gathered(self, group: _Group, ahead: ReadAhead) -> list[HostRows | PooledRows]:
-        with self._watch.phase("gather"), self._waits.during("gather"):
+        with self._waits.during("gather"):
             group.job.result()
             self._cache.check_files(group.window)
         plan, first, stop, rows = group.steps[:4]
@@ -475,7 +473,6 @@ class MappedReader(BatchReader):
         # A name may need digests of arrays.
         self._functions = [(f, f"map({function_name(f)})") for f in functions]
         self._schedule = schedule
-        self._watch = stats.watch
         self._waits = stats.waits
 
     @property
@@ -506,7 +503,7 @@ class MappedReader(BatchReader):
         inside = host.source_id >= 0
         batch: Any = self._maker.of_host(host)
         for function, name in self._functions:
-            with self._watch.phase("map"), self._waits.during("dataset", name):
+            with self._waits.during("dataset", name, phase="map"):
                 batch = function(batch)
             if not isinstance(batch, PackedBatch) and not jax.tree.leaves(batch):
                 cure = "Has it lost its `return`?"
@@ -569,7 +566,6 @@ class AsyncReader(BatchReader):
         self._schedule = schedule
         self._placement = placement
         self._stats = stats.reads
-        self._watch = stats.watch
         self._waits = stats.waits
         self._interrupted = False
         self._under_way: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
@@ -609,10 +605,8 @@ class AsyncReader(BatchReader):
         stored_rows = int(held_rows(self._schedule, length, np.asarray([step]))[0])
         inside = rows < begin + stored_rows
         rows = repeated_from(rows, length)
-        with (
-            self._watch.phase("read"),
-            self._waits.during("dataset", f"get_batch of {type(self._dataset).__name__}"),
-        ):
+        what = f"get_batch of {type(self._dataset).__name__}"
+        with self._waits.during("dataset", what, phase="read"):
             batch = run_blocking(self._read(np.where(inside, rows, 0)))
         self._stats.examples_requested += int(inside.sum())
         self._stats.unique_examples += int(inside.sum())

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from headrace.metrics import Sums
 from headrace.numbers import in_bytes, short
 from headrace.store.retry import Wire
 
 
 @dataclass(frozen=True)
-class EncoderCounts:
+class EncoderCounts(Sums):
     """Counters of a faster encoder, and of documents that it did not encode.
 
     Attributes:
@@ -33,14 +34,9 @@ class EncoderCounts:
     restarts: int = 0
     differences: tuple[str, ...] = ()
 
-    def __add__(self, other: EncoderCounts) -> EncoderCounts:
-        return EncoderCounts(
-            *(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True))
-        )
-
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(Sums):
     """What was processed since the last report, and its costs: counters of encoders, and requests
     over HTTP.
     """
@@ -51,11 +47,6 @@ class Progress:
     stored_bytes: int = 0
     encoder: EncoderCounts = EncoderCounts()
     wire: Wire = field(default_factory=Wire)
-
-    def __add__(self, other: Progress) -> Progress:
-        return Progress(
-            *(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True))
-        )
 
     def __neg__(self) -> Progress:
         """The amount to add when work is lost; costs stay."""

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
+from headrace.metrics import Sums
 
 LongPolicy: TypeAlias = Literal["keep", "drop", "split", "truncate", "truncate_start", "error"]
 
@@ -79,7 +80,7 @@ def _is_shared(offset: np.ndarray) -> bool:
 
 
 @dataclass(frozen=True)
-class PackCounts:
+class PackCounts(Sums):
     """What became of the documents.
 
     ``tokens`` is the sum of ``packed_tokens``, ``dropped_tokens``, ``truncated_tokens`` and
@@ -102,12 +103,6 @@ class PackCounts:
     underfilled_tokens: int = 0
     packs: int = 0  # packs
     packed_tokens: int = 0  # tokens in packs
-
-    def __add__(self, other: PackCounts) -> PackCounts:
-        other_counts = asdict(other)
-        return PackCounts(
-            **{name: value + other_counts[name] for name, value in asdict(self).items()}
-        )
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value:,}" for name, value in asdict(self).items() if value)

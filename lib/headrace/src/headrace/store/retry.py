@@ -36,7 +36,6 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-import operator
 import random
 import threading
 import time
@@ -48,11 +47,12 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from itertools import accumulate, takewhile
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import tensorstore as ts
 
 from headrace.errors import ConfigError, HeadraceError, check_at_least, redact
+from headrace.metrics import Sums
 from headrace.store.failures import reason
 from headrace.store.location import Location
 
@@ -163,18 +163,8 @@ class RetryPolicy:
         return context
 
 
-class _Sums:
-    """Counts that are added field by field."""
-
-    def __add__(self, other: Self) -> Self:
-        return type(self)(*map(operator.add, vars(self).values(), vars(other).values()))
-
-    def __sub__(self, other: Self) -> Self:
-        return type(self)(*map(operator.sub, vars(self).values(), vars(other).values()))
-
-
 @dataclass
-class RequestCounts(_Sums):
+class RequestCounts(Sums):
     """Counts of requests for reading from stores over HTTP. Subtract two to get those in between.
 
     Attributes:
@@ -202,7 +192,7 @@ class RequestCounts(_Sums):
 
 
 @dataclass(frozen=True)
-class Wire(_Sums):
+class Wire(Sums):
     """Requests over HTTP, and those that were answered with 408, 429 or 5xx, or not at all.
 
     Example:
