@@ -1,5 +1,9 @@
 """What is said of a path without a cache, by what lies there."""
 
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 
 from headrace import extensions
@@ -47,6 +51,20 @@ def test_what_is_said(tmp_path, monkeypatch, path, problem, cure):
     said = what_is_there(path)
     assert problem in said[0]
     assert cure in said[1]
+
+
+def test_caches_in_a_folder_of_a_web_server_are_named(tmp_path, monkeypatch):
+    for name in "ab":
+        tiny_cache(tmp_path / "caches" / name, documents=2)
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/caches"
+        with pytest.raises(CacheMissingError, match="caches lie in this folder") as found:
+            open_cache(url)
+        server.shutdown()
+    assert found.value.cure == f"Name one of them: {url}/a, {url}/b."
 
 
 def test_a_cache_of_levanter_names_the_package_that_reads_it(tmp_path, monkeypatch):

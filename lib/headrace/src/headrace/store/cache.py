@@ -22,7 +22,6 @@ from jaxtyping import Bool, Int64
 from headrace.errors import (
     CacheCorruptError,
     CacheError,
-    CacheMissingError,
     CacheUnfinishedError,
     ConfigError,
     check_choice,
@@ -67,7 +66,7 @@ from headrace.store.ledger_table import (
     fingerprint_of_lines,
 )
 from headrace.store.location import Location
-from headrace.store.missing import what_is_there
+from headrace.store.missing import no_cache
 from headrace.store.snapshots import Member, Snapshot
 
 
@@ -187,10 +186,7 @@ class TokenCache:
                 cache.settings = settings
                 cache.foreign = other
                 return cache
-            problem, cure = what_is_there(path)
-            raise CacheMissingError(
-                f"is not a token cache ({problem})", field="cache", value=path, cure=cure
-            )
+            raise no_cache(path)
         if not ledger.finished:
             raise CacheUnfinishedError(
                 "was not finished building",

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from headrace.errors import command_line, install_command
+from headrace.errors import CacheMissingError, command_line, install_command
 from headrace.store import files
 from headrace.store.ledger import LEDGER_NAME
 from headrace.store.location import Location
 
 LEVANTERS_LEDGER = "shard_ledger.json"
 """What tells a cache of Levanter's, which ``headrace[levanter]`` reads."""
+_LOOKED_REMOTE = 16
+
+
+def no_cache(path: str) -> CacheMissingError:
+    """The error for a path without a cache."""
+    problem, cure = what_is_there(path)
+    problem = f"is not a token cache ({problem})"
+    return CacheMissingError(problem, field="cache", value=path, cure=cure)
 
 
 def what_is_there(path: str) -> tuple[str, str]:
@@ -30,6 +38,9 @@ def what_is_there(path: str) -> tuple[str, str]:
         return "there is no such folder", _like(path) + _build("SOURCE", path)
     if files.exists(files.join(path, LEVANTERS_LEDGER)):
         return "it is a cache of Levanter's", install_command("headrace[levanter]")
+    if inside := _caches_in(path):
+        names = ", ".join(files.join(path, name) for name in inside[:8])
+        return "caches lie in this folder", f"Name one of them: {names}."
     output = f"{path.rstrip('/')}-cache"
     if not files.is_local(path):
         return "there is no ledger.json", _build(path, output)
@@ -38,18 +49,22 @@ def what_is_there(path: str) -> tuple[str, str]:
         output = f"{path.removesuffix(''.join(root.suffixes))}-cache"
         cure = "Name one of the caches in it." if root.suffix in (".yaml", ".yml") else ""
         return "it is a file", cure or _build(path, output)
-    inside = sorted(
-        str(ledger.parent.relative_to(root))
-        for name in (LEDGER_NAME, LEVANTERS_LEDGER)
-        for ledger in root.glob(f"*/{name}")
-    )
-    if inside:
-        names = ", ".join(files.join(path, name) for name in inside[:8])
-        return "caches lie in this folder", f"Name one of them: {names}."
     if (root / "lock.json").exists():
         return "it is the folder of a run", "Name a cache of its config."
     text = path if any(root.iterdir()) else "SOURCE"
     return "the folder holds no ledger.json", _build(text, output)
+
+
+def _caches_in(folder: str) -> list[str]:
+    """Names of the caches in a folder, of its first names only where each look is a request."""
+    # Pages of some web servers name themselves, in another order of their lines.
+    names = [name for name in files.names_in(folder) if "?" not in name]
+    ledgers = (LEDGER_NAME, LEVANTERS_LEDGER)
+    return [
+        name
+        for name in (names if files.is_local(folder) else names[:_LOOKED_REMOTE])
+        if any(files.exists(files.join(folder, name, ledger)) for ledger in ledgers)
+    ]
 
 
 def _like(path: str) -> str:
@@ -57,8 +72,7 @@ def _like(path: str) -> str:
     if not files.is_local(path):
         return ""
     folder = files.local_path(path)
-    names = {ledger.parent.name for ledger in folder.parent.glob(f"*/{LEDGER_NAME}")}
-    close = get_close_matches(folder.name, sorted(names), n=1)
+    close = get_close_matches(folder.name, _caches_in(str(folder.parent)), n=1)
     return f"Did you mean {str(folder.with_name(close[0]))!r}? " if close else ""
 
 

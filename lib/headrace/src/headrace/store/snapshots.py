@@ -35,7 +35,6 @@ import numpy as np
 from headrace.errors import (
     CacheCorruptError,
     CacheError,
-    CacheMissingError,
     ConfigError,
     command_line,
 )
@@ -44,7 +43,7 @@ from headrace.store import files
 from headrace.store.files import ReadForAll, read_here
 from headrace.store.lease import lease, remove_tree
 from headrace.store.ledger_table import TABLE_NAME
-from headrace.store.missing import what_is_there
+from headrace.store.missing import no_cache
 from headrace.store.records import RecordKind, write_record
 
 SNAPSHOTS_NAME = "snapshots.json"
@@ -329,9 +328,7 @@ def choose_snapshot(
     chosen = history.newest if number is None else number
     if not 0 <= after < chosen <= history.newest:
         if not history.changes and not files.exists(path):
-            problem, cure = what_is_there(path)
-            problem = f"is not a token cache ({problem})"
-            raise CacheMissingError(problem, field="cache", value=path, cure=cure)
+            raise no_cache(path)
         cure = f"Give 1 to {history.newest}" if history.changes else "Give 1"
         if after:
             cure = f"Give one after {after}, up to {history.newest}"
