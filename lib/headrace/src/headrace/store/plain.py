@@ -11,10 +11,10 @@ seen.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Generator
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +25,9 @@ from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayo
 from headrace.store.location import Location
 from headrace.store.mapped import MappedArray, map_file
 from headrace.store.pending import ArrayFuture
-from headrace.store.requests import Sent, Store, get
+from headrace.store.requests import Store
 from headrace.store.sharded import REQUEST_BYTES, ShardedArray
 
-T = TypeVar("T")
 _LITTLE: dict[str, Any] = {"name": "bytes", "configuration": {"endian": "little"}}
 COPY_AGAIN = "Copy that file again, with all that belong to it."
 
@@ -85,68 +84,24 @@ class PlainArray(StoredArray):
 
     async def _open_over_http(self) -> ShardedArray:
         # Of an array in a plain file, the folder is that file.
-        file = self.url if self._folder is None else str(self._folder)
-        folder, name = Location.parse(file).up()
+        folder, name = Location.parse(str(self._folder or self.url)).up()
         url = str(folder)
         spec = kvstore_spec(url)
         attempts = self.damaged_attempts
         watches = spec["driver"] in ("file", "gcs", "s3")
         store = Store(spec, url, attempts, attempts, watches=watches)
-        return _PlainFile(store, name, self)
-
-
-class _PlainFile(ShardedArray):
-    """A plain file, whose chunks are where they would be in one file of a sharded array without
-    index and checksums; only the last is shorter.
-    """
-
-    def __init__(self, store: Store, name: str, array: PlainArray) -> None:
-        layout = array.layout
         stored = StoredLayout(
-            length=array.length,
-            dtype=layout.dtype,
-            shard=layout.shard_elements,
-            chunk=layout.chunk_elements,
+            length=self.length,
+            dtype=self.layout.dtype,
+            shard=self.layout.shard_elements,
+            chunk=self.chunk_elements,
             codecs=[_LITTLE],
             index_codecs=[_LITTLE],
             index_last=True,
             plain=True,
         )
-        super().__init__(store, array.url, stored, computed=True)
-        itemsize = array.dtype.itemsize
-        self._file = store
-        self._name = name
-        self._first_byte = array.first_byte
-        self._end = array.first_byte + array.length * itemsize
-        self._shard_bytes = layout.shard_elements * itemsize
-
-    def send(self, start: int, out: np.ndarray) -> None:
-        return None  # the request of a plain file is another one
-
-    async def _request(
-        self,
-        chunk: int,
-        span: slice,
-        decode: Callable[[bytes], Awaitable[None]],
-        *,
-        index: bool = False,
-        first: Sent | None = None,
-    ) -> None:
-        shard_begin = self._first_byte + chunk // self.shard_chunks * self._shard_bytes
-        begin = shard_begin + span.start
-        end = min(shard_begin + span.stop, self._end)
-        missing = shard_begin + span.stop - end  # of the last chunk
-
-        async def decode_padded(data: bytes) -> None:
-            await decode(data + bytes(missing))
-
-        await get(self._file, self._name, slice(begin, end), decode_padded)
-
-    async def _stored_places(self, shard: int) -> None:
-        return None  # there is no index to look at
-
-    def _shard(self, chunk: int) -> str:
-        return f"file {self.url}"
+        place = name, self.first_byte
+        return ShardedArray(store, self.url, stored, computed=True, plain=place)
 
 
 class ComputedArray(StoredArray):

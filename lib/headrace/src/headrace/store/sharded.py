@@ -219,6 +219,8 @@ class ShardedArray:
         missing_is_zero: Whether chunks that were never written read as zeros; otherwise they are an
             error.
         computed: Whether chunks of one size are consecutive from the first byte of each file on.
+        plain: Name and first byte of the one file that has all chunks end to end, without an index;
+            the last is as long as what is left. None: each shard has a file with an index.
 
     Raises:
         ValueError: it is an array of another kind.
@@ -232,6 +234,7 @@ class ShardedArray:
         *,
         missing_is_zero: bool = False,
         computed: bool = False,
+        plain: tuple[str, int] | None = None,
     ) -> None:
         if not stored.plain or any(
             c["name"] not in ("bytes", "crc32c") for c in stored.index_codecs
@@ -254,6 +257,7 @@ class ShardedArray:
         )
         self._even_bytes = self._decode.stored_bytes if computed else None
         self._computed = self._even_bytes is not None
+        self._plain = plain
         self._checksums = None if stored.checksums is None else stored.checksums.data
         self._store = store
         self._number = next(_numbers)
@@ -269,7 +273,9 @@ class ShardedArray:
         """
         chunk, offset = divmod(start, self.chunk)
         is_whole = not offset and 0 < out.size == min(self.chunk, self.length - start)
-        if not (self._computed and is_whole) or (self._number, chunk) in _chunks:
+        # A plain file has no checksums: its store watches it instead, which only coroutines see to.
+        is_computed = self._computed and self._plain is None
+        if not (is_computed and is_whole) or (self._number, chunk) in _chunks:
             return None
         shard, number = divmod(chunk, self.shard_chunks)
         size = self._even_bytes or 0
@@ -361,6 +367,8 @@ class ShardedArray:
         async def decode(data: bytes) -> None:
             for piece, span in zip(run, spans, strict=True):
                 encoded = data[span.start - begin : span.stop - begin]
+                if self._plain is not None:  # the last is shorter
+                    encoded = encoded.ljust(span.stop - span.start, b"\0")
                 self._check_place(piece.chunk, encoded)
                 with _decoding:
                     await self._decode.into(
@@ -374,7 +382,7 @@ class ShardedArray:
         except DamagedAnswerError:
             stored = (
                 None
-                if self._even_bytes is None
+                if self._even_bytes is None or self._plain is not None
                 else await self._stored_places(run[0].chunk // self.shard_chunks)
             )
             if stored is None or np.array_equal(places, stored):
@@ -459,7 +467,14 @@ class ShardedArray:
         first: Sent | None = None,
     ) -> None:
         """Requests and decodes bytes of a shard file."""
-        key = f"c/{chunk // self.shard_chunks}"
+        shard = chunk // self.shard_chunks
+        key = f"c/{shard}"
+        if self._plain is not None:
+            key, first_byte = self._plain
+            itemsize = self.dtype.itemsize
+            begin = first_byte + shard * self.shard_chunks * self.chunk * itemsize
+            end = first_byte + self.length * itemsize
+            span = slice(begin + span.start, min(begin + span.stop, end))
         try:
             await get(self._store, key, span, decode, index=index, first=first)
         except StoreFailedError as error:
@@ -471,6 +486,8 @@ class ShardedArray:
             ) from error
 
     def _shard(self, chunk: int) -> str:
+        if self._plain is not None:
+            return f"file {self.url}"
         return f"shard file {self.url.rstrip('/')}/c/{chunk // self.shard_chunks}"
 
     def _damaged(self, chunk: int, why: str) -> DamagedAnswerError:
