@@ -145,7 +145,7 @@ def test_a_long_document_keeps_its_marks(tmp_path: Path):
 def test_overview_names_leaves_and_parts(headrace: Run, chats: str):
     out = headrace("cache", "inspect", chats, "--samples", "0")[1]
     opened = open_cache(chats)
-    sizes = [p.record.tokens for p in opened.parts]
+    sizes = [p.tokens for p in opened.ledger.parts]
     assert len(sizes) > 1
     assert f"{len(sizes)}, from 2 files with" in out
     assert f"({min(sizes):,} to {max(sizes):,} tokens each)" in out

@@ -62,7 +62,7 @@ def test_short_rows_are_refused(seq_len):
 
 def test_a_row_longer_than_the_data_says_how_long_the_data_is():
     cache = tiny_cache(documents=20, parts=2)
-    longest = max(p.record.tokens for p in cache.parts)
+    longest = max(p.tokens for p in cache.ledger.parts)
     with pytest.raises(
         ConfigError, match=rf"holds {longest} tokens in its longest part\. Use a shorter seq_len"
     ):

@@ -80,7 +80,7 @@ def test_lines_of_a_file_that_was_cut_into_parts(folder: Path):
     write_jsonl(folder / "texts" / "a.jsonl", range(60_000))
     cache = build(SourceConfig(["texts"]), part_bytes=1 << 20)
     assert len(cache.parts) > 1
-    first_of_last = cache.num_documents - cache.parts[-1].record.documents
+    first_of_last = cache.num_documents - cache.parts[-1].documents
     for document in (0, 3, first_of_last, cache.num_documents - 1):
         path, _, line = find_origins(cache, [document])[document].origin.partition(", line ")
         assert json.loads(line_of(path, int(line)))["text"] == text_of(document)

@@ -239,7 +239,7 @@ def test_the_ledger_tells_what_it_was(cache: TokenCache, tmp_path: Path):
         "seed": 5,
         "unit": 1,
         "fingerprint": cache.fingerprint,
-        "parts": [[p.record.name, p.record.documents] for p in cache.parts],
+        "parts": [[p.name, p.documents] for p in cache.ledger.parts],
         "sources": [*cache.ledger.sources],
         "part_bytes": 3000,
         "cache": cache.path,

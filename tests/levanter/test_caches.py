@@ -119,7 +119,7 @@ def test_sharded_caches_of_levanter_are_read_here(levanter, shards):
         levanter._merge_sharded_ledgers(root, paths, ledgers, counts, levanter.CacheMetadata({}))
         cache = open_cache(root)
         check_rows(cache, [row for shard in shards for row in shard])
-        assert [p.record.name for p in cache.parts] == [f"part-{k}" for k in range(len(shards))]
+        assert [p.name for p in cache.ledger.parts] == [f"part-{k}" for k in range(len(shards))]
 
 
 def write_ours(root, parts):

@@ -83,7 +83,7 @@ def test_opening_reads_no_array(cache):
 
 def test_a_lost_shard_is_an_error(cache):
     shards(cache)[1].unlink()
-    first = cache.parts[0].record.tokens
+    first = cache.ledger.parts[0].tokens
     assert cache.tokens(first, first + 256).size == 256  # the shard before it is there
     with pytest.raises(ReadError, match=r"chunk 4 cannot be read .*is missing") as caught:
         cache.tokens(first + 256, first + 258)
@@ -118,7 +118,7 @@ def test_a_cut_off_shard_is_an_error(cache):
     shard = shards(cache)[0]
     shard.write_bytes(shard.read_bytes()[:100])
     with pytest.raises(ReadError):
-        cache.tokens(cache.num_tokens - cache.parts[1].record.tokens, cache.num_tokens)
+        cache.tokens(cache.num_tokens - cache.ledger.parts[1].tokens, cache.num_tokens)
 
 
 def test_a_lost_array_is_an_error(cache):
@@ -257,7 +257,7 @@ def test_a_cache_that_nobody_holds_goes_at_once(tmp_path):
     """With what its arrays have mapped; not only when the interpreter looks for cycles."""
     cache = write_cache(tmp_path, [random_documents(30, seed=1)])
     cache.tokens(0, cache.num_tokens)
-    assert len(cache.parts[0].record.name)
+    assert len(cache.ledger.parts[0].name)
     gone = weakref.ref(cache)
     gc.disable()
     try:

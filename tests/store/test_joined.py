@@ -46,9 +46,9 @@ def test_documents_and_tokens_run_on(caches):
     assert np.array_equal(joined.tokens(0, joined.num_tokens), np.concatenate(documents))
     assert joined.members == tuple(caches)
     assert caches[0].members == (caches[0],)
-    assert [part.record.name for part in joined.parts][
+    assert [part.name for part in joined.ledger.parts][
         2
-    ] == f"{caches[1].path}/{caches[1].parts[0].record.name}"
+    ] == f"{caches[1].path}/{caches[1].ledger.parts[0].name}"
 
 
 @settings(max_examples=10)

@@ -94,7 +94,7 @@ def test_hosts_read_what_was_forecast_to_the_block(cache, shuffle, row_order):
     schedule = BatchSchedule(8)
     assert len(dataset) % 8
     stop = -(-len(dataset) // 8)
-    everything = sum(-(-p.record.tokens // CHUNK) for p in cache.parts)
+    everything = sum(-(-p.tokens // CHUNK) for p in cache.ledger.parts)
     for slots in (8, 13, 40, everything):
         memory = slots * CHUNK * 2
         forecast = simulate(

@@ -496,7 +496,7 @@ def _attribute_values(
 ) -> DocumentValues:
     first, stop = starts(cache.part_documents)[part : part + 2].tolist()
     array = array_in_memory(f"attribute {name}", values[first:stop])
-    return DocumentValues(array, cache.parts[part].offsets, dtype)
+    return DocumentValues(array, cache.parts[part].borders, dtype)
 
 
 def _document_dtype(stored: np.dtype[Any], name: str) -> np.dtype[Any]:
@@ -541,7 +541,7 @@ def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
 def _document_values(
     cache: TokenCache, leaf: CacheLeaf, dtype: np.dtype[Any], part: int
 ) -> DocumentValues:
-    return DocumentValues(leaf.parts[part].data, cache.parts[part].offsets, dtype)
+    return DocumentValues(leaf.parts[part].data, cache.parts[part].borders, dtype)
 
 
 def _token_arrays(

@@ -206,7 +206,7 @@ def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64
         >>> cache = headrace.testing.tiny_cache(documents=20)
         >>> first_of_third = cache.lengths(0, 2).sum()
         >>> documents_at(
-        ...     cache.parts[0].offsets, np.array([0, first_of_third - 1, first_of_third])
+        ...     cache.parts[0].borders, np.array([0, first_of_third - 1, first_of_third])
         ... ).tolist()
         [0, 1, 2]
     """
@@ -240,7 +240,7 @@ def _spans_of_source(rows: StepRows, number: int, batch_rows: np.ndarray) -> Spa
     for part in np.unique(pieces.array).tolist():
         in_part = pieces.array == part
         cut = _cut_by_documents(
-            cache.parts[part].offsets, pieces.start[in_part], pieces.size[in_part]
+            cache.parts[part].borders, pieces.start[in_part], pieces.size[in_part]
         )
         piece = cut.pop("piece")
         piece_start = pieces.start[in_part][piece]

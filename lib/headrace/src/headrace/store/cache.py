@@ -21,7 +21,6 @@ from jaxtyping import Bool, Int64
 
 from headrace.errors import (
     CacheCorruptError,
-    CacheError,
     CacheUnfinishedError,
     ConfigError,
     check_choice,
@@ -31,7 +30,6 @@ from headrace.errors import (
 from headrace.order.document_shuffle import DocumentGroups, DocumentPieces, DocumentShuffle
 from headrace.order.intervals import Intervals, starts
 from headrace.store import files
-from headrace.store.array import StoredArray
 from headrace.store.document_ends import DocumentEnds
 from headrace.store.files import ReadForAll
 from headrace.store.grouped import open_tables
@@ -61,31 +59,12 @@ from headrace.store.ledger import (
 from headrace.store.ledger_table import (
     ColumnTable,
     Name,
-    PartRecord,
     PartTable,
     fingerprint_of_lines,
 )
 from headrace.store.location import Location
 from headrace.store.missing import no_cache
 from headrace.store.snapshots import Member, Snapshot
-
-
-@dataclass(frozen=True)
-class CachePart:
-    """One part of an open cache, by its number in the table of all, and its two arrays (opened at
-    their first read).
-    """
-
-    table: PartTable
-    number: int
-    data: StoredArray
-    offsets: StoredArray
-
-    @property
-    def record(self) -> PartRecord:
-        """Its record in the ledger."""
-        return self.table[self.number]
-
 
 FormT = TypeVar("FormT")
 
@@ -253,12 +232,10 @@ class TokenCache:
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(self.layout.dtype)
 
-    @cached_property
-    def parts(self) -> Sequence[CachePart]:
-        """Its parts, in order."""
-        return MadeList(
-            len(self._table), partial(_cache_part, self._table, self.leaf(TOKENS).parts)
-        )
+    @property
+    def parts(self) -> MadeList[LeafPart]:
+        """The tokens of its parts, in order; the records of the parts are in the ledger."""
+        return self.leaf(TOKENS).parts
 
     @property
     def block_tokens(self) -> int | None:
@@ -279,7 +256,7 @@ class TokenCache:
     @cached_property
     def document_ends(self) -> DocumentEnds:
         """Where its documents end; offsets are read as they are needed, and kept."""
-        return DocumentEnds(self.leaf(TOKENS).parts)
+        return DocumentEnds(self.parts)
 
     @property
     def fingerprint(self) -> str:
@@ -744,13 +721,6 @@ class TokenCache:
             f"TokenCache({self.path!r}, documents={self.num_documents:,},"
             f" tokens={self.num_tokens:,})"
         )
-
-
-def _cache_part(table: PartTable, leaves: Sequence[LeafPart], number: int) -> CachePart:
-    part = leaves[number]
-    if part.offsets is None:
-        raise CacheError("has no offsets", field="part", value=table.name(number))
-    return CachePart(table, number, part.data, part.offsets)
 
 
 def _converted(values: object, form: type[FormT], section: str, path: str) -> FormT:

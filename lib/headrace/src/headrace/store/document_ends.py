@@ -90,8 +90,7 @@ class DocumentEnds:
         """
         key = (part, described)
         if key not in self._requests:
-            offsets = self._parts.once(part).offsets
-            assert offsets is not None  # tokens are ragged
+            offsets = self._parts.once(part).borders
             self._requests[key] = offsets.requests_of_all(described=described)
         return self._requests[key]
 
@@ -108,8 +107,7 @@ class DocumentEnds:
         for number in numbers:
             if number in self._ends:
                 continue
-            offsets = self._parts.once(number).offsets  # an open one takes 70 KB
-            assert offsets is not None  # tokens are ragged
+            offsets = self._parts.once(number).borders  # an open one takes 70 KB
             flying.append((number, offsets.read(0, offsets.length)))
             if len(flying) > _READS_IN_FLIGHT:
                 take()

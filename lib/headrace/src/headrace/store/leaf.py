@@ -316,6 +316,12 @@ class LeafPart:
     offsets: StoredArray | None
 
     @property
+    def borders(self) -> StoredArray:
+        """The offsets, where documents have several values, as tokens do."""
+        assert self.offsets is not None
+        return self.offsets
+
+    @property
     def arrays(self) -> list[StoredArray]:
         """The array with its values, and the one with its offsets."""
         return [self.data] if self.offsets is None else [self.data, self.offsets]

@@ -32,7 +32,7 @@ from msgspec import structs
 from headrace.errors import CacheError, ConfigError, HeadraceError, ReadError, command_line
 from headrace.store import files
 from headrace.store.array import StoredArray
-from headrace.store.cache import CachePart, TokenCache
+from headrace.store.cache import TokenCache
 from headrace.store.grouped import table_problems
 from headrace.store.layout import (
     CHUNKS,
@@ -309,7 +309,7 @@ def _look(
     """Checks the names and sizes of a part; also returns how many of its arrays do not list their
     chunks.
     """
-    record = cache.parts[number].record
+    record = cache.ledger.parts[number]
     damages: list[Damage] = []
     older = 0
     if recorded:
@@ -443,13 +443,13 @@ def _look_at_tokenizer(cache: TokenCache) -> list[Damage]:
     return [Damage("", "is not the tokenizer that the cache was built with", file=url)]
 
 
-def _documents(part: CachePart, end: int, damage: Damage) -> list[list[int]]:
+def _documents(part: LeafPart, end: int, damage: Damage) -> list[list[int]]:
     """The documents that a damage affects: those of the chunks, if known, or of the whole part."""
-    count = part.record.documents
+    count = part.documents
     first = end - count
     if damage.chunks and damage.array == part.data.url:
         with suppress(HeadraceError):
-            ends = part.offsets.read(1, count + 1).result()
+            ends = part.borders.read(1, count + 1).result()
             size = part.data.chunk_elements
             spans = np.array(damage.chunks) * size + [0, size - 1]
             touched = (
@@ -469,7 +469,7 @@ def _read(
     advance: Callable[[int], None] | None,
 ) -> Iterator[Damage]:
     """Checks a part by reading everything."""
-    record = cache.parts[number].record
+    record = cache.ledger.parts[number]
     for name, leaf in leaves:
         digest = hashlib.sha256()
         sound = True
