@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as replace_fields
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +97,8 @@ class JoinedCache(TokenCache):
             raise ConfigError(
                 "is named twice", field="cache", value=twice[0], cure="Name each cache once."
             )
-        joined = replace(
-            first.ledger, parts=_JoinedTable(self._members), sources=LaterSources(self._sources)
-        )
+        self._joined = _JoinedTable(self._members)
+        joined = replace(first.ledger, parts=self._joined, sources=LaterSources(self._sources))
         super().__init__(first.path, joined, self._member_part)
         self.snapshots = (
             tuple(one for cache in caches for one in cache.snapshots)
@@ -253,13 +252,8 @@ class JoinedCache(TokenCache):
         )
 
     def _member_part(self, name: str, number: int) -> LeafPart:
-        member, index = self._joined_table.locate(number)
+        member, index = self._joined.locate(number)
         return self._members[member].leaf(name).parts.once(index)
-
-    @property
-    def _joined_table(self) -> _JoinedTable:
-        assert isinstance(self._table, _JoinedTable)
-        return self._table
 
 
 class _JoinedTable(PartTable):
@@ -280,15 +274,8 @@ class _JoinedTable(PartTable):
 
     def item(self, number: int) -> PartRecord:
         cache, index = self.locate(number)
-        return replace(self._tables[cache][index], name=self.name(number))
-
-    def name(self, number: int) -> str:
-        cache, index = self.locate(number)
-        return _part_name(self._caches[cache], self._tables[cache].name(index))
-
-    def digest(self, number: int, leaf: str | None = None) -> str:
-        cache, index = self.locate(number)
-        return self._tables[cache].digest(index, leaf)
+        record = self._tables[cache][index]
+        return replace(record, name=_part_name(self._caches[cache], record.name))
 
     @cached_property
     def documents(self) -> Int64[np.ndarray, " parts"]:
@@ -297,9 +284,6 @@ class _JoinedTable(PartTable):
     @cached_property
     def tokens(self) -> Int64[np.ndarray, " parts"]:
         return np.concatenate([table.tokens for table in self._tables])
-
-    def leaf_elements(self, leaf: str) -> Int64[np.ndarray, " parts"]:
-        return np.concatenate([table.leaf_elements(leaf) for table in self._tables if len(table)])
 
     def digest_lines(self) -> bytes:
         return b"\n".join(table.digest_lines() for table in self._tables if len(table))
@@ -310,27 +294,23 @@ def _part_name(cache: TokenCache, part: str) -> str:
 
 
 def _check_like(cache: TokenCache, first: TokenCache, number: int) -> None:
-    def shape(one: TokenCache) -> dict[str, Any]:
-        leaves = {
-            leaf["name"]: (leaf["dtype"], leaf["kind"], *_width_of(leaf))
-            for leaf in one.ledger.leaves
-        }
-        return {
-            "dtype": one.layout.dtype,
-            "chunk of tokens": one.layout.chunk_elements,
-            "leaves": leaves,
-        }
-
-    for name, value in shape(cache).items():
-        expected = shape(first)[name]
-        if value != expected:
+    expected = _shape(first)
+    for name, value in _shape(cache).items():
+        if value != expected[name]:
             cure = "Make it a component of its own, or build it again like the others."
-            problem = f"cannot be joined to {first.path}: its {name} is {value}, not {expected}"
+            problem = (
+                f"cannot be joined to {first.path}: its {name} is {value}, not {expected[name]}"
+            )
             raise ConfigError(problem, field=f"cache[{number}]", value=cache.path, cure=cure)
 
 
-def _width_of(leaf: Mapping[str, Any]) -> tuple[str, ...]:
-    return (f"{leaf['width']} a token",) if leaf.get("width") else ()
+def _shape(cache: TokenCache) -> dict[str, Any]:
+    """What caches that are joined have in common."""
+    return {
+        "dtype": cache.layout.dtype,
+        "chunk of tokens": cache.layout.chunk_elements,
+        "leaves": {spec.name: spec.to_dict() for spec in cache.leaf_specs},
+    }
 
 
 def open_cache(
@@ -368,15 +348,13 @@ def open_cache(
     # 1. Snapshot 1 is the cache as it was built, which no list says anything of.
     history = History() if snapshot == 1 else history_of(path)
     chosen = choose_snapshot(path, snapshot, history)
-    return _joined(
-        [_opened(chosen, (), partial(TokenCache.open_member, settings=settings))], [chosen]
-    )
+    return _joined([_opened(chosen, settings=settings)], [chosen])
 
 
 def _opened(
     snapshot: Snapshot,
-    replicas: Sequence[str],
-    open_one: Callable[[str], TokenCache],
+    replicas: Sequence[str] = (),
+    settings: FormatConfig | None = None,
     once: ReadForAll = files.read_here,
 ) -> list[TokenCache]:
     """The members of a snapshot of a cache with one or several locations."""
@@ -403,8 +381,10 @@ def _opened(
         try:
             if number in together:
                 member = together[number]
+            elif replicas:
+                member = open_replicas(paths)
             else:
-                member = open_replicas(paths) if paths[1:] else open_one(paths[0])
+                member = TokenCache.open_member(paths[0], once=once, settings=settings)
         except CacheMissingError as error:
             if number == 0:
                 raise
@@ -460,10 +440,7 @@ def open_components(
     def open_all(name: str, snapshot: Snapshot) -> list[TokenCache]:
         with errors_at(f"components.{name}."):
             of_path = (replicas or {}).get(snapshot.path, ())
-            open_one = partial(
-                TokenCache.open_member, once=once, settings=(settings or {}).get(name)
-            )
-            return _opened(snapshot, of_path, open_one, once)
+            return _opened(snapshot, of_path, (settings or {}).get(name), once)
 
     with ThreadPoolExecutor(max_workers=16) as pool:
         opening = {

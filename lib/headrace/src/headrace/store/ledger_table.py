@@ -172,32 +172,30 @@ class PartTable(ByNumber[PartRecord]):
     @cached_property
     def documents(self) -> Int64[np.ndarray, " parts"]:
         """Documents of each part."""
-        return np.fromiter((part.documents for part in self._records), np.int64, len(self))
+        return np.fromiter((part.documents for part in self), np.int64, len(self))
 
     @cached_property
     def tokens(self) -> Int64[np.ndarray, " parts"]:
         """Tokens of each part."""
-        return np.fromiter((part.tokens for part in self._records), np.int64, len(self))
+        return np.fromiter((part.tokens for part in self), np.int64, len(self))
 
     def name(self, number: int) -> str:
         """Folder of a part."""
-        return self._records[number].name
+        return self[number].name
 
     def digest(self, number: int, leaf: str | None = None) -> str:
         """Digest of the tokens of a part, or of another leaf."""
-        record = self._records[number]
+        record = self[number]
         return record.digest if leaf is None else record.leaves[leaf].digest
 
     def leaf_elements(self, leaf: str) -> Int64[np.ndarray, " parts"]:
         """Values of a leaf in each part. Raises CacheCorruptError for a part without it."""
-        for part in self._records:
+        for part in self:
             if leaf not in part.leaves:
                 raise CacheCorruptError(
                     f"has no record of leaf {leaf}", field="part", value=part.name
                 )
-        return np.fromiter(
-            (part.leaves[leaf].elements for part in self._records), np.int64, len(self)
-        )
+        return np.fromiter((part.leaves[leaf].elements for part in self), np.int64, len(self))
 
     def digest_lines(self) -> bytes:
         """A line for each part: the digest of its tokens, and name and digest of
