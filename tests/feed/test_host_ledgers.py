@@ -88,7 +88,7 @@ def test_one_reads_for_all(served):
     assert len({cache.fingerprint for cache in caches}) == 1
     tokens = [cache.tokens(0, cache.num_tokens) for cache in caches[::5]]
     assert all(np.array_equal(tokens[0], other) for other in tokens)
-    assert caches[9].parts[7].record == caches[0].parts[7].record  # which reads the digests
+    assert caches[9].ledger.parts[7] == caches[0].ledger.parts[7]  # which reads the digests
     assert len(opened(proxy)) == 3 + 2
 
 
