@@ -25,10 +25,9 @@ from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import CacheDataset, document_ends
 from headrace.errors import ConfigError
-from headrace.order.intervals import starts
+from headrace.order.intervals import run_numbers
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds
-from headrace.store.layout import TOKENS
 
 
 class Listing(NamedTuple):
@@ -131,7 +130,7 @@ class ListedDataset(CacheDataset["ListedRows"]):
             "are in the order of another system, and cannot be split", field="validation", cure=cure
         )
 
-    def _with(self, seq_len: int, removed: RemovedDocuments) -> Self:
+    def _with(self, seq_len: int, removed: RemovedDocuments, **changed: Any) -> Self:
         raise ConfigError(
             "cannot change in the order of another system", field="seq_len", value=seq_len
         )
@@ -149,12 +148,7 @@ class ListedRows(RowSource):
         columns: Mapping[str, Column],
         ends: DocumentEnds | int | None = None,
     ) -> None:
-        self.name = name
-        self.ends = ends
-        self.row_elements = seq_len
-        self.columns = columns
-        self.arrays = cache.leaf(TOKENS).arrays
-        self._first_token = starts(cache.part_tokens)
+        super().__init__(cache, name, seq_len, columns, ends)
         self._listing = listing
         self._ends = np.cumsum(listing.size)
 
@@ -171,7 +165,7 @@ class ListedRows(RowSource):
         last = self._stretch_of(begin + self.row_elements - 1)
         count = last - first + 1
         row = np.repeat(np.arange(rows.size), count)
-        stretch = np.arange(row.size) + np.repeat(first - (np.cumsum(count) - count), count)
+        stretch = run_numbers(first, count)
         lap, at = np.divmod(stretch, self._ends.size)
         size = self._listing.size[at]
         low = (
@@ -181,9 +175,8 @@ class ListedRows(RowSource):
         right = np.minimum(low + size, begin[row] + self.row_elements)
         some = right > low_edge  # a stretch may be empty
         row, low_edge, size = row[some], low_edge[some], (right - low_edge)[some]
-        start = self._listing.start[at[some]] + low_edge - low[some]
-        array = np.searchsorted(self._first_token, start, side="right") - 1
-        return Pieces(row, low_edge - begin[row], array, start - self._first_token[array], size)
+        array, start = self.in_arrays(self._listing.start[at[some]] + low_edge - low[some])
+        return Pieces(row, low_edge - begin[row], array, start, size)
 
     def _stretch_of(self, token: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """The stretch that holds a token of the endless stream, counted through all laps."""

@@ -213,14 +213,8 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         return None
 
     def caches(self) -> list[TokenCache]:
-        """The cache of each source.
-
-        Raises:
-            ConfigError: a source is not in a cache.
-        """
-        raise ConfigError(
-            "does not lie in a token cache", field="dataset", value=type(self).__name__
-        )
+        """The cache of each source."""
+        return [source.cache for source in self.sources]
 
     def opening_requests(self, hosts: int) -> int:
         """Requests with which this many hosts open it in a store over HTTP, in addition to those
@@ -319,9 +313,6 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         """The rows of examples, as if they were a batch. Pure, without I/O; numbers are not
         checked.
 
-        Raises:
-            ConfigError: the dataset is not stored in token caches.
-
         Example:
             >>> import headrace.testing
             >>> from headrace import TokenSeqDataset
@@ -340,7 +331,6 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
             example.size,
             self.seq_len,
             self.sources,
-            self.caches(),
             names,
             example,
             component,
@@ -354,7 +344,6 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         """The text of a few examples, and the documents that they come from, to be printed.
 
         Raises:
-            ConfigError: the dataset is not stored in token caches.
             IndexOutOfRangeError: there is no such example.
         """
         from headrace.data.described import preview  # it needs tokenizers, which training does not
@@ -381,7 +370,6 @@ def rows_of_step(
 
     Raises:
         IndexOutOfRangeError: there is no such step.
-        ConfigError: the dataset does not lie in token caches.
 
     Example:
         >>> import headrace.testing
@@ -446,9 +434,6 @@ class WrappingDataset(PlannedDataset):
     @property
     def read_stats(self) -> ReadStats:
         return self.base.read_stats
-
-    def caches(self) -> list[TokenCache]:
-        return self.base.caches()
 
     def opening_requests(self, hosts: int) -> int:
         return self.base.opening_requests(hosts)

@@ -146,8 +146,9 @@ def _erased(mixture: MixtureDataset, past: Mapping[str, Erasure]) -> PlannedData
     sources: list[RowSource] = []
     for name, component in zip(mixture.names, mixture.components, strict=True):
         erasure = past.get(name)
-        for rows, cache in zip(component.sources, component.caches(), strict=True):
-            sources.append(rows if erasure is None else ErasedRows(rows, cache, erasure))
+        sources += [
+            rows if erasure is None else ErasedRows(rows, erasure) for rows in component.sources
+        ]
     return mixture.with_sources(sources)
 
 

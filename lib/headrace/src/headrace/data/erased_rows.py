@@ -27,7 +27,7 @@ from jaxtyping import Bool, Int32, Int64
 from headrace.data.columns import MASK, Column
 from headrace.data.documents import stored_documents, token_ranges
 from headrace.data.rows import Pieces, RowSource
-from headrace.order.intervals import Intervals, cut_ranges, starts
+from headrace.order.intervals import Intervals, cut_ranges
 from headrace.store.cache import TokenCache
 
 _TRAINED = Column(MASK, np.dtype(np.uint8), 1)  # wherever a piece lies
@@ -90,17 +90,13 @@ class ErasedRows(RowSource):
 
     Args:
         rows: The source.
-        cache: The cache of the source.
         erasure: What is erased.
     """
 
-    def __init__(self, rows: RowSource, cache: TokenCache, erasure: Erasure) -> None:
+    def __init__(self, rows: RowSource, erasure: Erasure) -> None:
+        columns = {MASK: _TRAINED, **rows.columns}
+        super().__init__(rows.cache, rows.name, rows.row_elements, columns, rows.ends)
         self._rows = rows
-        self.name = rows.name
-        self.row_elements = rows.row_elements
-        self.arrays = rows.arrays
-        self.columns = {MASK: _TRAINED, **rows.columns}
-        self.ends = rows.ends
         self.has_gaps = rows.has_gaps
         self.has_padding = rows.has_padding
         self.fill = rows.end_token or 0
@@ -108,8 +104,7 @@ class ErasedRows(RowSource):
         self._is_split = rows.max_segments == 0 and rows.ends is None
         if self._is_split:
             self.max_segments = _most_segments(rows, erasure)
-        self._first_token = starts(cache.part_tokens)
-        self._left = erasure.tokens.complement(int(self._first_token[-1]))
+        self._left = erasure.tokens.complement(rows.cache.num_tokens)
 
     @property
     def unerased(self) -> RowSource:
@@ -122,7 +117,7 @@ class ErasedRows(RowSource):
     def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
         """The pieces of rows, without what is erased."""
         row, column, array, start, size = self._rows.pieces(rows)
-        begin = self._first_token[array] + start
+        begin = self.first_token[array] + start
         of, _, low, high = cut_ranges(begin, begin + size, self._left.start, self._left.stop)
         skipped = low - begin[of]
         return Pieces(row[of], column[of] + skipped, array[of], start[of] + skipped, high - low)

@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Integer
 
 from headrace.data.dataset import PlannedDataset, stored_dataset
-from headrace.errors import ConfigError
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files
 from headrace.store.records import RecordKind
@@ -54,10 +53,7 @@ def plans_of(dataset: PlannedDataset) -> str | None:
     dataset = stored_dataset(dataset)
     if (plan := getattr(dataset, "plan_path", None)) is not None:
         return str(plan).rpartition("/")[0]
-    try:
-        cache = dataset.caches()[0]
-    except ConfigError:
-        return None
+    cache = dataset.caches()[0]
     is_there = cache.takes_files and files.exists(cache.path)
     return files.join(cache.path, PLANS_FOLDER) if is_there else None
 

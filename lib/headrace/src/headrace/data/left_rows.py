@@ -21,7 +21,6 @@ from jaxtyping import Int32, Int64
 from headrace.data.dataset import PlannedDataset, WrappingDataset
 from headrace.data.rows import Pieces, Rows, RowSource
 from headrace.order.intervals import Intervals, cut_ranges, starts
-from headrace.store.cache import TokenCache
 
 
 class FurtherRows(RowSource):
@@ -31,13 +30,9 @@ class FurtherRows(RowSource):
     """Further rows continue across what was drawn before, where no stored token ends a document."""
 
     def __init__(self, rows: RowSource, further: RowSource) -> None:
+        super().__init__(rows.cache, rows.name, rows.row_elements, rows.columns, rows.ends)
         self.rows = rows
         self.further = further
-        self.name = rows.name
-        self.row_elements = rows.row_elements
-        self.arrays = rows.arrays
-        self.columns = rows.columns
-        self.ends = rows.ends
         self.max_segments = max(rows.max_segments, further.max_segments)
 
     @property
@@ -112,10 +107,9 @@ def tokens_of_rows(dataset: PlannedDataset, rows: Int64[np.ndarray, " n"]) -> In
         >>> tokens_of_rows(dataset, np.array([5, 0, 1]))
         Intervals(0..16, 40..48)
     """
-    (cache,) = dataset.caches()
-    located = dataset.locate(rows)
-    pieces = dataset.sources[0].pieces(located.row)
-    begin = starts(cache.part_tokens)[pieces.array] + pieces.start
+    (source,) = dataset.sources
+    pieces = source.pieces(dataset.locate(rows).row)
+    begin = source.first_token[pieces.array] + pieces.start
     return Intervals(begin, begin + pieces.size)
 
 
@@ -127,7 +121,7 @@ class LeftRows(RowSource):
         >>> from headrace import TokenSeqDataset
         >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
         >>> tokens = Intervals(np.array([3, 20]), np.array([6, 30]))
-        >>> rows = LeftRows(dataset.sources[0], dataset.cache, tokens)
+        >>> rows = LeftRows(dataset.sources[0], tokens)
         >>> (
         ...     rows.num_rows,
         ...     rows.pieces(np.array([0])).start.tolist(),
@@ -136,15 +130,11 @@ class LeftRows(RowSource):
         (1, [3, 20], [3, 5])
     """
 
-    def __init__(self, source: RowSource, cache: TokenCache, tokens: Intervals) -> None:
-        self.name = source.name
-        self.row_elements = source.row_elements
-        self.arrays = source.arrays
-        self.columns = source.columns
+    def __init__(self, source: RowSource, tokens: Intervals) -> None:
+        super().__init__(source.cache, source.name, source.row_elements, source.columns)
         self._num_rows = tokens.total // self.row_elements
-        self._first_token = starts(cache.part_tokens)
         # No range crosses two parts
-        self._start, stop = tokens.split_at(self._first_token)
+        self._start, stop = tokens.split_at(self.first_token)
         self._place = starts(
             stop - self._start
         )  # where each range begins among the tokens of the set
@@ -157,6 +147,5 @@ class LeftRows(RowSource):
         begin = rows * self.row_elements
         end = begin + self.row_elements
         row, number, low, high = cut_ranges(begin, end, self._place[:-1], self._place[1:])
-        start = self._start[number] + (low - self._place[number])
-        array = np.searchsorted(self._first_token, start, side="right") - 1
-        return Pieces(row, low - begin[row], array, start - self._first_token[array], high - low)
+        array, start = self.in_arrays(self._start[number] + (low - self._place[number]))
+        return Pieces(row, low - begin[row], array, start, high - low)

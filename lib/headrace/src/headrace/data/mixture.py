@@ -42,9 +42,8 @@ from headrace.mix.plan import Plan, plan_of
 from headrace.mix.schedule import BatchSchedule, Weight, data_end, weight_from_config
 from headrace.mix.shares import row_shares
 from headrace.mix.stages import Stage, Stages, check_components
-from headrace.order.braid.shuffle import BraidTable
+from headrace.order.braid.shuffle import BraidShuffle, BraidTable
 from headrace.order.order import MAX_LENGTH, Identity, OpenWindow, Order, Repeat
-from headrace.store.cache import TokenCache
 
 
 class MixtureDataset(WrappingDataset):
@@ -339,9 +338,6 @@ class MixtureDataset(WrappingDataset):
         }
         return {name: digest for name, digest in digests.items() if digest is not None}
 
-    def caches(self) -> list[TokenCache]:
-        return [cache for component in self.components for cache in component.caches()]
-
     @property
     def in_shuffled_store(self) -> bool:
         return False  # its blocks are of several components
@@ -601,7 +597,7 @@ class Braids:
                 self._epoch[number] = part.epoch
                 self._entry[number] = len(orders)
                 orders.append(part.order)
-        self._table = BraidTable.of(orders) if orders else None
+        self._table = BraidTable.of(cast("list[BraidShuffle]", orders)) if orders else None
 
     def part_of(self, component: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
         """The part that serves each ordinal."""

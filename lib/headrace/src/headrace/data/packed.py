@@ -36,7 +36,6 @@ from headrace.pack.plan import PackPlan, plan_of
 from headrace.pack.saved_plans import first_tokens, incomplete_documents, plan_of_cache
 from headrace.pack.spec import PackingConfig
 from headrace.store.cache import TokenCache
-from headrace.store.layout import TOKENS
 
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 16  # rows whose blocks are counted at a time
@@ -163,6 +162,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
                 f" tokens are in no pack, as others of their units of {unit} are removed or empty"
             )
         self._rows = PackedRows(self.cache, self.plan, name or self.cache.path, self._opened)
+        self._options = {"pairs": self._pairs, **vars(self.packing)}
 
     @property
     def pairs(self) -> bool:
@@ -240,19 +240,6 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             )
         return self._with(seq_len, self.removal)
 
-    def _with(self, seq_len: int, removed: RemovedDocuments) -> PackedTokenDataset:
-        packed = PackedTokenDataset(
-            self.cache,
-            seq_len,
-            removed=removed,
-            name=self._rows.name,
-            loss_mask=self.loss_mask or "none",
-            columns=self.columns,
-            pairs=self.pairs,
-            **vars(self.packing),
-        )
-        return self._alike(packed)
-
 
 class PackedRows(RowSource):
     """The rows of a plan. No pack exceeds a row."""
@@ -264,14 +251,10 @@ class PackedRows(RowSource):
         name: str,
         columns: Mapping[str, Column] | None = None,
     ) -> None:
-        self.name = name
-        self.row_elements = plan.spec.row
+        super().__init__(cache, name, plan.spec.row, columns)
         self.max_segments = plan.max_items
         self._plan = plan
         self._chunk = cache.layout.chunk_elements
-        self.arrays = cache.leaf(TOKENS).arrays
-        self.columns = columns or {}
-        self._first_token = starts(cache.part_tokens)
         # of each item, in the stream of all parts
         self._start = _item_starts(cache, plan) if plan.start is None else plan.start
 
@@ -290,10 +273,7 @@ class PackedRows(RowSource):
         size = self._plan.items.size[items].astype(np.int64)
         begin = starts(size)
         column = begin[:-1] - np.repeat(begin[starts(item_counts)[:-1]], item_counts)
-        start = self._start[items]
-        array = np.searchsorted(self._first_token, start, side="right") - 1
-        start = start - self._first_token[array]
-        return Pieces(row, column, array, start, size)
+        return Pieces(row, column, *self.in_arrays(self._start[items]), size)
 
     def items(
         self, rows: Int64[np.ndarray, " n"]
@@ -325,10 +305,8 @@ class PackedRows(RowSource):
         for at in range(0, self.num_rows, _CHUNK):
             bounds = self._plan.bounds[at : at + _CHUNK + 1]
             items_here = slice(int(bounds[0]), int(bounds[-1]))
-            start = self._start[items_here]
+            array, start = self.in_arrays(self._start[items_here])
             size = self._plan.items.size[items_here].astype(np.int64)
-            array = np.searchsorted(self._first_token, start, side="right") - 1
-            start = start - self._first_token[array]
             first = start // self._chunk + (array << 40)
             last = (start + size - 1) // self._chunk + (array << 40)
             previous = np.empty_like(

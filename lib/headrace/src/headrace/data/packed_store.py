@@ -29,7 +29,6 @@ from headrace.order.intervals import run_numbers
 from headrace.order.windows import BlockAligned, Windows
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds
-from headrace.store.layout import TOKENS
 from headrace.store.ledger import ShuffleRecord
 
 
@@ -78,7 +77,7 @@ class PackedStoreDataset(CacheDataset[RowSource]):
         self.windows = Windows(self.cache.part_tokens, int(seq_len))
         packs = StoredPacks(self.cache, record, self.windows, name or self.cache.path, self._opened)
         left_out = Erasure(self.removal.tokens, self.removal.num_documents, {})
-        self._rows = ErasedRows(packs, self.cache, left_out) if self.removed_tokens else packs
+        self._rows = ErasedRows(packs, left_out) if self.removed_tokens else packs
 
     def describe(self) -> dict[str, Any]:
         removed = {"removed": self.removal.tokens_digest[:32]} if self.removed_tokens else {}
@@ -115,14 +114,6 @@ class PackedStoreDataset(CacheDataset[RowSource]):
         check_packs(self.cache, seq_len)
         return self
 
-    def _with(self, seq_len: int, removed: RemovedDocuments) -> PackedStoreDataset:
-        name = self._rows.name
-        mask = self.loss_mask or "none"
-        packs = PackedStoreDataset(
-            self.cache, seq_len, removed=removed, name=name, loss_mask=mask, columns=self.columns
-        )
-        return self._alike(packs)
-
 
 StoredDataset: TypeAlias = TokenSeqDataset | PackedTokenDataset | PackedStoreDataset
 """Rows of a component as they are stored."""
@@ -141,10 +132,7 @@ class StoredPacks(RowSource):
         name: str,
         columns: Mapping[str, Column],
     ) -> None:
-        self.name = name
-        self.row_elements = record.pack
-        self.arrays = cache.leaf(TOKENS).arrays
-        self.columns = columns
+        super().__init__(cache, name, record.pack, columns)
         self.max_segments = record.max_documents
         self.whole_windows = self._windows = windows
         self._ends = cache.document_ends

@@ -305,7 +305,7 @@ class _Course:
         stored = self._dataset.with_rows(seq_len, block_tokens=self._block_tokens)
         rows, skipped = divmod(tokens.total, seq_len)
         if rows:
-            stored = stored.with_further(LeftRows(stored.sources[0], stored.cache, tokens))
+            stored = stored.with_further(LeftRows(stored.sources[0], tokens))
         self._stored = stored
         return rows, skipped
 

@@ -37,7 +37,6 @@ class StepRows:
             dataset.
         seq_len: Tokens in a row.
         sources: The sources that ``source`` numbers.
-        caches: The cache of each source.
         names: Name of each component; a single empty name if there is no mixture.
         example: Number of each row's example, in the whole run.
         component: Its component.
@@ -51,7 +50,6 @@ class StepRows:
     batch_size: int
     seq_len: int
     sources: Sequence[RowSource]
-    caches: Sequence[TokenCache]
     names: tuple[str, ...]
     example: Int64[np.ndarray, " n"]
     component: Int64[np.ndarray, " n"]
@@ -62,6 +60,11 @@ class StepRows:
 
     def __len__(self) -> int:
         return self.row.size
+
+    @property
+    def caches(self) -> list[TokenCache]:
+        """The cache of each source."""
+        return [source.cache for source in self.sources]
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +235,7 @@ def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64
 def _spans_of_source(rows: StepRows, number: int, batch_rows: np.ndarray) -> Spans:
     """Spans of those rows at ``places`` that come from one source."""
     source = rows.sources[number]
-    cache = rows.caches[number]
+    cache = source.cache
     own_rows = batch_rows[rows.source[batch_rows] == number]
     pieces = source.unerased.content(rows.row[own_rows])  # also of documents that were removed
     first = np.stack([starts(cache.part_documents), starts(cache.part_tokens)], axis=1)

@@ -50,13 +50,12 @@ def row_scores(
         )
     score = np.concatenate([np.zeros(0), *numbers.chunks(name, field)]).astype(np.float64)
     begin = starts(cache.lengths())
-    first_token = starts(cache.part_tokens)
     (source,) = dataset.sources
     scores = np.empty(len(dataset))
     for at in range(0, len(dataset), _CHUNK):
         rows = dataset.locate(np.arange(at, min(at + _CHUNK, len(dataset)))).row
         pieces = source.content(rows)
-        start = first_token[pieces.array] + pieces.start
+        start = source.first_token[pieces.array] + pieces.start
         cuts = cut_ranges(start, start + pieces.size, begin[:-1], begin[1:])
         row = pieces.row[cuts.range]
         document = cuts.section

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,9 @@ from headrace.metrics import ReadStats
 from headrace.order.intervals import Intervals, run_numbers, starts
 from headrace.order.windows import Windows, WindowsTable
 from headrace.store.array import StoredArray
+from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds
+from headrace.store.layout import TOKENS
 from headrace.store.leaf import ArrayList, ChunkPages
 
 
@@ -81,9 +83,10 @@ class RowSource(abc.ABC):
     segments or gaps, is here as its absence.
 
     Attributes:
+        cache: The cache that the rows are of.
         name: Name for counters and reports.
         row_elements: Number of elements in a row.
-        arrays: The arrays that ``Pieces.array`` numbers.
+        arrays: The arrays that ``Pieces.array`` numbers: a part of the cache each.
         columns: Columns of the batches.
         ends: For rows that are cut from a stream and divided into the documents that meet in them,
             where documents end: as the cache stores it, or after each of these tokens; None: rows
@@ -96,16 +99,38 @@ class RowSource(abc.ABC):
         whole_windows: How rows are numbered if they are windows over whole arrays.
     """
 
-    name: str
-    row_elements: int
-    arrays: Sequence[StoredArray]
-    columns: Mapping[str, Column] = MappingProxyType({})
-    ends: DocumentEnds | int | None = None
     has_gaps: bool = False
     has_padding: bool = False
     fill: int = 0
     max_segments: int = 0
     whole_windows: Windows | None = None
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        name: str,
+        row_elements: int,
+        columns: Mapping[str, Column] | None = None,
+        ends: DocumentEnds | int | None = None,
+    ) -> None:
+        self.cache = cache
+        self.name = name
+        self.row_elements = row_elements
+        self.arrays: Sequence[StoredArray] = cache.leaf(TOKENS).arrays
+        self.columns = columns or {}
+        self.ends = ends
+
+    @cached_property
+    def first_token(self) -> Int64[np.ndarray, " p1"]:
+        """Where each array begins in the stream of all parts, and where the last one ends."""
+        return starts(self.cache.part_tokens)
+
+    def in_arrays(
+        self, token: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Array of each token of the stream of all parts, and its position there."""
+        array = np.searchsorted(self.first_token, token, side="right") - 1
+        return array, token - self.first_token[array]
 
     @property
     @abc.abstractmethod
@@ -590,8 +615,7 @@ class _OfColumn(RowSource):
     """A source whose elements are those of one of its columns."""
 
     def __init__(self, source: RowSource, column: Column) -> None:
-        self.name = source.name
-        self.row_elements = source.row_elements * column.width
+        super().__init__(source.cache, source.name, source.row_elements * column.width)
         self.arrays = column.arrays
         self._source = source
         self._width = column.width

@@ -17,12 +17,12 @@ rare, 2 - f if they are close (f: share of tokens removed), 1 + (1 - f) / k with
 
 from __future__ import annotations
 
-import abc
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -47,12 +47,11 @@ from headrace.data.saved_filters import RemovedDocuments, removed_once
 from headrace.errors import ConfigError, check_at_least, check_path, check_whole, command_line
 from headrace.metrics import ReadStats
 from headrace.order.holdout import held_out
-from headrace.order.intervals import Intervals, clean_borders, starts
+from headrace.order.intervals import Intervals, clean_borders
 from headrace.order.windows import BlockAligned, Windows
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds
 from headrace.store.joined import open_cache
-from headrace.store.layout import TOKENS
 from headrace.store.layouts import WHOLE_FILES
 from headrace.store.snapshots import cache_of_member
 
@@ -94,16 +93,12 @@ class TokenRows(RowSource):
         columns: Mapping[str, Column] | None = None,
         ends: DocumentEnds | int | None = None,
     ) -> None:
-        self.name = name
-        self.ends = ends
-        self.row_elements = seq_len
-        self.arrays = cache.leaf(TOKENS).arrays
-        self.columns = columns or {}
+        super().__init__(cache, name, seq_len, columns, ends)
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
         self._removal = removal = removed.removal
         self.stretch_tokens = cache.part_tokens
         if removal is not None:
-            part_ends = starts(cache.part_tokens)
+            part_ends = self.first_token
 
             def find() -> Int64[np.ndarray, " n"]:
                 borders = clean_borders(
@@ -148,7 +143,6 @@ class TokenRows(RowSource):
 
 
 RowsT = TypeVar("RowsT", bound=RowSource)
-DatasetT = TypeVar("DatasetT", bound="CacheDataset[Any]")
 
 
 class CacheDataset(PlannedDataset, Generic[RowsT]):
@@ -170,6 +164,8 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
     reads_packs = False
     """Whether it is for caches that were written in packs."""
     _rows: RowsT
+    _options: Mapping[str, Any] = MappingProxyType({})
+    """Arguments of its class beside those that all have."""
     _further: RowSource | None = None
     _removed: Intervals | None = None
 
@@ -235,7 +231,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
             return rows
         snapshots = [snapshot.number for snapshot in self.cache.snapshots]
         erasure = Erasure.of(self.cache, removed, self.unit, snapshots)
-        return ErasedRows(rows, self.cache, erasure)
+        return ErasedRows(rows, erasure)
 
     @property
     def _erased(self) -> Intervals:
@@ -262,11 +258,6 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         other = copy.copy(self)
         for of_sources in ("_source", "joined_rows", "block_space"):
             vars(other).pop(of_sources, None)
-        return other
-
-    def _alike(self, other: DatasetT) -> DatasetT:
-        """Another dataset over the cache, which erases what this one does."""
-        other._removed = self._removed
         return other
 
     def _describe_erased(self) -> dict[str, Any]:
@@ -394,9 +385,21 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
         return self._with(self.seq_len, removed_once(cache, all_made_from, work_out))
 
-    @abc.abstractmethod
-    def _with(self, seq_len: int, removed: RemovedDocuments) -> Self:
-        """The same dataset with rows of another length, or with other documents left out."""
+    def _with(self, seq_len: int, removed: RemovedDocuments, **changed: Any) -> Self:
+        """The same dataset with rows of another length, with other documents left out, or with
+        changed options.
+        """
+        other = cast(Any, type(self))(
+            self.cache,
+            seq_len,
+            removed=removed,
+            name=self._rows.name,
+            loss_mask=self.loss_mask or "none",
+            columns=self.columns,
+            **{**self._options, **changed},
+        )
+        other._removed = self._removed
+        return other
 
 
 _MANY = 1 << 20  # documents of a cache beside which it is saved which of them are held out
@@ -469,6 +472,12 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
             block_tokens=block_tokens,
             clean_run=clean_run,
         )
+        self._options = {
+            "split_documents": split_documents,
+            "block_tokens": block_tokens,
+            "clean_run": self._rows.clean_run,
+            "pairs": False,  # else this dataset would not exist
+        }
         self._check_not_empty()
 
     def describe(self) -> dict[str, Any]:
@@ -561,27 +570,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
         """The same tokens in rows of another length. Equal ``block_tokens`` result in the same
         blocks.
         """
-        return self._cut(seq_len, block_tokens, self.removal)
-
-    def _with(self, seq_len: int, removed: RemovedDocuments) -> TokenSeqDataset:
-        return self._cut(seq_len, self.block_tokens, removed)
-
-    def _cut(
-        self, seq_len: int, block_tokens: int | None, removed: RemovedDocuments
-    ) -> TokenSeqDataset:
-        cut = TokenSeqDataset(
-            self.cache,
-            seq_len,
-            split_documents=self.splits_documents,
-            name=self._rows.name,
-            removed=removed,
-            block_tokens=block_tokens,
-            clean_run=self._rows.clean_run,
-            loss_mask=self.loss_mask or "none",
-            columns=self.columns,
-            pairs=False,  # else this dataset would not exist
-        )
-        return self._alike(cut)
+        return self._with(seq_len, self.removal, block_tokens=block_tokens)
 
 
 def document_ends(cache: TokenCache) -> DocumentEnds | int:
