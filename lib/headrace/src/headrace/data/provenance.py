@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from headrace.data.rows import RowSource
+from headrace.data.rows import RowSource, adjacent_runs
 from headrace.order.intervals import run_numbers, starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
@@ -183,13 +183,11 @@ def _read(
     source, part, start, size = (
         a[order] for a in (spans.source, spans.part, spans.start * width, spans.size * width)
     )
-    apart = (np.diff(source) != 0) | (np.diff(part) != 0) | (start[1:] != (start + size)[:-1])
-    first = np.flatnonzero(np.append(True, apart))
-    total = np.add.reduceat(size, first)
-    ranges = zip(
-        *(a.tolist() for a in (source[first], part[first], start[first], total)), strict=True
-    )
-    reads = [arrays[s][p].read(at, at + n) for s, p, at, n in ranges]
+    first, total = adjacent_runs((source << 32) + part, start, size)
+    ranges = (a[first].tolist() for a in (source, part, start))
+    reads = [
+        arrays[s][p].read(at, at + n) for s, p, at, n in zip(*ranges, total.tolist(), strict=True)
+    ]
     runs = [read.result() for read in reads]
     run = np.repeat(np.arange(first.size), np.diff(np.append(first, len(spans))))
     begin = start - start[first][run]

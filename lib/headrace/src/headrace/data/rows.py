@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -536,32 +536,43 @@ async def read_rows(sources: Sequence[RowSource], rows: Rows, stats: ReadStats) 
     runs = [run for s in sources for run in ArrayList.of(s.arrays).runs]
     dtype = np.result_type(*(run.dtype for run in runs if run.dtype is not None))
     out = np.empty((rows.row.size, sources[0].row_elements), dtype)
-    for number in np.unique(rows.source):
-        source = sources[int(number)]
-        of_source = np.flatnonzero(rows.source == number)
-        distinct, inverse = np.unique(rows.row[of_source], return_inverse=True)
+    for source, at, distinct, inverse in _by_source(sources, rows):
         pieces = source.content(distinct)
-        first, spans = adjacent_runs(pieces.array, pieces.start, pieces.size)
-        futures = [
-            source.arrays[a].read(s, s + n)
-            for a, s, n in zip(
-                pieces.array[first].tolist(),
-                pieces.start[first].tolist(),
-                spans.tolist(),
-                strict=True,
-            )
-        ]
-        data = [await f for f in futures]
-        # pieces are ordered by row and column: end to end they are the distinct rows
-        elements = np.concatenate(data or [np.zeros(0, dtype)])
+        reads_before = stats.tensorstore_reads_issued
+        elements = await _read_pieces(source.arrays, pieces, stats)
         values = _rows_of(elements, pieces, distinct.size, source.row_elements, source.fill)
-        out[of_source] = values[inverse]
-        stats.examples_requested += of_source.size
+        out[at] = values[inverse]
+        stats.examples_requested += at.size
         stats.unique_examples += distinct.size
-        stats.coalesced_ranges += len(futures)
-        stats.tensorstore_reads_issued += len(futures)
-        stats.bytes_read += values.nbytes
+        stats.coalesced_ranges += stats.tensorstore_reads_issued - reads_before
     return out
+
+
+def _by_source(
+    sources: Sequence[RowSource], rows: Rows
+) -> Iterator[tuple[RowSource, np.ndarray, np.ndarray, np.ndarray]]:
+    """Each source of rows, where these are in the request, and which they are: numbers in the
+    source, each once, and the place of each row's number among them.
+    """
+    for number in np.unique(rows.source).tolist():
+        of_source = np.flatnonzero(rows.source == number)
+        yield sources[number], of_source, *np.unique(rows.row[of_source], return_inverse=True)
+
+
+async def _read_pieces(
+    arrays: Sequence[StoredArray], pieces: Pieces, stats: ReadStats
+) -> np.ndarray:
+    """The elements of pieces, end to end."""
+    first, spans = adjacent_runs(pieces.array, pieces.start, pieces.size)
+    ranges = (a[first].tolist() for a in (pieces.array, pieces.start))
+    futures = [
+        arrays[array].read(start, start + size)
+        for array, start, size in zip(*ranges, spans.tolist(), strict=True)
+    ]
+    elements = np.concatenate([await f for f in futures] or [np.zeros(0, np.int64)])
+    stats.tensorstore_reads_issued += len(futures)
+    stats.bytes_read += elements.nbytes
+    return elements
 
 
 async def read_columns(
@@ -580,52 +591,22 @@ async def _read_column(
     column: RunColumn, sources: Sequence[RowSource], rows: Rows, stats: ReadStats
 ) -> Shaped[np.ndarray, "n S ..."]:
     length = sources[0].row_elements
-    out = np.zeros((rows.row.size, length * column.width), column.dtype)
-    for number in np.unique(rows.source).tolist():
-        source = sources[number]
-        of_source = np.flatnonzero(rows.source == number)
-        source_column = source.columns.get(column.name)
-        if source_column is not None and source_column.arrays:
-            of_column = ReadStats()
-            view = Rows(np.zeros_like(of_source), rows.row[of_source], rows.locality[of_source])
-            out[of_source] = await read_rows([_OfColumn(source, source_column)], view, of_column)
-            stats.tensorstore_reads_issued += of_column.tensorstore_reads_issued
-            stats.bytes_read += of_column.bytes_read
-            continue
-        pieces = source.content(rows.row[of_source])
-        values = np.full(int(pieces.size.sum()), column.default, column.dtype)
-        if source_column is not None and source_column.documents:
+    out = np.empty((rows.row.size, length * column.width), column.dtype)
+    for source, at, distinct, inverse in _by_source(sources, rows):
+        pieces = _widened(source.content(distinct), column.width)
+        own = source.columns.get(column.name)
+        if own is not None and own.arrays:
+            values = await _read_pieces(own.arrays, pieces, stats)
+        else:
+            values = np.full(int(pieces.size.sum()), column.default, column.dtype)
+        if own is not None and own.documents:
             begin = starts(pieces.size)
             for array in np.unique(pieces.array).tolist():
                 some = np.flatnonzero(pieces.array == array)
-                runs = source_column.documents[array].of_tokens(
-                    pieces.start[some], pieces.size[some]
-                )
+                runs = own.documents[array].of_tokens(pieces.start[some], pieces.size[some])
                 values[run_numbers(begin[some], pieces.size[some])] = runs
-        out[of_source] = _rows_of(
-            np.repeat(values, column.width),
-            _widened(pieces, column.width),
-            of_source.size,
-            out.shape[1],
-        )
+        out[at] = _rows_of(values, pieces, distinct.size, out.shape[1])[inverse]
     return out if column.width == 1 else out.reshape(-1, length, column.width)
-
-
-class _OfColumn(RowSource):
-    """A source whose elements are those of one of its columns."""
-
-    def __init__(self, source: RowSource, column: Column) -> None:
-        super().__init__(source.cache, source.name, source.row_elements * column.width)
-        self.arrays = column.arrays
-        self._source = source
-        self._width = column.width
-
-    @property
-    def num_rows(self) -> int:
-        return self._source.num_rows
-
-    def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
-        return _widened(self._source.content(rows), self._width)
 
 
 def _widened(pieces: Pieces, width: int) -> Pieces:
