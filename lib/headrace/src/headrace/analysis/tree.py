@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from headrace.analysis.resolved import ResolvedRun
-from headrace.data.erased import NOTHING_ERASED
 from headrace.data.phased import PhasedDataset
 
 _FIRST = np.zeros(1, np.int64)
@@ -43,7 +42,7 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
     """
     config = run.config
     accounts = config.accounts()
-    erased = run.dataset.erasures if isinstance(run.dataset, PhasedDataset) else NOTHING_ERASED
+    erased = run.dataset.erasures if isinstance(run.dataset, PhasedDataset) else {}
     return {
         "steps": run.steps,
         "tokens": run.tokens,
@@ -66,7 +65,7 @@ def run_tree(run: ResolvedRun) -> dict[str, Any]:
                 "account": accounts[name].to_dict(),
                 "erased": [
                     {"step": step, "documents": one.documents, "tokens": one.tokens.total}
-                    for step, one in erased.of_components.get(name, ())
+                    for step, one in erased.get(name, ())
                 ],
             }
             for name in run.first.names

@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.config.component import ComponentConfig
-from headrace.data.erased import Erasures
 from headrace.data.erased_rows import Erasure
 from headrace.data.pairs import is_of_pairs
 from headrace.data.phased import PhasedDataset, RunDataset
@@ -361,8 +360,9 @@ def without_removed(
                 erasures.setdefault(name, []).append((move.step, erasure))
     if not erasures:
         return dataset
-    erased = Erasures(erasures, settled.drawn_from)
-    return PhasedDataset(dataset.phases, dataset.batch_schedule, dataset.changes, erased)
+    return PhasedDataset(
+        dataset.phases, dataset.batch_schedule, dataset.changes, erasures, settled.drawn_from
+    )
 
 
 def _unit_of(component: ComponentConfig, cache: TokenCache) -> int:

@@ -2,32 +2,36 @@
 continues with what no row has had yet.
 
 The idea of phases is in :mod:`headrace.mix.phases`, the construction in
-:mod:`headrace.data.phased_mixture`.
+:mod:`headrace.data.phased_mixture`. What is erased (:mod:`headrace.data.erased_rows`) are documents
+that were removed from the caches of a run when it began, or while it goes on: plans, orders, quotas
+and splits are not affected, and steps before a removal are bit-identical.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.data.dataset import OrderedRun, PlannedDataset, WrappingDataset
-from headrace.data.erased import NOTHING_ERASED, Erasures
-from headrace.data.mixture import MixtureDataset
+from headrace.data.dataset import OrderedRun, PlannedDataset, WrappingDataset, stored_dataset
+from headrace.data.erased_rows import ErasedRows, Erasure
+from headrace.data.mixture import MixtureDataset, mixture_of
 from headrace.data.rows import Explained, Rows, RowSource
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.mix.draws import Skips
 from headrace.mix.phases import PhaseChange
 from headrace.mix.schedule import BatchSchedule
-from headrace.order.intervals import starts
+from headrace.order.intervals import Intervals, starts
 from headrace.order.order import OpenWindow, Order, check_indices
 
 if TYPE_CHECKING:
     from headrace.batch.packed_batch import PackedBatch
+    from headrace.data.token_seq import CacheDataset
 
 RunDataset: TypeAlias = "MixtureDataset | PhasedDataset"
 """What a config makes of its components."""
@@ -41,10 +45,29 @@ class PhasedDataset(WrappingDataset):
         phases: First step and dataset of each phase, in order, the first at step 0. All over the
             same stored arrays.
         changes: Changes for reports.
-        erasures: What is erased from which step on.
+        erasures: What is erased from which step on, by component: in the order of steps, each
+            including the previous.
+        drawn_from: First step of components that amendments add. Nothing of them is erased before,
+            so that the amendment adds no mask to earlier batches.
 
     Attributes:
         erasures: As given.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import TokenSeqDataset
+        >>> from headrace.order.intervals import Intervals
+        >>> tokens = TokenSeqDataset(headrace.testing.tiny_cache(documents=40), seq_len=8)
+        >>> mixture = MixtureDataset({"web": tokens}, {"web": 1}, batch_size=2)
+        >>> gone = Erasure(Intervals(np.array([18]), np.array([20])), 1, {"snapshot": [2]})
+        >>> erased = PhasedDataset(
+        ...     [(0, mixture)], mixture.batch_schedule, erasures={"web": [(1, gone)]}
+        ... )
+        >>> (
+        ...     erased.at_step(0)[0].read([0]).token_mask,
+        ...     erased.at_step(1)[0].read([2]).token_mask.tolist(),
+        ... )
+        (None, [[1, 1, 0, 0, 1, 1, 1, 1]])
     """
 
     def __init__(
@@ -52,7 +75,8 @@ class PhasedDataset(WrappingDataset):
         phases: Sequence[tuple[int, PlannedDataset]],
         batch: BatchSchedule,
         changes: Sequence[PhaseChange] = (),
-        erasures: Erasures = NOTHING_ERASED,
+        erasures: Mapping[str, Sequence[tuple[int, Erasure]]] = MappingProxyType({}),
+        drawn_from: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         steps = [step for step, _ in phases]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
@@ -61,13 +85,19 @@ class PhasedDataset(WrappingDataset):
         self.batch_schedule = batch
         self._changes = tuple(changes)
         self.erasures = erasures
-        self.base = first = self._phases[0][1]
+        self._drawn_from = drawn_from
+        from_step = {
+            name: [(max(step, drawn_from.get(name, 0)), one) for step, one in of_component]
+            for name, of_component in erasures.items()
+        }
+        steps_erased = {0, *(step for ones in from_step.values() for step, _ in ones)}
+        self._erased_by = {step: _erased_by(step, from_step) for step in sorted(steps_erased)}
+        # By phase and the step of its last erasure
+        self._served: dict[tuple[int, int], PlannedDataset] = {}
+        self._checked: set[tuple[int, int]] = set()
+        self.base = self._phases[0][1]
         for step, dataset in self._phases:
-            if (_urls(dataset), dataset.splits_documents, dataset.pairs) != (
-                _urls(first),
-                first.splits_documents,
-                first.pairs,
-            ):
+            if _rows_like(dataset) != _rows_like(self.base):
                 raise ConfigError(
                     "lies in other arrays than the first phase", field=f"phases[{step}]"
                 )
@@ -87,6 +117,8 @@ class PhasedDataset(WrappingDataset):
         ]
         other._phases = tuple(phases)
         other.base = phases[0][1]
+        other._served = {}
+        other._checked = set()
         other._steps = np.asarray([step for step, _ in phases], np.int64)
         other.batch_schedule = skips.left_of(self.batch_schedule)
         return other
@@ -109,7 +141,9 @@ class PhasedDataset(WrappingDataset):
         phases = [
             (step, cast(Any, dataset).with_loss_weights(weights)) for step, dataset in self._phases
         ]
-        return PhasedDataset(phases, self.batch_schedule, self._changes, self.erasures)
+        return PhasedDataset(
+            phases, self.batch_schedule, self._changes, self.erasures, self._drawn_from
+        )
 
     @property
     def changes(self) -> Sequence[PhaseChange]:
@@ -126,13 +160,35 @@ class PhasedDataset(WrappingDataset):
     @property
     def sources(self) -> Sequence[RowSource]:
         """Those of the last steps, which have the columns of all."""
-        return self.erasures.applied(self.base).sources
+        return self._without_erased(0, max(self._erased_by)).sources
 
     def at_step(self, step: int) -> tuple[PlannedDataset, int | None]:
         phase = self._phase_at(step)
-        later = [self.erasures.next_after(step), *self._steps[phase + 1 : phase + 2].tolist()]
-        until = min((end for end in later if end is not None), default=None)
-        return self.erasures.applied(self._phases[phase][1], step), until
+        erasure = max(began for began in self._erased_by if began <= step)
+        later = [began for began in (*self._erased_by, *self._steps.tolist()) if began > step]
+        served = self._without_erased(phase, erasure)
+        # Not before a step is asked for: a run may have begun with less
+        mixture = mixture_of(served)
+        if mixture is not None and (phase, erasure) not in self._checked:
+            _check_left(mixture, self._erased_by[erasure], erasure)
+            self._checked.add((phase, erasure))
+        return served, min(later, default=None)
+
+    def _without_erased(self, phase: int, erasure: int) -> PlannedDataset:
+        """A phase without what is erased from a step on; itself if nothing is."""
+        dataset = self._phases[phase][1]
+        mixture = mixture_of(dataset)
+        erased = self._erased_by[erasure]
+        if not erased or mixture is None:
+            return dataset
+        if (phase, erasure) not in self._served:
+            sources = [
+                ErasedRows(rows, erased[name]) if name in erased else rows
+                for name, component in zip(mixture.names, mixture.components, strict=True)
+                for rows in component.sources
+            ]
+            self._served[phase, erasure] = mixture.with_sources(sources)
+        return self._served[phase, erasure]
 
     def _phase_at(self, step: int) -> int:
         return int(np.searchsorted(self._steps, step, side="right")) - 1
@@ -158,7 +214,11 @@ class PhasedDataset(WrappingDataset):
         return sum((dataset.read_stats for _, dataset in self.phases), ReadStats())
 
     def describe(self) -> dict[str, Any]:
-        erased = self.erasures.describe()
+        removed = {
+            name: {str(step): one.record for step, one in ones}
+            for name, ones in self.erasures.items()
+        }
+        erased = {"removed": removed} if removed else {}
         if erased and len(self._phases) == 1:  # a mixture whose rows keep their length
             return {**self.base.describe(), **erased}
         phases = [
@@ -204,6 +264,47 @@ class PhasedDataset(WrappingDataset):
         return (int(steps.min()), int(steps.max())) if steps.size else (0, 0)
 
 
+def _erased_by(
+    step: int, from_step: Mapping[str, Sequence[tuple[int, Erasure]]]
+) -> dict[str, Erasure]:
+    """What is erased from each component at a step."""
+    past = {
+        name: [one for first, one in of_component if first <= step]
+        for name, of_component in from_step.items()
+    }
+    return {name: ones[-1] for name, ones in past.items() if ones and ones[-1].tokens.total}
+
+
+def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int) -> None:
+    """Raises ConfigError if a component from which rows are drawn, at this step or later, has
+    nothing left.
+    """
+    later = mixture.stage_steps[1:]
+    drawn = {
+        name
+        for stage, end in zip(mixture.stages, [*later, None], strict=True)
+        if end is None or end > step
+        for name in stage.blend.names
+    }
+    for name, erasure in past.items():
+        dataset = mixture.components[mixture.names.index(name)]
+        cache = dataset.caches()[0]
+        removal = cast("CacheDataset[Any]", stored_dataset(dataset)).removal
+        if name not in drawn or erasure.tokens.total < cache.num_tokens - removal.num_tokens:
+            continue
+        if Intervals.union([erasure.tokens, removal.tokens]).total == cache.num_tokens:
+            cure = f"Drop the source in the same amendment: drop: [{name}]."
+            if not erasure.field.startswith("amendments"):
+                cure = (
+                    "Leave the source out, or train on what was removed:"
+                    f" components.{name}.snapshot: 1."
+                )
+            problem = f"leaves nothing of {cache.path}: all documents of {name!r} are removed"
+            raise ConfigError(
+                problem, field=erasure.field, value=erasure.record["snapshot"], cure=cure
+            )
+
+
 def _of_two_sides(step: int) -> ConfigError:
     return ConfigError(
         f"lie on both sides of step {step}, where rows change their length or documents are erased",
@@ -212,12 +313,12 @@ def _of_two_sides(step: int) -> ConfigError:
     )
 
 
-def _urls(dataset: PlannedDataset) -> list[str]:
-    """Of all arrays, tokens and columns."""
-    columns = [
-        a for source in dataset.sources for column in source.columns.values() for a in column.stored
-    ]
-    return [a.url for a in (*(a for source in dataset.sources for a in source.arrays), *columns)]
+def _rows_like(dataset: PlannedDataset) -> tuple[object, ...]:
+    """What all phases have in common: all arrays, of tokens and columns, and what rows are of."""
+    columns = [c for source in dataset.sources for c in source.columns.values()]
+    arrays = [a for source in dataset.sources for a in source.arrays]
+    arrays += [a for column in columns for a in column.stored]
+    return [a.url for a in arrays], dataset.splits_documents, dataset.pairs
 
 
 class Continued(WrappingDataset):
