@@ -124,7 +124,7 @@ def test_a_run_that_finds_sums_is_the_run_that_made_them(
         raise AssertionError("is added up again")
 
     monkeypatch.setattr(row_tokens, "read_labels", never)
-    monkeypatch.setattr("headrace.mix.measure._step_after", never)
+    monkeypatch.setattr(row_tokens.MixtureTokens, "_step_after", never)
     assert described(run) == slow
     monkeypatch.undo()
     other = dataclasses.replace(

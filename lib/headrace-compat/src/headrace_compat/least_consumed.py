@@ -10,7 +10,7 @@ a far sample is counted up to, or restored from an anchor (10 kB).
 The sources in use may change between stages. A source that joins or returns starts at the smallest
 count of those that stay, so that it is neither drawn alone until it has caught up nor left waiting.
 Only its count is raised: it continues at its own position in its order. If the run counts tokens, a
-packed row counts the tokens that it has (:mod:`headrace.mix.measure`).
+packed row counts the tokens that it has (:mod:`headrace.data.row_tokens`).
 
 The tie draw is ``random.Random(seed).choice`` over the tied sources in order, consumed only by
 ties; a source counts as exhausted once it was picked and had nothing, so until then it takes part

@@ -117,7 +117,7 @@ class LmDataConfig:
         unit: What weights, budgets and sizes count: ``examples`` or ``tokens``, i.e. rows or their
             positions (the same batches, as rows of a step have one length); ``content_tokens`` or
             ``trained_tokens``, i.e. tokens in packed rows, or those trained on. See
-            :mod:`headrace.mix.measure`.
+            :mod:`headrace.data.row_tokens`.
         stages: Instead of weights: consecutive mixtures, each with ``weights`` and ``step`` or
             ``tokens``. With ``policy: swrr`` they change at an example, as in nmoe.
         amendments: What a resumed run changes from a ``step`` on: ``add``, ``drop``, ``weights``;

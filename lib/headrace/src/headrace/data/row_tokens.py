@@ -1,5 +1,22 @@
-"""Tokens of rows: of all rows of a component, and of its examples in the order in which they are
-drawn.
+"""Counting tokens instead of rows in weights, budgets and sizes, if rows hold different numbers of
+tokens: of all rows of a component, and of its examples in the order in which they are drawn.
+
+Packed rows are not quite full, so the number of rows does not determine the number of tokens.
+``unit: content_tokens`` counts the tokens of documents, and ``unit: trained_tokens`` the trained
+labels; ``examples`` and ``tokens`` count rows, and tokens with padding. The guarantees of each part
+of a mixture:
+
+* **weights** (``quota``): shares of tokens, turned into shares of rows by the tokens of a row on
+  average (:func:`~headrace.mix.shares.row_shares`). No state, any step at once; exact at the end of
+  each epoch of a source. In between, the rows drawn so far hold more or less than the average: like
+  a sample without replacement, by a standard deviation of ``s * sqrt(n * (1 - n / N))`` tokens
+  after n of the N rows of an epoch, s being that of a row.
+* **budgets** (``max_tokens``): the rows of a source are added up in its order, once, to the last
+  row that fits.
+* **stages** with a number of tokens: as many steps as needed, with the rows of all sources added up
+  in their orders.
+
+All of them depend only on the step.
 
 A packed row has the tokens of its documents (**content**), and some of these are trained on
 (**trained**: the labels that count in the loss, none after the last token of a document, and as a
@@ -18,7 +35,8 @@ sums are saved; one pass over the leaf of a mask, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import bisect
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -39,11 +57,11 @@ from headrace.data.rows import (
     read_rows,
     segments_of,
 )
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.metrics import ReadStats
-from headrace.mix.measure import time_stages
 from headrace.mix.plan import Plan
-from headrace.mix.schedule import CountedTokens
+from headrace.mix.policy import MixingPolicy
+from headrace.mix.schedule import MAX_STEP, CountedTokens
 from headrace.mix.stages import Stage
 
 _CHUNK = 1 << 14  # rows that are looked at together
@@ -410,21 +428,47 @@ class MixtureTokens:
         return bounded
 
     def timed(self, plan: Plan) -> Plan:
-        """The plan with stages that start where the tokens of the previous ones end, and with its
-        end where those of the last one do.
+        """The plan with each stage at the first step before which the previous one had its tokens.
+        It ends where those of the last planned stage are used up, unless it says where.
+
+        Raises:
+            ConfigError: limits end the mixture before the tokens of a stage are used up; an
+                amendment that begins before the last planned stage.
         """
-        tokens = [*self.of_component.values()]
         if any(stage.row_tokens for stage in plan.stages):
-            plan = replace(plan, lengths=tokens)
+            plan = replace(plan, lengths=[*self.of_component.values()])
         if not any(plan.stage_tokens):
             return plan
-        # as where amendments end a stage: its draws must not depend on its end, which follows from
-        # them
-        return time_stages(replace(plan, planned=1), tokens, self._kept_step)
+        last = len(plan.stage_tokens) - 1
+        timed = list(plan.stages[: last + 1])
+        amendments = plan.stages[last + 1 :]
+        first_amended = amendments[0].first_step if amendments else None
+        end = None
+        for number, tokens in enumerate(plan.stage_tokens):
+            stage = timed[number]
+            if number == last:
+                for amendment in amendments:
+                    _check_after(amendment, stage)
+            if tokens is None:
+                continue
+            stop, later = (first_amended, amendments) if number == last else (None, ())
+            open_ended = [*timed[:number], _between(stage, stage.first_step, stop), *later]
+            # as where amendments end a stage: its draws must not depend on its end, which follows
+            # from them
+            of_stages = replace(plan, stages=open_ended, planned=1)
+            path = f"stages[{number}].tokens"
+            end = self._kept_step(of_stages, stage.first_step, tokens, path)
+            if number < last:
+                timed[number] = _between(stage, stage.first_step, end)
+                timed[number + 1] = _between(timed[number + 1], end, None)
+                end = None
+        timed[-1] = _between(timed[-1], timed[-1].first_step, first_amended)
+        num_steps = end if plan.num_steps is None else plan.num_steps
+        return replace(plan, stages=[*timed, *amendments], num_steps=num_steps, planned=1)
 
-    def _kept_step(self, plan: Plan, tokens: int, find: Callable[[], int]) -> int:
-        """The step at which the tokens of a plan's stage are used up. Far steps, which may take
-        long to reach, are saved.
+    def _kept_step(self, plan: Plan, begin: int, tokens: int, path: str) -> int:
+        """The step at which the tokens of a plan's stage, which begins at a step, are used up. Far
+        steps, which may take long to reach, are saved.
         """
         first = next(iter(self.of_component.values()))
         made_from = {
@@ -440,7 +484,69 @@ class MixtureTokens:
         step = load_or_add_up(
             plans_of(first.dataset),
             made_from,
-            lambda: np.array([find()]),
+            lambda: np.array([self._step_after(plan, begin, tokens, path)]),
             lambda found: plan.batch.rows_at(int(found[0]))[0] >= _STRETCH * _SAVED_STRETCHES,
         )
         return int(step[0])
+
+    def _step_after(self, plan: Plan, first: int, tokens: int, path: str) -> int:
+        """The first step by which this many tokens were drawn since step ``first``."""
+        policy = plan.make(plan)
+        begin = self._tokens_before(policy, first)
+
+        def is_met(step: int) -> bool:
+            try:
+                return self._tokens_before(policy, step) - begin >= tokens
+            except IndexOutOfRangeError:
+                return True
+
+        steps = 1
+        while not is_met(first + steps):
+            steps *= 2
+            if first + steps > MAX_STEP:
+                raise ConfigError(
+                    "takes more than 2**40 steps",
+                    field=path,
+                    value=tokens,
+                    cure="Give fewer tokens.",
+                )
+        step = bisect.bisect_left(
+            range(first + steps + 1), True, lo=first + steps // 2 + (steps > 1), key=is_met
+        )
+        try:
+            self._tokens_before(policy, step)
+        except IndexOutOfRangeError as error:
+            most = self._tokens_before(policy, step - 1) - begin
+            cure = "Raise max_epochs or max_tokens, or add a source."
+            if most:
+                cure = f"Lower it to {most} or less, or raise max_epochs or max_tokens."
+            problem = f"cannot be met: limits end the mixture after {most} tokens"
+            raise ConfigError(problem, field=path, value=tokens, cure=cure) from error
+        return step
+
+    def _tokens_before(self, policy: MixingPolicy, step: int) -> int:
+        """Tokens of all examples of the steps before ``step``; raises IndexOutOfRangeError if the
+        mixture ends before.
+        """
+        if policy.length is not None and policy.batch.rows_at(step)[0] > policy.length:
+            raise IndexOutOfRangeError(
+                f"the mixture ends after {policy.length} examples", field="step", value=step
+            )
+        drawn = policy.starts_at(step).tolist()
+        tokens = self.of_component.values()
+        return sum(one.count_first(n) for one, n in zip(tokens, drawn, strict=True))
+
+
+def _between(stage: Stage, first: int, stop: int | None) -> Stage:
+    """A stage that begins and ends at other steps."""
+    return replace(stage, first_step=first, blend=stage.blend.used(first, stop))
+
+
+def _check_after(amendment: Stage, stage: Stage) -> None:
+    if amendment.first_step <= stage.first_step:
+        raise ConfigError(
+            f"is not after step {stage.first_step}, where the last stage begins",
+            field=f"{amendment.blend.path.removesuffix('.weights')}.step",
+            value=amendment.first_step,
+            cure=f"Give {stage.first_step + 1} or more.",
+        )

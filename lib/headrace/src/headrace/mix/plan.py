@@ -85,8 +85,8 @@ class Plan:
         phases: First step and row length of each phase; see
             :func:`~headrace.mix.schedule.phase_lengths`. Empty: rows keep the length that
             the components have.
-        counted_tokens: The tokens that are counted one by one (:mod:`headrace.mix.measure`); None:
-            rows are counted.
+        counted_tokens: The tokens that are counted one by one (:mod:`headrace.data.row_tokens`);
+            None: rows are counted.
         stage_tokens: Tokens of each planned stage; None: it lasts until the next begins.
         max_epochs: Most passes over components, one number or by name. An epoch that a change of
             length cuts short counts as one.
@@ -488,7 +488,7 @@ class PolicyKind(abc.ABC):
         example_s: Approximate seconds per example to reach a far step without an anchor; 0: any
             step is reached at once, or step by step.
         counts_tokens: Whether it supports units that count individual tokens; see
-            :mod:`headrace.mix.measure`.
+            :mod:`headrace.data.row_tokens`.
         ends_with_data: Whether it may end the run itself, at a step that only the data tell.
     """
 

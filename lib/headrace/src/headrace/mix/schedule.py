@@ -57,7 +57,7 @@ ExchangeSetting: TypeAlias = Literal["auto", "on", "off"]
 LastBatch: TypeAlias = Literal["pad", "drop", "fill"]
 """What becomes of a last batch that the data do not fill; see above."""
 WeightUnit: TypeAlias = Literal["examples", "tokens", "content_tokens", "trained_tokens"]
-"""What weights, budgets and sizes count; see :mod:`headrace.mix.measure`."""
+"""What weights, budgets and sizes count; see :mod:`headrace.data.row_tokens`."""
 CountedTokens: TypeAlias = Literal["content", "trained"]
 """The tokens that are counted individually."""
 
