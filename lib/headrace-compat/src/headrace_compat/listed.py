@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from headrace.data.columns import Column, ColumnConfig, describe_columns
+from headrace.data.columns import Column, ColumnConfig
 from headrace.data.pairs import refuse_pairs_in_a_stream
 from headrace.data.rows import Pieces, RowSource
 from headrace.data.saved_filters import RemovedDocuments
@@ -119,9 +119,7 @@ class ListedDataset(CacheDataset["ListedRows"]):
             "eos_id": self.eos_id,
             # a cache may store documents and have no token that ends them
             **({"split_documents": True} if self.splits_documents and self.eos_id is None else {}),
-            **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
-            **self._describe_erased(),
-            **describe_columns(self._opened),
+            **self._describe_reads(),
         }
 
     def check_stored_order(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrace.analysis.resolved import ResolvedRun
+from headrace.data.dataset import stored_dataset
 from headrace.data.phased import PhasedDataset
 
 _FIRST = np.zeros(1, np.int64)
@@ -84,7 +85,7 @@ def _source(name: str, run: ResolvedRun) -> dict[str, Any]:
     limits = {field: getattr(component, field) for field in LIMITS}
     return {
         "cache": cache,
-        "documents_digest": run.first.components[place].documents_digest
+        "documents_digest": stored_dataset(run.first.components[place]).documents_digest
         if cache["exists"]
         else None,
         "held_out": None if split is None else split.by,

@@ -56,6 +56,7 @@ from headrace.store.leaf import ArrayList
 if TYPE_CHECKING:
     from headrace.batch.packed_batch import PackedBatch
     from headrace.data.described import Preview
+    from headrace.data.token_seq import CacheDataset
     from headrace.pack.plan import PackPlan
     from headrace.store.cache import TokenCache
 
@@ -102,11 +103,6 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         return False
 
     @property
-    def unfilled_tokens(self) -> int:
-        """Tokens that fill no row, as rows end where parts do; of packed documents none."""
-        return 0
-
-    @property
     def pairs(self) -> bool:
         """Whether the segments of each row are alternately chosen and rejected; see
         :attr:`PackedBatch.pairs`.
@@ -138,18 +134,6 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
     def pack_plan(self) -> PackPlan | None:
         """The plan of its rows, if they are packs of documents."""
         return None
-
-    @property
-    def documents_digest(self) -> str | None:
-        """Digest of the documents of which its rows are made: equal for the same documents of the
-        same cache, whatever the rows; 32 hex digits. None: they are of no one cache.
-        """
-        return None
-
-    @property
-    def parts_left(self) -> Bool[np.ndarray, " parts"]:
-        """The parts of its cache in which it has documents; none if it has no single cache."""
-        return np.zeros(0, bool)
 
     @property
     def has_further_rows(self) -> bool:
@@ -199,13 +183,6 @@ class PlannedDataset(AsyncDataset["PackedBatch"]):
         that the rows of a block have nothing in common but what is of one document.
         """
         return False
-
-    @property
-    def run_blocks(self) -> int:
-        """How many of its blocks are best read one after the other in a shuffled store: rows may
-        lie across their borders.
-        """
-        return 1
 
     @property
     def mixture(self) -> PlannedDataset | None:
@@ -399,11 +376,11 @@ def rows_of_step(
     return replace(rows, step=step, batch_size=size)
 
 
-def stored_dataset(dataset: PlannedDataset) -> PlannedDataset:
-    """The dataset without its orders."""
-    while (base := getattr(dataset, "base", None)) is not None:
-        dataset = base
-    return dataset
+def stored_dataset(dataset: PlannedDataset) -> CacheDataset[Any]:
+    """The dataset without its orders, which knows what its rows are made of."""
+    while isinstance(dataset, WrappingDataset):
+        dataset = dataset.base
+    return cast("CacheDataset[Any]", dataset)
 
 
 class WrappingDataset(PlannedDataset):
@@ -441,18 +418,6 @@ class WrappingDataset(PlannedDataset):
     @property
     def in_shuffled_store(self) -> bool:
         return self.base.in_shuffled_store
-
-    @property
-    def run_blocks(self) -> int:
-        return self.base.run_blocks
-
-    @property
-    def documents_digest(self) -> str | None:
-        return self.base.documents_digest
-
-    @property
-    def parts_left(self) -> Bool[np.ndarray, " parts"]:
-        return self.base.parts_left
 
 
 class ReorderedDataset(WrappingDataset):

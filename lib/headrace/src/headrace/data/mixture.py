@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from headrace.data.async_dataset import AsyncDataset, check_dataset
 from headrace.data.columns import run_columns
-from headrace.data.dataset import PlannedDataset, WrappingDataset
+from headrace.data.dataset import PlannedDataset, WrappingDataset, stored_dataset
 from headrace.data.row_tokens import MixtureTokens, counted_plan
 from headrace.data.rows import Explained, Rows, RowSource
 from headrace.data.strands import share_strands
@@ -331,12 +331,11 @@ class MixtureDataset(WrappingDataset):
         return self
 
     def documents_digests(self) -> dict[str, str]:
-        """The digest of the documents of each component that has one, by name."""
-        digests = {
-            name: component.documents_digest
+        """The digest of the documents of each component, by name."""
+        return {
+            name: stored_dataset(component).documents_digest
             for name, component in zip(self.names, self.components, strict=True)
         }
-        return {name: digest for name, digest in digests.items() if digest is not None}
 
     @property
     def in_shuffled_store(self) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from headrace.data.columns import Column, ColumnConfig, describe_columns
+from headrace.data.columns import Column, ColumnConfig
 from headrace.data.documents import DocumentFilter
 from headrace.data.pairs import check_pairs, is_of_pairs
 from headrace.data.rows import Pieces, RowSource
@@ -181,9 +181,7 @@ class PackedTokenDataset(CacheDataset["PackedRows"]):
             "checksum": self.plan.checksum,
             **({} if self.unit == 1 else {"unit": self.unit}),
             **({} if removed.num_documents == 0 else {"removed_documents": removed.num_documents}),
-            **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
-            **self._describe_erased(),
-            **describe_columns(self._opened),
+            **self._describe_reads(),
             **({"pairs": True} if self.pairs else {}),
         }
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 from msgspec.structs import replace
 
-from headrace.data.columns import Column, ColumnConfig, describe_columns
+from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.erased_rows import ErasedRows, Erasure
@@ -81,9 +81,8 @@ class PackedStoreDataset(CacheDataset[RowSource]):
 
     def describe(self) -> dict[str, Any]:
         removed = {"removed": self.removal.tokens_digest[:32]} if self.removed_tokens else {}
-        mask = {} if self.loss_mask is None else {"loss_mask": self.loss_mask}
         packs = {"packs": self.cache.fingerprint, "seq_len": self.seq_len}
-        return packs | removed | mask | self._describe_erased() | describe_columns(self._opened)
+        return packs | removed | self._describe_reads()
 
     @property
     def padding_tokens(self) -> int:

@@ -31,7 +31,6 @@ from headrace.order.order import OpenWindow, Order, check_indices
 
 if TYPE_CHECKING:
     from headrace.batch.packed_batch import PackedBatch
-    from headrace.data.token_seq import CacheDataset
 
 RunDataset: TypeAlias = "MixtureDataset | PhasedDataset"
 """What a config makes of its components."""
@@ -289,7 +288,7 @@ def _check_left(mixture: MixtureDataset, past: Mapping[str, Erasure], step: int)
     for name, erasure in past.items():
         dataset = mixture.components[mixture.names.index(name)]
         cache = dataset.caches()[0]
-        removal = cast("CacheDataset[Any]", stored_dataset(dataset)).removal
+        removal = stored_dataset(dataset).removal
         if name not in drawn or erasure.tokens.total < cache.num_tokens - removal.num_tokens:
             continue
         if Intervals.union([erasure.tokens, removal.tokens]).total == cache.num_tokens:

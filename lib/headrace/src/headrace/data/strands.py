@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from headrace.data.async_dataset import AsyncDataset
-from headrace.data.dataset import PlannedDataset
+from headrace.data.dataset import PlannedDataset, stored_dataset
 from headrace.errors import ConfigError
 from headrace.mix.plan import Plan
 from headrace.mix.shares import bound_shares, row_shares
@@ -105,11 +105,11 @@ def shuffle_components(
             )
         with placed([name], orders.own_shuffles, shuffle):
             key = derive(orders.seed, "component", name)
-            if hosts.get(name) is not None and dataset.run_blocks > 1:
+            if hosts.get(name) is not None and stored_dataset(dataset).run_blocks > 1:
                 # Few runs would be in nearly the same order in each epoch
                 blocks = len(dataset) // _block_rows(dataset, shuffle)
                 most = blocks // max(strands[name].number, FEW_BLOCKS)
-                shuffle = shuffle.in_runs(max(min(dataset.run_blocks, most), 1))
+                shuffle = shuffle.in_runs(max(min(stored_dataset(dataset).run_blocks, most), 1))
             result[name] = _shuffled(
                 dataset, shuffle, key, strands.get(name), orders.scores.get(name)
             )

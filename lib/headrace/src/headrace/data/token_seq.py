@@ -213,10 +213,14 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     @property
     def documents_digest(self) -> str:
+        """Digest of the documents of which its rows are made: equal for the same documents of the
+        same cache, whatever the rows; 32 hex digits.
+        """
         return digest_of_documents(self.cache, self.removal)
 
     @property
     def parts_left(self) -> Bool[np.ndarray, " parts"]:
+        """The parts of its cache in which it has documents."""
         return parts_left(self.cache, self.removal)
 
     @property
@@ -260,9 +264,12 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
             vars(other).pop(of_sources, None)
         return other
 
-    def _describe_erased(self) -> dict[str, Any]:
+    def _describe_reads(self) -> dict[str, Any]:
+        """What of its rows batches have, in a description."""
         removed = self._erased
-        return {"erased": removed.digest()[:32]} if removed.total else {}
+        mask = {} if self.loss_mask is None else {"loss_mask": self.loss_mask}
+        erased = {"erased": removed.digest()[:32]} if removed.total else {}
+        return mask | erased | describe_columns(self._opened)
 
     @property
     def seq_len(self) -> int:
@@ -282,6 +289,18 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
 
     def caches(self) -> list[TokenCache]:
         return [self.cache]
+
+    @property
+    def run_blocks(self) -> int:
+        """How many of its blocks are best read one after the other in a shuffled store: rows may
+        lie across their borders.
+        """
+        return 1
+
+    @property
+    def unfilled_tokens(self) -> int:
+        """Tokens that fill no row, as rows end where parts do; of packed documents none."""
+        return 0
 
     @property
     def in_shuffled_store(self) -> bool:
@@ -488,9 +507,7 @@ class TokenSeqDataset(CacheDataset[TokenRows]):
             "eos_id": self.eos_id,
             **({} if self.removed_tokens == 0 else {"removed": self._describe_removed()}),
             **({} if self.block_tokens is None else {"block_tokens": self.block_tokens}),
-            **({} if self.loss_mask is None else {"loss_mask": self.loss_mask}),
-            **self._describe_erased(),
-            **describe_columns(self._opened),
+            **self._describe_reads(),
         }
 
     @property

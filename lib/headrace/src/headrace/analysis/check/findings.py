@@ -615,7 +615,7 @@ def _grouping_cure(
 
 def _share_parts(datasets: Sequence[PlannedDataset]) -> bool:
     """Whether a part of a cache has documents of several buckets."""
-    return bool((np.sum([dataset.parts_left for dataset in datasets], axis=0) > 1).any())
+    return bool((np.sum([stored_dataset(one).parts_left for one in datasets], axis=0) > 1).any())
 
 
 @_RULES.append
