@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 import sys
 import tarfile
 from collections.abc import Callable
@@ -502,6 +503,9 @@ def test_a_wrong_config_is_refused_at_the_same_place(case: dict[str, Any]):
         before = {**before, "field": made["field"], "value": made["value"]}
         packing = ("components.a.packing", "components.pairs.packing")
         assert made["field"] in (*packing, "components.pairs.packing.unit")
+    if before.get("field", "").endswith(("stop_strategy", "row_order", "packing.algorithm")):
+        # one of a few words: a number is named as it was written, and not as a text
+        before = {**before, "value": re.sub(r"^'([0-9.-]+)'$", r"\1", before["value"])}
     words = ("message", "cure")
     assert {k: v for k, v in made.items() if k not in words} == {
         k: v for k, v in before.items() if k not in words

@@ -164,7 +164,7 @@ class ResolvedRun:
         """How batches are split, and how full the micro-batches are; None: they are not split."""
         cut = self.config.micro_batches
         schedule = self.dataset.batch_schedule
-        return cut and MicroForecast.of(cut, self.dataset, schedule, self.config.row_order_setting)
+        return cut and MicroForecast.of(cut, self.dataset, schedule, self.config.row_order)
 
     @cached_property
     def data_end(self) -> DataEnd | None:
@@ -219,7 +219,7 @@ class ResolvedRun:
             self.dataset.batch_schedule,
             hosts=hosts,
             steps=RunSteps(first_step, self.steps, max_rows),
-            row_order=self.config.row_order_setting,
+            row_order=self.config.row_order,
             row_exchange=self.config.exchange_setting,
             watch=watch,
         )

@@ -40,7 +40,7 @@ def command(
     config, _ = load_target(run, None)
     with working("finding the rows"):
         figures = read_records(run).figures_at
-        suspects = blame(config.dataset(), range(first, stop), figures, config.row_order_setting)
+        suspects = blame(config.dataset(), range(first, stop), figures, config.row_order)
     if as_json:
         facts = [asdict(one) for one in suspects]
         say_json({"run": run, "steps": [first, stop], "suspects": facts})

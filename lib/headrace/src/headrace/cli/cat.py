@@ -72,7 +72,7 @@ def command(
 
     with working("finding the rows"):
         resolved, dataset, _ = open_target(target, settings)
-        rows = rows_of_step(dataset, dataset.batch_schedule, step, resolved.row_order_setting)
+        rows = rows_of_step(dataset, dataset.batch_schedule, step, resolved.row_order)
         _check_rows(rows, row or [])
         _check_leaf(rows, id_leaf)
         numbers = row or list(range(len(rows)))

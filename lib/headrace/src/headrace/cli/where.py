@@ -112,7 +112,7 @@ def _find(
     name = component or first
     numbers = Intervals.of_numbers(np.array(documents))
     with working("searching the steps"):
-        all_sightings = sightings(dataset, name, numbers, step, config.row_order_setting)
+        all_sightings = sightings(dataset, name, numbers, step, config.row_order)
     if as_json:
         say_json({"component": name, "step": step, "seen": [asdict(one) for one in all_sightings]})
         return

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 from headrace.data.attributes import AttributeConfig
 from headrace.data.buckets import BucketsConfig, without_others
 from headrace.data.columns import ColumnConfig, leaves_of
-from headrace.data.dataset import PlannedDataset
 from headrace.data.document_numbers import DocumentNumbers, Where, without_failing
 from headrace.data.documents import DocumentFilter
 from headrace.data.pairs import is_of_pairs
-from headrace.data.row_tokens import RowTokens
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean, format_count
 from headrace.feed.host_ledgers import filter_reader, job_reader
@@ -24,7 +21,7 @@ from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.mix.amendments import number_of_each
 from headrace.mix.blend import check_weight
-from headrace.mix.schedule import CountedTokens, weight_from_config
+from headrace.mix.schedule import weight_from_config
 from headrace.mix.stage_config import check_component_budgets
 from headrace.order import shuffle_config
 from headrace.order.holdout import ValidationConfig
@@ -36,7 +33,6 @@ from headrace.store.layouts import FormatConfig
 from headrace.store.location import Location
 from headrace.store.snapshots import Snapshot
 
-_LOG = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
 
 
@@ -180,10 +176,6 @@ class ComponentConfig:
         """The name of its cache in tables."""
         return self.caches[0] + (f" and {len(self.caches) - 1} more" if self.caches[1:] else "")
 
-    def shuffle_or(self, of_config: shuffle_config.ShuffleConfig) -> shuffle_config.Shuffle:
-        """How it is shuffled: its own setting, or the config's."""
-        return shuffle_config.shuffle_of(of_config if self.shuffle is None else self.shuffle)
-
     def asked_numbers(
         self, shuffle: shuffle_config.Shuffle, columns: Mapping[str, str | ColumnConfig]
     ) -> set[str | None]:
@@ -315,59 +307,6 @@ class ComponentConfig:
             raise ConfigError("is named twice", field=f"{path}.replicas", value=twice[0], cure=cure)
 
 
-def counted_tokens(unit: str, components: Mapping[str, ComponentConfig]) -> CountedTokens | None:
-    """Which tokens a run counts one by one; None: all rows count alike, by the unit or because none
-    is packed.
-    """
-    if unit == "trained_tokens":
-        return "trained"
-    packed = any(component.packing is not None for component in components.values())
-    return "content" if packed and unit == "content_tokens" else None
-
-
-def log_more_hosts(dataset: PlannedDataset, max_hosts: int | None, share: float) -> None:
-    """Warns if hosts that each hold this share of a batch are more than their strands are for."""
-    from headrace.data.mixture import mixture_of
-    from headrace.data.strands import too_many_hosts
-
-    mixture = mixture_of(dataset.phases[0][1])
-    if mixture is None or not share:
-        return
-    components = dict(zip(mixture.names, mixture.components, strict=True))
-    if problem := too_many_hosts(components, max_hosts, round(1 / share)):
-        _LOG.warning("max_hosts: %s", problem)
-
-
-def sizes_of(
-    trained: Mapping[str, PlannedDataset], counted: CountedTokens | None
-) -> dict[str, int]:
-    """Tokens in an epoch of each component: positions of its rows, or those counted one by one."""
-    if counted is None:
-        return {name: len(dataset) * dataset.seq_len for name, dataset in trained.items()}
-    return {name: RowTokens(dataset, counted, name).total for name, dataset in trained.items()}
-
-
-NOT_WITH_PHASES = "does not go with a seq_len that changes"
-
-
-def check_strategy(phases: Sequence[tuple[int, int]], strategy: str) -> None:
-    """Raises ConfigError if sources can end a run whose row length changes."""
-    if phases[1:] and strategy != "restart":
-        cure = "Use restart, with max_epochs or max_tokens."
-        raise ConfigError(NOT_WITH_PHASES, field="stop_strategy", value=strategy, cure=cure)
-
-
-def held_out_of(
-    components: Mapping[str, ComponentConfig], default: ValidationConfig | None
-) -> dict[str, tuple[ValidationConfig, str]]:
-    """The hold-out of each component that has one; see :meth:`ComponentConfig.validation_in`."""
-    return {
-        n: split
-        for n, component in components.items()
-        if (split := component.validation_in(n, default)) is not None
-    }
-
-
 def left_out(
     components: Mapping[str, ComponentConfig], numbers: Mapping[str, DocumentNumbers]
 ) -> dict[str, RemovedDocuments | None]:
@@ -406,17 +345,6 @@ def check_any(components: Mapping[str, ComponentConfig]) -> None:
             field="components",
             cure="Name at least one: {code: {cache: PATH}}.",
         )
-
-
-def check_caches(caches: object, components: Collection[str]) -> None:
-    """Raises ConfigError unless these are caches of components, by name."""
-    if not isinstance(caches, Mapping):
-        raise ConfigError(
-            "is not a mapping", field="caches", value=caches, cure="Give {NAME: CACHE}."
-        )
-    for name in cast("Mapping[str, object]", caches):
-        if name not in components:
-            raise ConfigError("is not a component", field=name, cure=did_you_mean(name, components))
 
 
 @contextmanager

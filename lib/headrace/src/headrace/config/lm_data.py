@@ -27,18 +27,11 @@ from headrace.batch.micro_plan import MicroBatchConfig
 from headrace.config.bucketed import written_out
 from headrace.config.compat import CompatConfig
 from headrace.config.component import (
-    NOT_WITH_PHASES,
     ByComponent,
     ComponentConfig,
     check_any,
-    check_caches,
-    check_strategy,
-    counted_tokens,
-    held_out_of,
     left_out,
-    log_more_hosts,
     open_caches,
-    sizes_of,
 )
 from headrace.config.parsing import decode, read_mapping, with_overrides
 from headrace.config.snapshots import Settled, settle, without_removed
@@ -50,16 +43,17 @@ from headrace.data.budgets import OpenBytes
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
 from headrace.data.component import Account, account, component_sides, stored_rows, subset_side
 from headrace.data.dataset import PlannedDataset
-from headrace.data.mixture import require_steps
+from headrace.data.mixture import mixture_of, require_steps
 from headrace.data.packed_store import StoredDataset
 from headrace.data.phased import RunDataset
 from headrace.data.phased_mixture import run_dataset
 from headrace.data.row_scores import row_scores
-from headrace.data.strands import Orders, RowScores
-from headrace.errors import ConfigError, check_at_least, check_choice, command_line
+from headrace.data.row_tokens import RowTokens
+from headrace.data.strands import Orders, RowScores, too_many_hosts
+from headrace.errors import ConfigError, check_at_least, check_choice, command_line, did_you_mean
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.blend import is_size_rule
-from headrace.mix.draws import STOP_STRATEGIES, Skips
+from headrace.mix.draws import Skips, StopStrategy
 from headrace.mix.phases import phase_block
 from headrace.mix.plan import MixtureConfig, Plan, check_unit, policy_kind, policy_names
 from headrace.mix.schedule import (
@@ -91,6 +85,7 @@ from headrace.pack.spec import check_packing
 from headrace.store.cache import TokenCache
 
 _LOG = logging.getLogger(__name__)
+_NOT_WITH_PHASES = "does not go with a seq_len that changes"
 
 if TYPE_CHECKING:  # these import jax; a config can be read and checked without it
     from jax.sharding import Mesh, NamedSharding
@@ -177,15 +172,15 @@ class LmDataConfig:
     amendments: list[AmendmentConfig] = field(default_factory=list[AmendmentConfig])
     num_steps: int | None = None
     max_epochs: float | None = None
-    stop_strategy: str = "restart"
-    last_batch: str = "pad"
+    stop_strategy: StopStrategy = "restart"
+    last_batch: LastBatch = "pad"
     policy: str = "quota"
     validation: ValidationConfig | None = None
     subset: SubsetConfig | None = None
     tokenizer: TokenizerConfig | None = None
     split_documents: bool = False
     columns: dict[str, str | ColumnConfig] | None = None
-    row_order: str = "locality"
+    row_order: RowOrder = "locality"
     prefetch_bytes: int = 1 << 30
     row_exchange: str | bool | None = None
     max_hosts: int | None = MAX_HOSTS
@@ -200,16 +195,15 @@ class LmDataConfig:
         check_fields(self)
         if self.compat is not None:
             self.compat.load().apply(self)
-        check_strategy(self.phases, self.stop_strategy)
+        if self.phases[1:] and self.stop_strategy != "restart":
+            raise ConfigError(
+                _NOT_WITH_PHASES,
+                field="stop_strategy",
+                value=self.stop_strategy,
+                cure="Use restart, with max_epochs or max_tokens.",
+            )
         checked_budget(self.prefetch_bytes)
-        for name, names in (
-            ("row_order", get_args(RowOrder)),
-            ("stop_strategy", STOP_STRATEGIES),
-            ("last_batch", get_args(LastBatch)),
-            ("policy", policy_names()),
-            ("unit", get_args(WeightUnit)),
-        ):
-            check_choice(name, getattr(self, name), names)
+        check_choice("policy", self.policy, policy_names())
         check_choice("row_exchange", self.exchange_setting, get_args(ExchangeSetting))
         if self.max_hosts is not None:
             check_at_least("max_hosts", self.max_hosts)
@@ -229,17 +223,9 @@ class LmDataConfig:
             subset = component.subset_in(name, self.subset)
             if subset is not None and self.phases[1:]:
                 cure = "Keep one seq_len, or leave the subset out."
-                raise ConfigError(NOT_WITH_PHASES, field=subset[1], cure=cure)
+                raise ConfigError(_NOT_WITH_PHASES, field=subset[1], cure=cure)
         check_epochs("max_epochs", self.max_epochs)
-        expanded = written_out(
-            self.components,
-            self.weights,
-            self.stages,
-            self.amendments,
-            self.validation,
-            self.max_epochs,
-        )
-        vars(self).update(expanded)  # it is frozen
+        vars(self).update(written_out(self))  # it is frozen
         check_steps("num_steps", self.num_steps)
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted_tokens, len(self.phases))
@@ -253,8 +239,13 @@ class LmDataConfig:
 
     @property
     def counted_tokens(self) -> CountedTokens | None:
-        """Which tokens are counted one by one; None: every row counts the same."""
-        return counted_tokens(self.unit, self.components)
+        """Which tokens are counted one by one; None: every row counts the same, by the unit or
+        because none is packed.
+        """
+        if self.unit == "trained_tokens":
+            return "trained"
+        packed = any(component.packing is not None for component in self.components.values())
+        return "content" if packed and self.unit == "content_tokens" else None
 
     @property
     def run_steps(self) -> int | None:
@@ -303,7 +294,7 @@ class LmDataConfig:
             amendments = [one.bringing_in(self.components) for one in amendments]
         return MixtureConfig(
             weights,
-            BatchSchedule(self.batch_size, last_batch=cast(LastBatch, self.last_batch)),
+            BatchSchedule(self.batch_size, last_batch=self.last_batch),
             self.phases,
             weights=self.weights,
             stages=self.stages,
@@ -312,10 +303,22 @@ class LmDataConfig:
                 n: c.max_share for n, c in self.components.items() if c.max_share is not None
             },
             num_steps=self.num_steps,
-            sizes=cache(lambda: sizes_of(self._trained(self._stored()), self.counted_tokens)),
+            sizes=cache(self._sizes),
             counted_tokens=self.counted_tokens,
             may_end=self._may_end,
         )
+
+    def _sizes(self) -> dict[str, int]:
+        """Tokens in an epoch of each component: positions of its rows, or those counted one by
+        one.
+        """
+        counted = self.counted_tokens
+        return {
+            name: len(trained) * trained.seq_len
+            if counted is None
+            else RowTokens(trained, counted, name).total
+            for name, trained in self._trained(self._stored()).items()
+        }
 
     @property
     def _may_end(self) -> bool:
@@ -351,8 +354,15 @@ class LmDataConfig:
             >>> len(config.with_caches({"web": headrace.testing.tiny_cache()}).datasets()["web"])
             331
         """
+        if not isinstance(caches, Mapping):
+            cure = "Give {NAME: CACHE}."
+            raise ConfigError("is not a mapping", field="caches", value=caches, cure=cure)
         newcomers = (name for one in self.amendments for name in one.newcomers.values())
-        check_caches(caches, {*self.components, *newcomers})
+        known = {*self.components, *newcomers}
+        for name in caches:
+            if name not in known:
+                cure = did_you_mean(name, known)
+                raise ConfigError("is not a component", field=name, cure=cure)
         config = copy(self)
         vars(config).update(_opened=caches)
         return config
@@ -392,14 +402,7 @@ class LmDataConfig:
         if self._settled is not None:
             return self
         check_any(self.components)
-        settled = settle(
-            self.components,
-            self.amendments,
-            self._opened,
-            weights=self.weights,
-            shuffle=self.shuffle,
-            validation=self.validation,
-        )
+        settled = settle(self, self._opened)
         # Its fields were checked when it was made; what snapshots add follows from them.
         config = copy(self)
         vars(config).update(components=settled.components, _settled=settled)
@@ -515,7 +518,11 @@ class LmDataConfig:
         """The split of each component of which something is held out, and the path of the field
         that says so.
         """
-        return held_out_of(self.components, self.validation)
+        return {
+            name: split
+            for name, component in self.components.items()
+            if (split := component.validation_in(name, self.validation)) is not None
+        }
 
     def _sides(
         self, name: str, dataset: StoredDataset, seq_len: int | None
@@ -538,7 +545,8 @@ class LmDataConfig:
 
     def shuffle_for(self, name: str) -> Shuffle:
         """How a component is shuffled: its own setting, or the config's."""
-        return self.components[name].shuffle_or(self.shuffle)
+        own = self.components[name].shuffle
+        return shuffle_config.shuffle_of(self.shuffle if own is None else own)
 
     def _scores(self, caches: Mapping[str, TokenCache]) -> dict[str, RowScores]:
         """What computes the scores of rows, of each component that is shuffled by a number."""
@@ -550,7 +558,9 @@ class LmDataConfig:
             of_component = component.shuffle is not None
             field = f"components.{name}.shuffle.by" if of_component else "shuffle.by"
             if len(self.phases) > 1:
-                raise ConfigError(NOT_WITH_PHASES, field=field, value=by, cure="Write one seq_len.")
+                raise ConfigError(
+                    _NOT_WITH_PHASES, field=field, value=by, cure="Write one seq_len."
+                )
             numbers = component.document_numbers(name, caches[name])
             scores[name] = partial(row_scores, numbers=numbers, name=by, field=field)
         return scores
@@ -638,7 +648,7 @@ class LmDataConfig:
             batch_axis=batch_axis,
             sharding=sharding,
             prefetch_bytes=self.prefetch_bytes,
-            row_order=self.row_order_setting,
+            row_order=self.row_order,
             **{
                 "row_exchange": self.exchange_setting,
                 "micro_batches": self.micro_batches,
@@ -648,8 +658,19 @@ class LmDataConfig:
         planned = cast("PlannedDataset", dataset.planned)
         open_bytes = OpenBytes.of(planned, self.exchange_setting)
         open_bytes.check(self.prefetch_bytes, loader.local_share)
-        log_more_hosts(planned, self.max_hosts, loader.local_share)
+        self._log_more_hosts(planned, loader.local_share)
         return loader
+
+    def _log_more_hosts(self, dataset: PlannedDataset, share: float) -> None:
+        """Warns if hosts that each hold this share of a batch are more than their strands are
+        for.
+        """
+        mixture = mixture_of(dataset.phases[0][1])
+        if mixture is None or not share:
+            return
+        components = dict(zip(mixture.names, mixture.components, strict=True))
+        if problem := too_many_hosts(components, self.max_hosts, round(1 / share)):
+            _LOG.warning("max_hosts: %s", problem)
 
     def counts_of_padding(self) -> tuple[list[str], list[str]]:
         """Fields whose token counts include padding, and the packed components whose padding they
@@ -675,11 +696,6 @@ class LmDataConfig:
         """``row_exchange``, however it is written."""
         ways: dict[Any, Any] = {None: "auto", True: "on", False: "off"}
         return ways.get(self.row_exchange, self.row_exchange)
-
-    @property
-    def row_order_setting(self) -> RowOrder:
-        """``row_order``, as loaders take it."""
-        return "locality" if self.row_order == "locality" else "stream"
 
     def binding_fields(self) -> dict[str, Any]:
         """The fields on which batches depend, as the values of :meth:`to_yaml`."""

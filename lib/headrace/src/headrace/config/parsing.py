@@ -1,7 +1,6 @@
 """From YAML or flags to config dataclasses: reading, dotted overrides (also into dicts), decoding.
 
-Names and semantics are draccus's, so configs mean the same here as in Levanter, and draccus writes
-them (:mod:`headrace.config.writing`).
+Names and semantics are draccus's, so configs mean the same here as in Levanter.
 
 Reading walks the types of a config and its plain values together: :func:`slot_of` determines once
 what a type hint accepts, :func:`read` descends slots and values, so that a wrong value is refused

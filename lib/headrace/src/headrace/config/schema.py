@@ -15,12 +15,8 @@ import re
 from typing import Any, Literal, Union, get_args
 
 from headrace.config.parsing import Slot, fields_of, shorthand_of
-from headrace.mix.draws import STOP_STRATEGIES
 from headrace.mix.plan import policy_names
-from headrace.mix.schedule import ExchangeSetting, LastBatch, RowOrder
-from headrace.order.permutation import PERMUTATIONS
-from headrace.pack.items import LongPolicy
-from headrace.pack.spec import Algorithm
+from headrace.mix.schedule import ExchangeSetting
 
 Schema = dict[str, Any]
 
@@ -89,14 +85,8 @@ _FIELDS: dict[tuple[str, str], Schema] = {
     ("StageConfig", "weights"): _one_of(*_MIXTURE),
     ("AmendmentConfig", "add"): {"$ref": "#/$defs/Blend"},
     ("AmendmentConfig", "weights"): {"$ref": "#/$defs/Blend"},
-    ("LmDataConfig", "stop_strategy"): {"enum": [*STOP_STRATEGIES]},
-    ("LmDataConfig", "last_batch"): {"enum": [*get_args(LastBatch)]},
     ("LmDataConfig", "policy"): {"enum": policy_names()},
-    ("LmDataConfig", "row_order"): {"enum": [*get_args(RowOrder)]},
     ("LmDataConfig", "row_exchange"): {"enum": [*get_args(ExchangeSetting), True, False, None]},
-    ("PackingConfig", "algorithm"): {"enum": [*get_args(Algorithm)]},
-    ("PackingConfig", "long"): {"enum": [*get_args(LongPolicy), None]},
-    ("BlockShuffleConfig", "perm_type"): {"enum": [*PERMUTATIONS]},
 }
 """Fields whose annotation says less than they accept."""
 

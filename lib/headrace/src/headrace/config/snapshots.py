@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.config.component import ComponentConfig
 from headrace.data.erased_rows import Erasure
@@ -31,10 +31,12 @@ from headrace.feed.host_ledgers import job_reader
 from headrace.mix.amendments import number_of_each
 from headrace.mix.stage_config import AmendmentConfig, added_later
 from headrace.order.holdout import ValidationConfig
-from headrace.order.shuffle_config import ShuffleConfig
 from headrace.store.cache import TokenCache
 from headrace.store.files import ReadForAll
 from headrace.store.snapshots import History, Snapshot, choose_snapshot, history_of
+
+if TYPE_CHECKING:
+    from headrace.config.lm_data import LmDataConfig
 
 
 @dataclass(frozen=True)
@@ -87,17 +89,8 @@ class _Named(NamedTuple):
         return self.amendment.caches[self.name]
 
 
-def settle(
-    components: Mapping[str, ComponentConfig],
-    amendments: Sequence[AmendmentConfig],
-    opened: Mapping[str, TokenCache],
-    *,
-    weights: Mapping[str, Any] | None,
-    shuffle: ShuffleConfig,
-    validation: ValidationConfig | None,
-) -> Settled:
-    """Finds out which snapshots the caches of a config are at, and when. The other arguments are
-    fields of the config.
+def settle(config: LmDataConfig, opened: Mapping[str, TokenCache]) -> Settled:
+    """Finds out which snapshots the caches of a config are at, and when.
 
     Reads the list of snapshots of each cache that does not start at its first and stay there,
     unless its cache is ``opened`` already.
@@ -106,6 +99,8 @@ def settle(
         ConfigError: there is no such snapshot, or an amendment cannot be carried out.
         CacheError: a list cannot be read, or is damaged.
     """
+    components = config.components
+    amendments = config.amendments
     entries = [
         _Named(number, amendment, name, _components_of(name, number, components, amendments))
         for number, amendment in enumerate(amendments)
@@ -136,9 +131,9 @@ def settle(
                 moves[name].append(Move(entry.amendment.step, entry.field, moved))
             if grown := [one for one in gained if one.members]:
                 newcomer = entry.amendment.newcomers[entry.name]
-                _check_can_grow(base, components[base], shuffle, entry, grown[0])
-                _check_new(newcomer, components, weights or {}, entry)
-                one = _newcomer(settled[base], base, grown, validation)
+                _check_can_grow(base, config, entry, grown[0])
+                _check_new(newcomer, config, entry)
+                one = _newcomer(settled[base], base, grown, config.validation)
                 settled = _with_newcomer(settled, newcomer, one, later)
                 snapshots[newcomer] = grown
                 moves[newcomer] = []
@@ -253,15 +248,10 @@ def _gained(reached: Sequence[Snapshot], entry: _Named) -> list[Snapshot]:
     ]
 
 
-def _check_can_grow(
-    name: str,
-    component: ComponentConfig,
-    shuffle: ShuffleConfig,
-    entry: _Named,
-    gained: Snapshot,
-) -> None:
+def _check_can_grow(name: str, config: LmDataConfig, entry: _Named, gained: Snapshot) -> None:
     """Raises ConfigError if no component can stand beside one for what its caches gain."""
-    scored_by = component.shuffle_or(shuffle).scored_by or ""
+    component = config.components[name]
+    scored_by = config.shuffle_for(name).scored_by or ""
     limits = {
         "max_tokens": component.max_tokens,
         "max_share": component.max_share,
@@ -279,14 +269,10 @@ def _check_can_grow(
             raise ConfigError(problem, field=entry.field, value=entry.value, cure=cure)
 
 
-def _check_new(
-    newcomer: str,
-    components: Mapping[str, ComponentConfig],
-    weights: Mapping[str, Any],
-    entry: _Named,
-) -> None:
+def _check_new(newcomer: str, config: LmDataConfig, entry: _Named) -> None:
     """Raises ConfigError if the config names a component already that an amendment brings in."""
-    if newcomer in components:
+    weights = config.weights or {}
+    if newcomer in config.components:
         raise ConfigError(
             f"is the name of what {entry.field} brings in",
             field="components",

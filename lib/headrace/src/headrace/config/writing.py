@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -17,11 +16,10 @@ _GONE_FIELDS = ("cache_catalog",)
 
 def dump(config: Any) -> str:
     """A config dataclass as YAML; what grants access in addresses is masked."""
-    import draccus
+    import yaml
 
-    stream = io.StringIO()
-    draccus.dump(config, stream, sort_keys=False)  # the order of components is part of the run
-    return redact(stream.getvalue())
+    # the order of components is part of the run
+    return redact(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
 
 
 def given_fields(config: Any) -> dict[str, Any]:

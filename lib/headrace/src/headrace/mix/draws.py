@@ -44,7 +44,7 @@ import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import cast
+from typing import Literal, TypeAlias, cast, get_args
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -54,7 +54,9 @@ from headrace.mix.policy import Anchor, MixingPolicy, StepTable, anchor_integer,
 from headrace.mix.schedule import MAX_STEP, BatchSchedule
 from headrace.mix.shares import UNLIMITED
 
-STOP_STRATEGIES = ("restart", "first_exhausted", "all_exhausted")
+StopStrategy: TypeAlias = Literal["restart", "first_exhausted", "all_exhausted"]
+"""What ends a mixture whose components have an end."""
+STOP_STRATEGIES = get_args(StopStrategy)
 _TABLES = 32
 _WASTE = 4  # rows computed per requested row, up to which whole steps are cheaper
 

@@ -43,6 +43,8 @@ hides little: over many keys, 8 rounds leave the differences of neighbours of n 
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import numpy as np
 from jaxtyping import Int64, UInt64
 
@@ -192,6 +194,7 @@ def unpermute_linear(i: Int64[np.ndarray, " n"], length: int, key: int) -> Int64
     return x.astype(np.int64)
 
 
+PermutationType: TypeAlias = Literal["feistel", "linear"]
 PERMUTATIONS = {"feistel": permute, "linear": permute_linear}
 """Permutation families by the name that configs use (``perm_type``)."""
 INVERSES = {"feistel": unpermute, "linear": unpermute_linear}

@@ -20,7 +20,7 @@ from headrace.errors import ConfigError, check_at_least, check_choice, check_who
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import PendingBraid
 from headrace.order.order import Identity, Order
-from headrace.order.permutation import PERMUTATIONS, Feistel
+from headrace.order.permutation import PERMUTATIONS, Feistel, PermutationType
 from headrace.order.score_order import ScoreOrder
 
 
@@ -167,7 +167,7 @@ class BlockShuffleConfig(Shuffle):
 
     io_block_size: int | None = None
     window_blocks: int = 512
-    perm_type: str = "feistel"
+    perm_type: PermutationType = "feistel"
     cache_windows: int = 1
     kind: Literal["block"] = "block"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError, check_at_least, check_choice, check_whole
 from headrace.pack.items import LongPolicy
@@ -167,8 +167,8 @@ class PackingConfig:
         'split'
     """
 
-    algorithm: str = "windowed"
-    long: str | None = None
+    algorithm: Algorithm = "windowed"
+    long: LongPolicy | None = None
     min_fill: float = 0.0
     unit: int | None = None
     plans: str | None = None
@@ -226,16 +226,14 @@ class PackingConfig:
         Raises:
             ConfigError: the capacity is more than ``seq_len``.
         """
-        # checked there
-        algorithm = cast("Algorithm", self.algorithm)
-        long = cast("LongPolicy", self.long or "split")
+        long = self.long or "split"
         units = self.max_documents and max(self.max_documents // max(self.unit or 1, 1), 1)
         # Plans of rows that are filled to the end are those that were saved before there was a
         # capacity
         row_tokens = seq_len if self.capacity is not None or long == "keep" else None
         return PackSpec(
             self.capacity or seq_len,
-            algorithm,
+            self.algorithm,
             long,
             self.min_fill,
             block_tokens,

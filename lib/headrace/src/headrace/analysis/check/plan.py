@@ -314,7 +314,7 @@ def _shares(mixture: MixtureDataset, steps: int | None) -> np.ndarray:
 def _first_batch(run: ResolvedRun) -> tuple[int, int]:
     """Stored chunks that the first batch touches, and their bytes."""
     schedule = run.dataset.batch_schedule
-    served, _, _, _, rows = global_rows(run.dataset, schedule, 0, 1, run.config.row_order_setting)
+    served, _, _, _, rows = global_rows(run.dataset, schedule, 0, 1, run.config.row_order)
     space = served.block_space
     blocks = np.unique(stored_blocks(served, space, rows)[1])
     array = space.array_of(blocks)
