@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from headrace.ingest.records import BadRecordError, type_name
+from headrace.ingest.records import BadRecordError, FieldValue, type_name
 
 Message: TypeAlias = Mapping[str, Any]
 Messages: TypeAlias = list[dict[str, Any]]
@@ -65,7 +65,7 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-def read_messages(value: Any, field: str) -> Messages:
+def read_messages(conversation: FieldValue) -> Messages:
     """A conversation, or JSON of one, in the form of most templates; its texts are strings, or None
     beside tool calls.
 
@@ -73,17 +73,19 @@ def read_messages(value: Any, field: str) -> Messages:
         BadRecordError: it is none; names the message's place.
 
     Example:
-        >>> read_messages([{"from": "human", "value": "Hi"}], "conversations")
+        >>> read_messages(FieldValue([{"from": "human", "value": "Hi"}], "conversations"))
         [{'role': 'user', 'content': 'Hi'}]
+        >>> parts = [{"type": "text", "text": "Hi"}]
         >>> read_messages(
-        ...     [{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None}],
-        ...     "messages",
+        ...     FieldValue([{"role": "user", "content": parts, "name": None}], "messages")
         ... )
         [{'role': 'user', 'content': 'Hi'}]
     """
+    value, field, *_ = conversation
     if isinstance(value, str) and _DIALOGUE.match(value):
         value = _turns_of_dialogue(value)
-    value = _parsed(value, field, f"If it is plain text: --kind text --text-field {field}.")
+    cure = f"If it is plain text: --kind text --text-field {field}."
+    value = _parsed(FieldValue(value, field, cure)).value
     if isinstance(value, Mapping):
         value = _listed(value)
     if not isinstance(value, list) or not value:
@@ -91,7 +93,7 @@ def read_messages(value: Any, field: str) -> Messages:
             f"holds no list of messages in field {field!r}",
             'Messages are [{"role": "user", "content": "..."}, ...].',
         )
-    return [_message(one, f"{field}[{i}]") for i, one in enumerate(value)]
+    return [_message(one) for one in FieldValue(value, field).elements()]
 
 
 def fields_of_parts(value: Any) -> set[str]:
@@ -123,21 +125,24 @@ def fields_of_parts(value: Any) -> set[str]:
     return names - {"type", "text"}
 
 
-def from_json(value: Any) -> Any:
+def from_json(held: FieldValue) -> FieldValue:
     """Messages that are JSON in a string; any other value, such as a text, as it is.
 
     Example:
-        >>> from_json('[{"role": "user", "content": "Hi"}]'), from_json("[1]")
-        ([{'role': 'user', 'content': 'Hi'}], '[1]')
+        >>> from_json(FieldValue('[{"role": "user", "content": "Hi"}]', "prompt")).value
+        [{'role': 'user', 'content': 'Hi'}]
+        >>> from_json(FieldValue("[1]", "prompt")).value
+        '[1]'
     """
+    value = held.value
     messages = _json(value) if isinstance(value, str) and value.lstrip()[:1] == "[" else None
     if not isinstance(messages, list) or not messages:
-        return value
+        return held
     is_conversation = all(isinstance(m, dict) and ("role" in m or "from" in m) for m in messages)
-    return messages if is_conversation else value
+    return held._replace(value=messages) if is_conversation else held
 
 
-def read_tools(value: Any, field: str, name: str = "tools") -> list[Any] | None:
+def read_tools(tools: FieldValue) -> list[Any] | None:
     """The tools (or the documents) of a record, which may be JSON in strings; None if there are
     none.
 
@@ -145,65 +150,58 @@ def read_tools(value: Any, field: str, name: str = "tools") -> list[Any] | None:
         BadRecordError: they are no list of objects.
 
     Example:
-        >>> read_tools('{"name": "f", "description": null}', "tools")
+        >>> read_tools(FieldValue('{"name": "f", "description": null}', "tools"))
         [{'name': 'f'}]
     """
-    cure = f"Leave them unused: --field {name}=none."
-    if name == "tools":
-        cure = (
-            'Tools are [{"type": "function", "function": ...}, ...]; leave them unused:'
+    if tools.name == "tools":
+        tools = tools._replace(
+            cure='Tools are [{"type": "function", "function": ...}, ...]; leave them unused:'
             " --field tools=none; a text of theirs may be the system message:"
-            f" --field tools=none --field system={field}."
+            f" --field tools=none --field system={tools.field}."
         )
-    tools = _parsed(value, field, cure)
-    if tools is None:
+    tools = _parsed(tools)
+    if tools.value is None:
         return None
-    if isinstance(tools, Mapping):
-        tools = [tools]
-    if not isinstance(tools, list):
-        raise BadRecordError(
-            f"holds a {type_name(tools)} in field {field!r}, not a list of {name}", cure
-        )
-    read = [without_nulls(_parsed(tool, f"{field}[{i}]", cure)) for i, tool in enumerate(tools)]
-    for i, tool in enumerate(read):
-        if not isinstance(tool, dict):
-            raise BadRecordError(f"holds a {type_name(tool)} in {field}[{i}], not an object", cure)
-    return read or None
+    if isinstance(tools.value, Mapping):
+        tools = tools._replace(value=[tools.value])
+    if not isinstance(tools.value, list):
+        raise tools.is_not(f"a list of {tools.name}")
+    return [_object(one, "an object") for one in tools.elements()] or None
 
 
-def read_variables(value: Any, field: str) -> dict[str, Any]:
+def read_variables(variables: FieldValue) -> dict[str, Any]:
     """The variables that a record gives to the template.
 
     Raises:
         BadRecordError: it is no object, or names what the build itself gives.
     """
-    cure = "Leave them unused: --field variables=none."
-    variables = without_nulls(_parsed(value, field, cure))
-    if variables is None:
+    variables = _parsed(variables)
+    if variables.value is None:
         return {}
-    if not isinstance(variables, dict):
-        raise BadRecordError(
-            f"holds a {type_name(variables)} in field {field!r}, not an object of variables", cure
-        )
+    values = _object(variables, "an object of variables")
     for name in _OF_THE_BUILD:
-        if name in variables:
-            raise BadRecordError(
-                f"has {name!r} in field {field!r}, which comes from a field of its own",
-                f"Move it out of the object. {cure}",
+        if name in values:
+            raise variables.bad(
+                f"has {name!r} in {variables}, which comes from a field of its own",
+                "Move it out of the object.",
             )
-    return variables
+    return values
 
 
-def training_mark(message: Message, place: str) -> bool | None:
-    """Whether a message is to be trained on; None if it does not say so.
+def training_marks(messages: Iterable[Message], field: str) -> list[bool | None]:
+    """Whether each message of a field is to be trained on; None if it does not say so.
 
     Raises:
-        BadRecordError: it says something else than yes or no.
+        BadRecordError: one says something else than yes or no.
 
     Example:
-        >>> training_mark({"role": "assistant", "content": "Hi", "weight": 0}, "messages[1]")
-        False
+        >>> training_marks([{"role": "assistant", "content": "Hi", "weight": 0}], "messages")
+        [False]
     """
+    return [_training_mark(one, f"{field}[{i}]") for i, one in enumerate(messages)]
+
+
+def _training_mark(message: Message, place: str) -> bool | None:
     marks = {name: message[name] for name in TRAINING_MARKS if name in message}
     for name, mark in marks.items():
         if mark not in (0, 1):
@@ -317,19 +315,17 @@ def with_text_parts(messages: Messages) -> Messages:
     ]
 
 
-def _message(value: Any, place: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
+def _message(held: FieldValue) -> dict[str, Any]:
+    if not isinstance(held.value, Mapping):
         cure = f"{_A_MESSAGE} Texts without roles, such as prompts, are a record each."
-        raise BadRecordError(
-            f"holds a {type_name(value)} in {place}, not a message with a role", cure
-        )
-    message: dict[str, Any] = without_nulls(value)
+        raise held.is_not("a message with a role", cure)
+    message: dict[str, Any] = without_nulls(held.value)
     if "role" not in message and "from" in message:
-        message = _from_sharegpt(message, place)
+        message = _from_sharegpt(message, held.field)
     if not isinstance(message.get("role"), str):
         has = ", ".join(map(repr, message))
         raise BadRecordError(
-            f"holds a message without a role in {place} (it has {has})", _A_MESSAGE
+            f"holds a message without a role in {held.field} (it has {has})", _A_MESSAGE
         )
     if "function_call" in message and "tool_calls" not in message:
         call = message.pop("function_call")
@@ -337,31 +333,28 @@ def _message(value: Any, place: str) -> dict[str, Any]:
     if message["role"] == "function":
         message["role"] = "tool"
     if "tool_calls" in message:
-        message["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
+        message["tool_calls"] = _tool_calls(held.inner("tool_calls", message["tool_calls"]))
         if not message["tool_calls"]:
             del message["tool_calls"]
-    message["content"] = _content(message, place)
+    message["content"] = _content(message, held)
     return message
 
 
-def _content(message: dict[str, Any], place: str) -> str | None:
+def _content(message: dict[str, Any], held: FieldValue) -> str | None:
     """What a message says, as one text; None if it says something in other fields only."""
     for name in ("value", "text"):
         if name in message and "content" not in message:
             message["content"] = message.pop(name)
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(_text_of(part, f"{place}.content[{i}]") for i, part in enumerate(content))
-    if content is None and not message.keys() - _SAYS_NOTHING:
+    content = held.inner("content", message.get("content"))
+    if isinstance(content.value, list):
+        return "".join(map(_text_of, content.elements()))
+    if content.value is None and not message.keys() - _SAYS_NOTHING:
         raise BadRecordError(
-            f"holds a message without content in {place}", 'An empty text is "content": "".'
+            f"holds a message without content in {held.field}", 'An empty text is "content": "".'
         )
-    if not isinstance(content, str | None):
-        raise BadRecordError(
-            f"holds a {type_name(content)} in {place}.content, not a text",
-            "Write it as a string.",
-        )
-    return content
+    if not isinstance(content.value, str | None):
+        raise content.is_not("a text", "Write it as a string.")
+    return content.value
 
 
 def _turns_of_dialogue(text: str) -> list[dict[str, str]]:
@@ -403,31 +396,28 @@ def _from_sharegpt(message: dict[str, Any], place: str) -> dict[str, Any]:
     return {"role": role, "content": content, **message}
 
 
-def _text_of(part: Any, place: str) -> str:
+def _text_of(held: FieldValue) -> str:
+    part = held.value
     if isinstance(part, str):
         return part
     kind = part.get("type", "text") if isinstance(part, dict) else type_name(part)
     text = part.get("text") if isinstance(part, dict) else None
     if kind not in _TEXT_PARTS or not isinstance(text, str):
         raise BadRecordError(
-            f"holds a part of type {kind!r} in {place}, and only text is read",
+            f"holds a part of type {kind!r} in {held.field}, and only text is read",
             "Leave such parts out of the record, or encode them with the model's processor and"
             " build --kind tokens.",
         )
     return text
 
 
-def _tool_calls(value: Any, place: str) -> list[Call]:
-    calls = without_nulls(_parsed(value, place))
-    if not isinstance(calls, list):
-        raise BadRecordError(f"holds a {type_name(calls)} in {place}, not a list of calls")
-    for i, call in enumerate(calls):
-        if not isinstance(call, dict):
-            raise BadRecordError(
-                f"holds a {type_name(call)} in {place}[{i}], not a call",
-                'Calls are {"type": "function", "function": {"name": "f", "arguments": {...}}}.',
-            )
-    return [_with_read_arguments(call) for call in calls]
+def _tool_calls(held: FieldValue) -> list[Call]:
+    calls = _parsed(held)
+    if not isinstance(calls.value, list):
+        raise calls.is_not("a list of calls")
+    cure = 'Calls are {"type": "function", "function": {"name": "f", "arguments": {...}}}.'
+    elements = calls._replace(cure=cure).elements()
+    return [_with_read_arguments(_object(call, "a call")) for call in elements]
 
 
 def _with_read_arguments(call: Call) -> Call:
@@ -451,15 +441,20 @@ def _json(text: Any) -> Any:
         return None
 
 
-def _parsed(value: Any, field: str, cure: str = "") -> Any:
-    """A JSON value, or the one that a string holds."""
-    if not isinstance(value, str):
-        return value
-    if not value.strip():
-        return None
+def _object(held: FieldValue, wanted: str) -> dict[str, Any]:
+    """An object, or JSON of one, without what is null in it."""
+    held = _parsed(held)
+    if not isinstance(held.value, Mapping):
+        raise held.is_not(wanted)
+    return without_nulls(held.value)
+
+
+def _parsed(held: FieldValue) -> FieldValue:
+    """A JSON value, or the one that a string holds; None in place of an empty string."""
+    if not isinstance(held.value, str):
+        return held
     try:
-        return json.loads(value)
+        return held._replace(value=json.loads(held.value) if held.value.strip() else None)
     except (ValueError, RecursionError) as error:
-        raise BadRecordError(
-            f"holds a string in field {field!r} that is no JSON ({error})", cure
-        ) from None
+        problem = f"holds a string in {held} that is no JSON ({error})"
+        raise held.bad(problem) from None

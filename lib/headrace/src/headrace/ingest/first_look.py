@@ -64,13 +64,13 @@ from headrace.ingest.records import (
     Columns,
     EndOfHeadError,
     Fields,
+    FieldValue,
     Reader,
     SourceFile,
     containers_of,
     good_records,
     lookup,
     names_in,
-    numbers,
 )
 from headrace.ingest.source import (
     FIELDS,
@@ -481,7 +481,7 @@ def _has_number_for_each_id(record: Fields, name: str, source: SourceConfig) -> 
     parts = ("tokens",) if "tokens" in reads else ("question", "answer")
     try:
         size = sum(len(lookup(record, reads[part].field)) for part in parts if part in reads)
-        return 0 < size == numbers(lookup(record, name), "float64", name).size
+        return 0 < size == FieldValue(lookup(record, name), name).numbers("float64").size
     except (BadRecordError, TypeError):
         return False
 

@@ -22,7 +22,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import IO, Any, ClassVar, Literal, TypeAlias, cast
+from typing import IO, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -452,11 +452,117 @@ def names_in(
             yield field
 
 
-def string_of(value: Any, field: str, cure: str = "") -> str:
-    """A value that must be a string; otherwise raises BadRecordError."""
-    if not isinstance(value, str):
-        raise BadRecordError(f"holds a {type_name(value)} in field {field!r}, not a string", cure)
-    return value
+class FieldValue(NamedTuple):
+    """What a record holds in a field.
+
+    Attributes:
+        value: The value; None if there is none.
+        field: The field, or the place within it, such as ``messages[3]``.
+        cure: What to type if records cannot be used because of it.
+        name: What it is read as.
+    """
+
+    value: Any
+    field: str
+    cure: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        """Where it is, for messages."""
+        return self.field if "[" in self.field else f"field {self.field!r}"
+
+    def inner(self, name: str, value: Any) -> FieldValue:
+        """What a field within it holds."""
+        return FieldValue(value, f"{self.field}.{name}", self.cure)
+
+    def elements(self) -> list[FieldValue]:
+        """The elements of a list."""
+        elements = enumerate(self.value)
+        return [FieldValue(one, f"{self.field}[{i}]", self.cure) for i, one in elements]
+
+    def bad(self, problem: str, cure: str = "") -> BadRecordError:
+        """An error about it; its own cure stands behind another."""
+        return BadRecordError(problem, f"{cure} {self.cure}".strip())
+
+    def is_not(self, wanted: str, cure: str = "") -> BadRecordError:
+        """The error about a value of another type."""
+        return self.bad(f"holds a {type_name(self.value)} in {self}, not {wanted}", cure)
+
+    def text(self) -> str:
+        """A value that must be a string; otherwise raises BadRecordError."""
+        if not isinstance(self.value, str):
+            raise self.is_not("a string")
+        return self.value
+
+    def numbers(self, dtype: str, *, bools: bool = True) -> np.ndarray:
+        """A list of numbers as an array ``[n]`` of a dtype that holds every one of them; ``bools``:
+        true is 1.
+
+        Raises:
+            BadRecordError: it is not a list of such numbers.
+        """
+        value = self.value
+        if not is_list(value):
+            raise self.is_not("a list of numbers")
+        try:
+            array = np.asarray(value)
+        except (ValueError, OverflowError) as error:
+            raise self.bad(f"holds something else than numbers in {self} ({error})") from None
+        target = np.dtype(dtype)
+        if array.size == 0:
+            return np.zeros(0, target)
+        if not bools and (
+            array.dtype.kind == "b"
+            or (not isinstance(value, np.ndarray) and bool in set(map(type, value)))
+        ):
+            raise self.bad(f"holds true or false in {self}, which are no numbers here")
+        kinds = "iubf" if target.kind == "f" else "iub"
+        if array.ndim != 1 or array.dtype.kind not in kinds:
+            wanted = "numbers" if "f" in kinds else "integers"
+            raise self.bad(f"holds something else than {wanted} in {self}")
+        if target.kind != "f":
+            limits: Any = np.iinfo(target) if target.kind != "b" else None
+            low, high = (0, 1) if limits is None else (int(limits.min), int(limits.max))
+            if int(array.min()) < low or int(array.max()) > high:
+                raise self.bad(f"holds a number outside {low} .. {high} in {self}")
+            return array.astype(target)
+        with np.errstate(over="ignore"):
+            floats = array.astype(target)
+        if np.isinf(floats).any() and np.isfinite(array[np.isinf(floats)]).any():
+            most = float(np.finfo(target).max)
+            raise self.bad(f"holds a number beyond {most:.3g} in {self}")
+        return floats
+
+
+@dataclass(frozen=True)
+class FieldRead:
+    """How a value of a record is read.
+
+    Attributes:
+        name: What it is read as.
+        field: Its field.
+        is_optional: Whether records may lack it.
+        cure: What to type if records cannot be used because of what they have for it.
+    """
+
+    name: str
+    field: str
+    is_optional: bool
+    cure: str
+
+    def of(self, record: Fields) -> FieldValue:
+        """The value of a record.
+
+        Raises:
+            BadRecordError: it lacks the field, and that is not optional.
+        """
+        value = None
+        if not self.is_optional or self.field in record:
+            value = lookup(record, self.field, self.cure)
+        elif "." in self.field:
+            with suppress(BadRecordError):
+                value = lookup(record, self.field)
+        return FieldValue(value, self.field, self.cure, self.name)
 
 
 def with_texts_for_bytes(value: Any) -> Any:
@@ -597,52 +703,38 @@ class LeafConfig:
             return LeafSpec(name, self.dtype, "ragged", self.width)
         return LeafSpec(name, self.dtype, "fixed" if self.kind == "auto" else self.kind)
 
-    def values(self, name: str, record: Fields) -> np.ndarray:
-        """The values of one document for the leaf of this name: ``[n]``, in the leaf's dtype; n is
+    def read(self, name: str) -> FieldRead:
+        """How the field is read for the leaf of this name."""
+        cure = f"Choose the field: --leaf {self.typed(name, 'FIELD')}."
+        if self.is_text:
+            cure = (
+                "Keep values of any type, and none where it is absent:"
+                f" --leaf {name}={self.field}:{ANY}."
+            )
+        return FieldRead(name, self.field, self.dtype == ANY, cure)
+
+    def values(self, held: FieldValue) -> np.ndarray:
+        """The values of one document, of what its record holds: ``[n]``, in the leaf's dtype; n is
         1 if it is fixed.
 
         Raises:
-            BadRecordError: the field is missing, or has another type.
+            BadRecordError: it is of another type.
         """
-        keep_any = (
-            "Keep values of any type, and none where it is absent:"
-            f" --leaf {name}={self.field}:{ANY}."
-        )
         if self.is_text:
-            text = (
-                self._any_text(record)
-                if self.dtype == ANY
-                else string_of(lookup(record, self.field, keep_any), self.field, keep_any)
-            )
+            text = _as_text(held.value) if self.dtype == ANY else held.text()
             utf8_length(text)
             return np.frombuffer(text.encode(), np.uint8)
-        value = lookup(record, self.field, f"Choose the field: --leaf {self.typed(name, 'FIELD')}.")
         if self.kind == "ragged" or self.width is not None:
-            return numbers(_flat(value, self.width or 1, self.field), self.dtype, self.field)
-        if is_list(value):
-            of_tokens = replace(self, kind="auto", width=1).typed(name)
-            of_document = replace(self, kind="ragged").typed(name)
-            raise BadRecordError(
-                f"holds a {type_name(value)} in field {self.field!r}, not one number",
+            return _flat(held, self.width or 1).numbers(self.dtype)
+        if is_list(held.value):
+            of_tokens = replace(self, kind="auto", width=1).typed(held.name)
+            of_document = replace(self, kind="ragged").typed(held.name)
+            cure = (
                 f"If it has one for each token: --leaf {of_tokens}; a list of its own for each"
-                f" document: --leaf {of_document}.",
+                f" document: --leaf {of_document}."
             )
-        return numbers([value], self.dtype, self.field)
-
-    def _any_text(self, record: Fields) -> str:
-        """The value as text, whatever it is."""
-        try:
-            value = lookup(record, self.field)
-        except BadRecordError:
-            return ""
-        if value is None or isinstance(value, str):
-            return value or ""
-        if isinstance(value, np.ndarray):
-            value = value.tolist()
-        try:
-            return json.dumps(value, ensure_ascii=False)
-        except (TypeError, ValueError):  # a table's date, decimal number or the like
-            return str(value)
+            raise held._replace(cure=cure).is_not("one number")
+        return FieldValue([held.value], self.field, held.cure).numbers(self.dtype)
 
 
 def parse_leaf(text: str) -> tuple[str, LeafConfig]:
@@ -680,73 +772,32 @@ def parse_leaf(text: str) -> tuple[str, LeafConfig]:
     return name, LeafConfig(field, *more)  # pyright: ignore[reportArgumentType] (checked above)
 
 
-def _flat(value: Any, width: int, field: str) -> Any:
+def _as_text(value: Any) -> str:
+    """A value as text, whatever it is; null as none."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):  # a table's date, decimal number or the like
+        return str(value)
+
+
+def _flat(held: FieldValue, width: int) -> FieldValue:
     """Flattens a list with ``width`` numbers per token; with one number it is already flat."""
-    if width == 1 or not is_list(value) or not len(value):
-        return value
-    rows = list(cast("Sequence[Any]", value))
+    rows = held.value
+    if width == 1 or not is_list(rows) or not len(rows):
+        return held
     if any(not is_list(row) or len(row) != width for row in rows):
-        raise BadRecordError(
-            f"has not {width} numbers for each token in field {field!r}", _LEAF_CURE
-        )
-    return np.concatenate([np.asarray(row) for row in rows])
+        problem = f"has not {width} numbers for each token in {held}"
+        raise BadRecordError(problem, _LEAF_CURE)
+    return held._replace(value=np.concatenate([np.asarray(row) for row in rows]))
 
 
 def is_list(value: Any) -> bool:
     """Whether a value of a record is a list, or the array of one."""
     return isinstance(value, np.ndarray | list | tuple)
-
-
-def numbers(
-    value: Any, dtype: str, field: str, *, bools: bool = True, cure: str = ""
-) -> np.ndarray:
-    """A list of numbers as an array ``[n]`` of a dtype that holds every one of them; ``bools``:
-    true is 1.
-
-    Raises:
-        BadRecordError: it is not a list of such numbers; with this ``cure``.
-    """
-    if not is_list(value):
-        raise BadRecordError(
-            f"holds a {type_name(value)} in field {field!r}, not a list of numbers", cure
-        )
-    try:
-        array = np.asarray(value)
-    except (ValueError, OverflowError) as error:
-        raise BadRecordError(
-            f"holds something else than numbers in field {field!r} ({error})", cure
-        ) from None
-    target = np.dtype(dtype)
-    if array.size == 0:
-        return np.zeros(0, target)
-    if not bools and (
-        array.dtype.kind == "b"
-        or (not isinstance(value, np.ndarray) and bool in set(map(type, value)))
-    ):
-        raise BadRecordError(
-            f"holds true or false in field {field!r}, which are no numbers here", cure
-        )
-    kinds = "iubf" if target.kind == "f" else "iub"
-    if array.ndim != 1 or array.dtype.kind not in kinds:
-        raise BadRecordError(
-            f"holds something else than {'numbers' if 'f' in kinds else 'integers'} in field"
-            f" {field!r}",
-            cure,
-        )
-    if target.kind != "f":
-        low, high = (
-            (0, 1) if target.kind == "b" else (int(np.iinfo(target).min), int(np.iinfo(target).max))
-        )
-        if int(array.min()) < low or int(array.max()) > high:
-            raise BadRecordError(f"holds a number outside {low} .. {high} in field {field!r}", cure)
-        return array.astype(target)
-    with np.errstate(over="ignore"):
-        floats = array.astype(target)
-    if np.isinf(floats).any() and np.isfinite(array[np.isinf(floats)]).any():
-        raise BadRecordError(
-            f"holds a number beyond {float(np.finfo(target).max):.3g} in field {field!r}", cure
-        )
-    return floats
 
 
 def joined(spec: LeafSpec, values: Sequence[np.ndarray]) -> LeafValues:

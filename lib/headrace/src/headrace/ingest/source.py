@@ -50,7 +50,13 @@ from headrace.ingest.listing import (
     list_path,
     nearby,
 )
-from headrace.ingest.records import ANY, MAX_RECORD_BYTES, Columns, LeafConfig, SourceFile
+from headrace.ingest.records import (
+    MAX_RECORD_BYTES,
+    Columns,
+    FieldRead,
+    LeafConfig,
+    SourceFile,
+)
 from headrace.store import files
 
 USUAL_ENDINGS = tuple(e for one in FORMATS.values() if one.in_folders for e in one.endings)
@@ -199,21 +205,6 @@ class FimConfig:
     rate: float = 0.5
     spm_rate: float = 0.5
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class FieldRead:
-    """How a value of a record is read.
-
-    Attributes:
-        field: Its field.
-        is_optional: Whether records may lack it.
-        cure: What to type if records cannot be used because of what they have for it.
-    """
-
-    field: str
-    is_optional: bool
-    cure: str
 
 
 @dataclass(frozen=True)
@@ -397,41 +388,32 @@ class SourceConfig:
             if (kind, name) in _MADE_OF_TWO and "question" in self.fields:
                 continue  # the question and the answer are the conversation, or the ids
             if (kind, name) not in OPTIONAL:
-                reads[name] = FieldRead(field, False, _choose(name))
+                reads[name] = FieldRead(name, field, False, _choose(name))
                 continue
             # Weights that are stored are no mask, and a field has one meaning.
             is_stored = TOKEN_MASKS.get(name) == "weights" and field in of_leaves
             if field == NOTHING or is_stored or (not is_named and field in self.fields.values()):
                 continue
-            of_two = name in ("question", "answer")
-            cure = _choose(name) if of_two else f"Leave it unused: --field {name}=none."
-            reads[name] = FieldRead(field, not is_named, cure)
+            effect = "To train on every token" if name in TOKEN_MASKS else "Leave it unused"
+            cure = f"{effect}: --field {name}=none."
+            if name in ("question", "answer"):
+                cure = _choose(name)
+            reads[name] = FieldRead(name, field, not is_named, cure)
         return reads
 
     def columns(self, kind: Kind) -> Columns:
         """All that is read of a record."""
-        reads = self.reads(kind).values()
-        of_leaves = {
-            leaf.field: f"Choose the field: --leaf {leaf.typed(name, 'FIELD')}."
-            for name, leaf in self.leaves.items()
-        }
+        reads = [*self.reads(kind).values(), *(leaf.read(n) for n, leaf in self.leaves.items())]
         cures = {read.field: read.cure for read in reads}
         required = {read.field for read in reads if not read.is_optional}
-        required |= {leaf.field for leaf in self.leaves.values() if leaf.dtype != ANY}
-        names = list(cures | of_leaves)
         typed = {leaf.field for leaf in self.leaves.values() if not leaf.is_text}
         typed |= {
             read.field
             for name, read in self.reads(kind).items()
             if kind == "tokens" or (kind, name) == ("chat", "label")
         }
-        return Columns(
-            names,
-            set(names) - required,
-            of_leaves | cures,
-            self.max_record_bytes,
-            frozenset(typed),
-        )
+        optional = cures.keys() - required
+        return Columns([*cures], optional, cures, self.max_record_bytes, frozenset(typed))
 
     def files(self, left_out: Counter[str] | None = None) -> list[SourceFile]:
         """The files of the corpus, sorted by path.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,7 @@ from headrace.ingest.chat_template import (
 )
 from headrace.ingest.choices import Kind
 from headrace.ingest.fim import content_keys, fill_in_middle
-from headrace.ingest.records import (
-    Fields,
-    joined,
-    lookup,
-    string_of,
-    utf8_length,
-)
+from headrace.ingest.records import Fields, FieldValue, joined, utf8_length
 from headrace.ingest.source import (
     SourceConfig,
 )
@@ -99,6 +93,7 @@ class DocumentKind(abc.ABC):
         self.columns = config.columns(kind)
         self.reads = config.reads(kind)
         self._asked = tuple(leaf.spec(name) for name, leaf in config.leaves.items())
+        self._leaf_reads = [(leaf, leaf.read(name)) for name, leaf in config.leaves.items()]
         for name, leaf in config.leaves.items():
             if leaf.width is not None and (kind != "tokens" or config.fim is not None):
                 what = (
@@ -144,32 +139,25 @@ class DocumentKind(abc.ABC):
         return encoded
 
     def _leaves(self, record: Fields) -> tuple[np.ndarray, ...]:
-        return tuple(leaf.values(name, record) for name, leaf in self.config.leaves.items())
+        return tuple(leaf.values(read.of(record)) for leaf, read in self._leaf_reads)
 
-    def _field(self, record: Fields, name: str) -> Any:
+    def _read(self, record: Fields, name: str) -> FieldValue:
+        """What a record holds for the kind under a name."""
         read = self.reads.get(name)
-        if read is None or (read.field in self.columns.optional and read.field not in record):
-            return None
-        return lookup(record, read.field, read.cure)
+        return FieldValue(None, name, name=name) if read is None else read.of(record)
 
     def is_required(self, name: str) -> bool:
         """Whether every record has a value."""
         return name in self.reads and not self.reads[name].is_optional
-
-    def _cure_of(self, name: str) -> str:
-        return self.reads[name].cure if name in self.reads else ""
-
-    def _field_name(self, name: str) -> str:
-        return self.reads[name].field if name in self.reads else name
 
 
 class TextKind(DocumentKind):
     """One text, one document."""
 
     def documents(self, record: Fields) -> Sequence[Document]:
-        text = string_of(
-            self._field(record, "text"), self._field_name("text"), self._cure_of("text")
-        )
+        text = record.get(self.reads["text"].field)
+        if not isinstance(text, str):  # within another field, or no text
+            text = self._read(record, "text").text()
         return (Document(text, utf8_length(text), self._leaves(record) if self._asked else ()),)
 
     def _encode(self, documents: Sequence[Document]) -> EncodedBatch:

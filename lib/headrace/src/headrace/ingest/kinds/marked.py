@@ -26,7 +26,7 @@ from headrace.ingest.conversations import (
     read_messages,
     read_tools,
     read_variables,
-    training_mark,
+    training_marks,
 )
 from headrace.ingest.cut_points import MAX_PIECE_CHARS
 from headrace.ingest.kinds.kind import (
@@ -40,10 +40,10 @@ from headrace.ingest.kinds.kind import (
 from headrace.ingest.records import (
     BadRecordError,
     Fields,
+    FieldValue,
     cure_of_shape,
     joined,
     sizes_of,
-    string_of,
     type_name,
     utf8_length,
 )
@@ -101,17 +101,17 @@ class MarkedKind(DocumentKind):
 
     def documents(self, record: Fields) -> Sequence[Document]:
         if self.config.special_tokens_in_text == "error":
-            values = [self._field(record, name) for name in self.reads]
+            values = [read.of(record).value for read in self.reads.values()]
             texts = [
                 text for value in values for text in (*_strings(value), "".join(_spoken(value)))
             ]
             self.tokenizer.reading_special("error").encode_batch(texts)
         documents = self._documents(record)
+        conversations = [self._read(record, name) for name in _OF_MESSAGES]
         unread = [
-            f"{self._field_name(name)}[].content[].{field}"
-            for name in _OF_MESSAGES
-            if name in self.reads
-            for field in fields_of_parts(self._field(record, name))
+            f"{one.field}[].content[].{field}"
+            for one in conversations
+            for field in fields_of_parts(one.value)
         ]
         if unread:
             documents = [one._replace(unused=(*one.unused, *unread)) for one in documents]
@@ -132,10 +132,8 @@ class MarkedKind(DocumentKind):
 
     def _system(self, record: Fields) -> str:
         """The text of a record's system message; empty if there is none, or nothing in it."""
-        system = self._field(record, "system")
-        if not system:
-            return ""
-        text = string_of(system, self._field_name("system"), self._cure_of("system"))
+        system = self._read(record, "system")
+        text = system.text() if system.value else ""
         return text if text.strip() else ""
 
     def _with_system(self, record: Fields, messages: Messages) -> Messages:
@@ -145,11 +143,8 @@ class MarkedKind(DocumentKind):
         if not text or messages[0] == system:
             return messages
         if messages[0]["role"] == "system":
-            raise BadRecordError(
-                "holds a system message, and another text for it in field"
-                f" {self._field_name('system')!r}",
-                self._cure_of("system"),
-            )
+            held = self._read(record, "system")
+            raise held.bad(f"holds a system message, and another text for it in {held}")
         refuse_marks([system])
         return [system, *messages]
 
@@ -171,9 +166,9 @@ class MarkedKind(DocumentKind):
         for name, value in values.items():
             if not value:
                 continue
-            field = self._field_name(name)
+            field = self.reads[name].field
             options = f"--field {name}={field}{'' if self.template else ' --chat-template FILE'}"
-            if not self._field(record, "prompt"):
+            if not self._read(record, "prompt").value:
                 prompt = cure_of_shape("prompt", record).removeprefix("Say ").rstrip(".")
                 options = f"{prompt} {options}".strip()
             raise BadRecordError(
@@ -186,17 +181,10 @@ class MarkedKind(DocumentKind):
     def _template_extras(self, record: Fields) -> Given:
         """What the record gives to the template besides messages."""
         return Given(
-            read_tools(self._field(record, "tools"), self._field_name("tools")),
-            read_tools(
-                self._field(record, "documents"), self._field_name("documents"), "documents"
-            ),
-            read_variables(self._field(record, "variables"), self._field_name("variables")),
+            read_tools(self._read(record, "tools")),
+            read_tools(self._read(record, "documents")),
+            read_variables(self._read(record, "variables")),
         )
-
-    def _training_marks(self, messages: Messages, name: str) -> list[bool | None]:
-        """For each message of a field whether it says that it is trained on, or not."""
-        field = self._field_name(name)
-        return [training_mark(one, f"{field}[{i}]") for i, one in enumerate(messages)]
 
     def _without_masked(
         self,
@@ -219,7 +207,7 @@ class MarkedKind(DocumentKind):
         messages: Messages,
         text: str,
         chat: ChatTemplate,
-        name: str,
+        field: str,
         *,
         ask: bool = False,
     ) -> tuple[str, ...]:
@@ -231,7 +219,6 @@ class MarkedKind(DocumentKind):
         """
         extras = chat.extras
         left_out = chat.left_out(messages, text, ask=ask)
-        field = self._field_name(name)
         if left_out.lost:
             first = left_out.lost[0]
             turn = f"turn {first + 1} ({messages[first]['role']}) of field {field!r}"
@@ -242,9 +229,9 @@ class MarkedKind(DocumentKind):
         names = {f"{field}[].{one}" for silent in left_out.fields for one in silent}
         for optional, value in (("tools", extras.tools), ("documents", extras.documents)):
             if value is not None and optional not in chat.variables_read:
-                names.add(self._field_name(optional))
+                names.add(self.reads[optional].field)
         for variable in extras.variables.keys() - chat.variables_read:
-            names.add(f"{self._field_name('variables')}.{variable}")
+            names.add(f"{self.reads['variables'].field}.{variable}")
         return tuple(names)
 
     def _document(
@@ -263,14 +250,13 @@ class PromptsKind(MarkedKind):
     """One prompt, one document: the text that a model continues."""
 
     def _documents(self, record: Fields) -> Sequence[Document]:
-        prompt = from_json(self._field(record, "prompt"))
-        if isinstance(prompt, str) and self._keeps_texts(record):
-            return (self._document(record, prompt, framed=(True, False)),)
-        turns = turns_of(prompt, "user", self._field_name("prompt"))
-        messages = self._with_system(record, turns)
+        prompt = from_json(self._read(record, "prompt"))
+        if isinstance(prompt.value, str) and self._keeps_texts(record):
+            return (self._document(record, prompt.value, framed=(True, False)),)
+        messages = self._with_system(record, turns_of(prompt, "user"))
         chat = self._chat(record)
         text = chat.render(messages, ask=True)
-        unused = self._unwritten(messages, text, chat, "prompt", ask=True)
+        unused = self._unwritten(messages, text, chat, prompt.field, ask=True)
         return (self._document(record, text, unused=unused),)
 
 
@@ -287,7 +273,8 @@ class ChatKind(MarkedKind):
         messages = self._conversation(record)
         chat = self._chat(record)
         how = self.config.chat
-        marks = self._training_marks(messages, "messages")
+        field = self._read(record, "messages").field
+        marks = training_marks(messages, field)
         if how.mask in ("generation", "all"):
             text, spans = chat.render_marked(messages)
             if how.mask == "all":
@@ -300,7 +287,7 @@ class ChatKind(MarkedKind):
             except TurnsError as bad:
                 cure = f"{bad.cure} {self._cure_by_mask(messages, marks, chat)}".strip()
                 raise BadRecordError(bad.problem, cure) from None
-        unused = self._unwritten(messages, text, chat, "messages")
+        unused = self._unwritten(messages, text, chat, field)
         return (self._document(record, text, spans, unused=unused),)
 
     def _cure_by_mask(
@@ -324,26 +311,21 @@ class ChatKind(MarkedKind):
     def _conversation(self, record: Fields) -> Messages:
         """The messages of a record: its list of them, or its question and its answer."""
         if "messages" in self.reads:
-            messages = read_messages(self._field(record, "messages"), self._field_name("messages"))
+            messages = read_messages(self._read(record, "messages"))
             refuse_marks(messages)
         else:
-            if self._field(record, "label") is False:
+            label = self._read(record, "label")
+            if label.value is False:
                 raise BadRecordError(
-                    f"holds an answer that was rejected ({self._field_name('label')}: false),"
+                    f"holds an answer that was rejected ({label.field}: false),"
                     " which would be trained on",
                     "To train on rejected ones, too, leave the label unused: --field label=none.",
                 )
-            context = self._field(record, "context")
-            question_turns = turns_of(
-                self._field(record, "question"), "user", self._field_name("question")
-            )
-            if context:
-                text = string_of(context, self._field_name("context"))
-                question_turns[-1]["content"] = f"{question_turns[-1]['content']}\n\n{text}"
-            answer = turns_of(
-                self._field(record, "answer"), "assistant", self._field_name("answer")
-            )
-            messages = [*question_turns, *answer]
+            messages = turns_of(self._read(record, "question"), "user")
+            context = self._read(record, "context")
+            if context.value:
+                messages[-1]["content"] = f"{messages[-1]['content']}\n\n{context.text()}"
+            messages += turns_of(self._read(record, "answer"), "assistant")
         return self._with_system(record, messages)
 
 
@@ -371,24 +353,20 @@ class PreferenceKind(MarkedKind):
     own_leaves = (LOSS_MASK, PROMPT_LENGTH, CHOSEN)
 
     def _documents(self, record: Fields) -> Sequence[Document]:
-        prompt = from_json(self._field(record, "prompt"))
-        chosen = from_json(self._field(record, "chosen"))
-        rejected = from_json(self._field(record, "rejected"))
-        are_texts = isinstance(chosen, str) and isinstance(rejected, str)
-        if are_texts and not isinstance(prompt, list | dict) and self._keeps_texts(record):
-            return self._text_pair(record, prompt, chosen, rejected)
-        if not are_texts and not (
-            isinstance(chosen, list | dict) and isinstance(rejected, list | dict)
-        ):
+        prompt, chosen, rejected = (
+            from_json(self._read(record, name)) for name in ("prompt", "chosen", "rejected")
+        )
+        pair = (chosen, rejected)
+        are_texts = all(isinstance(answer.value, str) for answer in pair)
+        if are_texts and not isinstance(prompt.value, list | dict) and self._keeps_texts(record):
+            return self._text_pair(record, prompt, pair)
+        if not are_texts and not all(isinstance(answer.value, list | dict) for answer in pair):
+            types = " and a ".join(type_name(answer.value) for answer in pair)
             raise BadRecordError(
-                f"holds a {type_name(chosen)} and a {type_name(rejected)} to choose from, not two"
-                " texts or two lists of messages"
+                f"holds a {types} to choose from, not two texts or two lists of messages"
             )
-        answers = [
-            turns_of(answer, "assistant", self._field_name(name))
-            for name, answer in (("chosen", chosen), ("rejected", rejected))
-        ]
-        turns = None if prompt is None else turns_of(prompt, "user", self._field_name("prompt"))
+        answers = [turns_of(answer, "assistant") for answer in pair]
+        turns = None if prompt.value is None else turns_of(prompt, "user")
         if turns is None or all(
             a[0]["role"] != "assistant" for a in answers
         ):  # they hold their prompt themselves
@@ -396,7 +374,7 @@ class PreferenceKind(MarkedKind):
                 (i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b),
                 min(map(len, answers)),
             )
-            self._check_prompt_is_in(answers[0][:shared], turns or [])
+            _check_prompt_is_in(answers[0][:shared], turns or [], prompt)
             turns = answers[0][:shared]
             answers = [a[shared:] for a in answers]
         if not turns or not all(answers):
@@ -409,49 +387,32 @@ class PreferenceKind(MarkedKind):
         chat = self._chat(record)
         question = chat.render(turns, ask=True)
         return tuple(
-            self._answer(record, question, [*turns, *answer], label, chat)
-            for label, answer in zip((1, 0), answers, strict=True)
+            self._answer(record, question, [*turns, *answer], held.field, label, chat)
+            for held, label, answer in zip(pair, (1, 0), answers, strict=True)
         )
 
-    def _check_prompt_is_in(self, shared: list[Any], prompt: list[Any]) -> None:
-        """Raises BadRecordError if the turns that both answers begin with lack a text of the
-        prompt.
-        """
-        texts = {str(turn["content"]).strip() for turn in shared}
-        for turn in prompt:
-            if str(turn["content"]).strip() not in texts:
-                field = self._field_name("prompt")
-                raise BadRecordError(
-                    f"has words in field {field!r} that the answers, which hold their prompt"
-                    " themselves, do not have",
-                    self._cure_of("prompt"),
-                )
-
     def _text_pair(
-        self, record: Fields, prompt: Any, chosen: str, rejected: str
+        self, record: Fields, held_prompt: FieldValue, pair: Sequence[FieldValue]
     ) -> tuple[Document, ...]:
         """Two texts after a prompt, which dialogues that are one text hold themselves."""
-        if prompt is None:
-            prompt = prompt_of_dialogues(chosen, rejected)
-            chosen = chosen.removeprefix(prompt)
-            rejected = rejected.removeprefix(prompt)
-        prompt = string_of(prompt, self._field_name("prompt"), self._cure_of("prompt"))
-        if (
-            prompt
-            and "prompt" in self.columns.optional
-            and chosen.startswith(prompt)
-            and rejected.startswith(prompt)
-        ):
+        answers = [answer.text() for answer in pair]
+        if held_prompt.value is None:
+            prompt = prompt_of_dialogues(*answers)
+            answers = [answer.removeprefix(prompt) for answer in answers]
+        else:
+            prompt = held_prompt.text()
+        is_optional = not self.is_required("prompt")
+        if prompt and is_optional and all(answer.startswith(prompt) for answer in answers):
             raise BadRecordError(
                 "has a prompt, and both answers begin with it: whether it comes before them cannot"
                 " be told",
                 "Say --field prompt=prompt if it does, or --field prompt=none if the answers hold"
                 " it.",
             )
-        for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        for held, answer in zip(pair, answers, strict=True):
             if not answer and self.tokenizer.eos_id is None:
                 raise BadRecordError(
-                    f"holds an empty answer in field {self._field_name(name)!r}",
+                    f"holds an empty answer in {held}",
                     "With an end token after it, it can be compared: --eos auto.",
                 )
         return tuple(
@@ -463,11 +424,17 @@ class PreferenceKind(MarkedKind):
                 framed=(True, True),
                 label=label,
             )
-            for label, answer in ((1, chosen), (0, rejected))
+            for label, answer in zip((1, 0), answers, strict=True)
         )
 
     def _answer(
-        self, record: Fields, question: str, messages: list[Any], label: int, chat: ChatTemplate
+        self,
+        record: Fields,
+        question: str,
+        messages: Messages,
+        field: str,
+        label: int,
+        chat: ChatTemplate,
     ) -> Document:
         text, spans = chat.render_marked(messages)
         if not text.startswith(question):
@@ -476,31 +443,40 @@ class PreferenceKind(MarkedKind):
                 " parted"
             )
         cut = len(question)
-        name = "chosen" if label else "rejected"
         if not (chat.has_marks and self.config.chat.mask == "generation"):
             spans = ((cut, len(text)),)
-        marks = self._training_marks(messages, name)
+        marks = training_marks(messages, field)
         spans = self._without_masked(spans, messages, marks, chat)
         answer_spans = tuple((max(a, cut), b) for a, b in spans if b > cut)
         if not answer_spans:
             # Its probability would be 1 whatever the model says, so the pair would compare the
             # other answer alone.
             raise BadRecordError(
-                f"holds an answer in field {self._field_name(name)!r} of which nothing is trained"
-                " on",
+                f"holds an answer in field {field!r} of which nothing is trained on",
                 "Answers of pairs are compared whole: leave weight: 0 and the like out of them.",
             )
-        unused = self._unwritten(messages, text, chat, name)
+        unused = self._unwritten(messages, text, chat, field)
         return self._document(record, text, answer_spans, cut=cut, label=label, unused=unused)
 
 
-def turns_of(value: Any, role: str, field: str) -> Messages:
+def _check_prompt_is_in(shared: Messages, turns: Messages, prompt: FieldValue) -> None:
+    """Raises BadRecordError if the turns that both answers begin with lack a text of the prompt."""
+    texts = {str(turn["content"]).strip() for turn in shared}
+    for turn in turns:
+        if str(turn["content"]).strip() not in texts:
+            raise prompt.bad(
+                f"has words in {prompt} that the answers, which hold their prompt"
+                " themselves, do not have"
+            )
+
+
+def turns_of(held: FieldValue, role: str) -> Messages:
     """A text as one message of a role, or messages as they are."""
-    value = from_json(value)
+    held = from_json(held)
     turns = (
-        read_messages(value, field)
-        if isinstance(value, list | dict)
-        else [{"role": role, "content": string_of(value, field)}]
+        read_messages(held)
+        if isinstance(held.value, list | dict)
+        else [{"role": role, "content": held.text()}]
     )
     refuse_marks(turns)
     return turns

@@ -8,9 +8,9 @@ name means, the tables :data:`STARTS` and :data:`MASKS` what each meaning does.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,14 +18,13 @@ from headrace.ingest.kinds.kind import LOSS_MASK, Document, DocumentKind, Encode
 from headrace.ingest.records import (
     BadRecordError,
     Fields,
+    FieldValue,
     containers_of,
     is_list,
     joined,
     lookup,
     names_in,
-    numbers,
     sizes_of,
-    type_name,
 )
 from headrace.ingest.source import (
     BOUNDS,
@@ -71,9 +70,10 @@ class TokensKind(DocumentKind):
         if self._siblings:
             self._refuse_siblings(record)
         if "tokens" not in self.reads:
-            ids = np.concatenate([self._ids(record, "question"), self._ids(record, "answer")])
+            parts = [self._read(record, name) for name in ("question", "answer")]
         else:
-            ids = self._ids(record, "tokens")
+            parts = [self._read(record, "tokens")]
+        ids = np.concatenate([part.numbers("int64", bools=False) for part in parts])
         stretches = list(self._stretches(record, ids.size))
         visible_columns = slice(stretches[0][0], stretches[-1][1])
         outside = (ids[visible_columns] < 0) | (ids[visible_columns] >= self.tokenizer.vocab_size)
@@ -125,24 +125,15 @@ class TokensKind(DocumentKind):
                 f"Say {use} to read it. Or leave it unused: {leave}.",
             )
 
-    def _ids(self, record: Fields, name: str) -> np.ndarray:
-        value = self._field(record, name)
-        field = self._field_name(name)
-        return numbers(value, "int64", field, bools=False, cure=self._cure_of(name))
-
     def _mask(self, record: Fields, ids: np.ndarray, stretches: Stretches) -> np.ndarray | None:
         """Which ids are trained on: those that every mask of the record marks; None: the source has
         no masks.
         """
         mask = np.ones(ids.size, np.uint8)
-        for name, meaning in TOKEN_MASKS.items():
-            column = Column(name, self._field_name(name), self._field(record, name))
+        for meaning, column in self._columns(record, TOKEN_MASKS):
+            name = column.name
             if name in self._masks:
-                try:
-                    mask &= MASKS[meaning](column, ids, stretches)
-                except BadRecordError as bad:
-                    cure = f"{bad.cure} To train on every token: --field {name}=none.".strip()
-                    raise BadRecordError(bad.problem, cure) from None
+                mask &= MASKS[meaning](column, ids, stretches)
             elif column.value is not None:
                 raise BadRecordError(
                     f"has a {column.field}, and the first record of the source has none",
@@ -151,6 +142,15 @@ class TokensKind(DocumentKind):
                 )
         return mask if self._masks else None
 
+    def _columns(
+        self, record: Fields, meanings: Mapping[str, str]
+    ) -> Iterator[tuple[str, FieldValue]]:
+        """The columns of a record that a table knows, each after what it says."""
+        for name, meaning in meanings.items():
+            read = self.reads.get(name)
+            if read is not None and (read.field in record or not read.is_optional):
+                yield meaning, read.of(record)
+
     def _stretches(self, record: Fields, size: int) -> Iterator[tuple[int, int]]:
         """Where the documents of the record are: without padding, and those of a packed record
         apart.
@@ -158,42 +158,34 @@ class TokensKind(DocumentKind):
         start, stop = self._unpadded(record, size)
         starts: list[int] = [start]
         decided_by = ""
-        for name, meaning in BOUNDS.items():
-            value = self._field(record, name)
-            if value is None:
+        for meaning, column in self._columns(record, BOUNDS):
+            if column.value is None:
                 continue
-            field = self._field_name(name)
-            try:
-                own_starts = STARTS[meaning](value, field, start, stop, size)
-            except BadRecordError as bad:
-                cure = f"{bad.cure} To leave it unused: --field {name}=none.".strip()
-                raise BadRecordError(bad.problem, cure) from None
+            own_starts = STARTS[meaning](column, start, stop, size)
             if decided_by and set(own_starts) != set(starts):
-                raise BadRecordError(
-                    f"has documents that begin elsewhere by its {decided_by} than by its {field}",
-                    f"Leave one unused: --field {name}=none.",
+                raise column.bad(
+                    f"has documents that begin elsewhere by its {decided_by} than by its"
+                    f" {column.field}"
                 )
             if not decided_by:
                 starts = own_starts
-                decided_by = field
+                decided_by = column.field
         yield from itertools.pairwise([*starts, stop])
 
     def _unpadded(self, record: Fields, size: int) -> tuple[int, int]:
         """First and last place (exclusive) that ``attention_mask`` shows to the model."""
-        value = self._field(record, "attention_mask")
-        if value is None or not size:
+        column = self._read(record, "attention_mask")
+        if column.value is None or not size:
             return 0, self._end_of_segments(record, size)
-        field = self._field_name("attention_mask")
-        values = numbers(value, "int64", field, cure=self._cure_of("attention_mask"))
+        values = column.numbers("int64")
         attended = np.flatnonzero(values)
         if values.size != size or (values[attended] != 1).any():
-            cure = self._cure_of("attention_mask")
-            if values.size == size:
-                cure += (
-                    " If it numbers the documents of a packed record:"
-                    f" --field attention_mask=none --field segment_ids={field}."
-                )
-            raise BadRecordError(f"has {size} ids, and not a 0 or 1 for each in its {field}", cure)
+            cure = (
+                "If it numbers the documents of a packed record: --field attention_mask=none"
+                f" --field segment_ids={column.field}."
+            )
+            problem = f"has {size} ids, and not a 0 or 1 for each in its {column.field}"
+            raise column.bad(problem, cure if values.size == size else "")
         if not attended.size:
             return 0, 0
         start = int(attended[0])
@@ -201,7 +193,7 @@ class TokensKind(DocumentKind):
         if attended.size != stop - start:
             at = start + int(np.flatnonzero(values[start:stop] == 0)[0])
             raise BadRecordError(
-                f"hides position {at} by its {field}, between others that it shows",
+                f"hides position {at} by its {column.field}, between others that it shows",
                 "Only padding before and after the ids can be left out; to read all ids: --field"
                 " attention_mask=none.",
             )
@@ -210,11 +202,9 @@ class TokensKind(DocumentKind):
     def _end_of_segments(self, record: Fields, size: int) -> int:
         """Where padding begins by numbers of documents that count from 1 and end with zeros."""
         ends = [size]
-        for name, meaning in BOUNDS.items():
-            value = self._field(record, name)
-            if meaning == "numbers" and value is not None and size:
-                field = self._field_name(name)
-                values = one_for_each_id(value, field, size, self._cure_of(name))
+        for meaning, column in self._columns(record, BOUNDS):
+            if meaning == "numbers" and column.value is not None and size:
+                values = _one_for_each_id(column, size)
                 ends.append(int(np.flatnonzero(values)[-1]) + 1 if values[0] else size)
         return min(ends)
 
@@ -238,26 +228,26 @@ Stretches: TypeAlias = Sequence[tuple[int, int]]
 _NO_LABEL = -100
 
 
-def _starts_by_length(lengths: Any, field: str, start: int, stop: int, size: int) -> list[int]:
+def _starts_by_length(lengths: FieldValue, start: int, stop: int, size: int) -> list[int]:
     """Where documents of these lengths begin between ``start`` and ``stop``, the ids that are no
     padding.
     """
-    counts = numbers(lengths, "int64", field, bools=False)
+    counts = lengths.numbers("int64", bools=False)
     if (counts < 0).any() or int(counts.sum()) != stop - start:
-        raise BadRecordError(
-            f"has {stop - start} ids, and lengths of documents in field {field!r} that do not sum"
-            " up to it"
+        raise lengths.bad(
+            f"has {stop - start} ids, and lengths of documents in {lengths} that do"
+            " not sum up to it"
         )
     return [start, *(start + np.cumsum(counts)[:-1]).tolist()]
 
 
-def _starts_by_bounds(bounds: Any, field: str, start: int, stop: int, size: int) -> list[int]:
+def _starts_by_bounds(bounds: FieldValue, start: int, stop: int, size: int) -> list[int]:
     """Where documents begin by the bounds of all of them, 0 first, which count padding or not."""
-    borders = numbers(bounds, "int64", field, bools=False)
+    borders = bounds.numbers("int64", bools=False)
     last = int(borders[-1]) if borders.size else -1
     if last not in (size, stop - start) or borders[0] != 0 or (np.diff(borders) < 0).any():
-        raise BadRecordError(
-            f"has {size} ids, and bounds in field {field!r} that do not increase from 0 to it",
+        raise bounds.bad(
+            f"has {size} ids, and bounds in {bounds} that do not increase from 0 to it",
             "Write the bounds of all documents: [0, 5, 9] for two of 5 and 4 ids.",
         )
     if last != size:
@@ -266,9 +256,9 @@ def _starts_by_bounds(bounds: Any, field: str, start: int, stop: int, size: int)
     return [start, *np.unique(inside[(inside > start) & (inside < stop)]).tolist()]
 
 
-def _restarts(positions: Any, field: str, start: int, stop: int, size: int) -> list[int]:
+def _restarts(positions: FieldValue, start: int, stop: int, size: int) -> list[int]:
     """Where ``position_ids`` begin again at 0, which is where the next document begins."""
-    values = one_for_each_id(positions, field, size)
+    values = _one_for_each_id(positions, size)
     stretch = values[start:stop]
     if not stretch.size:
         return [start]
@@ -277,42 +267,42 @@ def _restarts(positions: Any, field: str, start: int, stop: int, size: int) -> l
     wrong = np.flatnonzero(~is_start[1:] & (np.diff(stretch) != 1))
     if stretch[0] != 0 or wrong.size:
         at = start if stretch[0] != 0 else start + 1 + int(wrong[0])
-        raise BadRecordError(
-            f"has the position {int(values[at])} at place {at} of field {field!r}, neither 0 nor"
-            " one more than before",
+        raise positions.bad(
+            f"has the position {int(values[at])} at place {at} of {positions},"
+            " neither 0 nor one more than before",
             "Positions count from 0 in each document.",
         )
     return (start + np.flatnonzero(is_start)).tolist()
 
 
-def _changes(numbers_of_documents: Any, field: str, start: int, stop: int, size: int) -> list[int]:
+def _changes(numbers: FieldValue, start: int, stop: int, size: int) -> list[int]:
     """Where the number of the document changes that each id belongs to."""
-    values = one_for_each_id(numbers_of_documents, field, size)
+    values = _one_for_each_id(numbers, size)
     changes = np.flatnonzero(np.diff(values[start:stop])) + 1
     return [start, *(start + changes).tolist()]
 
 
-def one_for_each_id(value: Any, field: str, size: int, cure: str = "") -> np.ndarray:
+def _one_for_each_id(column: FieldValue, size: int) -> np.ndarray:
     """The whole numbers of a column, int64 ``[size]``.
 
     Raises:
         BadRecordError: they are not as many as the ids.
     """
-    values = numbers(value, "int64", field, bools=False, cure=cure)
+    values = column.numbers("int64", bools=False)
     if values.size != size:
-        raise BadRecordError(f"has {size} ids and {values.size} numbers in field {field!r}", cure)
+        raise column.bad(f"has {size} ids and {values.size} numbers in {column}")
     return values
 
 
-def _refuse_starts(starts: Any, field: str, start: int, stop: int, size: int) -> list[int]:
-    raise BadRecordError(
-        f"has a {field}, as rows packed by NeMo have, whose loss_mask says of each id whether the"
-        " next one is trained on",
+def _refuse_starts(starts: FieldValue, start: int, stop: int, size: int) -> list[int]:
+    raise starts.bad(
+        f"has a {starts.field}, as rows packed by NeMo have, whose loss_mask says of each id"
+        " whether the next one is trained on",
         "Write seq_lengths in place of it, and a loss_mask that belongs to the id itself.",
     )
 
 
-STARTS: dict[str, Callable[[Any, str, int, int, int], list[int]]] = {
+STARTS: dict[str, Callable[[FieldValue, int, int, int], list[int]]] = {
     "lengths": _starts_by_length,
     "bounds": _starts_by_bounds,
     "positions": _restarts,
@@ -322,52 +312,39 @@ STARTS: dict[str, Callable[[Any, str, int, int, int], list[int]]] = {
 """By what a column says: where the documents of a packed record begin."""
 
 
-class Column(NamedTuple):
-    """A column of a record that says which ids are trained on."""
-
-    name: str
-    field: str
-    value: Any
-
-    def ids(self) -> np.ndarray:
-        return numbers(self.value, "int64", self.field, bools=False)
-
-    def part_of(self, stretches: Stretches) -> np.ndarray:
-        """Its ids, which are a part of the record's only document."""
-        if len(stretches) > 1:
-            problem = f"has {len(stretches)} documents, and field {self.field!r} belongs to one"
-            raise BadRecordError(problem)
-        return self.ids()
+def _part_of(column: FieldValue, stretches: Stretches) -> np.ndarray:
+    """The ids of a column, which are a part of the record's only document."""
+    if len(stretches) > 1:
+        raise column.bad(f"has {len(stretches)} documents, and {column} belongs to one")
+    return column.numbers("int64", bools=False)
 
 
-def _marked(column: Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
-    name, field, value = column
-    if not is_list(value):
-        raise BadRecordError(
-            f"holds a {type_name(value)} in field {field!r}, not a 0 or 1 for each id"
-        )
-    values = numbers(value, "float64", field)
+def _marked(column: FieldValue, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+    field = column.field
+    if not is_list(column.value):
+        raise column.is_not("a 0 or 1 for each id")
+    values = column.numbers("float64")
     if values.size != ids.size:
-        raise BadRecordError(f"has {ids.size} ids and {values.size} numbers in field {field!r}")
+        raise column.bad(f"has {ids.size} ids and {values.size} numbers in field {field!r}")
     if not np.isin(values, (0, 1)).all():
-        raise BadRecordError(
+        raise column.bad(
             f"has {ids.size} ids, and not a 0 or 1 for each in its {field}",
-            f"Keep weights as a leaf: --field {name}=none --leaf"
+            f"Keep weights as a leaf: --field {column.name}=none --leaf"
             f" loss_weights={field}:float32:token.",
         )
     return values.astype(np.uint8)
 
 
-def _not_marked(column: Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+def _not_marked(column: FieldValue, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
     return 1 - _marked(column, ids, stretches)
 
 
-def _labelled(column: Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+def _labelled(column: FieldValue, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
     """1 where the label is the id itself, 0 where it is -100: transformers shifts labels within the
     model.
     """
     field = column.field
-    labels = one_for_each_id(column.value, field, ids.size)
+    labels = _one_for_each_id(column, ids.size)
     trained = labels != _NO_LABEL
     wrong = np.flatnonzero(trained & (labels != ids))
     if wrong.size:
@@ -380,7 +357,7 @@ def _labelled(column: Column, ids: np.ndarray, stretches: Stretches) -> np.ndarr
             if is_shifted
             else f"Give an id of input_ids or {_NO_LABEL} at each place."
         )
-        raise BadRecordError(
+        raise column.bad(
             f"has the label {int(labels[at])} at position {at} of field {field!r}, where the"
             f" id is {int(ids[at])}",
             cure,
@@ -388,20 +365,19 @@ def _labelled(column: Column, ids: np.ndarray, stretches: Stretches) -> np.ndarr
     return trained.astype(np.uint8)
 
 
-def _after_prompts(column: Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+def _after_prompts(column: FieldValue, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
     """0 at the first ids of each document, as many as a number says, or a list with one for each
     document.
     """
-    value = column.value if is_list(column.value) else [column.value]
-    lengths = numbers(value, "int64", column.field, bools=False).tolist()
+    if not is_list(column.value):
+        column = column._replace(value=[column.value])
+    lengths = column.numbers("int64", bools=False).tolist()
     if len(lengths) != len(stretches):
-        raise BadRecordError(
-            f"has {len(stretches)} documents, and {len(lengths)} numbers in field {column.field!r}"
-        )
+        raise column.bad(f"has {len(stretches)} documents, and {len(lengths)} numbers in {column}")
     mask = np.ones(ids.size, np.uint8)
     for (start, stop), length in zip(stretches, lengths, strict=True):
         if not 0 <= length <= stop - start:
-            raise BadRecordError(
+            raise column.bad(
                 f"has a document of {stop - start} ids, of which {length} are the prompt by field"
                 f" {column.field!r}"
             )
@@ -409,24 +385,24 @@ def _after_prompts(column: Column, ids: np.ndarray, stretches: Stretches) -> np.
     return mask
 
 
-def _after_prompt(column: Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
-    prompt = column.part_of(stretches)
+def _after_prompt(column: FieldValue, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+    prompt = _part_of(column, stretches)
     start, stop = stretches[0]
     if not np.array_equal(prompt, ids[start:stop][: prompt.size]):
-        raise BadRecordError(f"has ids that do not begin with those of field {column.field!r}")
+        raise column.bad(f"has ids that do not begin with those of {column}")
     return (np.arange(ids.size) >= start + prompt.size).astype(np.uint8)
 
 
-def _within_completion(column: Column, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
-    completion = column.part_of(stretches)
+def _within_completion(column: FieldValue, ids: np.ndarray, stretches: Stretches) -> np.ndarray:
+    completion = _part_of(column, stretches)
     start, stop = stretches[0]
     begin = stop - completion.size
     if begin < start or not np.array_equal(completion, ids[begin:stop]):
-        raise BadRecordError(f"has ids that do not end with those of field {column.field!r}")
+        raise column.bad(f"has ids that do not end with those of {column}")
     return (np.arange(ids.size) >= begin).astype(np.uint8)
 
 
-MASKS: dict[str, Callable[[Column, np.ndarray, Stretches], np.ndarray]] = {
+MASKS: dict[str, Callable[[FieldValue, np.ndarray, Stretches], np.ndarray]] = {
     "trained": _marked,
     "weights": _marked,
     "untrained": _not_marked,
