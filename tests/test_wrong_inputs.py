@@ -221,3 +221,8 @@ def test_what_is_taken_is_said(workplace, monkeypatch, capsys, lines, text):
 @pytest.mark.parametrize(("name", "least"), [("configs", 80), ("commands", 80), ("calls", 40)])
 def test_there_are_two_hundred(name, least):
     assert len(TABLE[name]) >= least
+
+
+def test_a_command_line_that_breaks_off_names_the_help_of_its_command(capsys):
+    assert "See: headrace run amend --help" in run(capsys, "run", "amend", "RUN", "--step")[2]
+    assert "See: headrace build --help" in run(capsys, "build", "texts", "--output")[2]

@@ -342,6 +342,28 @@ def test_an_amendment_of_which_no_step_is_done_is_changed(headrace, caches, tmp_
     assert all(np.array_equal(a, b) for a, b in zip(first, now, strict=True))
 
 
+@pytest.mark.parametrize("options", [[], ["--newest-caches"], ["--step", "30"]])
+def test_before_a_first_checkpoint_both_commands_offer_the_same(
+    headrace, caches, tmp_path, monkeypatch, options
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(caches, "caches")
+    began = HEAD + "components: {code: {cache: caches/code, weight: 3}, docs: caches/docs}\n"
+    path = Path("run.yaml")
+    path.write_text(began)
+    open_run("runs/1", load_config("run.yaml"))
+    remove("caches/docs", 5)
+    path.write_text(began.replace("weight: 3", "weight: 2"))
+    shown = headrace("run", "diff", "runs/1", "run.yaml", *options)
+    offered = re.search(r"^To make this change: headrace (.*)$", shown.out, re.M)
+    refused = headrace("run", "amend", "runs/1", "run.yaml", *options)
+    assert offered is not None
+    assert refused.err.rstrip().endswith(f" {offered[1]}")
+    assert ("--newest-caches" in offered[1]) == ("--newest-caches" in options)
+    assert headrace(*offered[1].split()).code == 0
+    assert headrace("run", "diff", "runs/1", "run.yaml").code == 0
+
+
 def test_what_is_done_is_not_amended(headrace, caches, tmp_path):
     folder = str(tmp_path / "run")
     path = tmp_path / "run.yaml"

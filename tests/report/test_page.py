@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from headrace import ComponentConfig, LmDataConfig, RunLog, open_run
+from headrace import ComponentConfig, LmDataConfig, RunLog, load_config, open_run
 from headrace.batch.loss import SourceLosses
 from headrace.errors import CacheError, ConfigError
 from headrace.mix import PlainRule
@@ -252,6 +252,20 @@ def test_a_run_whose_log_has_no_config(run_folder, config_file, tmp_path):
     assert facts.lock.fingerprint in text
     assert NASTY in text  # sources, from the manifest
     assert gather(str(bare), config=str(config_file)).plan is not None
+
+
+def test_a_run_with_a_function_and_without_a_config_shows_its_sources(config_file, tmp_path):
+    run = open_run(tmp_path, load_config(str(config_file)), fn=itself)
+    replace(run.lock, config=None, edited=None).save(str(tmp_path))
+    facts = gather(str(tmp_path))
+    assert facts.plan is None
+    text = " ".join(Outline(render(facts)).text)
+    assert "Mixtures" in text
+    assert NASTY in text
+
+
+def itself(batch):
+    return batch
 
 
 def test_a_config_whose_caches_are_gone_leaves_what_was_measured(run_folder, tmp_path):

@@ -239,3 +239,21 @@ def test_a_lock_with_a_field_that_is_gone_is_read(caches, tmp_path):
     assert read is not None
     assert read.config == read.edited == lock.config
     assert decode(LmDataConfig, read.config).at_snapshots() == config.at_snapshots()
+
+
+def test_steps_that_are_skipped_leave_weights_that_were_learned(caches, tmp_path):
+    began = config_of(caches, {"web": 3, "code": 1})
+    learned = AmendmentConfig(40, weights={"web": 0.25, "code": 0.75}, measured={"sums": {}})
+    run = open_run(tmp_path, began)
+    run.state(40)
+    run.reweigh(learned)
+    edited = replace(began, amendments=[AmendmentConfig(60, skip=[[60, 70]])])
+    changes = run_changes(run.lock, edited, 50)
+    assert (changes.first_step, changes.amendment) == (60, None)
+    assert changes.amended is not None
+    assert changes.amended.amendments == [learned, *edited.amendments]
+    again = open_run(tmp_path, edited, 50)
+    assert again.config is not None
+    assert again.config.amendments == changes.amended.amendments
+    assert again.config.plan().stages[-1].blend.to_config() == learned.weights
+    assert run_changes(again.lock, edited, 50).same

@@ -158,8 +158,11 @@ def _usage(error: Any) -> int:
 
 
 def _typed_command() -> list[str]:
-    """The command that was typed, without its arguments."""
-    return ["headrace", *(word for word in sys.argv[1:2] if not word.startswith("-"))]
+    """The command that was typed, with its group, without its arguments."""
+    from headrace.cli.application import GROUPS
+
+    depth = 2 if sys.argv[1:2] and sys.argv[1] in GROUPS else 1
+    return ["headrace", *(word for word in sys.argv[1 : depth + 1] if not word.startswith("-"))]
 
 
 def _typed_value(options: list[str]) -> str | None:

@@ -87,7 +87,9 @@ def diff(
         if changes.amended is not None:
             reached = last_checkpoint(run, lock)
             goes_back = reached is None or (changes.first_step or 0) < reached
-            typed = edit.command(step=step, newest_caches=newest_caches, going_back=goes_back)
+            typed = edit.command(
+                step=changes.first_step if goes_back else step, going_back=goes_back
+            )
             say(f"To make this change: {typed}")
         if newer:
             say(
@@ -390,6 +392,7 @@ class _Edit(NamedTuple):
 
     def command(self, **options: object) -> str:
         """The command that makes the changes."""
+        options = {"newest_caches": self.newest_caches, **options}
         return command_line("run amend", self.run, self.config, *self.settings, **options)
 
 

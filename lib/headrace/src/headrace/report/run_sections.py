@@ -27,6 +27,8 @@ from headrace.report.charts import (
 from headrace.report.facts import PlanFacts, ReportFacts, Source
 from headrace.report.plan_sections import forecast_for, mixture_chart_of
 from headrace.report.run_records import HostSeries, Points, RunRecords
+from headrace.run.differences import first_mixture
+from headrace.run.lock import RunLock
 
 WAITING_BAR = 0.02
 """Share of waiting above which data delays training; see docs/metrics.md."""
@@ -257,7 +259,7 @@ def provenance_section(facts: ReportFacts) -> Section:
                 )
             )
     elif facts.lock is not None:
-        contents = _contents(facts.lock.plan)
+        contents = _contents(facts.lock)
         blocks.append(
             Table(
                 [("source", "left"), ("content", "code")],
@@ -388,21 +390,16 @@ def _stages(facts: ReportFacts) -> tuple[Sequence[dict[str, Any]], int]:
         return facts.plan.plan.stages, facts.plan.amendments
     if facts.lock is None:
         return (), 0
-    stages = cast("list[dict[str, Any]]", _first_dataset(facts.lock.plan).get("stages", []))
+    stages: list[dict[str, Any]] = first_mixture(facts.lock.plan["dataset"]).get("stages", [])
     trained_until = min((int(h["until_step"]) for h in facts.lock.history), default=None)
     return stages, 0 if trained_until is None else int(
         np.sum([int(s["step"]) >= trained_until for s in stages])
     )
 
 
-def _first_dataset(resolved: dict[str, Any]) -> dict[str, Any]:
-    dataset = resolved.get("dataset", {})
-    return dataset["phases"][0]["dataset"] if "phases" in dataset else dataset
-
-
-def _contents(resolved: dict[str, Any]) -> list[tuple[str, str]]:
+def _contents(lock: RunLock) -> list[tuple[str, str]]:
     """Names and fingerprints of the caches in a lock."""
-    dataset = _first_dataset(resolved)
+    dataset = first_mixture(lock.plan["dataset"])
     parts = dataset.get("components", {"data": dataset})
     return [(name, _fingerprint_in(part)) for name, part in parts.items()]
 

@@ -54,8 +54,19 @@ def config_of_run(lock: RunLock | None, edited: LmDataConfig) -> LmDataConfig:
         return edited
     edited = in_order_of_run(edited, lock.config)
     locked = decode(LmDataConfig, lock.config)
-    if _mixture_fields(given_fields(edited)) == _mixture_fields(lock.edited):
+    # Steps that are skipped leave the weights as they are, also those that the run has learned
+    declared_before = lock.edited.get("amendments", [])
+    skips = [
+        one
+        for one in edited.amendments
+        if not one.changes_mixture and given_fields(one) not in declared_before
+    ]
+    others = [one for one in edited.amendments if one not in skips]
+    mixture = _mixture_fields(given_fields(replace(edited, amendments=others)))
+    if mixture == _mixture_fields(lock.edited):
+        new = [one for one in skips if one not in locked.amendments]
         edited = _with_mixture(edited, locked)
+        edited = replace(edited, amendments=[*locked.amendments, *new])
     # 0 stands for a field that was left out
     if given_fields(edited).get("max_hosts", 0) == lock.edited.get("max_hosts", 0):
         edited = replace(edited, max_hosts=locked.max_hosts)

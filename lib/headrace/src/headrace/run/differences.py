@@ -135,7 +135,11 @@ def first_difference(
 
 
 def first_mixture(mixed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A described mixture; if the length of its rows changes, that of the first phase."""
+    """A described mixture, of what functions are applied to; if the length of its rows changes,
+    that of the first phase.
+    """
+    while "map" in mixed:
+        mixed = mixed["of"]
     return mixed["phases"][0]["dataset"] if "phases" in mixed else mixed
 
 

@@ -278,11 +278,8 @@ def fields_of_run(config: LmDataConfig) -> dict[str, Any]:
 def _pinned(config: LmDataConfig, plan: Mapping[str, Any]) -> LmDataConfig:
     """A config that names the snapshots of its caches which a plan describes."""
     try:
-        mixed = plan["dataset"]
-        while "map" in mixed:
-            mixed = mixed["of"]
-        later = first_mixture(mixed).get("snapshots", {})
-        snapshots = {name: later.get(name, ()) for name in names_of(mixed)}
+        later = first_mixture(plan["dataset"]).get("snapshots", {})
+        snapshots = {name: later.get(name, ()) for name in names_of(plan["dataset"])}
     except (KeyError, TypeError, IndexError, AttributeError):  # not a mixture
         return config
     return at_snapshots(config, snapshots)
