@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import CacheCorruptError, CacheError, ConfigError, PlanMismatchError
 from headrace.ingest import ReshuffleConfig, reshuffle, shuffle_parts, shuffle_plan
-from headrace.ingest.shuffle_plan import Grouping, cost_of, cut_runs_and_slices, sizes_of
+from headrace.ingest.shuffle_plan import Grouping, cut_runs_and_slices, sizes_of
 from headrace.order.document_shuffle import DocumentShuffle
 from headrace.store import CacheLayout, TokenCache, files, open_cache, verify
 from headrace.store.layout import LeafSpec
@@ -94,7 +94,7 @@ def little_memory() -> Iterator[None]:
 def with_memory(cache: TokenCache, how: ReshuffleConfig, documents: int) -> ReshuffleConfig:
     """With memory for so many bytes of documents."""
     sizes = sizes_of(cache, how)
-    return replace(how, memory=sizes.memory - 2 * sizes.document_bytes + documents)
+    return replace(how, memory=sizes.writer_bytes + documents)
 
 
 def document(cache: TokenCache, i: int) -> list[Any]:
@@ -144,7 +144,7 @@ def test_it_is_the_slow_sort_with_all_leaves(
         )
         assert verify(copy.path, deep=True).damages == []
         assert (report.documents, report.tokens) == (cache.num_documents, cache.num_tokens)
-        assert report.parts_built == len(copy.parts) == cost_of(cache, how).parts
+        assert report.parts_built == len(copy.parts) == sizes_of(cache, how).cost.parts
         assert sorted(p.name for p in Path(root, "copy").iterdir()) == [
             "ledger.bin",
             "ledger.json",
@@ -176,10 +176,10 @@ def test_runs_and_slices_fit_into_memory_and_decide_nothing(
         for memory in (1_000, 3_000, 30_000, 1 << 30):
             how = with_memory(cache, HOW, memory)
             sizes = sizes_of(cache, how)
-            runs, slices = cut_runs_and_slices(sizes)
+            runs, slices = cut_runs_and_slices(sizes, sizes.memory)
             assert set(sizes.edges.tolist()) <= set(slices)
             for a, b in itertools.pairwise(runs):
-                assert b == a + 1 or cache.lengths(a, b).sum() < sizes.document_bytes
+                assert b == a + 1 or cache.lengths(a, b).sum() < memory / 2
             root = tmp_path / str(memory)
             assert (
                 reshuffle(cache, str(root), how, engine="inline", progress=False).runs_dealt
@@ -195,7 +195,7 @@ def test_a_long_document_is_a_run_of_its_own(tmp_path: Path):
     long = write(str(tmp_path / "cache"), [documents])
     with little_memory():
         how = with_memory(long, ReshuffleConfig(1), 1_000)
-        runs, _ = cut_runs_and_slices(sizes_of(long, how))
+        runs, _ = cut_runs_and_slices(sizes_of(long, how), how.memory or 0)
         assert runs == [0, 1, 2, 4]
         reshuffle(long, str(tmp_path / "a"), how, engine="inline", progress=False)
         reshuffle(long, str(tmp_path / "b"), ReshuffleConfig(1), engine="inline", progress=False)
@@ -422,7 +422,7 @@ def test_the_least_memory_that_an_error_names_is_enough(cache: TokenCache):
     with pytest.raises(ConfigError) as error:
         sizes_of(cache, ReshuffleConfig(0, memory=1000))
     named = int(str(error.value).partition("Give at least ")[2].split()[0])
-    assert sizes_of(cache, ReshuffleConfig(0, memory=named)).document_bytes > 0
+    assert sizes_of(cache, ReshuffleConfig(0, memory=named)).writer_bytes < named
     with pytest.raises(ConfigError):
         sizes_of(cache, ReshuffleConfig(0, memory=named - (1 << 20) - 1))
 

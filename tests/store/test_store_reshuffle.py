@@ -26,9 +26,7 @@ def little(monkeypatch):
         here = write_cache(f"{folder}/cache", PARTS, layout=LAYOUT)
         how = ReshuffleConfig(3, part_bytes=2_000)
         sizes = sizes_of(here, how)
-        how = ReshuffleConfig(
-            3, memory=sizes.memory - 2 * sizes.document_bytes + 6_000, part_bytes=2_000
-        )
+        how = ReshuffleConfig(3, memory=sizes.writer_bytes + 6_000, part_bytes=2_000)
         report = reshuffle(here, f"{folder}/copy", how, engine="inline", progress=False)
         assert report.runs_dealt > 2
         assert report.parts_built > 1

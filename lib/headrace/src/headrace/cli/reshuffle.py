@@ -132,8 +132,9 @@ def command(
 
         headrace cache reshuffle cache grouped --by topic --attributes topic=new.parquet --update
     """
-    from headrace.ingest.reshuffle import as_copied, move_documents, reshuffle, stored_groups
-    from headrace.ingest.shuffle_plan import ReshuffleConfig, cost_of
+    from headrace.ingest.engines import Work
+    from headrace.ingest.reshuffle import as_copied, copy_shuffled, move_documents, stored_groups
+    from headrace.ingest.shuffle_plan import ReshuffleConfig, sizes_of
     from headrace.store import files
 
     files.check_writable(output)
@@ -155,15 +156,15 @@ def command(
             )
         say_json(moved.to_dict()) if as_json else say(_moved(moved))
         return
-    cost = cost_of(source, how)
+    sizes = sizes_of(source, how)
     if dry_run:
-        say_json(cost.to_dict()) if as_json else say(cost_in_words(cost))
+        say_json(sizes.cost.to_dict()) if as_json else say(cost_in_words(sizes.cost))
         return
-    say(cost_in_words(cost), err=True)
+    say(cost_in_words(sizes.cost), err=True)
     if repair:
         repair_parts(output)
     with kept_when_interrupted():
-        report = reshuffle(source, output, how, engine=engine, workers=workers, restart=restart)
+        report = copy_shuffled(sizes, output, Work(engine, workers), restart=restart)
     say_json(report.to_dict()) if as_json else say(_summary(report, cache))
 
 

@@ -22,7 +22,7 @@ from headrace.ingest.build import BuildOptions, BuildPlan, BuildReport, plan_bui
 from headrace.ingest.engines import PLAIN_FOLDER, sole_builder
 from headrace.ingest.plan import check_same_build, cure_of_begun, is_changed
 from headrace.ingest.reshuffle import Reshuffling, clear_shuffled
-from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, cost_of
+from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, sizes_of
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store import files
@@ -90,41 +90,41 @@ def build_and_shuffle(
 ) -> BuildReport:
     """Does what is left to do; ``plan``: of the plain cache in the output."""
     plain = plan.job.root
-    with sole_builder(output, but=PLAIN_FOLDER) as (held_lease, begun):
-        if begun is not None and plan.restart:
-            clear_shuffled(output, begun)
-            begun = None
-        if begun is not None:
-            _check_same(output, begun, how, plan.ledger)
-        if begun is None or not begun.finished:
+    with sole_builder(output, but=PLAIN_FOLDER) as (held_lease, old_ledger):
+        if old_ledger is not None and plan.restart:
+            clear_shuffled(output, old_ledger)
+            old_ledger = None
+        if old_ledger is not None:
+            _check_same(output, old_ledger, how, plan.ledger)
+        if old_ledger is None or not old_ledger.finished:
             report = plan.build()
-            cache = TokenCache.open_member(plain)
+            sizes = sizes_of(TokenCache.open_member(plain), how)
             if announce is not None:
-                announce(cost_of(cache, how))
-            Reshuffling(cache, output, how, plan.work, None).run(begun, held_lease)
+                announce(sizes.cost)
+            Reshuffling(sizes, output, None, plan.work, held_lease, old_ledger).run()
         else:
-            report = report_of(output, begun.parts, {})
+            report = report_of(output, old_ledger.parts, {})
         remove_tree(plain)
     return replace(report, path=output, seconds=time.monotonic() - plan.began)
 
 
-def _check_same(output: str, begun: Ledger, how: ReshuffleConfig, wanted: Ledger) -> None:
+def _check_same(output: str, old_ledger: Ledger, how: ReshuffleConfig, wanted: Ledger) -> None:
     """Raises PlanMismatchError if the interrupted build has other settings, SourceError if a source
     has changed.
     """
-    shuffled = begun.metadata.get(SHUFFLED)
+    shuffled = old_ledger.metadata.get(SHUFFLED)
     if shuffled is None or shuffled["cache"] is not None:
         cure = "Choose a folder that is new or empty."
         raise CacheError("holds another cache", field="output", value=output, cure=cure)
     if shuffled["seed"] != how.seed:
         raise PlanMismatchError(
-            f"was begun with another seed: {shuffled['seed']} there, {how.seed} now",
+            f"was old_ledger with another seed: {shuffled['seed']} there, {how.seed} now",
             field="output",
             value=output,
             cure=cure_of_begun(output, "seed"),
         )
     check_same_build(
-        output, structs.replace(begun, sources=shuffled["sources"]), wanted, begun.parts
+        output, structs.replace(old_ledger, sources=shuffled["sources"]), wanted, old_ledger.parts
     )
     current = {str(s["path"]): s for s in wanted.sources}
     changed = [

@@ -162,12 +162,20 @@ def reshuffle(
         True
     """
     cache = cache if isinstance(cache, TokenCache) else open_cache(cache)
-    output = str(output)
+    return copy_shuffled(
+        sizes_of(cache, how), str(output), Work(engine, workers, progress), restart=restart
+    )
+
+
+def copy_shuffled(
+    sizes: ShuffleSizes, output: str, work: Work, *, restart: bool
+) -> ReshuffleReport:
+    """Writes a copy of a cache with these sizes, or finishes it; see :func:`reshuffle`."""
     files.check_writable(output)
-    work = Work(engine, workers, progress)
+    cache = sizes.cache
     cache.check_unmoved()
     cache.check_one_numbering()
-    report = _written(cache, output, how, work, restart)
+    report = _written(sizes, output, work, restart)
     copy = TokenCache.open_member(output)
     if not copy.are_moved:
         copy_removed(cache.removed(), copy.path, copy.as_member)
@@ -314,7 +322,7 @@ def move_documents(
     )
     number = len(store.members)
     folder = member_path(output, number)
-    _written(cache, folder, how, Work(engine, workers, progress), restart)
+    _written(sizes_of(cache, how), folder, Work(engine, workers, progress), restart)
     member = TokenCache.open_member(folder).as_member
     history = add_appended(output, store.members[0].as_member, number, member)
     seconds = time.monotonic() - began
@@ -372,17 +380,15 @@ def _groups_of_places(member: TokenCache) -> UInt8[np.ndarray, " documents"]:
     return np.repeat(np.arange(len(record.groups), dtype=np.uint8), record.groups)
 
 
-def _written(
-    cache: TokenCache, output: str, how: ReshuffleConfig, work: Work, restart: bool
-) -> ReshuffleReport:
+def _written(sizes: ShuffleSizes, output: str, work: Work, restart: bool) -> ReshuffleReport:
     """Writes a copy, or finishes it."""
-    sizes_of(cache, how)
-    _check_apart(cache.path, output)
+    path = sizes.cache.path
+    _check_apart(path, output)
     with sole_builder(output) as (held_lease, old_ledger):
         if old_ledger is not None and restart:
             clear_shuffled(output, old_ledger)
             old_ledger = None
-        return Reshuffling(cache, output, how, work, redact(cache.path)).run(old_ledger, held_lease)
+        return Reshuffling(sizes, output, redact(path), work, held_lease, old_ledger).run()
 
 
 def _check_apart(cache: str, output: str) -> None:
@@ -414,24 +420,33 @@ def clear_shuffled(output: str, begun: Ledger) -> None:
 
 @dataclass(frozen=True)
 class Reshuffling:
-    """A shuffle whose output is leased: see :func:`reshuffle`. ``origin``: the cache's name in the
-    ledger; None if the cache is deleted afterwards and its source files are named instead.
+    """A shuffle whose output is leased: see :func:`reshuffle`.
+
+    Attributes:
+        sizes: Its parts.
+        output: Folder or URL of the shuffled cache.
+        origin: The cache's name in the ledger; None if the cache is deleted afterwards and its
+            source files are named instead.
+        work: What does the work.
+        held_lease: The lease.
+        old_ledger: What was there before.
     """
 
-    cache: TokenCache
+    sizes: ShuffleSizes
     output: str
-    how: ReshuffleConfig
-    work: Work
     origin: str | None
+    work: Work
+    held_lease: Lease
+    old_ledger: Ledger | None
 
-    def run(self, old_ledger: Ledger | None, held: Lease) -> ReshuffleReport:
+    def run(self) -> ReshuffleReport:
         """Does what is left to do."""
         began = time.monotonic()
         output = self.output
-        sizes = sizes_of(self.cache, self.how, _recorded_runs(old_ledger).get("memory"))
-        planned = _start_ledger(sizes, self.origin)
-        if old_ledger is not None:
-            _check_same(output, old_ledger, planned)
+        cache = self.sizes.cache
+        planned = _start_ledger(self.sizes, self.origin)
+        if self.old_ledger is not None:
+            _check_same(output, self.old_ledger, planned)
         names = [str(s["part"]) for s in planned.sources]
         records = {
             name: record for name in names if (record := read_part_record(output, name)) is not None
@@ -439,25 +454,21 @@ class Reshuffling:
         reused = len(records)
         dealt = 0
         if reused < len(names):
-            dealt = self._build(sizes, planned, old_ledger, records, held)
-        if reused < len(names) or not self._is_finished(old_ledger, sizes):
+            dealt = self._build(planned, records)
+        if reused < len(names) or not self._is_finished():
             remove_tree(files.join(output, RUNS_FOLDER))
             name = planned.tokenizer.get("file")
-            if (
-                name
-                and (content := files.read_bytes(files.join(self.cache.path, str(name))))
-                is not None
-            ):
-                files.write_atomic(files.join(output, str(name)), content)
-            shuffled = planned.metadata[SHUFFLED] | self._write_tables(sizes)
+            if name and (content := files.read_bytes(files.join(cache.path, name))) is not None:
+                files.write_atomic(files.join(output, name), content)
+            shuffled = planned.metadata[SHUFFLED] | self._write_tables()
             parts = [records[name] for name in names]
             write_ledger(output, planned.complete(parts, **{SHUFFLED: shuffled}))
-        shuffle = sizes.shuffle
+        shuffle = self.sizes.shuffle
         return ReshuffleReport(
             output,
-            self.cache.num_originals,
+            cache.num_originals,
             shuffle.documents,
-            self.cache.num_tokens,
+            cache.num_tokens,
             shuffle.seed,
             shuffle.unit,
             len(names) - reused,
@@ -466,14 +477,15 @@ class Reshuffling:
             time.monotonic() - began,
         )
 
-    def _is_finished(self, begun: Ledger | None, sizes: ShuffleSizes) -> bool:
-        if begun is None or not begun.finished:
+    def _is_finished(self) -> bool:
+        if self.old_ledger is None or not self.old_ledger.finished:
             return False
-        tables = begun.metadata[SHUFFLED].get("tables", {})
-        return not tables or not table_problems(self.output, tables, sizes.stored_documents)
+        tables = self.old_ledger.metadata[SHUFFLED].get("tables", {})
+        return not tables or not table_problems(self.output, tables, self.sizes.stored_documents)
 
-    def _write_tables(self, sizes: ShuffleSizes) -> dict[str, Any]:
+    def _write_tables(self) -> dict[str, Any]:
         """Writes where documents lie, if it cannot be computed; what the ledger says of it."""
+        sizes = self.sizes
         if sizes.tables is None:
             return {}
         documents = max(sizes.shuffle.documents, sizes.stored_documents)
@@ -481,24 +493,18 @@ class Reshuffling:
             "tables": write_tables(self.output, sizes.tables, documents, sizes.stored_documents)
         }
 
-    def _build(
-        self,
-        sizes: ShuffleSizes,
-        wanted: Ledger,
-        begun: Ledger | None,
-        records: dict[str, PartRecord],
-        held: Lease,
-    ) -> int:
+    def _build(self, planned: Ledger, records: dict[str, PartRecord]) -> int:
         """Writes the missing parts, and adds their records; returns the number of runs that were
         dealt.
         """
-        plan = self._planned(sizes, wanted, begun)
+        sizes = self.sizes
+        plan = self._planned(planned)
         edges = sizes.edges.tolist()
         shares = np.diff(sizes.edges) * sizes.value_bytes // sizes.stored_documents
         parts = [
             ShuffleTask(str(s["part"]), a, b, int(share))
             for s, a, b, share in zip(
-                wanted.sources, edges[:-1], edges[1:], shares.tolist(), strict=True
+                planned.sources, edges[:-1], edges[1:], shares.tolist(), strict=True
             )
         ]
         parts = [task for task in parts if task.name not in records]
@@ -510,55 +516,55 @@ class Reshuffling:
             if read_part_record(plan.runs_root, run_name(k)) is None
         ]
         _check_room(self.output, sum(t.stored_bytes for t in (*runs, *parts)))
-        build = self.work.build
-        build("dealing", DealJob(plan), runs, [self.cache.path], held)
-        records |= build("ordering", OrderJob(plan), parts, [self.cache.path], held)[0]
+        paths = [sizes.cache.path]
+        self.work.build("dealing", DealJob(plan), runs, paths, self.held_lease)
+        records |= self.work.build("ordering", OrderJob(plan), parts, paths, self.held_lease)[0]
         return len(runs)
 
-    def _planned(self, sizes: ShuffleSizes, wanted: Ledger, begun: Ledger | None) -> ShufflePlan:
+    def _planned(self, planned: Ledger) -> ShufflePlan:
         """The existing plan if it is for the same memory; else a new one, and the runs of the old
-        one are deleted.
+        one are deleted. If headrace chooses the memory, that of an interrupted shuffle is kept.
         """
-        recorded = _recorded_runs(begun)
-        if recorded.get("memory") != sizes.memory:
-            runs, slices = cut_runs_and_slices(sizes)
-            recorded = {"memory": sizes.memory, "runs": runs, "slices": slices}
+        recorded = {} if self.old_ledger is None else self.old_ledger.metadata.get(_RUNS, {})
+        sizes = self.sizes
+        cache = sizes.cache
+        memory = sizes.how.memory or recorded.get("memory") or sizes.memory
+        if recorded.get("memory") != memory:
+            runs, slices = cut_runs_and_slices(sizes, memory)
+            recorded = {"memory": memory, "runs": runs, "slices": slices}
             remove_tree(files.join(self.output, RUNS_FOLDER))
-            metadata = {**wanted.metadata, _RUNS: recorded}
+            metadata = {**planned.metadata, _RUNS: recorded}
             # A repair that is killed goes on with the groups of the tables that there are.
-            if begun is not None and (tables := begun.metadata[SHUFFLED].get("tables")):
-                metadata[SHUFFLED] = {**wanted.metadata[SHUFFLED], "tables": tables}
-            write_ledger(self.output, structs.replace(wanted, metadata=metadata))
-        tables = self._write_tables(sizes)  # workers read them
+            tables = self.old_ledger and self.old_ledger.metadata[SHUFFLED].get("tables")
+            if tables:
+                metadata[SHUFFLED] = {**planned.metadata[SHUFFLED], "tables": tables}
+            write_ledger(self.output, structs.replace(planned, metadata=metadata))
+        tables = self._write_tables()  # workers read them
         order = open_tables(self.output, tables["tables"]) if tables else sizes.shuffle
         return ShufflePlan(
-            cache=_absolute(self.cache.path),
+            cache=_absolute(cache.path),
             output=_absolute(self.output),
             pieces=sizes.pieces,
             split=sizes.split,
             shuffle=order,
-            earlier=self.cache.shuffle,
+            earlier=cache.shuffle,
             layout=sizes.layout,
             columns=sizes.columns,
-            leaves=self.cache.leaf_specs,
+            leaves=cache.leaf_specs,
             runs=np.asarray(recorded["runs"], np.int64),
             slices=np.asarray(recorded["slices"], np.int64),
-            memory=sizes.memory,
+            memory=memory,
             counters=self._counters(),
-            snapshot=self.cache.snapshots[0].number,
-            settings=self.cache.settings,
-            pack=self.how.pack,
+            snapshot=cache.snapshots[0].number,
+            settings=cache.settings,
+            pack=sizes.how.pack,
         )
 
     def _counters(self) -> dict[str, Any]:
         """What was counted when the cache was built; documents that moved were counted there."""
-        parts = self.cache.whole_ledger.parts
-        groups = self.how.groups
+        parts = self.sizes.cache.whole_ledger.parts
+        groups = self.sizes.how.groups
         return summed(part.extra for part in parts) if groups is None or not groups.moved else {}
-
-
-def _recorded_runs(begun: Ledger | None) -> dict[str, Any]:
-    return {} if begun is None else dict(begun.metadata.get(_RUNS, {}))
 
 
 def _absolute(path: str) -> str:

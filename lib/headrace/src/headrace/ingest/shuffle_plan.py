@@ -11,7 +11,6 @@ document.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import math
@@ -167,9 +166,31 @@ class ShuffleSizes:
     shuffle: DocumentShuffle
     value_bytes: int
     edges: np.ndarray  # int64 [parts + 1]: the first place of each part, and the end
+    writer_bytes: int  # of the memory, beside documents
     memory: int
-    document_bytes: int  # of the memory, for a run or a slice
     packs: PackOrder | None = None
+
+    @property
+    def cost(self) -> ReshuffleCost:
+        """What the shuffle costs.
+
+        Example:
+            >>> import headrace.testing
+            >>> sizes_of(headrace.testing.tiny_cache(documents=20), ReshuffleConfig(0)).cost.parts
+            1
+        """
+        most = max(self.pieces.count, self.stored_documents)
+        whole_bytes = self.value_bytes * most // self.stored_documents
+        return ReshuffleCost(
+            self.cache.num_originals,
+            self.pieces.count,
+            self.cache.num_tokens,
+            self.edges.size - 1,
+            whole_bytes + self.value_bytes,
+            2 * self.value_bytes,
+            self.value_bytes,
+            self.memory,
+        )
 
     @property
     def split(self) -> int:
@@ -203,70 +224,22 @@ class ShuffleSizes:
         return DocumentGroups.of(self.shuffle, of_piece)
 
 
-def cost_of(cache: TokenCache, how: ReshuffleConfig) -> ReshuffleCost:
-    """The costs of shuffling a cache. Reads only its ledger, unless documents are cut.
+def sizes_of(cache: TokenCache, how: ReshuffleConfig) -> ShuffleSizes:
+    """Parts and memory of a shuffle. Reads only the ledger of the cache, unless documents are cut.
 
     Raises:
         ConfigError: the memory is too little, or ``unit`` separates documents that must stay
             together.
         CacheError: the cache has no documents.
-
-    Example:
-        >>> import headrace.testing
-        >>> cost_of(headrace.testing.tiny_cache(documents=20), ReshuffleConfig(seed=0)).parts
-        1
     """
-    sizes = sizes_of(cache, how)
-    between = sizes.value_bytes
-    most = max(sizes.pieces.count, sizes.stored_documents)
-    whole_bytes = between * most // sizes.stored_documents
-    return ReshuffleCost(
-        cache.num_originals,
-        sizes.pieces.count,
-        cache.num_tokens,
-        sizes.edges.size - 1,
-        whole_bytes + between,
-        2 * between,
-        between,
-        sizes.memory,
-    )
-
-
-def sizes_of(
-    cache: TokenCache, how: ReshuffleConfig, begun_memory: int | None = None
-) -> ShuffleSizes:
-    """Parts and memory; if headrace chooses the memory, that of an interrupted shuffle is kept."""
     documents = cache.num_documents
     if not documents:
         raise CacheError(
             "holds no documents", field="cache", value=cache.path, cure="Shuffle another cache."
         )
-    pairs = 2 if _PAIRS in cache.leaves else 1
-    unit = pairs if how.unit is None else how.unit
-    if unit % pairs:
-        cure = "Leave unit out, or give a multiple of 2."
-        raise ConfigError(
-            "parts the chosen and the rejected answers of pairs",
-            field="unit",
-            value=unit,
-            cure=cure,
-        )
     pieces = _pieces_of(cache, how)
-    if how.cut is not None and unit > 1:
-        problem = f"cuts documents that stay together, {unit} at a time"
-        cure = "Leave it out, or shuffle documents one by one: --unit 1."
-        raise ConfigError(
-            problem,
-            field="pack" if how.pack else "split",
-            value=how.cut,
-            cure="Leave it out." if pairs > 1 else cure,
-        )
+    unit = _unit_of(cache, how)
     shuffle = DocumentShuffle(pieces.count, how.seed, unit)
-    if unit > max(documents // 2, pairs):
-        problem = f"leaves nothing to shuffle: the cache holds {documents:,} documents"
-        raise ConfigError(
-            problem, field="unit", value=unit, cure=f"Leave unit out: {pairs} stay together then."
-        )
     layout = cache.layout if cache.layout.compression != "other" else CacheLayout(cache.dtype.name)
     packs = None
     rows_per_chunk = 1
@@ -276,7 +249,6 @@ def sizes_of(
         stored += packs.row_ends.size
         rows_per_chunk = max(layout.chunk_elements // how.pack, 1)
         layout = replace(layout, chunk_elements=rows_per_chunk * how.pack)
-    leaves = cache.leaf_specs
     columns = columns_of(cache, layout)
     elements = {
         c.name: cache.leaf(c.name).num_elements + (packs.padding * c.per_token if packs else 0)
@@ -284,9 +256,7 @@ def sizes_of(
         else cache.leaf(c.name).num_elements * stored // documents
         for c in columns
     }
-    ragged = sum(c.ragged for c in columns)
-    value_bytes = sum(elements[c.name] * c.dtype.itemsize for c in columns)
-    value_bytes += 8 * ragged * stored
+    value_bytes = sum(elements[c.name] * c.dtype.itemsize + 8 * c.ragged * stored for c in columns)
     if packs is None:
         group_sizes = _group_sizes(cache, how, pieces, unit)
         value_bytes = value_bytes * int(group_sizes.sum()) // stored
@@ -295,37 +265,53 @@ def sizes_of(
         chunk_ends = np.append(packs.row_ends[rows_per_chunk - 1 : -1 : rows_per_chunk], stored)
         parts = min(-(-value_bytes // how.part_bytes), MAX_PARTS, chunk_ends.size)
         edges = np.append(0, chunk_ends[np.arange(1, parts + 1) * chunk_ends.size // parts - 1])
-    parts = edges.size - 1
-    fixed = BASE_BYTES + writer_bytes(
-        layout, leaves, 2 * max(elements.values()) // parts, int(np.diff(edges).max())
-    )
-    memory = how.memory
-    if memory is None:
-        suits = max(
-            _LEAST_MEMORY, fixed + 2 * max(math.isqrt(value_bytes * _READ_BYTES), _LEAST_DOCUMENTS)
-        )
-        memory = begun_memory or suits
-    if memory < fixed + 2 * _LEAST_DOCUMENTS:
-        least = -(-(fixed + 2 * _LEAST_DOCUMENTS) // (1 << 20)) << 20
+    most_elements = 2 * max(elements.values()) // (edges.size - 1)
+    most_documents = int(np.diff(edges).max())
+    fixed = BASE_BYTES + writer_bytes(layout, cache.leaf_specs, most_elements, most_documents)
+    least = fixed + 2 * _LEAST_DOCUMENTS
+    suits = max(_LEAST_MEMORY, least, fixed + 2 * math.isqrt(value_bytes * _READ_BYTES))
+    memory = suits if how.memory is None else how.memory
+    if memory < least:
+        mebibytes = -(-least // (1 << 20))
         raise ConfigError(
             f"is too little for the shards of {redact(cache.path)}",
             field="memory",
             value=memory,
-            cure=f"Give at least {least} ({least >> 20} MiB), or leave it out.",
+            cure=f"Give at least {mebibytes << 20} ({mebibytes} MiB), or leave it out.",
         )
     return ShuffleSizes(
-        cache,
-        how,
-        layout,
-        columns,
-        pieces,
-        shuffle,
-        value_bytes,
-        edges,
-        memory,
-        (memory - fixed) // 2,
-        packs,
+        cache, how, layout, columns, pieces, shuffle, value_bytes, edges, fixed, memory, packs
     )
+
+
+def _unit_of(cache: TokenCache, how: ReshuffleConfig) -> int:
+    """How many neighbouring documents stay together."""
+    documents = cache.num_documents
+    pairs = 2 if _PAIRS in cache.leaves else 1
+    unit = pairs if how.unit is None else how.unit
+    if unit % pairs:
+        raise ConfigError(
+            "parts the chosen and the rejected answers of pairs",
+            field="unit",
+            value=unit,
+            cure="Leave unit out, or give a multiple of 2.",
+        )
+    if how.cut is not None and unit > 1:
+        cure = "Leave it out, or shuffle documents one by one: --unit 1."
+        raise ConfigError(
+            f"cuts documents that stay together, {unit} at a time",
+            field="pack" if how.pack else "split",
+            value=how.cut,
+            cure="Leave it out." if pairs > 1 else cure,
+        )
+    if unit > max(documents // 2, pairs):
+        raise ConfigError(
+            f"leaves nothing to shuffle: the cache holds {documents:,} documents",
+            field="unit",
+            value=unit,
+            cure=f"Leave unit out: {pairs} stay together then.",
+        )
+    return unit
 
 
 def _group_sizes(
@@ -391,18 +377,11 @@ def _pieces_of(cache: TokenCache, how: ReshuffleConfig) -> DocumentPieces:
             value=how.cut,
             cure="Shuffle its original so.",
         )
-    return _cut(cache, how.cut)
+    return DocumentPieces.of(_lengths(cache), how.cut)
 
 
-@functools.lru_cache(1)
-def _cut(cache: TokenCache, split: int) -> DocumentPieces:
-    """The pieces of documents. Reads the lengths of all, once."""
-    return DocumentPieces.of(_lengths(cache), split)
-
-
-@functools.lru_cache(1)
 def _packs(cache: TokenCache, row: int, seed: int) -> PackOrder:
-    """The pieces of documents in packs. Reads the lengths of all, once."""
+    """The pieces of documents in packs. Reads the lengths of all."""
     if cache.mask_leaf("auto") is not None:
         raise ConfigError(
             "would cut conversations that are longer than a row",
@@ -420,11 +399,12 @@ def _lengths(cache: TokenCache) -> Iterator[Int64[np.ndarray, " n"]]:
     return (cache.lengths(at, min(at + _LENGTHS, documents)) for at in begins)
 
 
-def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
+def cut_runs_and_slices(sizes: ShuffleSizes, memory: int) -> tuple[list[int], list[int]]:
     """Borders of runs and slices: each fits into its share of the memory, or is a single unit.
 
     Reads the lengths of all documents.
     """
+    most_bytes = (memory - sizes.writer_bytes) // 2
     cache = sizes.cache
     columns = sizes.columns
     documents = cache.num_documents
@@ -439,7 +419,7 @@ def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
         )
     )
     weights = np.zeros(bins.size - 1)
-    runs = _Runs(sizes.document_bytes)
+    runs = _Runs(most_bytes)
     earlier = cache.shuffle
     for first in range(0, documents, _LENGTHS):
         last = min(first + _LENGTHS, documents)
@@ -458,7 +438,7 @@ def cut_runs_and_slices(sizes: ShuffleSizes) -> tuple[list[int], list[int]]:
     edges = set(sizes.edges.tolist())
     filled = 0.0
     for start, weighs in zip(bins[:-1].tolist(), weights.tolist(), strict=True):
-        if start in edges or filled + weighs > sizes.document_bytes:
+        if start in edges or filled + weighs > most_bytes:
             slices.append(start)
             filled = 0.0
         filled += weighs
