@@ -36,7 +36,6 @@ from headrace.ingest import (
     reshuffle,
 )
 from headrace.ingest.append import newer_files
-from headrace.ingest.build_shuffled import build_shuffled
 from headrace.ingest.source import SourceFile
 from headrace.store import TokenCache, consolidate, open_cache
 from headrace.store.ledger import read_ledger, write_ledger
@@ -151,9 +150,8 @@ def test_new_documents_may_be_shuffled_among_themselves(tmp_path: Path):
     output = str(tmp_path / "cache")
     old = texts_of(tmp_path / "old", 2, 1)
     new = texts_of(tmp_path / "new", 2, 2)
-    build_shuffled(
-        SourceConfig([old]), TokenizerConfig("bytes"), output, ReshuffleConfig(3), **QUIET
-    )
+    how = ReshuffleConfig(3)
+    build_cache(SourceConfig([old]), TokenizerConfig("bytes"), output, how=how, **QUIET)
     append_cache([new], output, how=ReshuffleConfig(4), **QUIET)
     assert append_cache([new], output, how=ReshuffleConfig(4), **QUIET).parts_built == 0
     whole = open_cache(output)

@@ -17,7 +17,8 @@ from headrace.ingest import (
     build_cache,
     reshuffle,
 )
-from headrace.ingest.build_shuffled import build_shuffled
+from headrace.ingest.build import plan_build
+from headrace.ingest.shuffle_plan import ReshuffleCost
 from headrace.store import files, open_cache
 from headrace.store.ledger import read_ledger
 from headrace.store.verify import invalidate
@@ -52,8 +53,15 @@ def source(scratch: Path) -> SourceConfig:
     return SourceConfig([str(scratch / "corpus")], leaves={"id": LeafConfig("id")})
 
 
-def build(source: SourceConfig, root: Path, how: ReshuffleConfig = HOW, **options: Any) -> Any:
-    return build_shuffled(source, TokenizerConfig("bytes"), str(root), how, **{**SMALL, **options})
+def build(
+    source: SourceConfig,
+    root: Path,
+    how: ReshuffleConfig = HOW,
+    announce: Callable[[ReshuffleCost], None] | None = None,
+    **options: Any,
+) -> Any:
+    options = {**SMALL, "how": how, **options}
+    return plan_build(source, TokenizerConfig("bytes"), str(root), **options).build(announce)
 
 
 def test_it_is_what_two_commands_give(source: SourceConfig, scratch: Path, tree: Tree):
@@ -124,7 +132,7 @@ def test_other_settings_and_changed_sources_are_refused(
     root = scratch / "c"
     build(source, root)
     before = tree(root)
-    with pytest.raises(PlanMismatchError, match="another seed: 7 there, 8 now"):
+    with pytest.raises(PlanMismatchError, match="seed 7 there, 8 now"):
         build(source, root, ReshuffleConfig(8, part_bytes=2000))
     with pytest.raises(PlanMismatchError, match="part_bytes 1500 there, 99 now"):
         build(source, root, part_bytes=99)

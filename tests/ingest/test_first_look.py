@@ -29,7 +29,6 @@ from headrace.ingest import (
     build_cache,
     first_look,
 )
-from headrace.ingest.build_shuffled import build_shuffled
 from headrace.ingest.first_look import HEAD_BYTES, TABLE_BYTES, faults_of_sources
 from headrace.store import files
 
@@ -324,7 +323,9 @@ def test_a_finished_cache_is_not_looked_at_and_its_parts_are_kept(
     for begin in (
         lambda: append_cache([str(tmp_path / "bad")], cache, progress=False),
         lambda: build_cache(bad, BYTES, cache, restart=True, progress=False),
-        lambda: build_shuffled(bad, BYTES, cache, ReshuffleConfig(0), restart=True, progress=False),
+        lambda: build_cache(
+            bad, BYTES, cache, how=ReshuffleConfig(0), restart=True, progress=False
+        ),
     ):
         with pytest.raises(SourceError, match="2 files cannot be built from"):
             begin()

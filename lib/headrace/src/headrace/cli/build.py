@@ -216,8 +216,7 @@ def _build(
     how: ReshuffleConfig | None,
     options: dict[str, Any],
 ) -> BuildReport:
-    from headrace.ingest.build import build_cache
-    from headrace.ingest.build_shuffled import build_shuffled
+    from headrace.ingest.build import plan_build
     from headrace.ingest.tokenize import TokenizerConfig
     from headrace.store.ledger import is_finished
 
@@ -236,21 +235,14 @@ def _build(
             " deleted. To keep it until the new one is complete, build into another folder.",
             err=True,
         )
-    if how is None:
-        return build_cache(source, tokenizer, output, **options)
-    say(
-        f"Builds {output}/unshuffled, then shuffles it: meanwhile, {output} takes three times"
-        " its final size.",
-        err=True,
-    )
-    return build_shuffled(
-        source,
-        tokenizer,
-        output,
-        how,
-        announce=lambda cost: say(cost_in_words(cost), err=True),
-        **options,
-    )
+    if how is not None:
+        say(
+            f"Builds {output}/unshuffled, then shuffles it: meanwhile, {output} takes three times"
+            " its final size.",
+            err=True,
+        )
+    plan = plan_build(source, tokenizer, output, how=how, **options)
+    return plan.build(announce=lambda cost: say(cost_in_words(cost), err=True))
 
 
 def shuffle_config(seed: int | None, memory: str | None) -> ReshuffleConfig | None:

@@ -29,9 +29,7 @@ from headrace.errors import (
 )
 from headrace.ingest.base_tokenizer import named_only
 from headrace.ingest.build import BuildOptions, BuildPlan, BuildReport, plan_build
-from headrace.ingest.build_shuffled import build_and_shuffle
 from headrace.ingest.documents import reader_of
-from headrace.ingest.engines import PLAIN_FOLDER
 from headrace.ingest.plan import (
     DEFAULT_PART_BYTES,
     SourceRecord,
@@ -40,7 +38,6 @@ from headrace.ingest.plan import (
     is_changed,
 )
 from headrace.ingest.records import SourceFile
-from headrace.ingest.shuffle_plan import ReshuffleConfig
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_config
 from headrace.store import files
@@ -59,7 +56,6 @@ def append_cache(
     *,
     source: Mapping[str, Any] | None = None,
     tokenizer: Mapping[str, Any] | None = None,
-    how: ReshuffleConfig | None = None,
     **options: Unpack[BuildOptions],
 ) -> BuildReport:
     """Adds sources to a finished cache, or finishes an interrupted call.
@@ -72,9 +68,8 @@ def append_cache(
             cache's, for reading the new records.
         tokenizer: Fields of :class:`~headrace.ingest.tokenize.TokenizerConfig`, which must result
             in the cache's tokenizer; None: the cache's.
-        how: Shuffles the new documents among themselves; None: they keep their order.
         options: As for :func:`~headrace.ingest.build.build_cache`. Layout and dtype are those of
-            the cache.
+            the cache; ``how`` shuffles the new documents among themselves.
 
     Returns:
         A report with the ``path`` of what was appended. If these sources were appended last,
@@ -124,22 +119,14 @@ def append_cache(
         "part_bytes": ledger.metadata.get("part_bytes", DEFAULT_PART_BYTES),
         **options,
     }
-    plan = plan_build(reading, encoder, _building_folder(output, members, how), **settings)
+    plan = plan_build(reading, encoder, member_path(output, members), **settings)
     _check_like(output, ledger, plan.ledger)
     number = _number_of(output, members, plan)
     if number < members:  # these sources are already in it: nothing to delete
-        job = replace(plan.job, root=_building_folder(output, number, how))
-        plan = replace(plan, job=job, restart=False)
-    folder = member_path(output, number)
-    report = plan.build() if how is None else build_and_shuffle(plan, folder, how)
-    add_appended(output, built, number, TokenCache.open_member(folder).as_member)
+        plan = replace(plan.into(member_path(output, number)), restart=False)
+    report = plan.build()
+    add_appended(output, built, number, TokenCache.open_member(plan.output).as_member)
     return report
-
-
-def _building_folder(output: str, number: int, how: ReshuffleConfig | None) -> str:
-    """Where a member is built: in its folder, or first below it if it is shuffled then."""
-    folder = member_path(output, number)
-    return folder if how is None else files.join(folder, PLAIN_FOLDER)
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,17 @@ that changed before is read in its current state. One builder at a time works on
 (:mod:`headrace.store.lease`).
 
 Price of resuming: one small read per part, and repeating the work on one part (64 MiB of text).
+
+A build that also shuffles makes the same parts as building and then shuffling (``how``): the plain
+cache is built in ``unshuffled/`` in the output folder, shuffled into the output
+(:mod:`headrace.ingest.reshuffle`), and deleted. Each of the three steps can be resumed. Price: on
+the output's disk, temporarily three times the cache.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict, Unpack
@@ -42,7 +47,7 @@ from headrace.errors import (
 from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine, TokenizerEngine
 from headrace.ingest.documents import make_kind, split_file
-from headrace.ingest.engines import Work, clear, sole_builder
+from headrace.ingest.engines import PLAIN_FOLDER, Work, clear, sole_builder
 from headrace.ingest.first_look import Input, refuse_faults
 from headrace.ingest.kinds.kind import LOSS_MASK
 from headrace.ingest.part_builder import BuildJob, check_tokenizer_engine, plan_encoding
@@ -54,6 +59,7 @@ from headrace.ingest.plan import (
     check_same_build,
     complete_parts,
     content_hashes,
+    is_changed,
     plan_parts,
     source_records,
     tasks_from_records,
@@ -62,11 +68,14 @@ from headrace.ingest.plan import (
 )
 from headrace.ingest.progress import EncoderCounts
 from headrace.ingest.records import MAX_RECORD_BYTES
+from headrace.ingest.reshuffle import Reshuffling, check_begun, clear_shuffled, holds_another
+from headrace.ingest.shuffle_plan import ReshuffleConfig, ReshuffleCost, sizes_of
 from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
+from headrace.store.cache import TokenCache
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, Compression
-from headrace.store.lease import Lease
+from headrace.store.lease import Lease, remove_tree
 from headrace.store.ledger import Ledger, is_finished, summed, write_ledger
 from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import Wire, wire
@@ -144,6 +153,8 @@ class BuildOptions(TypedDict, total=False):
     """Options of :func:`build_cache`.
 
     Attributes:
+        how: How documents are shuffled when all are built; None, the default: they keep their
+            order.
         part_bytes: Source bytes in a part, the unit of work and of resuming; 64 MiB by default.
         engine: What builds the parts: ``pool``, worker processes of this machine; ``inline``, this
             process; ``ray``, a Ray cluster (``RAY_ADDRESS``, or one started here); ``zephyr``, a
@@ -163,6 +174,7 @@ class BuildOptions(TypedDict, total=False):
             build stops at the first bad file.
     """
 
+    how: ReshuffleConfig | None
     part_bytes: int
     engine: Engine
     workers: int | None
@@ -212,6 +224,19 @@ def build_cache(
         ...     )
         >>> report.documents, report.tokens  # five bytes and the end of the text
         (1, 6)
+
+        Shuffled with a seed:
+
+        >>> from headrace.ingest import ReshuffleConfig
+        >>> from headrace.store import open_cache
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("a.txt", "b.txt"):
+        ...         _ = pathlib.Path(folder, name).write_text(name)
+        ...     source, cache = SourceConfig([f"{folder}/*.txt"]), f"{folder}/cache"
+        ...     how = ReshuffleConfig(7)
+        ...     _ = build_cache(source, TokenizerConfig("bytes"), cache, how=how, progress=False)
+        ...     open_cache(cache).shuffle
+        DocumentShuffle(documents=2, seed=7, unit=1)
     """
     return plan_build(source, tokenizer, output, **options).build()
 
@@ -221,46 +246,102 @@ class BuildPlan:
     """What a build is to make and how, before anything is written.
 
     Attributes:
+        output: The cache.
         inputs: What it reads.
         job: What its parts have in common.
         ledger: Its first ledger.
         tokenizer_engine: The encoder that was asked for.
         work: What builds the parts.
         restart: Whether existing content is deleted.
+        how: How documents are shuffled when all are built.
         began: When planning began.
         wire_before: Requests of this process until then.
     """
 
+    output: str
     inputs: Input
     job: BuildJob
     ledger: Ledger
     tokenizer_engine: TokenizerEngine
     work: Work
     restart: bool
+    how: ReshuffleConfig | None
     began: float
     wire_before: Wire
 
-    def build(self) -> BuildReport:
-        """Does what is left to do; see :func:`build_cache`."""
-        output = self.job.root
-        with _with_restart_in_cures(output), sole_builder(output) as (held_lease, begun):
-            if begun is not None and (self.restart or began_in_vain(output, begun, self.ledger)):
-                clear(output, begun)
-                begun = None
-            report = self._build_missing(begun, held_lease)
+    def into(self, output: str) -> BuildPlan:
+        """The plan of another cache of the same sources."""
+        return replace(self, output=output, job=replace(self.job, root=_root(output, self.how)))
+
+    def build(self, announce: Callable[[ReshuffleCost], None] | None = None) -> BuildReport:
+        """Does what is left to do; see :func:`build_cache`. ``announce`` is called with the cost of
+        a shuffle, once the plain cache is built.
+        """
+        report = self._build() if self.how is None else self._build_shuffled(self.how, announce)
+        return replace(report, path=self.output, seconds=time.monotonic() - self.began)
+
+    def _build(self) -> BuildReport:
+        """Builds the plain cache."""
+        root = self.job.root
+        with _with_restart_in_cures(root), sole_builder(root) as (held_lease, old_ledger):
+            if old_ledger is not None and (
+                self.restart or began_in_vain(root, old_ledger, self.ledger)
+            ):
+                clear(root, old_ledger)
+                old_ledger = None
+            report = self._build_missing(old_ledger, held_lease)
         wire_here = wire() - self.wire_before
         return replace(
             report,
             requests=report.requests + wire_here.requests,
             failed_requests=report.failed_requests + wire_here.failed,
-            seconds=time.monotonic() - self.began,
             left_out_files=dict(sorted(self.inputs.left_out.items())),
         )
 
-    def _build_missing(self, begun: Ledger | None, held: Lease) -> BuildReport:
+    def _build_shuffled(
+        self, how: ReshuffleConfig, announce: Callable[[ReshuffleCost], None] | None
+    ) -> BuildReport:
+        """Builds the plain cache, shuffles it, and deletes it; its report."""
+        output = self.output
+        plain = self.job.root
+        with sole_builder(output, but=PLAIN_FOLDER) as (held_lease, old_ledger):
+            if old_ledger is not None and self.restart:
+                clear_shuffled(output, old_ledger)
+                old_ledger = None
+            if old_ledger is not None:
+                self._check_shuffled(old_ledger, how)
+            if old_ledger is None or not old_ledger.finished:
+                report = self._build()
+                sizes = sizes_of(TokenCache.open_member(plain), how)
+                if announce is not None:
+                    announce(sizes.cost)
+                Reshuffling(sizes, output, None, self.work, held_lease, old_ledger).run()
+            else:
+                report = report_of(output, old_ledger.parts, {})
+            remove_tree(plain)
+        return report
+
+    def _check_shuffled(self, old_ledger: Ledger, how: ReshuffleConfig) -> None:
+        """Raises PlanMismatchError if the interrupted build has other settings, SourceError if a
+        source has changed.
+        """
+        output = self.output
+        shuffled = check_begun(output, old_ledger, {"seed": how.seed}, ("seed",))
+        if shuffled["cache"] is not None:
+            raise holds_another(output)
+        sources = shuffled["sources"]
+        begun_build = structs.replace(old_ledger, sources=sources)
+        check_same_build(output, begun_build, self.ledger, old_ledger.parts)
+        current = {str(s["path"]): s for s in self.ledger.sources}
+        changed = [str(s["path"]) for s in sources if is_changed(s, current[str(s["path"])])]
+        if changed:
+            cure = "To build everything anew pass --restart."
+            raise SourceError("changed after the cache was built", field=changed[0], cure=cure)
+
+    def _build_missing(self, old_ledger: Ledger | None, held_lease: Lease) -> BuildReport:
         """Builds what is missing, as the only builder of the folder."""
         output = self.job.root
-        ledger, tasks, finished = self._begin(begun)
+        ledger, tasks, finished = self._begin(old_ledger)
         tokenizer_file = files.join(output, FILE_NAME)
         content = self.inputs.tokenizer.content
         if content is not None and files.read_bytes(tokenizer_file) != content:
@@ -275,7 +356,7 @@ class BuildPlan:
         job = replace(self.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
         what = f"building {output.rstrip('/').rpartition('/')[2]}"
         paths = (file.path for task in missing for file in task.files)
-        built, costs = self.work.build(what, job, missing, paths, held)
+        built, costs = self.work.build(what, job, missing, paths, held_lease)
         records = [built.get(task.name) or finished[task.name] for task in tasks]
         report = replace(
             report_of(output, records, built),
@@ -289,28 +370,35 @@ class BuildPlan:
             write_ledger(output, ledger.complete(records))
         return report
 
-    def _begin(self, begun: Ledger | None) -> tuple[Ledger, list[PartTask], dict[str, PartRecord]]:
+    def _begin(
+        self, old_ledger: Ledger | None
+    ) -> tuple[Ledger, list[PartTask], dict[str, PartRecord]]:
         """The ledger to work on, its tasks, and the parts that are already complete."""
-        output = self.job.root
-        wanted = self.ledger
+        root = self.job.root
+        planned = self.ledger
         listed = {file.shown_path: file for file in self.inputs.listed}
-        if begun is None:
-            write_ledger(output, wanted)
-            return wanted, tasks_from_records(wanted.sources, listed), {}
-        names = {str(s["part"]) for s in begun.sources}
-        records = complete_parts(output, begun)
-        check_same_build(output, begun, wanted, records.values())
-        sources = changed_sources(output, begun.sources, wanted.sources, records)
-        ledger = begun
-        if not begun.finished or sources != begun.sources or len(records) < len(names):
+        if old_ledger is None:
+            write_ledger(root, planned)
+            return planned, tasks_from_records(planned.sources, listed), {}
+        names = {str(s["part"]) for s in old_ledger.sources}
+        records = complete_parts(root, old_ledger)
+        check_same_build(root, old_ledger, planned, records.values())
+        sources = changed_sources(root, old_ledger.sources, planned.sources, records)
+        ledger = old_ledger
+        if not ledger.finished or sources != ledger.sources or len(records) < len(names):
             # The parts that are still to be built follow the rules on bad lines that hold now.
-            metadata = {**begun.metadata, "source": wanted.metadata["source"]}
+            metadata = {**ledger.metadata, "source": planned.metadata["source"]}
             ledger = structs.replace(
-                begun, finished=False, parts=[], sources=sources, metadata=metadata
+                ledger, finished=False, parts=[], sources=sources, metadata=metadata
             )
-        if ledger != begun:
-            write_ledger(output, ledger)
+        if ledger != old_ledger:
+            write_ledger(root, ledger)
         return ledger, tasks_from_records(sources, listed), records
+
+
+def _root(output: str, how: ReshuffleConfig | None) -> str:
+    """Where the plain cache is built."""
+    return output if how is None else files.join(output, PLAIN_FOLDER)
 
 
 @contextmanager
@@ -328,6 +416,7 @@ def plan_build(
     tokenizer: TokenizerConfig,
     output: str,
     *,
+    how: ReshuffleConfig | None = None,
     part_bytes: int = DEFAULT_PART_BYTES,
     engine: Engine = "auto",
     workers: int | None = None,
@@ -366,23 +455,26 @@ def plan_build(
         )
     check_whole("chunk_tokens", chunk_tokens)
     check_at_least("chunk_tokens", chunk_tokens, cure=f"Leave it out for {DEFAULT_CHUNK:,}.")
-    with _with_restart_in_cures(output):
+    root = _root(output, how)
+    with _with_restart_in_cures(root):
         loaded = load_tokenizer(tokenizer)
         layout = CacheLayout(dtype or loaded.dtype.name, chunk_tokens, shard_chunks, compression)
         layout.check_vocabulary(loaded.vocab_size)
         inputs = Input.of(source, loaded)
         check_tokenizer_engine(tokenizer.engine, inputs.tokenizer, inputs.kind)
         # nothing is read of the files for a finished cache
-        if first_look and (restart or not is_finished(output)):
+        if first_look and (restart or not any(map(is_finished, {output, root}))):
             refuse_faults(inputs.faults())
         job = BuildJob(
-            output, inputs.source, inputs.tokenizer.record(), layout, inputs.kind, inputs.template
+            root, inputs.source, inputs.tokenizer.record(), layout, inputs.kind, inputs.template
         )
         ledger = _planned(job, inputs, part_bytes)
         if hash_sources:
             sources = with_hashes(ledger.sources, content_hashes(inputs.listed))
             ledger = structs.replace(ledger, sources=sources)
-    return BuildPlan(inputs, job, ledger, tokenizer.engine, work, restart, began, wire_before)
+    return BuildPlan(
+        output, inputs, job, ledger, tokenizer.engine, work, restart, how, began, wire_before
+    )
 
 
 def _planned(job: BuildJob, inputs: Input, part_bytes: int) -> Ledger:

@@ -197,13 +197,13 @@ def check_same_build(
         )
 
 
-def cure_of_begun(output: str, what: str = "settings") -> str:
+def cure_of_begun(output: str) -> str:
     """The cure if a build was started with other settings; when appending, the output stays the
     same.
     """
     other = "" if cache_of_member(output) else " choose another output,"
     return (
-        f"Give the {what} that it was begun with,{other} or pass --restart to delete it and start"
+        f"Give the settings that it was begun with,{other} or pass --restart to delete it and start"
         " over."
     )
 
@@ -411,7 +411,7 @@ def differing_tokenizers(begun: dict[str, Any], wanted: dict[str, Any]) -> list[
 
 
 def differing_values(
-    begun: dict[str, Any], wanted: dict[str, Any], keys: Collection[str] | None = None
+    begun: Mapping[str, Any], wanted: Mapping[str, Any], keys: Collection[str] | None = None
 ) -> list[str]:
     """The keys that differ (of some, or of all), one phrase each.
 

@@ -36,7 +36,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
@@ -93,6 +93,7 @@ from headrace.store.ledger_table import PartRecord
 from headrace.store.snapshots import add_appended, copy_removed, member_path
 
 _RUNS = "runs"
+_SETTINGS = ("seed", "unit", "part_bytes", "split", "pack", "groups_digest")
 _DOCUMENTS = 1 << 20  # that are looked up together
 
 
@@ -446,7 +447,7 @@ class Reshuffling:
         cache = self.sizes.cache
         planned = _start_ledger(self.sizes, self.origin)
         if self.old_ledger is not None:
-            _check_same(output, self.old_ledger, planned)
+            check_begun(output, self.old_ledger, planned.metadata[SHUFFLED], _SETTINGS)
         names = [str(s["part"]) for s in planned.sources]
         records = {
             name: record for name in names if (record := read_part_record(output, name)) is not None
@@ -617,16 +618,20 @@ def _start_ledger(sizes: ShuffleSizes, origin: str | None) -> Ledger:
     )
 
 
-def _check_same(output: str, begun: Ledger, wanted: Ledger) -> None:
-    """Raises PlanMismatchError if the interrupted copy has other settings."""
-    one = begun.metadata.get(SHUFFLED)
-    two = wanted.metadata[SHUFFLED]
-    if one is None:
-        cure = "Choose a folder that is new or empty."
-        raise CacheError("holds another cache", field="output", value=output, cure=cure)
-    keys = ("seed", "unit", "part_bytes", "split", "pack", "groups_digest")
-    different = differing_values(one, two, keys)
-    if one["fingerprint"] != two["fingerprint"]:
+def check_begun(
+    output: str, old_ledger: Ledger, wanted: Mapping[str, Any], keys: Collection[str]
+) -> dict[str, Any]:
+    """What the ledger says of a shuffle that was begun with these settings.
+
+    Raises:
+        CacheError: it is of another cache.
+        PlanMismatchError: some settings are others.
+    """
+    recorded = old_ledger.metadata.get(SHUFFLED)
+    if recorded is None:
+        raise holds_another(output)
+    different = differing_values(recorded, wanted, keys)
+    if "fingerprint" in wanted and recorded["fingerprint"] != wanted["fingerprint"]:
         different.append("another cache was shuffled")
     if different:
         raise PlanMismatchError(
@@ -635,6 +640,13 @@ def _check_same(output: str, begun: Ledger, wanted: Ledger) -> None:
             value=output,
             cure=cure_of_begun(output),
         )
+    return recorded
+
+
+def holds_another(output: str) -> CacheError:
+    """The error about an output with another cache."""
+    cure = "Choose a folder that is new or empty."
+    return CacheError("holds another cache", field="output", value=output, cure=cure)
 
 
 def _check_room(output: str, needed: int) -> None:
