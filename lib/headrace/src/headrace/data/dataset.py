@@ -49,6 +49,7 @@ from headrace.mix.schedule import (
 )
 from headrace.order.braid.shuffle import PendingBraid
 from headrace.order.compose import fixed_set, window_of_part
+from headrace.order.intervals import run_numbers
 from headrace.order.order import Identity, OpenWindow, Order, Repeat, check_indices
 from headrace.order.seeds import ORDER_VERSION
 from headrace.store.leaf import ArrayList
@@ -366,14 +367,21 @@ def rows_of_step(
             if end is not None and end.num_steps
             else "Steps count from 0.",
         )
-    begin, size = schedule.rows_at(step)
-    stored_rows = int(held_rows(schedule, dataset.length, np.asarray([step]))[0])
-    phase = max(first for first, _ in dataset.phases if first <= step)
-    example = repeated_from(
-        np.arange(begin, begin + stored_rows), dataset.length, schedule.rows_at(phase)[0]
-    )
+    example, _ = examples_of_steps(dataset, schedule, np.array([step]))
     rows = dataset.at_step(step)[0].rows_of_examples(example, row_order)
-    return replace(rows, step=step, batch_size=size)
+    return replace(rows, step=step, batch_size=schedule.rows_at(step)[1])
+
+
+def examples_of_steps(
+    dataset: PlannedDataset, schedule: BatchSchedule, steps: Int64[np.ndarray, " s"]
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " s"]]:
+    """The examples of some steps, which one phase serves, and how many each step has: those that
+    fill a last batch again included.
+    """
+    phase = max(first for first, _ in dataset.phases if first <= steps[0])
+    rows = held_rows(schedule, dataset.length, steps)
+    example = run_numbers(schedule.offset_at(steps), rows)
+    return repeated_from(example, dataset.length, schedule.rows_at(phase)[0]), rows
 
 
 def stored_dataset(dataset: PlannedDataset) -> CacheDataset[Any]:

@@ -211,17 +211,17 @@ class DocumentNumbers:
         ]
         if name == LENGTH and not cache.are_cut:
             yield from (cache.lengths(first, stop) for first, stop in ranges)
-        elif name == LENGTH:
+            return
+        if name == LENGTH:
             values = cache.in_stored_order(lengths_of_documents(cache))
-            yield from (values[first:stop] for first, stop in ranges)
         elif name in self.attributes:
             values = self.attribute(name)
-            yield from (values[first:stop] for first, stop in ranges)
         elif name.endswith(".npy"):
             values = cache.in_stored_order(_sidecar(cache, name, field))
-            yield from (values[first:stop] for first, stop in ranges)
         else:
             yield from self._leaf(name, field)
+            return
+        yield from (values[first:stop] for first, stop in ranges)
 
     def _leaf(self, name: str, field: str) -> Iterator[np.ndarray]:
         cache = self.cache

@@ -46,9 +46,7 @@ class FurtherRows(RowSource):
         for source, at, rows_of_side in self._sides(rows):
             pieces = source.pieces(rows_of_side)
             of_sides.append(pieces._replace(row=at[pieces.row]))
-        both = Pieces(*(np.concatenate(field) for field in zip(*of_sides, strict=True)))
-        order = np.argsort(both.row, kind="stable")
-        return Pieces(*(field[order] for field in both))
+        return Pieces.joined(of_sides)
 
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
         lengths = np.zeros((rows.size, self.max_segments), np.int32)

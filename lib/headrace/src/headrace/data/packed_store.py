@@ -163,12 +163,6 @@ class StoredPacks(RowSource):
         lengths[row[document], nth[document]] = size[document]
         return lengths
 
-    def count_content(
-        self, first: int, stop: int
-    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        lengths = self.segment_lengths(np.arange(first, stop))
-        return lengths.sum(axis=1, dtype=np.int64), (lengths > 0).sum(axis=1)
-
 
 def check_packs(cache: TokenCache, seq_len: int) -> ShuffleRecord:
     """The record of a cache in packs of this length.

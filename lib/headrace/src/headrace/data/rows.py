@@ -77,6 +77,13 @@ class Pieces(NamedTuple):
     start: Int64[np.ndarray, " p"]
     size: Int64[np.ndarray, " p"]
 
+    @classmethod
+    def joined(cls, parts: Sequence[Pieces]) -> Pieces:
+        """The pieces of different rows of one request."""
+        every = cls(*(np.concatenate(field) for field in zip(*parts, strict=True)))
+        order = np.argsort(every.row, kind="stable")
+        return cls(*(field[order] for field in every))
+
 
 class RowSource(abc.ABC):
     """Rows of equal length in a list of stored arrays. What a kind of rows does not have, such as
@@ -160,7 +167,8 @@ class RowSource(abc.ABC):
         self, first: int, stop: int
     ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """Tokens, without padding, and segments of each of the rows ``first .. stop``."""
-        return np.full(stop - first, self.row_elements), np.ones(stop - first, np.int64)
+        lengths = self.segment_lengths(np.arange(first, stop))
+        return lengths.sum(axis=1, dtype=np.int64), (lengths > 0).sum(axis=1)
 
     @property
     def stored_ends(self) -> DocumentEnds | None:
@@ -357,9 +365,7 @@ class JoinedRows:
             of_sources.append(
                 pieces._replace(row=rows[pieces.row], array=pieces.array + first_array[number])
             )
-        every = Pieces(*(np.concatenate(field) for field in zip(*of_sources, strict=True)))
-        order = np.argsort(every.row, kind="stable")
-        return Pieces(*(field[order] for field in every))
+        return Pieces.joined(of_sources)
 
     def _pieces_of_joined(
         self, rows: np.ndarray, source: np.ndarray, row: np.ndarray, first_array: np.ndarray

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8
 
-from headrace.data.dataset import PlannedDataset
+from headrace.data.dataset import PlannedDataset, examples_of_steps
 from headrace.data.rows import (
     BlockSpace,
     Pieces,
@@ -40,7 +40,7 @@ from headrace.data.rows import (
     without_padding,
 )
 from headrace.feed.exchange import Arranged, Look, RowExchange
-from headrace.mix.schedule import BatchSchedule, RowOrder, held_rows, repeated_from
+from headrace.mix.schedule import BatchSchedule, RowOrder
 from headrace.order.intervals import run_numbers
 from headrace.order.residency import WINDOW_STEPS, WindowUses, window_uses
 
@@ -138,20 +138,15 @@ def global_rows(
     each batch is ordered by locality, over the global batch, so that the order does not depend on
     the number of processes.
     """
-    length = dataset.length
-    phase = max(step for step, _ in dataset.phases if step <= first_step)
-    dataset, until = dataset.at_step(first_step)
+    served, until = dataset.at_step(first_step)
     steps = steps if until is None else min(steps, until - first_step)
     numbers = np.arange(first_step, first_step + steps)
-    sizes = schedule.size_at(numbers)
-    begin = schedule.offset_at(numbers)
-    valid = held_rows(schedule, length, numbers)
-    indices = repeated_from(run_numbers(begin, valid), length, schedule.rows_at(phase)[0])
-    rows = dataset.locate(indices)
+    examples, valid = examples_of_steps(dataset, schedule, numbers)
+    rows = served.locate(examples)
     if row_order == "locality":
         order = _by_locality(rows.locality, valid)
         rows = Rows(*(a[order] for a in rows))
-    return GlobalRows(dataset, steps, sizes, valid, rows)
+    return GlobalRows(served, steps, schedule.size_at(numbers), valid, rows)
 
 
 def plan_window(
