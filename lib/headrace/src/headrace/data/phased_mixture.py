@@ -18,12 +18,12 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.component import component_sides, naming_split, split_sides
-from headrace.data.dataset import PlannedDataset
-from headrace.data.left_rows import FurtherDataset, FurtherRows, LeftRows, tokens_of_rows
+from headrace.data.dataset import PlannedDataset, WrappingDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import LeftPieces, PackedRows, PackedTokenDataset, pack_left
 from headrace.data.phased import Continued, PhasedDataset, RunDataset
 from headrace.data.row_tokens import counted_plan
+from headrace.data.rows import FurtherRows, Pieces, Rows, RowSource
 from headrace.data.strands import Orders, placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
@@ -37,7 +37,7 @@ from headrace.mix.phases import (
 from headrace.mix.plan import Plan
 from headrace.order.compose import Compose
 from headrace.order.holdout import HoldOut
-from headrace.order.intervals import Intervals
+from headrace.order.intervals import Intervals, cut_ranges, starts
 from headrace.order.order import Identity, Order, Slice
 from headrace.order.seeds import derive
 from headrace.order.shuffle_config import Shuffle, shuffle_of
@@ -377,6 +377,94 @@ class _PackedCourse(_Course):
         if packs is None:
             return 0, pieces.total
         return packs.num_rows, pieces.total - packs.packed_tokens
+
+
+class FurtherDataset(WrappingDataset):
+    """The further rows of a dataset whose only source is a :class:`FurtherRows`."""
+
+    def __init__(self, base: PlannedDataset) -> None:
+        self.base = base
+        source = base.sources[0]
+        assert isinstance(source, FurtherRows)
+        self._first = source.rows.num_rows
+        self._rows = source.further.num_rows
+
+    @property
+    def has_further_rows(self) -> bool:
+        return True
+
+    @property
+    def length(self) -> int:
+        return self._rows
+
+    def describe(self) -> dict[str, Any]:
+        return {"further": self._rows, "of": self.base.describe()}
+
+    def default_io_block_size(self) -> int:
+        return self.base.default_io_block_size()
+
+    def locate(
+        self, indices: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"] | None = None
+    ) -> Rows:
+        return Rows(np.zeros_like(indices), indices + self._first, indices / max(self._rows, 1))
+
+
+def tokens_of_rows(dataset: PlannedDataset, rows: Int64[np.ndarray, " n"]) -> Intervals:
+    """The tokens of rows of a dataset over one cache.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import TokenSeqDataset
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
+        >>> tokens_of_rows(dataset, np.array([5, 0, 1]))
+        Intervals(0..16, 40..48)
+    """
+    (source,) = dataset.sources
+    pieces = source.pieces(dataset.locate(rows).row)
+    begin = source.first_token[pieces.array] + pieces.start
+    return Intervals(begin, begin + pieces.size)
+
+
+class LeftRows(RowSource):
+    """The tokens of a set in rows like those of a source over a cache, in stored order.
+
+    Tokens are numbered through all parts of the cache. Rows continue across the gaps of the set and
+    across the ends of parts, so that fewer tokens are left out than a row holds. Price: 24 bytes
+    and 0.4 us per row.
+
+    Example:
+        >>> import headrace.testing
+        >>> from headrace import TokenSeqDataset
+        >>> dataset = TokenSeqDataset(headrace.testing.tiny_cache(), seq_len=8)
+        >>> tokens = Intervals(np.array([3, 20]), np.array([6, 30]))
+        >>> rows = LeftRows(dataset.sources[0], tokens)
+        >>> (
+        ...     rows.num_rows,
+        ...     rows.pieces(np.array([0])).start.tolist(),
+        ...     rows.pieces(np.array([0])).size.tolist(),
+        ... )
+        (1, [3, 20], [3, 5])
+    """
+
+    def __init__(self, source: RowSource, tokens: Intervals) -> None:
+        super().__init__(source.cache, source.name, source.row_elements, source.columns)
+        self._num_rows = tokens.total // self.row_elements
+        # No range crosses two parts
+        self._start, stop = tokens.split_at(self.first_token)
+        self._place = starts(
+            stop - self._start
+        )  # where each range begins among the tokens of the set
+
+    @property
+    def num_rows(self) -> int:
+        return self._num_rows
+
+    def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
+        begin = rows * self.row_elements
+        end = begin + self.row_elements
+        row, number, low, high = cut_ranges(begin, end, self._place[:-1], self._place[1:])
+        array, start = self.in_arrays(self._start[number] + (low - self._place[number]))
+        return Pieces(row, low - begin[row], array, start, high - low)
 
 
 def _rows_from(part: PlannedDataset, position: int, epoch: int) -> Int64[np.ndarray, " n"]:

@@ -324,6 +324,53 @@ def ends_by_token(sources: Sequence[RowSource]) -> dict[int, int]:
     return {k: s.end_token for k, s in enumerate(sources) if s.end_token is not None}
 
 
+class FurtherRows(RowSource):
+    """The rows of a source, and behind them those of another of its kind over the same arrays.
+
+    A run numbers its sources once. So what is left of an epoch that a change of ``seq_len`` cut
+    short is no source of its own: the rows of a dataset keep their numbers, and further rows follow
+    them.
+    """
+
+    has_gaps = True
+    """Further rows continue across what was drawn before, where no stored token ends a document."""
+
+    def __init__(self, rows: RowSource, further: RowSource) -> None:
+        super().__init__(rows.cache, rows.name, rows.row_elements, rows.columns, rows.ends)
+        self.rows = rows
+        self.further = further
+        self.max_segments = max(rows.max_segments, further.max_segments)
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.num_rows + self.further.num_rows
+
+    def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
+        if int(rows.max(initial=0)) < self.rows.num_rows:
+            return self.rows.pieces(rows)
+        of_sides: list[Pieces] = []
+        for source, at, rows_of_side in self._sides(rows):
+            pieces = source.pieces(rows_of_side)
+            of_sides.append(pieces._replace(row=at[pieces.row]))
+        return Pieces.joined(of_sides)
+
+    def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
+        lengths = np.zeros((rows.size, self.max_segments), np.int32)
+        for source, at, rows_of_side in self._sides(rows):
+            lengths[at, : source.max_segments] = source.segment_lengths(rows_of_side)
+        return lengths
+
+    def _sides(
+        self, rows: Int64[np.ndarray, " n"]
+    ) -> Iterator[tuple[RowSource, Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]]:
+        """Each of the two sources, where its rows are in the request, and their numbers there."""
+        is_further = rows >= self.rows.num_rows
+        at = np.flatnonzero(~is_further)
+        yield self.rows, at, rows[at]
+        at = np.flatnonzero(is_further)
+        yield self.further, at, rows[at] - self.rows.num_rows
+
+
 class JoinedRows:
     """Finds the pieces of rows of several sources: in one pass those of sources whose rows are
     :class:`~headrace.order.windows.Windows` over whole arrays (``RowSource.whole_windows``), others

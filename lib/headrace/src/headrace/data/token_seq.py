@@ -40,9 +40,8 @@ from headrace.data.documents import (
 )
 from headrace.data.erased_rows import ErasedRows, Erasure
 from headrace.data.kept_sums import load_or_add_up
-from headrace.data.left_rows import FurtherRows
 from headrace.data.pairs import refuse_pairs_in_a_stream
-from headrace.data.rows import Pieces, Rows, RowSource
+from headrace.data.rows import FurtherRows, Pieces, Rows, RowSource
 from headrace.data.saved_filters import RemovedDocuments, removed_once
 from headrace.errors import ConfigError, check_at_least, check_path, check_whole, command_line
 from headrace.metrics import ReadStats
@@ -251,9 +250,7 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         return other
 
     def with_further(self, further: RowSource) -> Self:
-        """This dataset, whose source has further rows behind its own; see
-        :mod:`headrace.data.left_rows`.
-        """
+        """This dataset, whose source has further rows behind its own."""
         other = self._copy()
         other._further = FurtherRows(self._rows, further)
         return other
