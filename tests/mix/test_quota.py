@@ -19,7 +19,7 @@ from headrace.mix.blend import Blend
 from headrace.mix.quota import Quota, even_rows
 from headrace.mix.quota_walk import CHUNK
 from headrace.mix.schedule import MAX_STEP
-from headrace.mix.shares import ONE, UNLIMITED, fixed_point
+from headrace.mix.shares import ONE, UNLIMITED, Account, fixed_point
 
 
 def rows_of(matrix):
@@ -376,8 +376,7 @@ def test_limits_do_not_disturb_the_past_or_the_bound(case):
     free, quota = (
         Quota(rows_of([weights]), len(weights), batch, given) for given in (None, limits)
     )
-    zero = np.zeros(len(weights), np.int64)
-    run = quota._shares.run(zero, zero, 0, 2 * CHUNK)
+    run = quota._shares.run(Account.empty(len(weights)), 0, 2 * CHUNK)
     reached = (run.whole[: run.filled] >= quota._shares.limits).any(axis=1)
     before = int(reached.argmax()) if reached.any() else run.filled
     for s in range(before):

@@ -16,18 +16,14 @@ from headrace.mix.blend import Blend
 from headrace.mix.quota import Quota
 from headrace.mix.quota_walk import (
     CHUNK,
-    NEVER,
-    Account,
     Reach,
     Walk,
     due_first,
     longest_wait,
     may_be_early,
-    room_before_limits,
-    shares_after,
 )
 from headrace.mix.schedule import MAX_STEP
-from headrace.mix.shares import ONE, fixed_point
+from headrace.mix.shares import NEVER, ONE, Account, fixed_point
 from headrace.mix.stages import Stage, Stages
 
 
@@ -198,11 +194,12 @@ def test_parts():
     whole = np.array([5, 9])
     part = np.array([ONE // 2, ONE // 2])
     rate = np.array([ONE // 4, 3 * ONE // 4])
-    assert room_before_limits(whole, part, rate, np.array([10, 1 << 62])) == 10
-    assert room_before_limits(whole, part, rate, np.array([6, 11])) < 0
-    assert shares_after(whole, part, rate, 2)[0].tolist() == [6, 11]
-    assert due_first(whole, part, rate, whole, 15, ONE // 4, 1) is not None
-    assert due_first(whole, part, rate, whole, 99, ONE // 4, 1) is None
+    account = Account(whole, part, whole)
+    assert account.room_before(np.array([10, 1 << 62]), rate) == 10
+    assert account.room_before(np.array([6, 11]), rate) < 0
+    assert account.after(rate, 2).whole.tolist() == [6, 11]
+    assert due_first(account, rate, 15, ONE // 4, 1) is not None
+    assert due_first(account, rate, 99, ONE // 4, 1) is None
 
 
 def test_a_guess_is_exact_once_the_longest_wait_is_over():
@@ -215,16 +212,8 @@ def test_a_guess_is_exact_once_the_longest_wait_is_over():
             quota.prepare(step)
         for chunk in range(4, 20, 5):
             held = quota._anchors[chunk]
-            rate = quota._shares.run(held.whole, held.part, 0, 1).rate[0]
-            guess = due_first(
-                held.whole,
-                held.part,
-                rate,
-                held.drawn,
-                chunk * CHUNK,
-                quota._walk.delta,
-                quota._walk.id_bits,
-            )
+            rate = quota._shares.run(held, 0, 1).rate[0]
+            guess = due_first(held, rate, chunk * CHUNK, quota._walk.delta, quota._walk.id_bits)
             assert guess is not None
             wrong += guess.tolist() != held.drawn.tolist()
             if longest_wait(rate) > 15 * CHUNK:

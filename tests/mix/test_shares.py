@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.mix import BatchSchedule
 from headrace.mix.quota import Quota
-from headrace.mix.shares import BITS, ONE, PART, UNLIMITED, Shares, fixed_point
+from headrace.mix.shares import BITS, ONE, PART, UNLIMITED, Account, Shares, fixed_point
 
 STEPS = 60
 
@@ -66,9 +66,7 @@ def test_limits_are_reached_exactly_and_what_is_freed_is_shared_in_proportion(ca
     rows, limits, batch = case
     matrix = np.array(rows, float) / np.sum(rows, axis=1, keepdims=True)
     d = len(limits)
-    run = Shares(lambda s: matrix[s], d, batch, limits).run(
-        np.zeros(d, np.int64), np.zeros(d, np.int64), 0, STEPS
-    )
+    run = Shares(lambda s: matrix[s], d, batch, limits).run(Account.empty(d), 0, STEPS)
     sizes = batch.size_at(np.arange(STEPS)).tolist()
     expected = poured([[Fraction(w) for w in row] for row in rows], limits, sizes)
     assert (
@@ -91,13 +89,14 @@ def test_a_run_in_two_parts_is_the_run_in_one(case, cut):
     rows, limits, batch = case
     matrix = np.array(rows, float) / np.sum(rows, axis=1, keepdims=True)
     shares = Shares(lambda s: matrix[s], len(limits), batch, limits)
-    zero = np.zeros(len(limits), np.int64)
-    one = shares.run(zero, zero, 0, STEPS)
-    first = shares.run(zero, zero, 0, cut)
+    nothing = Account.empty(len(limits))
+    one = shares.run(nothing, 0, STEPS)
+    first = shares.run(nothing, 0, cut)
     if first.filled < cut:
         assert one.filled == first.filled
         return
-    rest = shares.run(first.whole[-1], first.part[-1], cut, STEPS - cut)
+    reached = Account(first.whole[-1], first.part[-1], first.whole[-1])
+    rest = shares.run(reached, cut, STEPS - cut)
     assert one.filled == cut + rest.filled
     for name in ("whole", "part", "rate"):
         joined = np.concatenate([getattr(first, name), getattr(rest, name)[: rest.filled]])
@@ -180,8 +179,7 @@ def test_shares_of_tokens_go_on_as_long_as_endless_components_may_fill_a_step(da
         largest,
         row_tokens,
     )
-    start = np.zeros(components, np.int64)
-    run = shares.run(start, start, 0, STEPS)
+    run = shares.run(Account.empty(components), 0, STEPS)
     assert run.filled == STEPS
     assert run.whole.sum(axis=1).tolist() == [
         batch.rows_at(step + 1)[0] - (run.part[step].sum() >> 44) for step in range(STEPS)
@@ -235,7 +233,7 @@ def settle_every_step(walk):
 
     def take_none(span, state, row, counts, off):
         account = walk._account(state)
-        run = walk._shares.run(account.whole, account.part, int(span.step[row]), 1)
+        run = walk._shares.run(account, int(span.step[row]), 1)
         above = run.part[0] + walk.delta
         state.due[:] = run.whole[0] + (above >> BITS)
         state.above[:] = above & PART

@@ -71,7 +71,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -89,19 +89,15 @@ from headrace.mix.policy import (
 )
 from headrace.mix.quota_walk import (
     CHUNK,
-    NEVER,
-    Account,
     Reach,
     Walk,
     Walked,
     due_first,
     longest_wait,
     may_be_early,
-    room_before_limits,
-    shares_after,
 )
 from headrace.mix.schedule import MAX_STEP, BatchSchedule
-from headrace.mix.shares import BITS, PART, UNLIMITED, Shares
+from headrace.mix.shares import BITS, NEVER, PART, UNLIMITED, Account, Shares
 from headrace.order.intervals import run_numbers
 
 _TABLES = 16
@@ -199,9 +195,7 @@ class Quota(MixingPolicy):
         self.batch = batch
         self._weights = weights
         self._settled = settled
-        if start is None:
-            zero = np.zeros(components, np.int64)
-            start = Account(zero, zero, zero)
+        start = start or Account.empty(components)
         self._before = int(start.drawn.sum())
         self._walk = Walk(self._shares, components, batch, self._before)
         self._no_counts = np.empty((0, components), np.int64)
@@ -274,7 +268,7 @@ class Quota(MixingPolicy):
         anchor = self._anchors[chunk]
         if row == 0:
             return anchor
-        shares = self._shares.run(anchor.whole, anchor.part, chunk * CHUNK, row)
+        shares = self._shares.run(anchor, chunk * CHUNK, row)
         return Account(shares.whole[-1], shares.part[-1], drawn)
 
     def anchor_at(self, step: int) -> Anchor:
@@ -459,7 +453,7 @@ class Quota(MixingPolicy):
         # 1. Only constant weights forget, and only if no largest share binds
         if self._settled is None or chunk * CHUNK < self._settled:
             return NEVER
-        if self._shares.may_fill_largest(account.whole, account.part, chunk * CHUNK):
+        if self._shares.may_fill_largest(account, chunk * CHUNK):
             return NEVER
         # 2. What was told at the anchor before holds until another component is used up
         used_up = account.whole >= self._shares.limits
@@ -483,7 +477,7 @@ class Quota(MixingPolicy):
         if idle.any() and (account.part[idle].any() or (account.whole - account.drawn)[idle].any()):
             return NEVER
         # 5. Else it takes the waits in which every component gets what it is off, and as many again
-        run = self._shares.run(account.whole, account.part, chunk * CHUNK, 1)
+        run = self._shares.run(account, chunk * CHUNK, 1)
         if not run.filled:
             return NEVER
         off = int(np.abs(account.drawn - account.whole)[~idle].max()) + 1
@@ -499,31 +493,29 @@ class Quota(MixingPolicy):
         examples = self._examples(at)
         if chunk - at < _FAR or anchor.calm > examples:
             return None
-        run = self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1)
+        run = self._shares.run(anchor, at * CHUNK, 1)
         if not run.filled:
             return None
         rate = run.rate[0]
         # Not past the point where a component comes near its limit: rates change there
-        room = room_before_limits(anchor.whole, anchor.part, rate, self._shares.limits)
+        room = anchor.room_before(self._shares.limits, rate)
         if room < 0:
             return None
         if room < NEVER:
             chunk = min(chunk, self._chunk_of(examples + room))
         # 1. Where to guess, and the shares there
-        begin, (integers, part) = self._find_begin(anchor, at, chunk, rate)
+        begin, account = self._find_begin(anchor, at, chunk, rate)
         self._reach.check_replay(begin, chunk, rate, self._examples(chunk) / max(chunk, 1))
         if begin <= at + 1:
             return None
         # 2. The guess
         total = self._before + self._examples(begin)
-        guess = due_first(
-            integers, part, rate, anchor.drawn, total, self._walk.delta, self._walk.id_bits
-        )
+        guess = due_first(account, rate, total, self._walk.delta, self._walk.id_bits)
         if guess is None:
             return None
         # 3. The walk from there. If a component is ever a full example off, the guess was no state
         #    that a quota can be in
-        now = Account(integers, part, guess)
+        now = replace(account, drawn=guess)
         for number in range(begin, chunk):
             walked = self._walk.walk(now, number * CHUNK, CHUNK, self._no_counts)
             if walked.steps < CHUNK or walked.late:
@@ -534,24 +526,23 @@ class Quota(MixingPolicy):
 
     def _find_begin(
         self, anchor: _Anchor, at: int, chunk: int, rate: Int64[np.ndarray, " d"]
-    ) -> tuple[int, tuple[Int64[np.ndarray, " d"], Int64[np.ndarray, " d"]]]:
-        """The chunk from which a guess is exact at ``chunk``, or ``at``; and the shares before it.
+    ) -> tuple[int, Account]:
+        """The chunk from which a guess is exact at ``chunk``, or ``at``; and the account before it,
+        with what was drawn before ``at``.
 
         Twice the longest wait before ``chunk``, of the components that need a guess there. Which
         ones do depends on where that is, so it is searched for: back by a tenth more each time.
         """
         back = 1.0
         while (begin := chunk - int(back)) > at:
-            shares = shares_after(
-                anchor.whole, anchor.part, rate, self._examples(begin) - self._examples(at)
-            )
-            early = may_be_early(shares[1], rate, self._walk.delta)
+            account = anchor.after(rate, self._examples(begin) - self._examples(at))
+            early = may_be_early(account.part, rate, self._walk.delta)
             if self._examples(chunk) - self._examples(begin) >= 2 * longest_wait(
                 np.where(early, rate, 0)
             ):
-                return begin, shares
+                return begin, account
             back *= 1.1
-        return at, (anchor.whole, anchor.part)
+        return at, anchor
 
     def _check_reach(self, at: int, chunk: int) -> None:
         """Raises ConfigError if the walk to a chunk, or to where one may jump, takes too long."""
@@ -562,7 +553,7 @@ class Quota(MixingPolicy):
             self._reach.check_walk(at, min(settled, chunk) if settled > at else chunk)
             return
         examples = self._examples(at)
-        rate = self._shares.run(anchor.whole, anchor.part, at * CHUNK, 1).rate[0]
+        rate = self._shares.run(anchor, at * CHUNK, 1).rate[0]
         # Where it is calm already but cannot jump, a limit is near, which is reached by then
         calm = anchor.calm if anchor.calm > examples else examples + 4 * longest_wait(rate)
         if self._reach.is_far(at, self._chunk_of(min(calm, last))):

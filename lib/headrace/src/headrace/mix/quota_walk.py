@@ -67,15 +67,13 @@ from jaxtyping import Bool, Float64, Int64
 
 from headrace.errors import ConfigError
 from headrace.mix.schedule import BatchSchedule
-from headrace.mix.shares import BITS, ONE, PART, UNLIMITED, ShareRun, Shares
+from headrace.mix.shares import BITS, NEVER, ONE, PART, Account, ShareRun, Shares
 from headrace.native import native_library
 
 CHUNK = 256
 """Steps between two anchors, and in one recomputed table."""
 _TABLED = 1 << 16
 """Steps times components whose shares are made with numpy at a time: 2 MB."""
-NEVER = 1 << 62
-"""More examples than any run has."""
 _LONGEST = 1 << 32
 """Longest wait for which deadlines, in float64, are exact enough."""
 _MOST_WALKED = 1 << 21
@@ -84,17 +82,6 @@ _MOST_REPLAYED = 1 << 18
 """Steps that are walked at most before a far step, where weights are constant, up to 32 components:
 below 1 s.
 """
-
-
-@dataclass(frozen=True)
-class Account:
-    """What each component should have (``whole + part * 2**-44`` examples) and has,
-    before a step.
-    """
-
-    whole: Int64[np.ndarray, " d"]
-    part: Int64[np.ndarray, " d"]
-    drawn: Int64[np.ndarray, " d"]
 
 
 @dataclass(frozen=True)
@@ -189,7 +176,7 @@ class Walk:
         size = self._batch.size_at(step[:-1])
         if lines is None:
             account = self._account(state)
-            shares = self._shares.run(account.whole, account.part, first, stop - first)
+            shares = self._shares.run(account, first, stop - first)
             if self._shares.bounded:
                 largest = self._shares.largest_rows(shares.rate, size)
         total = self._batch.offset_at(step[1:]) + self._before
@@ -260,7 +247,7 @@ class Walk:
         """
         shares = span.shares
         if shares is None:  # rates do not depend on what was drawn
-            shares = self._shares.run(state.due, state.above, int(span.step[row]), 1)
+            shares = self._shares.run(self._account(state), int(span.step[row]), 1)
             rate = shares.rate[0]
             live = shares.live[0]
         else:
@@ -344,48 +331,6 @@ def longest_wait(rate: Int64[np.ndarray, " d"]) -> int:
     return wait if wait <= _LONGEST else NEVER
 
 
-def shares_after(
-    whole: Int64[np.ndarray, " d"],
-    part: Int64[np.ndarray, " d"],
-    rate: Int64[np.ndarray, " d"],
-    examples: int,
-) -> tuple[Int64[np.ndarray, " d"], Int64[np.ndarray, " d"]]:
-    """Exact shares after a number of further examples at constant rates.
-
-    Example:
-        >>> rate = np.array([ONE // 4, 3 * ONE // 4])
-        >>> whole, part = shares_after(np.array([1, 0]), np.array([0, 0]), rate, 6)
-        >>> whole.tolist(), (part / ONE).tolist()
-        ([2, 4], [0.5, 0.5])
-    """
-    # Python's integers: products go beyond 64 bits
-    sums = [int(p) + int(r) * examples for p, r in zip(part, rate, strict=True)]
-    return whole + np.array([x >> BITS for x in sums]), np.array([x & PART for x in sums])
-
-
-def room_before_limits(
-    whole: Int64[np.ndarray, " d"],
-    part: Int64[np.ndarray, " d"],
-    rate: Int64[np.ndarray, " d"],
-    limits: Int64[np.ndarray, " d"],
-) -> int:
-    """Examples of the mixture before a share comes within two of its limit; below 0: none.
-
-    Example:
-        A share of 1 that grows by a quarter may reach 8, two below its limit of 10.
-
-        >>> one, zero = np.array([1]), np.array([0])
-        >>> room_before_limits(one, zero, np.array([ONE // 4]), np.array([10]))
-        28
-    """
-    room = [
-        ((int(most) - 2 - int(w)) * ONE - int(p)) // int(r)
-        for w, p, r, most in zip(whole, part, rate, limits, strict=True)
-        if r > 0 and most < UNLIMITED
-    ]
-    return min(room, default=NEVER)
-
-
 def may_be_early(
     part: Int64[np.ndarray, " d"], rate: Int64[np.ndarray, " d"], delta: int
 ) -> Bool[np.ndarray, " d"]:
@@ -412,33 +357,27 @@ def may_be_early(
 
 
 def due_first(
-    whole: Int64[np.ndarray, " d"],
-    part: Int64[np.ndarray, " d"],
-    rate: Int64[np.ndarray, " d"],
-    earlier: Int64[np.ndarray, " d"],
-    total: int,
-    delta: int,
-    id_bits: int,
+    account: Account, rate: Int64[np.ndarray, " d"], total: int, delta: int, id_bits: int
 ) -> Int64[np.ndarray, " d"] | None:
     """The guess: what is due was drawn, and of the rest what is due first.
 
-    ``earlier`` are the examples drawn at a step from which on weights are constant: for components
-    whose rate is 0, and those that cannot have been served early since. None if the guess cannot
-    sum to ``total``.
+    The account has the examples drawn at an earlier step, from which on weights are constant: for
+    components whose rate is 0, and those that cannot have been served early since. None if the
+    guess cannot sum to ``total``.
 
     Example:
         After 12 examples at weights 1/2, 3/10, 1/5, in units of 1/10 of an example:
 
         >>> whole, part = np.array([6, 3, 2]), np.array([0, 6, 4]) * (ONE // 10)
         >>> rate = np.array([5, 3, 2]) * (ONE // 10)
-        >>> due_first(whole, part, rate, np.zeros(3, int), 12, ONE // 8, id_bits=2)
+        >>> due_first(Account(whole, part, np.zeros(3, int)), rate, 12, ONE // 8, id_bits=2)
         array([6, 4, 2])
     """
     # What is due
-    with_margin = part + delta
-    early = may_be_early(part, rate, delta)
-    due = np.where(rate > 0, whole + (with_margin >> BITS), earlier)
-    drawn = np.where(early, due, np.maximum(due, earlier))
+    with_margin = account.part + delta
+    early = may_be_early(account.part, rate, delta)
+    due = np.where(rate > 0, account.whole + (with_margin >> BITS), account.drawn)
+    drawn = np.where(early, due, np.maximum(due, account.drawn))
     # Of the rest, what is due first; only of those that can have been served early
     with_margin &= PART
     may = (with_margin >= 2 * delta) & early

@@ -43,6 +43,8 @@ BITS = 44
 ONE = 1 << BITS
 PART = ONE - 1
 UNLIMITED = 1 << 62
+NEVER = 1 << 62
+"""More examples than any run has."""
 _SHORT = 1e-9  # of a step: what rounding may leave of it
 
 
@@ -77,6 +79,54 @@ def fixed_point(weights: Float64[np.ndarray, "n d"]) -> Int64[np.ndarray, "n d"]
 
 
 @dataclass(frozen=True)
+class Account:
+    """What each component should have (``whole + part * 2**-44`` examples) and has, before a
+    step.
+    """
+
+    whole: Int64[np.ndarray, " d"]
+    part: Int64[np.ndarray, " d"]
+    drawn: Int64[np.ndarray, " d"]
+
+    @classmethod
+    def empty(cls, components: int) -> Account:
+        """That before all steps."""
+        zero = np.zeros(components, np.int64)
+        return cls(zero, zero, zero)
+
+    def after(self, rate: Int64[np.ndarray, " d"], examples: int) -> Account:
+        """With the exact shares after a number of further examples at constant rates.
+
+        Example:
+            >>> rate = np.array([ONE // 4, 3 * ONE // 4])
+            >>> later = Account(np.array([1, 0]), *np.zeros((2, 2), int)).after(rate, 6)
+            >>> later.whole.tolist(), (later.part / ONE).tolist()
+            ([2, 4], [0.5, 0.5])
+        """
+        # Python's integers: products go beyond 64 bits
+        sums = [int(p) + int(r) * examples for p, r in zip(self.part, rate, strict=True)]
+        whole = self.whole + np.array([x >> BITS for x in sums])
+        return Account(whole, np.array([x & PART for x in sums]), self.drawn)
+
+    def room_before(self, limits: Int64[np.ndarray, " d"], rate: Int64[np.ndarray, " d"]) -> int:
+        """Examples of the mixture before a share comes within two of its limit; below 0: none.
+
+        Example:
+            A share of 1 that grows by a quarter may reach 8, two below its limit of 10.
+
+            >>> one = Account(np.array([1]), np.array([0]), np.array([0]))
+            >>> one.room_before(np.array([10]), np.array([ONE // 4]))
+            28
+        """
+        room = [
+            ((int(most) - 2 - int(w)) * ONE - int(p)) // int(r)
+            for w, p, r, most in zip(self.whole, self.part, rate, limits, strict=True)
+            if r > 0 and most < UNLIMITED
+        ]
+        return min(room, default=NEVER)
+
+
+@dataclass(frozen=True)
 class ShareRun:
     """Shares of D components after each of n steps."""
 
@@ -99,7 +149,7 @@ class Shares:
         >>> shares = Shares(
         ...     lambda steps: np.full((len(steps), 2), 0.5), 2, BatchSchedule(8), [10, None]
         ... )
-        >>> shares.run(np.zeros(2, np.int64), np.zeros(2, np.int64), 0, 4).whole.tolist()
+        >>> shares.run(Account.empty(2), 0, 4).whole.tolist()
         [[4, 4], [8, 8], [10, 14], [10, 22]]
     """
 
@@ -141,10 +191,10 @@ class Shares:
         """The straight lines of the weights, if shares are these weights and nothing else."""
         return None if self._lines is None else self._lines(step)
 
-    def run(
-        self, whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], first: int, n: int
-    ) -> ShareRun:
-        """Shares after each of the ``n`` steps from ``first`` on, given the shares before it."""
+    def run(self, account: Account, first: int, n: int) -> ShareRun:
+        """Shares after each of the ``n`` steps from ``first`` on, given the account before it."""
+        whole = account.whole
+        part = account.part
         steps = np.arange(first, first + n, dtype=np.int64)
         weights = self._weights(steps)
         sizes = self._batch.size_at(steps)
@@ -253,16 +303,13 @@ class Shares:
         """The most rows of each step that a component may have: its largest share, rounded up."""
         return np.ceil(self._row_bound(rate) * sizes[:, None] - _SHORT).astype(np.int64)
 
-    def may_fill_largest(
-        self, whole: Int64[np.ndarray, " d"], part: Int64[np.ndarray, " d"], step: int
-    ) -> bool:
+    def may_fill_largest(self, account: Account, step: int) -> bool:
         """Whether a component may be due as many rows of a step as its largest share allows, from
-        ``step`` on, while weights stay as they are there. ``whole`` and ``part`` are the shares
-        before it.
+        ``step`` on, while weights stay as they are there.
         """
         if not self.bounded:
             return False
-        run = self.run(whole, part, step, 1)
+        run = self.run(account, step, 1)
         if not run.filled:
             return False
         rate = run.rate

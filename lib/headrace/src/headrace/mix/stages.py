@@ -51,9 +51,8 @@ from headrace.mix.policy import (
     refused,
 )
 from headrace.mix.quota import Quota
-from headrace.mix.quota_walk import Account
 from headrace.mix.schedule import MAX_STEP, BatchSchedule
-from headrace.mix.shares import BITS, ONE, PART, UNLIMITED
+from headrace.mix.shares import BITS, ONE, PART, UNLIMITED, Account
 
 _Answer = TypeVar("_Answer")
 
