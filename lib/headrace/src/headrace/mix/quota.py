@@ -98,7 +98,6 @@ from headrace.mix.quota_walk import (
 )
 from headrace.mix.schedule import MAX_STEP, BatchSchedule
 from headrace.mix.shares import BITS, NEVER, PART, UNLIMITED, Account, Shares
-from headrace.order.intervals import run_numbers
 
 _TABLES = 16
 """Chunks of counts that are kept: neighbours of a step, and what several readers ask for."""
@@ -597,7 +596,8 @@ def even_tables(
     steps, components = counts.shape
     of_each = counts.ravel()
     component = np.repeat(np.tile(np.arange(components, dtype=np.int32), steps), of_each)
-    rank = run_numbers(0, of_each)
+    first_of_each = np.cumsum(of_each) - of_each
+    rank = np.arange(component.size, dtype=np.int64) - np.repeat(first_of_each, of_each)
     # 43 bits of (2k + 1) / (2 count) tell all places apart, which differ by 2**-35 at least. The
     # row's number below them (18 bits: a batch has at most 2**18 rows) makes the sort total
     key = ((2 * rank + 1) << 42) // np.repeat(of_each, of_each)
