@@ -17,8 +17,7 @@ shards (100 MB by default).
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -41,7 +40,7 @@ from headrace.store.ledger import (
 )
 from headrace.store.ledger_table import LeafRecord, PartRecord
 from headrace.store.memory import return_freed_memory
-from headrace.store.ragged import ArrayWriter, data_url, name_owner, offsets_url
+from headrace.store.ragged import LeafWriter, data_url
 from headrace.store.snapshots import copy_removed
 
 PART = "00000"
@@ -177,35 +176,11 @@ def _copy_leaf(
         if leaf.name == TOKENS
         else layout.leaf(LeafSpec(leaf.name, leaf.dtype.name, leaf.kind, leaf.width))
     )
-    digest = hashlib.sha256()
-    url = data_url(output, PART, leaf.name)
+    size = leaf.num_elements, leaf.num_documents
+    ragged = leaf.kind == "ragged"
+    writer = LeafWriter(output, PART, leaf.name, stored, ragged=ragged, size=size)
     dtype = np.dtype(stored.dtype)
-    values = (fitting(block, dtype, url) for block in leaf.blocks())
-    arrays = {url: _copy_array(url, stored, leaf.num_elements, values, digest, advance)}
-    if leaf.kind == "ragged":
-        ends = chain([np.zeros(1, np.int64)], leaf.ends())
-        url = offsets_url(output, PART, leaf.name)
-        arrays[url] = _copy_array(url, stored.offsets(), leaf.num_documents + 1, ends, digest, None)
-    name_owner(f"sha256:{digest.hexdigest()}", arrays)
-    return LeafRecord(leaf.num_elements, f"sha256:{digest.hexdigest()}")
-
-
-def _copy_array(
-    url: str,
-    layout: CacheLayout,
-    length: int,
-    blocks: Iterable[np.ndarray],
-    digest: Any,
-    advance: Callable[[int], None] | None,
-) -> np.ndarray | None:
-    """Writes the missing shards; each file completely or not at all. Returns the checksums of all
-    chunks.
-    """
-    writer = ArrayWriter(url, layout, layout.zarr_metadata(length), resume=True)
-    for block in blocks:
-        digest.update(np.ascontiguousarray(block, block.dtype.newbyteorder("<")).data)
-        writer.append(block)
-        if advance is not None:
-            advance(block.size)
-    writer.close()
-    return writer.checksums
+    for block in leaf.blocks():
+        writer.append(fitting(block, dtype, data_url(output, PART, leaf.name)))
+        advance(block.size)
+    return writer.close(chain([np.zeros(1, np.int64)], leaf.ends()))

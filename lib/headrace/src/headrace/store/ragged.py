@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -86,9 +86,9 @@ class PartWriter:
         self.name = name
         self.layout = layout
         remove_tree(part_folder(root, name))
-        self._tokens = _LeafWriter(root, name, TOKENS, layout, ragged=True)
+        self._tokens = LeafWriter(root, name, TOKENS, layout, ragged=True)
         self._leaves = {
-            spec.name: _LeafWriter(
+            spec.name: LeafWriter(
                 root, name, spec.name, layout.leaf(spec), ragged=spec.kind == "ragged"
             )
             for spec in leaves
@@ -121,19 +121,18 @@ class PartWriter:
             problem = f"has the leaves {sorted(self._leaves)}, but {sorted(leaves)} were given"
             raise CacheError(problem, field="part", value=self.name)
         # All is checked before anything is written.
-        checked = [(self._tokens, *self._tokens.checked(tokens, lengths, len(lengths)))]
+        checked = [(self._tokens, tokens, self._tokens.checked(tokens, lengths, len(lengths)))]
         for name, (values, counts) in leaves.items():
-            checked.append(
-                (self._leaves[name], *self._leaves[name].checked(values, counts, len(lengths)))
-            )
+            writer = self._leaves[name]
+            checked.append((writer, values, writer.checked(values, counts, len(lengths))))
             width = self._widths.get(name)
             if width is not None and (
                 counts is None or not np.array_equal(counts, width * np.asarray(lengths))
             ):
                 problem = f"values of leaf {name} are not {width} for each token"
                 raise CacheError(problem, field="part", value=self.name)
-        for writer, stored, counts in checked:
-            writer.append(stored, counts)
+        for writer, values, counts in checked:
+            writer.append(values, counts)
         self._documents += len(lengths)
 
     def close(self, **extra: Any) -> PartRecord:
@@ -153,25 +152,48 @@ class PartWriter:
         remove_tree(part_folder(self.root, self.name))
 
 
-class _LeafWriter:
-    """Writes the arrays of one leaf of one part."""
+class LeafWriter:
+    """Writes the arrays of one leaf of one part.
+
+    Args:
+        root: Folder or URL of the cache.
+        part: Name of the part.
+        leaf: Name of the leaf.
+        layout: Its layout.
+        ragged: Whether documents have any number of values.
+        size: Elements and documents of a leaf that may be there in part: its finished files are
+            kept. None: a new leaf, as long as what is appended.
+    """
 
     def __init__(
-        self, root: str, part: str, leaf: str, layout: CacheLayout, *, ragged: bool
+        self,
+        root: str,
+        part: str,
+        leaf: str,
+        layout: CacheLayout,
+        *,
+        ragged: bool,
+        size: tuple[int, int] | None = None,
     ) -> None:
         self._part = part
         self._leaf = leaf
         self._layout = layout
         self._offsets_url = offsets_url(root, part, leaf)
-        self._data = ArrayWriter(data_url(root, part, leaf), layout)
+        self._size = size
+        self._data = self._array(data_url(root, part, leaf), layout, size and size[0])
         self._lengths: list[np.ndarray] | None = [np.zeros(1, np.int64)] if ragged else None
         self._digest = hashlib.sha256()
 
+    def _array(self, url: str, layout: CacheLayout, length: int | None) -> ArrayWriter:
+        if length is None:
+            return ArrayWriter(url, layout)
+        return ArrayWriter(url, layout, layout.zarr_metadata(length), resume=True)
+
     def checked(
         self, values: np.ndarray, lengths: np.ndarray | None, documents: int
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Values in stored form, and a copy of the lengths. Raises CacheError if they do not match
-        the documents.
+    ) -> np.ndarray | None:
+        """A copy of the lengths. Raises CacheError if they or the values do not match the
+        documents, or a value does not fit the dtype.
         """
         what = "tokens" if self._leaf == TOKENS else f"values of leaf {self._leaf}"
         if lengths is not None:
@@ -196,25 +218,33 @@ class _LeafWriter:
                 value=self._part,
             )
         self._check_range(values)
-        return np.ascontiguousarray(values, np.dtype(self._layout.dtype).newbyteorder("<")), lengths
+        return lengths
 
-    def append(self, stored: np.ndarray, lengths: np.ndarray | None) -> None:
-        """Adds the result of :meth:`checked`."""
+    def append(self, values: np.ndarray, lengths: np.ndarray | None = None) -> None:
+        """Adds values that fit, and the lengths of their documents, unless :meth:`close` is told
+        where these end.
+        """
+        dtype = np.dtype(self._layout.dtype)
+        stored = np.ascontiguousarray(values, dtype.newbyteorder("<"))
         self._digest.update(stored.data)
         self._data.append(stored)
         if self._lengths is not None and lengths is not None:
             self._lengths.append(lengths)
 
-    def close(self) -> LeafRecord:
+    def close(self, offsets: Iterable[np.ndarray] = ()) -> LeafRecord:
+        """Writes the rest, and the ``offsets`` of a ragged leaf; default: those that follow from
+        the lengths.
+        """
         self._data.close()
         arrays = {self._data.url: self._data.checksums}
         if self._lengths is not None:
-            offsets = np.cumsum(np.concatenate(self._lengths))
-            writer = ArrayWriter(self._offsets_url, self._layout.offsets())
-            writer.append(offsets)
+            length = self._size and self._size[1] + 1
+            writer = self._array(self._offsets_url, self._layout.offsets(), length)
+            for block in offsets or [np.cumsum(np.concatenate(self._lengths))]:
+                writer.append(block)
+                self._digest.update(block.astype("<i8").data)
             writer.close()
             arrays[writer.url] = writer.checksums
-            self._digest.update(offsets.astype("<i8").data)
         digest = f"sha256:{self._digest.hexdigest()}"
         name_owner(digest, arrays)
         return LeafRecord(self._data.length, digest)
