@@ -16,7 +16,7 @@ from headrace.store import CacheLayout, open_cache, retry, verify
 from headrace.store.layout import LeafSpec
 from headrace.store.ledger import Ledger, read_ledger, read_part_record, write_ledger
 from headrace.store.ragged import PartWriter
-from headrace.store.verify import damaged_parts, invalidate
+from headrace.store.verify import invalidate
 from headrace.testing import write_cache
 from headrace.testing.caches import random_documents
 from headrace_levanter.export import write_levanter
@@ -194,7 +194,7 @@ def test_what_is_no_cache(tmp_path):
 
 def test_damaged_parts_are_built_again_and_no_others(root):
     (root / "parts" / "00001" / "input_ids" / "data" / "c" / "0").unlink()
-    names = damaged_parts(str(root))
+    names = verify(str(root)).damaged_parts
     assert names == ["00001"]
     invalidate(str(root), names)
     ledger = read_ledger(str(root))
@@ -211,7 +211,7 @@ def test_damaged_parts_are_built_again_and_no_others(root):
 
 def test_nothing_is_changed_where_nothing_is_damaged(root):
     before = read_ledger(str(root))
-    invalidate(str(root), damaged_parts(str(root), deep=True))
+    invalidate(str(root), verify(str(root), deep=True).damaged_parts)
     assert read_ledger(str(root)) == before
 
 

@@ -278,9 +278,9 @@ def _pairs(items: list[str] | None, option: str, value: str, example: str) -> di
 
 def repair_parts(output: str) -> None:
     """Marks the damaged parts of a cache as incomplete, so that the build rebuilds them."""
-    from headrace.store.verify import damaged_parts, invalidate
+    from headrace.store.verify import invalidate, verify
 
-    damaged = damaged_parts(output, deep=True)
+    damaged = verify(output, deep=True).damaged_parts
     invalidate(output, damaged)
     say(f"{output}: {format_count(len(damaged), 'damaged part')}", err=True)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -64,7 +64,7 @@ from headrace.store.places import check_place
 from headrace.store.ragged import shard_sizes
 
 _FILES_AT_ONCE = 16
-_PARTS_AT_ONCE = 2
+_DEEP_AT_ONCE = 2
 _DAMAGED_ATTEMPTS = 2
 """Requests for bytes that come damaged. A run waits for other ones; here they are the finding. What
 fails in a block is read once more by itself, so it came damaged four times.
@@ -160,35 +160,25 @@ def verify(
         []
     """
     path = str(path)
-    cache, finished, own_damages = _opened(path, settings)
-    if record and cache.foreign is None:
+    cache, finished = _opened(path, settings)
+    foreign = cache.foreign
+    if record and foreign is None:
         cure = f"Leave --record out: {command_line('cache verify', path, deep=True)}"
         raise ConfigError("has checksums in its chunks", field="cache", value=path, cure=cure)
-    recorder = cache.foreign.recorder() if record and cache.foreign is not None else None
+    recorder = foreign.recorder() if record and foreign is not None else None
     deep = deep or record
-    leaves = _leaf_parts(cache)
-    arrays = [array for part in leaves for _, leaf in part for array in leaf.arrays]
+    leaves = {name: cache.leaf(name).parts for name in (TOKENS, *cache.leaves)}
+    numbers = range(len(cache.parts))
+    arrays = [array for k in numbers for parts in leaves.values() for array in parts[k].arrays]
     elements = sum(array.length for array in arrays)
     if expect is not None:
         expect(elements)
-    with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
-        looked = list(
-            pool.map(
-                lambda k: _look(cache, k, leaves[k], own_damages and finished), range(len(leaves))
-            )
-        )
-    damages_of_parts = [damages for damages, _ in looked]
-    if deep:
-        with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="headrace-verify") as pool:
-            read = pool.map(
-                lambda k: list(
-                    _read(cache, k, leaves[k], own_damages, damages_of_parts[k], recorder, advance)
-                ),
-                range(len(leaves)),
-            )
-            damages_of_parts = [[*a, *b] for a, b in zip(damages_of_parts, read, strict=True)]
+    check = _PartCheck(cache, leaves, finished and foreign is None, deep, recorder, advance)
+    at_once = _DEEP_AT_ONCE if deep else _FILES_AT_ONCE
+    with ThreadPoolExecutor(at_once, thread_name_prefix="headrace-verify") as pool:
+        checked = list(pool.map(check.damages, numbers))
     sources: dict[str, list[str]] = {}
-    for source in cache.ledger.sources if own_damages else ():
+    for source in cache.ledger.sources if foreign is None else ():
         sources.setdefault(str(source.get("part")), []).append(str(source["path"]))
     ends = np.cumsum(cache.part_documents)
     damages = [
@@ -197,11 +187,11 @@ def verify(
             sources=list(dict.fromkeys(sources.get(d.part, []))),
             documents=_documents(part, int(end), d),
         )
-        for part, end, of_part in zip(cache.parts, ends, damages_of_parts, strict=True)
+        for part, end, (of_part, _) in zip(cache.parts, ends, checked, strict=True)
         for d in of_part
     ]
     damages += _look_at_tokenizer(cache)
-    if own_damages and finished and (problem := table_problem(path)):
+    if check.has_records and (problem := table_problem(path)):
         damages.append(Damage("", problem, file=files.join(path, TABLE_NAME)))
     shuffled = shuffle_record(cache.ledger, path) if finished else None
     if shuffled is not None:
@@ -219,20 +209,15 @@ def verify(
     recorded = ""
     if recorder is not None and not damages:
         recorded = recorder.write(arrays)
-    older = sum(older for _, older in looked)
+    older = sum(older for _, older in checked)
     unchecked = () if recorded else _unchecked(cache, older)
     return VerifyReport(
-        path, finished, deep, len(leaves), elements, damages, facts, unchecked, recorded
+        path, finished, deep, len(numbers), elements, damages, facts, unchecked, recorded
     )
 
 
-def damaged_parts(path: str, *, deep: bool = False) -> list[str]:
-    """Names of the damaged parts of a cache, for :func:`invalidate`."""
-    return verify(path, deep=deep).damaged_parts
-
-
 def invalidate(path: str, names: Sequence[str]) -> None:
-    """Makes parts incomplete, so that resuming the build rebuilds them, and only them.
+    """Makes damaged parts incomplete, so that resuming the build rebuilds them, and only them.
 
     If it is killed, it leaves parts without a record, which a build rebuilds and :func:`verify`
     reports.
@@ -269,18 +254,16 @@ def invalidate(path: str, names: Sequence[str]) -> None:
             write_ledger(path, structs.replace(ledger, finished=False, parts=[]))
 
 
-def _opened(path: str, settings: FormatConfig | None) -> tuple[TokenCache, bool, bool]:
-    """The cache (the complete parts of an unfinished one), whether it is finished, and whether
-    headrace wrote it.
-    """
+def _opened(path: str, settings: FormatConfig | None) -> tuple[TokenCache, bool]:
+    """The cache (the complete parts of an unfinished one), and whether it is finished."""
     ledger = read_ledger(path)
     if ledger is None:
-        return TokenCache.open_member(path, settings=settings), True, False
+        return TokenCache.open_member(path, settings=settings), True
     if ledger.finished:
-        return TokenCache(path, ledger), True, True
+        return TokenCache(path, ledger), True
     names = dict.fromkeys(str(s["part"]) for s in ledger.sources)
     records = [record for name in names if (record := read_part_record(path, name)) is not None]
-    return TokenCache(path, structs.replace(ledger, parts=records)), False, True
+    return TokenCache(path, structs.replace(ledger, parts=records)), False
 
 
 def _unchecked(cache: TokenCache, older: int) -> tuple[str, ...]:
@@ -295,39 +278,6 @@ def _unchecked(cache: TokenCache, older: int) -> tuple[str, ...]:
         " place"
     )
     return (*ledger, how) if older else ledger
-
-
-def _leaf_parts(cache: TokenCache) -> list[list[tuple[str, LeafPart]]]:
-    """The leaves of each part."""
-    leaves = [(name, cache.leaf(name)) for name in (TOKENS, *cache.leaves)]
-    return [[(name, leaf.parts[k]) for name, leaf in leaves] for k in range(len(cache.parts))]
-
-
-def _look(
-    cache: TokenCache, number: int, leaves: list[tuple[str, LeafPart]], recorded: bool
-) -> tuple[list[Damage], int]:
-    """Checks the names and sizes of a part; also returns how many of its arrays do not list their
-    chunks.
-    """
-    record = cache.ledger.parts[number]
-    damages: list[Damage] = []
-    older = 0
-    if recorded:
-        url = files.join(part_folder(cache.path, record.name), PART_RECORD_NAME)
-        try:
-            stored = read_part_record(cache.path, record.name)
-            problem = "is missing" if stored is None else "is not that of the ledger"
-        except HeadraceError as error:
-            stored = None
-            problem = error.problem
-        if stored != record:
-            damages.append(Damage(record.name, problem, file=url))
-    for _, leaf in leaves:
-        for array in leaf.arrays:
-            problems, names_chunks = _file_problems(array)
-            damages += [Damage(record.name, problem, array.url, file) for file, problem in problems]
-            older += not names_chunks
-    return damages, older
 
 
 def _file_problems(array: StoredArray) -> tuple[list[tuple[str, str]], bool]:
@@ -459,92 +409,126 @@ def _documents(part: LeafPart, end: int, damage: Damage) -> list[list[int]]:
     return [[first, first + count - 1]] if count else []
 
 
-def _read(
-    cache: TokenCache,
-    number: int,
-    leaves: list[tuple[str, LeafPart]],
-    own: bool,
-    known: Sequence[Damage],
-    recorder: ChecksumRecorder | None,
-    advance: Callable[[int], None] | None,
-) -> Iterator[Damage]:
-    """Checks a part by reading everything."""
-    record = cache.ledger.parts[number]
-    for name, leaf in leaves:
-        digest = hashlib.sha256()
-        sound = True
-        for array in leaf.arrays:
-            if any(d.array == array.url and d.file.endswith("zarr.json") for d in known):
-                sound = False
-                continue
-            is_offsets = array is leaf.offsets
-            of_format = FORMAT in cache.ledger.metadata and name == TOKENS and not is_offsets
-            for damage in _read_array(
-                record,
-                array,
-                digest,
-                recorder,
-                ordered=is_offsets,
-                vocab_size=cache.vocab_size if of_format else None,
-                advance=advance,
-            ):
-                sound = False
-                if not any(d.file == damage.file and d.file for d in known):
-                    yield damage
-        expected = record.digest if name == TOKENS else record.leaves[name].digest
-        if own and sound and f"sha256:{digest.hexdigest()}" != expected:
-            yield Damage(
-                record.name,
-                f"leaf {name} is sound, but not what was written (digests differ)",
-                leaf.data.url,
-            )
+@dataclass(frozen=True)
+class _PartCheck:
+    """Checks parts of a cache.
 
+    Attributes:
+        cache: The cache.
+        leaves: The parts of each of its leaves.
+        has_records: Whether each part has a record beside it: headrace has finished it.
+        deep: Whether everything is read.
+        recorder: Takes checksums of what is read.
+        advance: Called with the number of elements read.
+    """
 
-def _read_array(
-    record: PartRecord,
-    array: StoredArray,
-    digest: Any,
-    recorder: ChecksumRecorder | None,
-    *,
-    ordered: bool,
-    vocab_size: int | None,
-    advance: Callable[[int], None] | None,
-) -> Iterator[Damage]:
-    array.damaged_attempts = _DAMAGED_ATTEMPTS
-    step = max(BLOCK_ELEMENTS // array.chunk_elements, 1) * array.chunk_elements
-    last = 0
-    bad: list[tuple[int, str]] = []
-    for at in range(0, array.length, step):
-        stop = min(at + step, array.length)
+    cache: TokenCache
+    leaves: Mapping[str, Sequence[LeafPart]]
+    has_records: bool
+    deep: bool
+    recorder: ChecksumRecorder | None
+    advance: Callable[[int], None] | None
+
+    def damages(self, number: int) -> tuple[list[Damage], int]:
+        """The damages of a part, and how many of its arrays do not list their chunks."""
+        record = self.cache.ledger.parts[number]
+        damages = self._wrong_record(record) if self.has_records else []
+        older = 0
+        for parts in self.leaves.values():
+            for array in parts[number].arrays:
+                problems, names_chunks = _file_problems(array)
+                damages += [
+                    Damage(record.name, problem, array.url, file) for file, problem in problems
+                ]
+                older += not names_chunks
+        if self.deep:
+            damages += self._read(number, record, {damage.file for damage in damages})
+        return damages, older
+
+    def _wrong_record(self, record: PartRecord) -> list[Damage]:
+        url = files.join(part_folder(self.cache.path, record.name), PART_RECORD_NAME)
         try:
-            values = array.read(at, stop).result()
-        except CacheError as error:
-            yield Damage(record.name, error.problem, array.url)
-            return
-        except ReadError:
-            bad += _bad_chunks(array, at, stop)
-        else:
-            digest.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data)
-            if recorder is not None:
-                recorder.add(array, values)
-            if vocab_size is not None and (values.min() < 0 or values.max() >= vocab_size):
-                problem = f"has ids from {values.min()} to {values.max()}, of {vocab_size:,}"
-                yield Damage(record.name, problem, array.url)
-            if ordered:
-                if (
-                    (at == 0 and int(values[0]) != 0)
-                    or int(values[0]) < last
-                    or (np.diff(values) < 0).any()
+            stored = read_part_record(self.cache.path, record.name)
+            problem = "is missing" if stored is None else "is not that of the ledger"
+        except HeadraceError as error:
+            stored = None
+            problem = error.problem
+        return [] if stored == record else [Damage(record.name, problem, file=url)]
+
+    def _read(self, number: int, record: PartRecord, damaged_files: set[str]) -> list[Damage]:
+        """The damages that are found by reading everything, but not those of files that are known
+        to be damaged.
+        """
+        damages: list[Damage] = []
+        for name, parts in self.leaves.items():
+            leaf = parts[number]
+            digest = hashlib.sha256()
+            sound = True
+            for array in leaf.arrays:
+                if files.join(array.url, "zarr.json") in damaged_files:
+                    sound = False
+                    continue
+                is_offsets = array is leaf.offsets
+                # Ids that another system's file has are checked; a build has checked its own.
+                is_unchecked = FORMAT in self.cache.ledger.metadata and name == TOKENS
+                vocab_size = self.cache.vocab_size if is_unchecked and not is_offsets else None
+                for damage in self._read_array(
+                    record, array, digest, ordered=is_offsets, vocab_size=vocab_size
                 ):
-                    yield Damage(record.name, "offsets do not rise from 0", array.url)
-                last = int(values[-1])
-        if advance is not None:
-            advance(stop - at)
-    shard = array.layout.shard_chunks
-    for number, chunks in groupby(bad, key=lambda b: b[0] // shard):
-        numbers, problems = zip(*chunks, strict=True)
-        file = array.file_of(number)
-        yield Damage(record.name, problems[0], array.url, file, _runs(numbers))
+                    sound = False
+                    if not damage.file or damage.file not in damaged_files:
+                        damages.append(damage)
+            expected = record.digest if name == TOKENS else record.leaves[name].digest
+            has_digest = self.cache.foreign is None
+            if has_digest and sound and f"sha256:{digest.hexdigest()}" != expected:
+                problem = f"leaf {name} is sound, but not what was written (digests differ)"
+                damages.append(Damage(record.name, problem, leaf.data.url))
+        return damages
+
+    def _read_array(
+        self,
+        record: PartRecord,
+        array: StoredArray,
+        digest: Any,
+        *,
+        ordered: bool,
+        vocab_size: int | None,
+    ) -> Iterator[Damage]:
+        array.damaged_attempts = _DAMAGED_ATTEMPTS
+        step = max(BLOCK_ELEMENTS // array.chunk_elements, 1) * array.chunk_elements
+        last = 0
+        bad: list[tuple[int, str]] = []
+        for at in range(0, array.length, step):
+            stop = min(at + step, array.length)
+            try:
+                values = array.read(at, stop).result()
+            except CacheError as error:
+                yield Damage(record.name, error.problem, array.url)
+                return
+            except ReadError:
+                bad += _bad_chunks(array, at, stop)
+            else:
+                digest.update(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).data)
+                if self.recorder is not None:
+                    self.recorder.add(array, values)
+                if vocab_size is not None and (values.min() < 0 or values.max() >= vocab_size):
+                    problem = f"has ids from {values.min()} to {values.max()}, of {vocab_size:,}"
+                    yield Damage(record.name, problem, array.url)
+                if ordered:
+                    if (
+                        (at == 0 and int(values[0]) != 0)
+                        or int(values[0]) < last
+                        or (np.diff(values) < 0).any()
+                    ):
+                        yield Damage(record.name, "offsets do not rise from 0", array.url)
+                    last = int(values[-1])
+            if self.advance is not None:
+                self.advance(stop - at)
+        shard = array.layout.shard_chunks
+        for number, chunks in groupby(bad, key=lambda b: b[0] // shard):
+            numbers, problems = zip(*chunks, strict=True)
+            file = array.file_of(number)
+            yield Damage(record.name, problems[0], array.url, file, _runs(numbers))
 
 
 def _bad_chunks(array: StoredArray, start: int, stop: int) -> Iterator[tuple[int, str]]:
