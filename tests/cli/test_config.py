@@ -16,6 +16,7 @@ import yaml
 from headrace.config import load_config
 from headrace.run import open_run
 from headrace.testing import tiny_cache
+from headrace.testing.caches import grow
 
 PLAN = """
 seq_len: 4096
@@ -102,6 +103,25 @@ def test_check_says_which_replicas_it_reached(headrace, tmp_path, monkeypatch):
     refused = headrace(*check, "components.a.replicas=[other]")
     assert refused.code == 2
     assert "replicas = 'other': is no copy of a: their ledgers differ" in refused.err
+
+
+def test_check_says_which_replicas_lack_what_was_appended(headrace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_cache(tmp_path / "a", documents=300)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    grow(tmp_path / "a", 20)
+    (tmp_path / "run.yaml").write_text(
+        "{seq_len: 16, batch_size: 8, num_steps: 50, components: {a: {cache: a, replicas: [copy]}}}"
+    )
+    facts = json.loads(headrace("config", "check", "run.yaml", "--hosts", "1", "--json").out)
+    states = {r["path"]: r["state"] for r in facts["plan"]["components"][0]["replicas"]}
+    assert states == {
+        "a": "read",
+        "copy": "reached",
+        "a/appended/1": "read",
+        "copy/appended/1": "unreached",
+    }
+    assert "replica_unreached" in [f["rule"] for f in facts["findings"]]
 
 
 def test_statuses_of_check(headrace, plan):

@@ -362,7 +362,12 @@ def _component(name: str, run: ResolvedRun, shares: np.ndarray) -> ComponentPlan
         largest_share=float(shares.max()),
         drawn_rows=drawn and drawn.rows,
         epochs=drawn and drawn.epochs,
-        replicas=cache.states if isinstance(cache, ReplicatedCache) else (),
+        replicas=tuple(
+            state
+            for one in cache.members
+            if isinstance(one, ReplicatedCache)
+            for state in one.states
+        ),
         row_documents=documents,
         row_fill=1.0
         if lengths is None
