@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -156,18 +156,11 @@ class Replicas:
     def part(self, name: str, number: int) -> LeafPart:
         """The arrays of a leaf of a part, whichever location they are read from."""
         part = self.opened(self.current).leaf(name).parts[number]
-        offsets = None
-        if part.offsets is not None:
-            offsets = ReplicatedArray(self, name, number, part.offsets, True)
-        data = ReplicatedArray(self, name, number, part.data, False)
+        data = ReplicatedArray(self, name, number, part.data)
+        offsets = part.offsets
+        if offsets is not None:
+            offsets = ReplicatedArray(self, name, number, offsets, is_offsets=True)
         return LeafPart(part.documents, data, offsets)
-
-    def array(self, place: int, leaf: str, part: int, *, offsets: bool) -> StoredArray:
-        """An array at one of the locations. Raises CacheError if that cannot be opened or is
-        another cache.
-        """
-        arrays = self.opened(place).leaf(leaf).parts[part]
-        return arrays.offsets if offsets and arrays.offsets is not None else arrays.data
 
     def switch(self, place: int, following: int, error: Exception) -> None:
         """Counts and logs that a read continues at another location; unless only this answer was
@@ -192,7 +185,7 @@ class Replicas:
             number = turns.place
             path = self.paths[number]
             try:
-                with turns.waiting():
+                with _waiting():
                     cache = TokenCache.open_member(path)
             except CacheError as error:
                 errors[number] = error
@@ -213,7 +206,7 @@ class Replicas:
     def _state(self, number: int) -> ReplicaState:
         path = self.paths[number]
         try:
-            with waiting_at_most(policy().replica_after_s):
+            with _waiting():
                 self.opened(number)
         except CacheError as error:
             return ReplicaState(
@@ -226,22 +219,54 @@ class ReplicatedArray(StoredArray):
     """An array of a cache with several locations."""
 
     def __init__(
-        self, replicas: Replicas, leaf: str, part: int, first: StoredArray, offsets: bool
+        self,
+        replicas: Replicas,
+        leaf: str,
+        part: int,
+        first: StoredArray,
+        *,
+        is_offsets: bool = False,
     ) -> None:
         super().__init__(first.url, first.length, first.layout)
         self.replicas = replicas
         self._leaf = leaf
         self._part = part
-        self._is_offsets = offsets
+        self._is_offsets = is_offsets
 
     def at(self, place: int) -> StoredArray:
         """The array at one of the locations. Raises CacheError if that cannot be opened or is
         another cache.
         """
-        return self.replicas.array(place, self._leaf, self._part, offsets=self._is_offsets)
+        part = self.replicas.opened(place).leaf(self._leaf).parts[self._part]
+        return part.borders if self._is_offsets else part.data
 
     def read_into(self, out: np.ndarray, start: int) -> ArrayFuture:
-        return _reading(self, lambda array: array.read_into(out, start))
+        """Starts a read that goes on at the next location if it fails."""
+        turns = Turns(self.replicas.current, len(self.replicas.paths))
+
+        def begin() -> ArrayFuture:
+            while True:
+                assert turns.place is not None  # otherwise the last error was raised
+                try:
+                    with _waiting():
+                        return self.at(turns.place).read_into(out, start)
+                except (ReadError, CacheError) as error:
+                    step(error)
+
+        def step(error: HeadraceError) -> None:
+            """Switches to the next location; raises the error of this one if it was the last."""
+            failed = turns.place
+            turns.next(again=bool(tried(error)))
+            if failed is None or turns.place is None:
+                fail = partial(type(error), field=error.field, value=error.value, cure=error.cure)
+                raise fail(f"{error.problem}, and none of its replicas gives it") from error
+            self.replicas.switch(failed, turns.place, error)
+
+        def go_on(error: HeadraceError) -> ArrayFuture:
+            step(error)
+            return begin()
+
+        return RepeatedRead(begin(), go_on)
 
     def mapped(self) -> MappedArray | None:
         try:
@@ -280,10 +305,6 @@ class Turns:
         self._fresh = count  # locations that were not asked yet, and this one
         self._first_failure: float | None = None
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """What starts in it does not wait for this location longer than one with replicas may."""
-        return waiting_at_most(policy().replica_after_s)
-
     def next(self, *, again: bool) -> None:
         """To be called after a failure, with whether this location may get another turn."""
         now = time.monotonic()
@@ -296,33 +317,9 @@ class Turns:
         self.place = self._others.popleft() if self._others and not over else None
 
 
-def _reading(array: ReplicatedArray, begin: Callable[[StoredArray], ArrayFuture]) -> RepeatedRead:
-    """A read that goes on at the next location if it fails."""
-    turns = Turns(array.replicas.current, len(array.replicas.paths))
-
-    def begin_read() -> ArrayFuture:
-        while True:
-            assert turns.place is not None  # otherwise the last error was raised
-            try:
-                with turns.waiting():
-                    return begin(array.at(turns.place))
-            except (ReadError, CacheError) as error:
-                step(error)
-
-    def step(error: HeadraceError) -> None:
-        """Switches to the next location; raises the error of this one if it was the last."""
-        failed = turns.place
-        turns.next(again=bool(tried(error)))
-        if failed is None or turns.place is None:
-            fail = partial(type(error), field=error.field, value=error.value, cure=error.cure)
-            raise fail(f"{error.problem}, and none of its replicas gives it") from error
-        array.replicas.switch(failed, turns.place, error)
-
-    def go_on(error: HeadraceError) -> ArrayFuture:
-        step(error)
-        return begin_read()
-
-    return RepeatedRead(begin_read(), go_on)
+def _waiting() -> AbstractContextManager[None]:
+    """What starts in it does not wait for its location longer than one with replicas may."""
+    return waiting_at_most(policy().replica_after_s)
 
 
 def _is_unreachable(error: BaseException | None) -> bool:
