@@ -85,7 +85,7 @@ def append_cache(
 
     Example:
         >>> import pathlib, tempfile
-        >>> from headrace.store import open_cache
+        >>> from headrace import build_cache, open_cache
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for name in ("old", "new"):
         ...         _ = pathlib.Path(folder, f"{name}.txt").write_text(name)
@@ -156,10 +156,10 @@ def newer_files(listed: Sequence[SourceFile], output: str) -> Newer:
     built = _finished(output).as_member
     members = len(history_of(output, built.fingerprint).members)
     records = [one for number in range(members) for one in _files_of(member_path(output, number))]
-    known, gone = _match(listed, records)
-    newer = Newer(removed=[str(record["path"]) for record in gone])
+    record_at, unmatched = _match(listed, records)
+    newer = Newer(removed=[str(record["path"]) for record in unmatched])
     for file in listed:
-        record = known.get(_canonical_path(file.shown_path))
+        record = record_at.get(_canonical_path(file.shown_path))
         if record is None:
             newer.added.append(file)
         elif is_changed(record, {"size": file.size, "version": file.version}):
@@ -184,19 +184,19 @@ def _match(
     """
     missing = _by_path(records)
     now = {_canonical_path(file.shown_path): file for file in listed}
-    known = {path: missing.pop(path) for path in now if path in missing}
+    record_at = {path: missing.pop(path) for path in now if path in missing}
     paths_of_state: defaultdict[tuple[object, object], list[str]] = defaultdict(list)
     for path, record in missing.items():
         paths_of_state[record["size"], record["version"]].append(path)
     for path, file in now.items():
-        if path in known or not file.version:
+        if path in record_at or not file.version:
             continue
         same_state = paths_of_state[file.size, file.version]
-        while same_state and path not in known:
+        while same_state and path not in record_at:
             earlier_path = same_state.pop()
             if not _is_there(str(missing[earlier_path]["path"]), file):
-                known[path] = missing.pop(earlier_path)
-    return known, list(missing.values())
+                record_at[path] = missing.pop(earlier_path)
+    return record_at, list(missing.values())
 
 
 def _is_there(path: str, moved: SourceFile) -> bool:

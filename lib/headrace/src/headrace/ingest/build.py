@@ -330,8 +330,8 @@ class BuildPlan:
         if shuffled["cache"] is not None:
             raise holds_another(output)
         sources = shuffled["sources"]
-        begun_build = structs.replace(old_ledger, sources=sources)
-        check_same_build(output, begun_build, self.ledger, old_ledger.parts)
+        plain_ledger = structs.replace(old_ledger, sources=sources)
+        check_same_build(output, plain_ledger, self.ledger, old_ledger.parts)
         current = {str(s["path"]): s for s in self.ledger.sources}
         changed = [str(s["path"]) for s in sources if is_changed(s, current[str(s["path"])])]
         if changed:
@@ -470,8 +470,8 @@ def plan_build(
         )
         ledger = _planned(job, inputs, part_bytes)
         if hash_sources:
-            sources = with_hashes(ledger.sources, content_hashes(inputs.listed))
-            ledger = structs.replace(ledger, sources=sources)
+            hashes = content_hashes(inputs.listed)
+            ledger = structs.replace(ledger, sources=with_hashes(ledger.sources, hashes))
     return BuildPlan(
         output, inputs, job, ledger, tokenizer.engine, work, restart, how, began, wire_before
     )
