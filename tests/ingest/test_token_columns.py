@@ -335,6 +335,16 @@ def test_a_column_read_for_something_else_is_not_read_twice(tmp_path: Path):
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_unknown_columns_of_records_longer_than_the_first_look_are_refused(
+    tmp_path: Path,
+    format: str,  # noqa: A002
+):
+    rows = [{"input_ids": [5, 6, 7] * 20_000, "keep": [0, 1, 1] * 20_000}] * 2
+    with pytest.raises(SourceError, match=r"nothing says what it means.*keep"):
+        built(tmp_path, rows, format)
+
+
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
     ("column", "value", "masks"),
     [

@@ -12,7 +12,7 @@ bad records pass here, too. But a file whose first records all fail alike does n
 blame then, but the choice of field, encoding or template, and the whole file would be skipped.
 Nor does a source without a single good record, of which nothing would be left, nor a column
 beside token ids that may say what is trained on, and of which nothing is known: of one file, all
-columns are read.
+columns are read, and all of a first record that is longer than the head.
 
 Price: for a file in a bucket, one request; for a table there, one for its end and one or two for
 each column. On a local disk, a millisecond or two. At most :data:`MOST_FILES` files of a source, or
@@ -135,7 +135,6 @@ class Input:
         kind = source.kind_of(listed)
         if kind == "tokens":
             source = _with_masks_settled(source, listed)
-            _refuse_unknown_columns(source, listed)
         template = template_of(source, kind, tokenizer)
         own_tokenizer = tokenizer.reading_special(source.special_tokens_in_text)
         return cls(source, kind, listed, left_out, own_tokenizer, template)
@@ -391,30 +390,49 @@ def _with_masks_settled(source: SourceConfig, listed: Sequence[SourceFile]) -> S
 
     Every part is built with the same leaves, so this is decided before the first; a record that
     differs is an error. A file that cannot be read decides nothing: it is named with all others.
+
+    Raises:
+        SourceError: nothing is known of a column that may say what is trained on.
     """
-    reads = source.reads("tokens")
-    fields = {
-        name: read.field for name, read in reads.items() if name in TOKEN_MASKS and read.is_optional
-    }
     columns = source.columns("tokens")
-    for file in listed if fields else ():
-        if file.format in PRE_TOKENIZED:
-            continue
-        record = next(good_records(open_reader(file, columns)), None)
-        if record is not None:
-            there = {name: field for name, field in fields.items() if record.get(field) is not None}
-            return replace(source, fields=source.fields | there)
-    return source
+    files_of_records = (file for file in listed if file.format not in PRE_TOKENIZED)
+    first = ((file, records) for file in files_of_records if (records := _first(file, columns)))
+    file, records = next(first, (None, []))
+    if file is None:
+        return source
+    _refuse_unknown_columns(source, file, records)
+    masks = {
+        name: read.field
+        for name, read in source.reads("tokens").items()
+        if name in TOKEN_MASKS and read.is_optional and records[0].get(read.field) is not None
+    }
+    return replace(source, fields=source.fields | masks)
 
 
-def _refuse_unknown_columns(source: SourceConfig, listed: Sequence[SourceFile]) -> None:
+def _first(file: SourceFile, columns: Columns) -> list[Fields]:
+    """The first good records of a file with all their fields: those in its head, or one that is
+    longer than it; none if they cannot be read.
+    """
+    for open_some, most in ((open_head, TRIED_RECORDS), (open_reader, 1)):
+        reader = open_some(file, columns)
+        records = list(islice(good_records(reader), most))
+        if reader.unread:  # of a table, which columns there are is known once it is open
+            names = [*columns.names, *reader.unread]
+            optional = columns.optional | set(reader.unread)
+            typed = columns.typed | set(reader.unread)
+            all_columns = replace(columns, names=names, optional=optional, typed=typed)
+            records = list(islice(good_records(open_some(file, all_columns)), most))
+        if records:
+            return records
+    return []
+
+
+def _refuse_unknown_columns(
+    source: SourceConfig, file: SourceFile, records: Sequence[Fields]
+) -> None:
     """Raises SourceError if the first records of token ids have a number for each id in a column
     that nothing is known of: it may say what is trained on, and without it all is.
     """
-    file = next((one for one in listed if one.format not in PRE_TOKENIZED), None)
-    records = [] if file is None else _first_records(file, source)
-    if file is None or not records:
-        return
     left_unused = {name for name, field in source.fields.items() if field == NOTHING}
     used = set(source.columns("tokens").names)
     containers = containers_of(used)
@@ -460,20 +478,6 @@ def _cure_of_unknown(name: str, records: Sequence[Fields]) -> str:
     return (
         f"{name}: --leaf {leaf} to keep it beside the ids, --field {column}=none to leave it unused"
     )
-
-
-def _first_records(file: SourceFile, source: SourceConfig) -> list[Fields]:
-    """The first good records of a file with all their fields, as far as they can be read."""
-    columns = source.columns("tokens")
-    reader = open_head(file, columns)
-    records = list(islice(good_records(reader), TRIED_RECORDS))
-    if reader.unread:  # of a table, which columns there are is known once it is open
-        names = [*columns.names, *reader.unread]
-        optional = columns.optional | set(reader.unread)
-        typed = columns.typed | set(reader.unread)
-        reader = open_head(file, replace(columns, names=names, optional=optional, typed=typed))
-        records = list(islice(good_records(reader), TRIED_RECORDS))
-    return records
 
 
 def _has_number_for_each_id(record: Fields, name: str, source: SourceConfig) -> bool:
