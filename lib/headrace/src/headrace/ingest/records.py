@@ -316,32 +316,33 @@ _Shape: TypeAlias = tuple[tuple[str, ...], str]
 """Fields of usual records, and the options that read them."""
 
 
-def _read_as(*names: str) -> Callable[..., _Shape]:
-    """Makes shapes of records whose fields are read under these names."""
+def _shapes(*records: str) -> tuple[_Shape, ...]:
+    """Shapes of records, of which each name is read from a field: ``question=prompt answer=text``."""
+    shapes: list[_Shape] = []
+    for reads in map(str.split, records):
+        fields = tuple(one.partition("=")[2].partition(".")[0] for one in reads)
+        shapes.append((fields, " ".join(f"--field {one}" for one in reads)))
+    return tuple(shapes)
 
-    def shape(*fields: str) -> _Shape:
-        pairs = zip(names, fields, strict=True)
-        return fields, " ".join(f"--field {name}={field}" for name, field in pairs)
 
-    return shape
-
-
-_answer = _read_as("question", "answer")
-_answer_in_context = _read_as("question", "context", "answer")
-_CONVERSATIONS = (
-    *map(_read_as("messages"), ("conversations", "conversation", "dialog", "dialogue", "turns")),
-    _answer_in_context("instruction", "input", "output"),
-    _answer("instruction", "output"),
-    _answer_in_context("instruction", "context", "response"),
-    _answer("instruction", "response"),
-    _answer("prompt", "completion"),
-    _answer("prompt", "response"),
-    _answer("question", "answer"),
-    _answer("question", "response"),
-    _answer("problem", "solution"),
-    _answer("query", "response"),
-    _answer("query", "answer"),
-    _answer("input", "output"),
+_CONVERSATIONS = _shapes(
+    "messages=conversations",
+    "messages=conversation",
+    "messages=dialog",
+    "messages=dialogue",
+    "messages=turns",
+    "question=instruction context=input answer=output",
+    "question=instruction answer=output",
+    "question=instruction context=context answer=response",
+    "question=instruction answer=response",
+    "question=prompt answer=completion",
+    "question=prompt answer=response",
+    "question=question answer=answer",
+    "question=question answer=response",
+    "question=problem answer=solution",
+    "question=query answer=response",
+    "question=query answer=answer",
+    "question=input answer=output",
 )
 _SYSTEMS = ("system_prompt", "system_message", "sys_prompt")
 """Usual names of the system message of a conversation, besides ``system``, which is read."""
@@ -352,24 +353,34 @@ _KINDS: tuple[_Shape, ...] = (
     *((shape, f"--kind chat {options}") for shape, options in _CONVERSATIONS),
     (("text",), "--kind text"),
 )
-_PROMPTS = ("question", "instruction", "problem", "query", "messages", "conversations", "input")
 _OTHER_SHAPES: dict[str, tuple[_Shape, ...]] = {
     "messages": (*_CONVERSATIONS, *(one for one in _KINDS if "--kind chat" not in one[1])),
     "chosen": (
-        _read_as("chosen", "rejected")("response_chosen", "response_rejected"),
-        (
-            ("input", "preferred_output", "non_preferred_output"),
-            "--field prompt=input.messages --field chosen=preferred_output --field"
-            " rejected=non_preferred_output",
+        *_shapes(
+            "chosen=response_chosen rejected=response_rejected",
+            "prompt=input.messages chosen=preferred_output rejected=non_preferred_output",
+            "chosen=accepted rejected=rejected",
         ),
-        (("accepted", "rejected"), "--field chosen=accepted"),
         *_KINDS,
     ),
-    "prompt": tuple(map(_read_as("prompt"), _PROMPTS)),
+    "prompt": _shapes(
+        "prompt=question",
+        "prompt=instruction",
+        "prompt=problem",
+        "prompt=query",
+        "prompt=messages",
+        "prompt=conversations",
+        "prompt=input",
+    ),
     "input_ids": (
-        _answer("prompt_ids", "completion_ids"),
-        _answer("prompt_ids", "response_ids"),
-        *map(_read_as("tokens"), ("tokens", "token_ids", "ids", "inputs")),
+        *_shapes(
+            "question=prompt_ids answer=completion_ids",
+            "question=prompt_ids answer=response_ids",
+            "tokens=tokens",
+            "tokens=token_ids",
+            "tokens=ids",
+            "tokens=inputs",
+        ),
         *_KINDS,
     ),
     "text": tuple(one for one in _KINDS if one[0] != ("text",)),

@@ -131,13 +131,15 @@ FIELDS: dict[str, dict[str, str]] = {
     "prompts": {"prompt": "prompt", **OF_TEMPLATES},
 }
 """What each kind reads from a record, and its default field."""
-OPTIONAL = (
-    *(("tokens", name) for name in FIELDS["tokens"] if name != "tokens"),
-    *(("chat", name) for name in FIELDS["chat"] if name != "messages"),
-    ("preference", "prompt"),
-    *((kind, name) for kind in ("preference", "prompts") for name in OF_TEMPLATES),
+_REQUIRED = (
+    ("text", "text"),
+    ("tokens", "tokens"),
+    ("chat", "messages"),
+    ("preference", "chosen"),
+    ("preference", "rejected"),
+    ("prompts", "prompt"),
 )
-"""What is optional in a record, unless its field is named."""
+"""What every record of a kind must have; all else is optional, unless its field is named."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 NO_FILE = "it has no file, or only hidden ones"
@@ -387,7 +389,7 @@ class SourceConfig:
             field = self.fields.get(name, usual_field)
             if (kind, name) in _MADE_OF_TWO and "question" in self.fields:
                 continue  # the question and the answer are the conversation, or the ids
-            if (kind, name) not in OPTIONAL:
+            if (kind, name) in _REQUIRED:
                 reads[name] = FieldRead(name, field, False, _choose(name))
                 continue
             # Weights that are stored are no mask, and a field has one meaning.
