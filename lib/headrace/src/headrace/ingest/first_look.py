@@ -30,7 +30,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Lock
 from typing import IO, Any, cast
@@ -146,21 +146,26 @@ class Input:
         Raises:
             ConfigError: the template or a setting does not fit the kind, or a package is missing.
         """
-        look = _FirstLook(make_kind(self.source, self.kind, self.tokenizer, self.template))
+        kind = make_kind(self.source, self.kind, self.tokenizer, self.template)
+        kind_lock = Lock()  # a template renders one conversation at a time
         are_local = all(files.is_local(file.path) for file in self.listed)
         some = _spread(self.listed, MOST_LOCAL_FILES if are_local else MOST_FILES)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="headrace-look") as pool:
-            trials = list(pool.map(look.trial_of, some))
-        if len(some) < len(self.listed):
-            counts = f"{len(some):,} of the {format_count(len(self.listed), 'file')} of this source"
-            note = f"Only {counts} were looked at."
-            return [one.but(cure=f"{one.cure or ''} {note}".strip()) for one in look.faults(trials)]
-        if any(not trial.is_barren for trial in trials):
-            return look.faults(trials)
-        paths = ", ".join(redact(str(path)) for path in self.source.paths)
-        cure = "Check paths, format and text field, then build again."
-        empty = SourceError("is an empty source: it holds no documents", field=paths, cure=cure)
-        return look.faults(trials, none_is_good=True) or [empty]
+            trials = list(pool.map(lambda file: _Trial(file, kind, kind_lock), some))
+        are_all = len(some) == len(self.listed)
+        none_is_good = are_all and all(trial.is_barren for trial in trials)
+        faults = [fault for trial in trials if (fault := trial.fault(none_is_good)) is not None]
+        if none_is_good and not faults:
+            paths = ", ".join(redact(str(path)) for path in self.source.paths)
+            cure = "Check paths, format and text field, then build again."
+            return [
+                SourceError("is an empty source: it holds no documents", field=paths, cure=cure)
+            ]
+        if are_all:
+            return faults
+        counts = f"{len(some):,} of the {format_count(len(self.listed), 'file')} of this source"
+        note = f"Only {counts} were looked at."
+        return [fault.but(cure=f"{fault.cure or ''} {note}".strip()) for fault in faults]
 
 
 def faults_of_sources(
@@ -247,101 +252,88 @@ def _named(faults: Sequence[HeadraceError]) -> str:
     return format_some([str(fault.field) for fault in faults], _MOST_NAMED)
 
 
-@dataclass
 class _Trial:
-    """What came of the records in the head of a file, as far as it could be read."""
+    """Tries the records in the head of a file, as far as it can be read.
 
-    file: SourceFile
-    first_record: Fields = field(default_factory=dict)
-    has_good: bool = False
-    bad: list[BadRecordError] = field(default_factory=list)
-    """Those of the tried records that are bad: :data:`TRIED_RECORDS`, or more until one is good."""
-    first_bad: tuple[str, BadRecordError] | None = None
-    """Place and problem of the first bad record in all of the head."""
-    damage: SourceError | None = None
-    """Why it could not be read on."""
-    is_whole: bool = False
-    """Whether the head is all of the file."""
+    Attributes:
+        file: The file.
+        first_record: Its first record, unless that is bad.
+        has_good: Whether one of the tried records is good.
+        bad: Those that are bad: of :data:`TRIED_RECORDS`, or more until one is good.
+        is_whole: Whether the head is all of the file.
+
+    Raises:
+        ConfigError: a package is missing.
+    """
+
+    def __init__(self, file: SourceFile, kind: DocumentKind, kind_lock: Lock) -> None:
+        self.file = file
+        self._kind = kind
+        self._kind_lock = kind_lock
+        self.first_record: Fields = {}
+        self.has_good = False
+        self.bad: list[BadRecordError] = []
+        self.is_whole = False
+        # Place and problem of the first bad record in all of the head; why it cannot be read on.
+        self._first_bad: tuple[str, BadRecordError] | None = None
+        self._damage: SourceError | None = None
+        reader = open_head(file, kind.columns)
+        try:
+            with _named_by_file(file):
+                self._try_records(reader)
+        except EndOfHeadError:
+            pass
+        except SourceError as error:
+            self._damage = error
 
     @property
     def is_barren(self) -> bool:
         """Whether the file has no good record for certain."""
         return self.is_whole and not self.has_good
 
-
-class _FirstLook:
-    """Looks at the files of one source, from several threads."""
-
-    def __init__(self, kind: DocumentKind) -> None:
-        self._source = kind.config
-        self._kind = kind
-        self._kind_lock = Lock()  # a template renders one conversation at a time
-
-    def trial_of(self, file: SourceFile) -> _Trial:
-        """Tries the records in the head of a file.
-
-        Raises:
-            ConfigError: a package is missing.
-        """
-        reader = open_head(file, self._kind.columns)
-        trial = _Trial(file)
-        try:
-            with _named_by_file(file):
-                self._try_records(reader, trial)
-        except EndOfHeadError:
-            pass
-        except SourceError as error:
-            trial.damage = error
-        return trial
-
-    def faults(self, trials: Iterable[_Trial], *, none_is_good: bool = False) -> list[SourceError]:
-        """An error for each file whose head says that it cannot be built from; ``none_is_good``: no
+    def fault(self, none_is_good: bool) -> SourceError | None:
+        """The error if the head says that the file cannot be built from; ``none_is_good``: no
         record of the source, so that skipping would leave nothing.
         """
-        faults = (self._fault_of(trial, none_is_good) for trial in trials)
-        return [fault for fault in faults if fault is not None]
-
-    def _fault_of(self, trial: _Trial, none_is_good: bool) -> SourceError | None:
-        skips = self._source.on_bad_line == "skip"
-        leave_out = (
-            f"Or leave out the file, or its first {len(trial.bad)} records: single ones are skipped"
-            " where others beside them are good."
-        )
-        or_else = leave_out if skips and not none_is_good else ""
-        fault = _fault_of_one_value(trial) or self._fault_of_all(trial, or_else)
-        if fault is not None or trial.first_bad is None:
-            return fault or trial.damage
-        record_place, problem = trial.first_bad
+        skips = self._kind.config.on_bad_line == "skip"
+        or_else = ""
+        if skips and not none_is_good:
+            or_else = (
+                f"Or leave out the file, or its first {len(self.bad)} records: single ones are"
+                " skipped where others beside them are good."
+            )
+        fault = _fault_of_one_value(self) or self._fault_of_all(or_else)
+        if fault is not None or self._first_bad is None:
+            return fault or self._damage
+        record_place, problem = self._first_bad
         if none_is_good:
-            cure = f"{trial.file.named_in(problem.cure)} Mend it: the source has no good record."
+            cure = f"{self.file.named_in(problem.cure)} Mend it: the source has no good record."
             return SourceError(problem.problem, field=record_place, cure=cure.strip())
-        return trial.damage if skips else refused(problem, record_place, trial.file)
+        return self._damage if skips else refused(problem, record_place, self.file)
 
-    def _try_records(self, reader: Reader, trial: _Trial) -> None:
-        """Notes in ``trial`` what comes of the records, until one cannot be read."""
+    def _try_records(self, reader: Reader) -> None:
+        """Notes what comes of the records, until one cannot be read."""
         is_stream = isinstance(reader, BlockReader)
         most = _MOST_RECORDS if isinstance(reader, BlockReader | ColumnarReader) else TRIED_RECORDS
-        tried = 0
         records = iter(reader)
-        for row, record in islice(records, most):
+        for number, (row, record) in enumerate(islice(records, most)):
+            is_bad = isinstance(record, BadRecordError)
+            problem = record if is_bad else None
             # All of the head of a stream is parsed, but few records become documents: that takes
             # longer. If they are all bad, the others are tried until one is good.
-            if tried < TRIED_RECORDS or not trial.has_good:
-                tried += 1
+            if number < TRIED_RECORDS or not self.has_good:
                 problem = self._problem_of(record)
                 if problem is None:
-                    trial.has_good = True
+                    self.has_good = True
                 else:
-                    trial.bad.append(problem)
-            elif is_stream:
-                problem = record if isinstance(record, BadRecordError) else None
-            else:
+                    self.bad.append(problem)
+            elif not is_stream:
                 return
-            if tried == 1 and not isinstance(record, BadRecordError):
-                trial.first_record = record
-            if trial.first_bad is None and problem is not None:
-                trial.first_bad = reader.describe_row(row), problem
-        trial.is_whole = next(records, None) is None and not reader.ignored
+            if number == 0 and not is_bad:
+                self.first_record = record
+            if self._first_bad is None and problem is not None:
+                self._first_bad = reader.describe_row(row), problem
+        self.is_whole = next(records, None) is None and not reader.ignored
 
     def _problem_of(self, record: Fields | BadRecordError) -> BadRecordError | None:
         if isinstance(record, BadRecordError):
@@ -353,26 +345,27 @@ class _FirstLook:
             return bad
         return None
 
-    def _fault_of_all(self, trial: _Trial, or_else: str = "") -> SourceError | None:
+    def _fault_of_all(self, or_else: str) -> SourceError | None:
         """The error for a file whose first records all fail alike: it blames no line."""
-        bad = trial.bad
-        if trial.has_good or len(bad) < 2 or not _are_alike(bad[:TRIED_RECORDS]):
+        bad = self.bad
+        if self.has_good or len(bad) < 2 or not _are_alike(bad[:TRIED_RECORDS]):
             return None
         cure = (
-            trial.file.named_in(bad[0].cure)
+            self.file.named_in(bad[0].cure)
             or "Choose other fields, another format or kind (--format, --kind)."
         )
-        if self._kind.kind == "text" and (name := self._other_text(trial.first_record)):
+        if self._kind.kind == "text" and (name := self._other_text()):
             cure = f"Choose another field: --text-field {shlex.quote(name)}."
         problem = f"each of its first {len(bad)} records fails alike: {bad[0].problem}"
-        return SourceError(problem, field=trial.file.shown_path, cure=f"{cure} {or_else}".strip())
+        return SourceError(problem, field=self.file.shown_path, cure=f"{cure} {or_else}".strip())
 
-    def _other_text(self, record: Fields) -> str | None:
-        """The field with the longest text of a record without a text in the configured field; None
-        if there is none.
+    def _other_text(self) -> str | None:
+        """The field with the longest text of a first record without a text in the configured field;
+        None if there is none.
         """
+        record = self.first_record
         with suppress(BadRecordError):
-            if isinstance(lookup(record, self._source.text_field), str):
+            if isinstance(lookup(record, self._kind.config.text_field), str):
                 return None
         texts = {name: value for name, value in record.items() if isinstance(value, str)}
         for outer, inner in record.items():
