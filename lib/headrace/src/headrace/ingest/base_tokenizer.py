@@ -189,21 +189,29 @@ class Tokenizer(abc.ABC):
 
 
 def declared_tokens(folder: str) -> dict[str, str]:
-    """``bos`` and ``eos`` in a ``tokenizer_config.json`` next to the tokenizer, if there is one."""
+    """The special tokens in a ``tokenizer_config.json`` next to the tokenizer, if there is one."""
     content = files.read_bytes(files.join(folder, "tokenizer_config.json"))
     if content is None:
         return {}
     try:
-        config = dict(json.loads(content))
+        return special_tokens_of(dict(json.loads(content)))
     except (ValueError, TypeError):
         # it only ever settles a doubt; without it the doubt is an error that says what to do
         return {}
+
+
+def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens of a ``tokenizer_config.json``, by their roles.
+
+    Example:
+        >>> special_tokens_of({"eos_token": {"content": "</s>"}, "bos_token": None})
+        {'eos_token': '</s>'}
+    """
     tokens: dict[str, str] = {}
-    for role in ("bos", "eos"):
-        token = config.get(f"{role}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            tokens[role] = token
+    for role, token in config.items():
+        name = token.get("content") if isinstance(token, dict) else token
+        if role.endswith("_token") and isinstance(name, str):
+            tokens[role] = name
     return tokens
 
 

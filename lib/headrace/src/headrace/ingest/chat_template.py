@@ -28,6 +28,7 @@ from datetime import datetime
 from typing import Any
 
 from headrace.errors import ConfigError, install_command
+from headrace.ingest.base_tokenizer import special_tokens_of
 from headrace.ingest.conversations import (
     Messages,
     arguments_of,
@@ -121,12 +122,7 @@ def find_template(config: ChatConfig, tokenizer_folder: str | None) -> dict[str,
             cure=f"Put {TEMPLATE_FILE} or {_CONFIG_FILE} beside the tokenizer.json, or pass"
             " --chat-template FILE.",
         )
-    names = {
-        k: v.get("content") if isinstance(v, dict) else v
-        for k, v in beside.items()
-        if k.endswith("_token")
-    }
-    return {"text": text, "tokens": {k: v for k, v in sorted(names.items()) if isinstance(v, str)}}
+    return {"text": text, "tokens": dict(sorted(special_tokens_of(beside).items()))}
 
 
 def _of_file(content: str, path: str) -> str:

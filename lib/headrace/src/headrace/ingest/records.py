@@ -317,7 +317,7 @@ _Shape: TypeAlias = tuple[tuple[str, ...], str]
 
 
 def _shapes(*records: str) -> tuple[_Shape, ...]:
-    """Shapes of records, of which each name is read from a field: ``question=prompt answer=text``."""
+    """Shapes of records, of which each name is read from a field: ``answer=output``."""
     shapes: list[_Shape] = []
     for reads in map(str.split, records):
         fields = tuple(one.partition("=")[2].partition(".")[0] for one in reads)

@@ -155,20 +155,16 @@ def recorded_tokenizer(root: str, record: dict[str, Any]) -> Tokenizer:
     Raises:
         CacheCorruptError: the cache's copy of the tokenizer is missing or differs.
     """
-    bos = record["bos"] or "none"
-    eos = record["eos"] or "none"
+    config = recorded_config(record)
     url = files.join(root, record["file"] or record["path"])
     if record["file"] is None:
-        ready = str(record["path"]).startswith(IDS)
-        tokenizer: Tokenizer = (
-            IdsTokenizer(record["path"], eos) if ready else ByteTokenizer(bos=bos, eos=eos)
-        )
+        tokenizer = load_tokenizer(config)
     else:
         content = files.read_bytes(url)
         if content is None:
             cure = "Copy the cache again, with all its files."
             raise CacheCorruptError("is missing", field="tokenizer", value=url, cure=cure)
-        tokenizer = FileTokenizer(content, record["path"], bos=bos, eos=eos)
+        tokenizer = FileTokenizer(content, config.path, config.bos, config.eos)
     if tokenizer.fingerprint != record["fingerprint"]:
         raise CacheCorruptError(
             "is not the tokenizer that the cache was built with", field="tokenizer", value=url
@@ -247,10 +243,10 @@ class FileTokenizer(Tokenizer):
         self.special = [str(token.content) for _, token in sorted(added.items()) if token.special]
         declared = {} if folder is None else declared_tokens(folder)
         self.bos, self.bos_id = resolve_special(
-            "bos", bos, self.special, BOS_NAMES, self.id_of, declared.get("bos")
+            "bos", bos, self.special, BOS_NAMES, self.id_of, declared.get("bos_token")
         )
         self.eos, self.eos_id = resolve_special(
-            "eos", eos, self.special, EOS_NAMES, self.id_of, declared.get("eos")
+            "eos", eos, self.special, EOS_NAMES, self.id_of, declared.get("eos_token")
         )
         self.fingerprint = fingerprint_of(self.rules, self.bos_id, self.eos_id)
         refused = [
