@@ -521,28 +521,30 @@ def measure_names() -> Measure:
     attributes not) and of functions whose name is a word of ``VAGUE``.
     """
     assigned = [
-        n.id.strip("_")
-        for _, n in walk_nodes()
+        (n.id.strip("_"), f"{path}:{n.lineno}")
+        for path, n in walk_nodes()
         if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     ]
-    functions = [n.name.strip("_") for _, n in walk_nodes() if isinstance(n, FunctionNode)]
+    functions = [
+        (n.name.strip("_"), f"{path}:{n.lineno}")
+        for path, n in walk_nodes()
+        if isinstance(n, FunctionNode)
+    ]
     bars: list[Bar] = []
     lists: dict[str, list[str]] = {}
     for kind, names, most in (
         ("assigned names", assigned, 0.25),
         ("function names", functions, 0.15),
     ):
-        vague = collections.Counter(name for name in names if name.lower() in VAGUE)
+        vague = [(name, line) for name, line in names if name.lower() in VAGUE]
         bars.append(
             Bar(
                 f"vague among {len(names):,} {kind}, per cent",
-                100 * vague.total() / len(names),
+                100 * len(vague) / len(names),
                 most,
             )
         )
-        lists[f"{vague.total()} vague {kind}"] = [
-            f"{name}: {count}" for name, count in vague.most_common(40)
-        ]
+        lists[f"{len(vague)} vague {kind}"] = [f"{line} {name}" for name, line in sorted(vague)]
     return Measure(bars, lists)
 
 

@@ -20,7 +20,7 @@ from headrace.data.phased import Continued, PhasedDataset
 from headrace.errors import ConfigError
 from headrace.mix import AmendmentConfig, StageConfig
 from headrace.mix.amendments import sources_of
-from headrace.mix.plan import POLICIES
+from headrace.mix.plan import policy_names
 from headrace.order import BlockShuffleConfig, BraidShuffleConfig, ValidationConfig
 from headrace.store import TokenCache
 from headrace.testing import write_cache
@@ -202,7 +202,7 @@ def runs(draw: st.DrawFn) -> LmDataConfig:
 @st.composite
 def other_policies(draw: st.DrawFn) -> LmDataConfig:
     """Runs as other systems order them: constant weights, one stage."""
-    policy = draw(st.sampled_from([name for name in POLICIES if name != "quota"]))
+    policy = draw(st.sampled_from([name for name in policy_names() if name != "quota"]))
     sizes = st.integers(1, 10)
     number = st.sampled_from([0.3, 1.0, 4.0] if policy in ("swrr", "greedy") else [1.0])
     weights = {n: draw(number) for n in draw(st.permutations("abc"))}
