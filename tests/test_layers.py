@@ -121,6 +121,7 @@ def test_modules_import_from_where_a_name_is_defined(name):
     defined_in_packages = {
         "headrace.cli.main",
         "headrace.__version__",
+        "headrace.native.NativeLibrary",
         "headrace.native.native_library",
     }
     assert set(through_packages) <= defined_in_packages

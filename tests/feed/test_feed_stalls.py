@@ -23,7 +23,6 @@ from headrace.feed.mapped_files import MappedFiles
 from headrace.feed.read_ahead import BlockCache
 from headrace.metrics import StallRule, Wait, WaitLog
 from headrace.store import CacheLayout
-from headrace.store.mapped import MappedArray
 from headrace.store.sharded import Decoder
 from headrace.testing import web_server, write_cache
 from headrace.testing.caches import with_arrays
@@ -116,22 +115,6 @@ def test_a_slow_check_of_a_mapped_chunk(stored, clock, monkeypatch):
         40,
     )  # the first block of the step
     assert "check took 400 ms" in stall.detail
-
-
-def test_a_slow_copy_of_a_mapped_chunk(stored, clock, monkeypatch):
-    """As where the arrays of a dataset have two dtypes."""
-    monkeypatch.setattr("headrace.feed.gathering.Slots._by_address", False)
-    copied = MappedArray.copy
-
-    def slow(self, chunk, into):
-        if chunk == 41:
-            clock.pass_when_waited_for(LATE, 20)
-        return copied(self, chunk, into)
-
-    monkeypatch.setattr(MappedArray, "copy", slow)
-    (stall,) = stalls_of(loader_of(stored), clock)
-    assert (stall.step, stall.cause, stall.block) == (20, "check", 41)
-    assert "check took" in stall.detail
 
 
 def test_a_slow_transfer(stored, clock, monkeypatch):

@@ -255,13 +255,13 @@ def test_pages_that_a_file_has_lost_are_zeros_and_counted(tmp_path, threaded, ke
         source = np.frombuffer(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), np.uint8)
     out = np.zeros(size, np.uint8)
     thread = KernelThread()
-    lost = gather_kernel().lost_pages
+    lost = gather_kernel().calls.lost_pages()
     os.truncate(path, kept)
     copies = copies_of(source, out, [(0, 0, 10), (size - 10, size - 10, 10), (10, 10, size - 20)])
     thread.submit([copies]).result() if threaded else copies()
     thread.close()
     assert out.sum() == kept
-    assert gather_kernel().lost_pages - lost == pages - -(-kept // mmap.PAGESIZE)
+    assert gather_kernel().calls.lost_pages() - lost == pages - -(-kept // mmap.PAGESIZE)
 
 
 TOUCH_LOST_PAGES = """
@@ -280,7 +280,7 @@ with open(os.path.dirname(__file__) + "/f", "wb+") as file:
     file.truncate(0)
 out, one = np.ones(8192, np.uint8), np.ones(1, np.int64)
 Copies(one * source.ctypes.data, one * out.ctypes.data, one * 8192)()
-print(json.dumps([int(out.sum()), kernel.lost_pages * mmap.PAGESIZE]), flush=True)
+print(json.dumps([int(out.sum()), kernel.calls.lost_pages() * mmap.PAGESIZE]), flush=True)
 if "elsewhere" in sys.argv:
     with open(os.path.dirname(__file__) + "/f", "wb+") as file:
         file.write(bytes(8192))

@@ -263,7 +263,7 @@ def test_what_changes_between_a_look_and_the_copy_is_not_delivered(
 def test_a_file_that_is_cut_before_its_chunks_are_copied_is_named(cache, tmp_path):
     other = write_cache(
         tmp_path / "d", [[TOKENS]], layout=CacheLayout("uint16", 64, 8)
-    )  # of two dtypes: copied
+    )  # of two dtypes: converted
     both = {name: TokenSeqDataset(one, 16) for name, one in {"a": cache, "b": other}.items()}
     mixture = MixtureDataset(both, {"a": 1, "b": 1}, BatchSchedule(BATCH))
     found = PlannedReader(

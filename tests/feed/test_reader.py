@@ -145,18 +145,11 @@ def least_budget(dataset, batch, host, row_order, steps):
     return max(p.uses.blocks.size for p in plans)
 
 
-def reader(
-    dataset, batch, host, row_order, max_bytes, group=0, stats=None, mapping=True, kernel=True
-):
+def reader(dataset, batch, host, row_order, max_bytes, group=0, stats=None, mapping=True):
     counted = IterationStats()
     counted.reads = stats or counted.reads
     order = BatchOrder(dataset, batch, row_order)
-    made = PlannedReader(order, host, max_bytes, counted, Grouping(group), mapping=mapping)
-    if not kernel:
-        for slots in made._cache.kinds:
-            assert isinstance(slots._by_address, bool)
-            slots.__dict__["_by_address"] = False  # as where arrays have two dtypes
-    return made
+    return PlannedReader(order, host, max_bytes, counted, Grouping(group), mapping=mapping)
 
 
 def slot_bytes(dataset):
@@ -180,7 +173,7 @@ def check_batches(data):
         steps = last_step(dataset, batch)
         first = data.draw(st.integers(0, steps))
         slack = data.draw(st.sampled_from([0, 1, 3, 1000]))
-        kernel = data.draw(st.booleans())
+        mapping = data.draw(st.booleans())
         widest = np.result_type(*(a.dtype for s in dataset.sources for a in s.arrays))
         found = []
         for number, part in np.ndindex(hosts, parts):
@@ -190,7 +183,7 @@ def check_batches(data):
             )
             stats = ReadStats()
             group = data.draw(st.sampled_from([0, 1, 2]))
-            source = reader(dataset, batch, host, row_order, budget, group, stats, kernel=kernel)
+            source = reader(dataset, batch, host, row_order, budget, group, stats, mapping)
             mine = []
             for batch_rows in source.batches(first, steps):
                 assert (
@@ -245,19 +238,23 @@ def check_batches(data):
                 assert sorted(np.c_[tokens, mask].tolist()) == sorted(held.tolist())
 
 
-@pytest.mark.parametrize("kernel", [True, False])
-def test_a_host_may_have_no_rows_in_some_steps(tmp_path, kernel):
-    cache = write_cache(
-        tmp_path, [[np.arange(400) % 251]], layout=CacheLayout("uint8", chunk_elements=16)
-    )
-    dataset = TokenSeqDataset(cache, 5).shuffle(0)
+@pytest.mark.parametrize("mapping", [True, False])
+@pytest.mark.parametrize("dtypes", [("uint8",), ("uint8", "uint16")])
+def test_a_host_may_have_no_rows_in_some_steps(tmp_path, dtypes, mapping):
     batch = BatchSchedule({0: 6, 2: 2, 5: 3})
+    sources = {}
+    for dtype in dtypes:
+        cache = write_cache(
+            tmp_path / dtype, [[np.arange(400) % 251]], layout=CacheLayout(dtype, chunk_elements=16)
+        )
+        sources[dtype] = TokenSeqDataset(cache, 5).shuffle(0)
+    dataset = MixtureDataset(sources, dict.fromkeys(dtypes, 1), batch)
     for group in (0, 1, 2):
         delivered = []
         for number in range(4):
             host = Host(number, 4, False, 0, 1)
             steps = [
-                *reader(dataset, batch, host, "stream", 1 << 20, group, kernel=kernel).batches(0, 8)
+                *reader(dataset, batch, host, "stream", 1 << 20, group, None, mapping).batches(0, 8)
             ]
             delivered.append([rows.tokens for rows in steps])
         for step, (tokens, *_) in enumerate(wanted_steps(dataset, batch, 8)):
@@ -315,18 +312,17 @@ def twelve(tmp_path_factory):
     size=st.integers(1, 3),
     room=st.integers(3, 12),
     group=st.integers(0, 4),
-    road=st.sampled_from([(False, True), (True, False), (True, True)]),
+    mapping=st.booleans(),
 )
 @example(
     rows=[7] * 8 + [8, 9, 7, 10] + [11, 0, 1, 7] + [2, 3, 4, 5],
     size=2,
     room=8,
     group=0,
-    road=(False, True),
+    mapping=False,
 )  # 7 stays: it is needed later
-def test_no_slot_is_reused_while_a_step_needs_it(twelve, rows, size, room, group, road):
+def test_no_slot_is_reused_while_a_step_needs_it(twelve, rows, size, room, group, mapping):
     dataset = twelve.reordered(Listed(rows))
-    mapping, kernel = road
     source = reader(
         dataset,
         BatchSchedule(size),
@@ -335,7 +331,6 @@ def test_no_slot_is_reused_while_a_step_needs_it(twelve, rows, size, room, group
         room * 8,
         group,
         mapping=mapping,
-        kernel=kernel,
     )
     steps = len(rows) // size
     assert [b.tokens[:, 0].tolist() for b in source.batches(0, steps)] == [

@@ -64,7 +64,6 @@ def test_chunks_hold_what_was_written(tmp_path_factory, length, dtype, chunk, sh
     for number in range(-(-length // chunk)):
         wanted = values[number * chunk : (number + 1) * chunk]
         assert found.address(number)
-        found.will_need(number)
         for _ in range(2):
             copied, sound = content(array, found, number)
             assert sound

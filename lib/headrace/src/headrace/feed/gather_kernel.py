@@ -15,27 +15,23 @@ delivers releases it. (The kernel's thread does not read from a pipe: Linux wake
 pipe on the writer's core, where the two take turns.)
 
 Price: about 20 ns a piece, 10 us a table.
-
-What cannot be said as a table of addresses is done by a :class:`Worker`, a Python thread.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from queue import Empty, SimpleQueue
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.errors import HeadraceError, ReadError
-from headrace.native import native_library
+from headrace.errors import HeadraceError
+from headrace.native import NativeLibrary, native_library
 
 # fields of tables
 _COUNT = 3
@@ -70,7 +66,7 @@ class Copies(NamedTuple):
     def __call__(self) -> None:
         """Copies the pieces in this thread."""
         self.check()
-        gather_kernel().run(self.table())
+        _process(self.table())
 
 
 class Checks(NamedTuple):
@@ -110,39 +106,19 @@ class Checks(NamedTuple):
         ]
         return np.array([*fields, self.advice, self.ahead])
 
+    def __call__(self) -> None:
+        """Verifies the chunks in this thread."""
+        _process(self.table())
+
 
 def _address(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
-class GatherKernel:
-    """The compiled functions; see :func:`gather_kernel`."""
-
-    def __init__(self) -> None:
-        library = native_library()
-        self.calls = library.calls
-        self.short_calls = library.short_calls
-        # Threads that process a table survive SIGBUS from now on; others keep the action that they
-        # have
-        if failed := self.calls.handle_bus_errors():
-            raise OSError(failed, f"SIGBUS cannot be handled: {os.strerror(failed)}")
-
-    def run(self, table: Int64[np.ndarray, " f"]) -> None:
-        """Processes a table in this thread."""
-        self.calls.process(table.ctypes.data)
-
-    @property
-    def lost_pages(self) -> int:
-        """Pages of mapped files that were missing when they were copied, since the
-        process began.
-        """
-        return self.calls.lost_pages()
-
-
 @cache
-def gather_kernel() -> GatherKernel:
-    """The kernel that processes tables. Several threads may make one at first: the C code handles
-    SIGBUS once.
+def gather_kernel() -> NativeLibrary:
+    """The library whose functions process tables. Threads that process one survive SIGBUS from now
+    on; others keep the action that they have.
 
     Example:
         >>> tokens, row = np.arange(8, dtype=np.int32), np.zeros(4, np.int32)
@@ -154,7 +130,15 @@ def gather_kernel() -> GatherKernel:
         >>> row.tolist()
         [6, 7, 1, 2]
     """
-    return GatherKernel()
+    library = native_library()
+    if failed := library.calls.handle_bus_errors():
+        raise OSError(failed, f"SIGBUS cannot be handled: {os.strerror(failed)}")
+    return library
+
+
+def _process(table: Int64[np.ndarray, " f"]) -> None:
+    """Processes a table in this thread, and keeps it until then."""
+    gather_kernel().calls.process(table.ctypes.data)
 
 
 class KernelThread:
@@ -254,110 +238,7 @@ class Submitted(NamedTuple):
         self.thread.wait(self.number)
 
 
-def _end(process: int, kernel: GatherKernel, worker: int, tables: object) -> None:
+def _end(process: int, kernel: NativeLibrary, worker: int, tables: object) -> None:
     """Ends the thread while ``tables`` still exist. A fork lacks the thread."""
     if os.getpid() == process:
         kernel.calls.worker_stop(worker)
-
-
-T = TypeVar("T")
-
-
-class Job(Generic[T]):
-    """Submitted work; :meth:`result` waits for it."""
-
-    __slots__ = ("_done", "_error", "_run", "_value")
-
-    def __init__(self, run: Callable[[], T]) -> None:
-        self._run: Callable[[], T] | None = run
-        self._done = threading.Lock()  # held until the job is done: the cheapest event there is
-        self._done.acquire()
-        self._error: BaseException | None = None
-        self._value: T | None = None
-
-    def result(self, timeout: float | None = None) -> T:
-        """Returns or raises what the work did; TimeoutError if it is not done within ``timeout``
-        seconds.
-        """
-        if not self._done.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError
-        self._done.release()
-        if self._error is not None:
-            raise self._error
-        return self._value  # pyright: ignore[reportReturnType]
-
-    def run(self) -> None:
-        """Does the work in the calling thread."""
-        # frees what the function refers to as soon as it is done
-        run = self._run
-        self._run = None
-        try:
-            assert run is not None
-            self._value = run()
-        except BaseException as error:  # noqa: BLE001  # result() raises it
-            self._error = error
-        del run
-        self._done.release()
-
-    def cancel(self) -> None:
-        """Ends a job that has not started and never will: :meth:`result` raises ReadError."""
-        self._run = None
-        self._error = ReadError("the loader was closed before it was done")
-        self._done.release()
-
-
-class Worker:
-    """A thread for work that runs without the interpreter's lock: gathering rows, checking blocks.
-
-    Jobs are done in the order in which they were submitted. The thread starts with the first job
-    and ends with :meth:`close`; a job that has not started by then never runs. Price: about 10 us
-    to submit a job.
-
-    Args:
-        has_thread: If not, :meth:`submit` does each job itself, at once.
-
-    Example:
-        >>> worker = Worker(has_thread=True)
-        >>> worker.submit(lambda: 6 * 7).result()
-        42
-        >>> worker.close()
-    """
-
-    def __init__(self, *, has_thread: bool) -> None:
-        self._has_thread = has_thread
-        self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def submit(self, run: Callable[[], T]) -> Job[T]:
-        """Queues work for the thread. Call it from one thread only."""
-        job = Job(run)
-        if not self._has_thread:
-            job.run()
-            return job
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=_work, args=(self._jobs,), name="headrace-worker", daemon=True
-            )
-            self._thread.start()
-        self._jobs.put(job)
-        return job
-
-    def close(self) -> None:
-        """Ends the thread after its current job."""
-        while True:
-            try:
-                job = self._jobs.get_nowait()
-            except Empty:
-                break
-            if job is not None:
-                job.cancel()
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-
-
-def _work(jobs: SimpleQueue[Job[Any] | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job.run()
-        del job  # only those who wait for the result may keep it

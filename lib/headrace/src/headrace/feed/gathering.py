@@ -9,10 +9,9 @@ comments below have the same numbers:
    which TensorStore has read it. Either way it is an address.
 3. **Find where each piece goes.** Its row and column in the buffer; if each row is one piece, just
    the row.
-4. **Copy**, by one table of addresses (native/gather.c), on a thread that needs no interpreter.
-   This needs one dtype for what is stored and for the batch.
-5. **Or copy in runs**, where arrays of several dtypes are mixed and NumPy has to convert. Mapped
-   chunks were then copied into slots first, so that one array holds everything.
+4. **Convert** what is stored in another dtype than the batch has, where arrays of several dtypes
+   are mixed: such pieces are copied end to end, converted, and begin there from now on.
+5. **Copy**, by one table of addresses (native/gather.c), on a thread that needs no interpreter.
 6. **Lay the values of documents**, which are one number a document and no chunks.
 
 Slots: the memory of blocks is allocated once, as one flat buffer of equal slots for each kind of
@@ -31,31 +30,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
-from numpy.lib.stride_tricks import as_strided
 
 from headrace.data.columns import RunColumn
 from headrace.errors import HeadraceError
-from headrace.feed.gather_kernel import Copies, KernelThread, Worker
+from headrace.feed.gather_kernel import Copies, KernelThread
 from headrace.feed.mapped_files import MappedBlocks, MappedFiles
 from headrace.feed.plan import WindowPlan
 from headrace.metrics import ReadStats
 from headrace.order.intervals import run_numbers
-from headrace.order.residency import WindowUses
-from headrace.store.array import StoredArray
+from headrace.store.array import ArrayFuture, StoredArray
 
 ALIGNMENT = 64
 """XLA uses a host buffer without a copy if it begins at a multiple of this."""
 _SPARE = 2
 """Free buffers to keep; the rest of a peak goes back to the system."""
-_RUNS = (128, 16, 1)
-"""Elements to copy at a time from pieces that are not whole rows: indexing each element costs more
-than the copy.
-"""
 
 
 class Buffers:
@@ -108,20 +102,7 @@ in which the pool asks, because Python versions count the argument of the call d
 """
 
 
-class Pending(Protocol):
-    """A fetch in progress; its result is False if the copied data do not match their checksum."""
-
-    def result(self, timeout: float | None = None) -> Any: ...
-
-
-class _Failed:
-    """A read that could not begin."""
-
-    def __init__(self, error: HeadraceError) -> None:
-        self._error = error
-
-    def result(self, timeout: float | None = None) -> Any:
-        raise self._error
+Read: TypeAlias = ArrayFuture | Future[np.ndarray]
 
 
 class StepRange(NamedTuple):
@@ -201,8 +182,7 @@ class Slots:
     written while tokens are gathered.
 
     ``mapping``: whether chunks of local uncompressed arrays are used in place, in memory-mapped
-    files. ``checker`` verifies them against their checksums. Where dtypes are mixed, ``copier`` do
-    so while they copy the chunks into slots.
+    files. ``checker`` verifies them against their checksums.
     """
 
     def __init__(
@@ -210,7 +190,6 @@ class Slots:
         kind: RunColumn,
         slot_bytes: int,
         stats: ReadStats,
-        copier: Worker,
         checker: KernelThread | None,
         *,
         mapping: bool,
@@ -231,35 +210,14 @@ class Slots:
         self._chunk = kind.arrays.spread([run.chunk for run in kind.arrays.runs])
         self._of_documents = kind.has_documents
         self.slot_bytes = slot_bytes
-        self._copier = copier
-        self._mapping = mapping
         default = np.full(self.slot_bytes // kind.dtype.itemsize, kind.default, kind.dtype)
-        self.files = MappedFiles(kind.arrays, default, checker)
+        self.files = MappedFiles(kind.arrays, default, checker, mapping=mapping)
         self._last_rows: tuple[tuple[int, ...], np.ndarray, np.ndarray, np.ndarray] | None = None
         self.allocate(0)
 
     def allocate(self, slots: int) -> None:
         """Replaces the memory with room for ``slots`` chunks."""
         self._memory = np.empty(slots * self.slot_bytes, np.uint8)
-
-    @cached_property
-    def _by_address(self) -> bool:
-        """Whether pieces are copied from their addresses; otherwise all data to gather are in
-        :attr:`_memory`.
-        """
-        return self._dtypes == [self.dtype] and self.slot_bytes > 0
-
-    def find(
-        self, uses: WindowUses, array: Int64[np.ndarray, " m"], chunk: Int64[np.ndarray, " m"]
-    ) -> MappedBlocks:
-        """Finds the blocks of the next window in mapped files, if they are gathered from there; see
-        :meth:`MappedFiles.find`.
-        """
-        if self._mapping and self._by_address:
-            return self.files.find(uses, array, chunk)
-        window = MappedBlocks.none(uses.blocks)
-        window.sound[:] = self.slot_bytes == 0  # there is nothing to read
-        return window
 
     def count_mapped(self, array: Int64[np.ndarray, " k"], chunk: Int64[np.ndarray, " k"]) -> None:
         """Counts chunks that are gathered from mapped files from now on."""
@@ -270,46 +228,30 @@ class Slots:
         self.stats.bytes_read += int((size * self._stored_itemsize[array]).sum())
         self.stats.mapped_blocks += int(stored.sum())
 
-    def start(self, number: int, chunk: int, slot: int) -> Pending | None:
-        """Starts fetching a chunk of an array into a slot; None: nothing to wait for."""
-        mapped = self.files.array(number) if self._mapping and not self._by_address else None
-        if mapped is not None and mapped.address(chunk):
-            self.stats.bytes_read += mapped.bytes_of(chunk)
-            self.stats.mapped_blocks += 1
-            mapped.will_need(chunk)  # the disk begins now, whenever a copier is free
-            return self._copier.submit(
-                partial(mapped.copy, chunk, self._memory_of(slot)[: mapped.chunk_bytes])
-            )
-        array = self.arrays.get(number)
-        if array is not None:
-            self.stats.bytes_read += _elements(array, chunk) * array.dtype.itemsize
-            try:
-                return self.read(number, chunk, self._memory_of(slot))
-            except (
-                HeadraceError
-            ) as error:  # it cannot even begin: an error of the step that needs it
-                return _Failed(error)
-        # Nothing is stored: the slot holds the default, so that later steps need no special case.
-        self._memory_of(slot).view(self.dtype)[:] = self.kind.default
-        return None
-
-    def read(self, number: int, chunk: int, memory: np.ndarray) -> Pending:
-        """Starts reading a chunk of an array through TensorStore into :attr:`slot_bytes` bytes of
-        memory.
+    def start(self, number: int, chunk: int, slot: int) -> Read:
+        """Starts reading a chunk of an array into a slot. If it cannot even begin, this is an error
+        of the step that needs it.
         """
-        array = self.arrays.get(number)
-        assert array is not None
+        array = self._stored(number)
+        self.stats.bytes_read += _elements(array, chunk) * array.dtype.itemsize
+        try:
+            return self.read(number, chunk, self._memory[slot * self.slot_bytes :])
+        except HeadraceError as error:
+            failed = Future[np.ndarray]()
+            failed.set_exception(error)
+            return failed
+
+    def read(self, number: int, chunk: int, memory: np.ndarray) -> ArrayFuture:
+        """Starts reading a chunk of an array through TensorStore into the begin of some memory."""
+        array = self._stored(number)
         out = memory[: _elements(array, chunk) * array.dtype.itemsize].view(array.dtype)
         self.stats.tensorstore_reads_issued += 1
         return array.read_into(out, chunk * array.chunk_elements)
 
-    def read_again(self, number: int, chunk: int, slot: int) -> Pending:
-        """Starts reading a chunk whose copy did not match its checksum, into the same slot."""
-        self.stats.mapped_blocks -= 1
-        return self.read(number, chunk, self._memory_of(slot))
-
-    def _memory_of(self, slot: int) -> np.ndarray:
-        return self._memory[slot * self.slot_bytes :][: self.slot_bytes]
+    def _stored(self, number: int) -> StoredArray:
+        array = self.arrays.get(number)
+        assert array is not None
+        return array
 
     def gather(
         self, steps: StepRange, mapped: MappedBlocks, out: np.ndarray
@@ -323,19 +265,10 @@ class Slots:
         with :attr:`width` elements for each token.
         """
         # Stored pieces first: values of documents are then laid over them where an array has both
-        parts = [self._gather_stored(steps, mapped, out)] if self.slot_bytes else []
+        parts = self._copies(steps, mapped, out) if self.slot_bytes else []
         if self._of_documents or not self.slot_bytes:
             parts.append(partial(self._lay_documents, steps, out))
         return parts
-
-    def _gather_stored(
-        self, steps: StepRange, mapped: MappedBlocks, out: np.ndarray
-    ) -> Callable[[], None]:
-        address = self._addresses(steps, mapped)
-        if self._by_address:
-            return self._copies(steps, mapped, address, out)
-        first_byte = address - self._memory.ctypes.data
-        return partial(self._gather_pieces, steps, first_byte, out)
 
     def _addresses(self, steps: StepRange, mapped: MappedBlocks) -> Int64[np.ndarray, " p"]:
         """Start of each piece of some steps."""
@@ -355,8 +288,14 @@ class Slots:
         return address + offset
 
     def _copies(
-        self, steps: StepRange, mapped: MappedBlocks, address: np.ndarray, out: np.ndarray
-    ) -> Copies:
+        self, steps: StepRange, mapped: MappedBlocks, out: np.ndarray
+    ) -> list[Callable[[], None]]:
+        """Calls that copy what is stored."""
+        address = self._addresses(steps, mapped)
+        # The files are looked at just before the copy: what was verified may have changed since.
+        # `self` goes along to keep the slots' memory, and the files mapped, until it is done.
+        check_files = partial(self.files.check_files, mapped)
+        conversions = self._conversions(steps, address, check_files)
         # 3. If pieces fill rows there is one entry a row: no sizes, columns or gaps to compute.
         rows_at, row_bytes, blank = self._rows_of(out)
         if steps.fills_rows:
@@ -369,10 +308,37 @@ class Slots:
             token_bytes = self.width * out.itemsize
             size = plan.size[pieces] * token_bytes
             target = rows_at[steps.piece_rows] + plan.column[pieces] * token_bytes
-        # 4. The files are looked at just before the copy: what was verified may have changed since.
-        #    `self` goes along to keep the slots' memory, and the files mapped, until it is done.
-        check_files = partial(self.files.check_files, mapped)
-        return Copies(address, target + out.ctypes.data, size, check_files, self, (out, blank))
+        # 5. With all that was converted
+        holds = self, conversions
+        table = address, target + out.ctypes.data, size
+        return [*conversions, Copies(*table, check_files, holds, (out, blank))]
+
+    def _conversions(
+        self, steps: StepRange, address: Int64[np.ndarray, " p"], check_files: Callable[[], None]
+    ) -> list[Callable[[], None]]:
+        """Calls that convert the pieces of other dtypes; changes their addresses."""
+        calls: list[Callable[[], None]] = []
+        if self._dtypes == [self.dtype]:
+            return calls
+        pieces = steps.pieces
+        which = self._dtype_of[steps.plan.array[pieces]]
+        sizes = steps.plan.size[pieces] * self.width
+        for number, dtype in enumerate(self._dtypes):
+            some = np.flatnonzero(which == number)
+            if dtype == self.dtype or not some.size:
+                continue
+            # 4. End to end
+            size = sizes[some]
+            begin = np.cumsum(size) - size
+            stored = np.empty(int(size.sum()), dtype)
+            converted = np.empty(stored.size, self.dtype)
+            target = stored.ctypes.data + begin * dtype.itemsize
+            calls.append(
+                Copies(address[some], target, size * dtype.itemsize, check_files, (self, stored))
+            )
+            calls.append(partial(np.copyto, converted, stored, casting="unsafe"))
+            address[some] = converted.ctypes.data + begin * self.dtype.itemsize
+        return calls
 
     def _rows_of(self, out: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Start of each row, in bytes from the first; the bytes of each; and a row without data."""
@@ -386,57 +352,6 @@ class Slots:
                 blank,
             )
         return self._last_rows[1:]
-
-    def _gather_pieces(self, steps: StepRange, first_byte: np.ndarray, out: np.ndarray) -> None:
-        """Gathers rows of any number of pieces, of any sizes and dtypes."""
-        # 5. Longest runs first: pieces of at least a row by rows, those of at least 128 elements by
-        #    128, the rest by 16 or singly. Each piece is copied in the largest run that it holds,
-        #    and by one call for all pieces of a run and a dtype.
-        plan = steps.plan
-        pieces = steps.pieces
-        which = self._dtype_of[plan.array[pieces]]
-        size = plan.size[pieces] * self.width
-        begin = steps.piece_rows * out.shape[1] + plan.column[pieces] * self.width
-        if int(size.sum()) < out.size:
-            out[:] = self.kind.fill  # where there is no piece
-        flat = out.reshape(-1)
-        longest = out.shape[1] + 1
-        for run in (out.shape[1], *_RUNS):
-            of_run = (size >= run) & (size < longest)
-            longest = min(longest, run)
-            for number, dtype in enumerate(self._dtypes):
-                some = np.flatnonzero(of_run & (which == number))
-                if some.size:
-                    self._copy_runs(
-                        dtype,
-                        run,
-                        first_byte[some] // dtype.itemsize,
-                        begin[some],
-                        size[some],
-                        flat,
-                    )
-
-    def _copy_runs(
-        self,
-        dtype: np.dtype[Any],
-        run: int,
-        first: np.ndarray,
-        begin: np.ndarray,
-        size: np.ndarray,
-        out: np.ndarray,
-    ) -> None:
-        """Copies pieces of at least ``run`` elements, run by run. The last run of a piece ends with
-        the piece and may copy some elements twice.
-        """
-        # `count` runs cover a piece of `size` elements. The n-th begins at n * run, but the last no
-        # later than `run` before the end: it copies some elements twice, and needs no shorter run.
-        count = -(-size // run)
-        nth = run_numbers(0, count)
-        offset = np.minimum(nth * run, np.repeat(size - run, count))
-        memory = self._memory[: self._memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
-        _runs(out, run)[np.repeat(begin, count) + offset] = _runs(memory, run)[
-            np.repeat(first, count) + offset
-        ]
 
     def _lay_documents(self, steps: StepRange, out: np.ndarray) -> None:
         """Writes values of documents, and the default where an array stores nothing and no slots
@@ -475,12 +390,6 @@ class Slots:
 
 def _elements(array: StoredArray, chunk: int) -> int:
     return min(array.chunk_elements, array.length - chunk * array.chunk_elements)
-
-
-def _runs(elements: np.ndarray, run: int) -> np.ndarray:
-    """A view ``[n, run]``; row e is the ``run`` elements from element e on."""
-    step = elements.itemsize
-    return as_strided(elements, (elements.size - run + 1, run), (step, step))
 
 
 def _lay_runs(

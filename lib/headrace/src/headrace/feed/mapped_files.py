@@ -152,14 +152,22 @@ class MappedFiles:
         arrays: The arrays.
         default: A chunk that stands for all chunks of arrays that are not stored.
         checker: Verifies chunks against their checksums; None: the caller's thread does.
+        mapping: Whether chunks of stored arrays are used in mapped files; otherwise all of them
+            have to be read.
     """
 
     def __init__(
-        self, arrays: ArrayList, default: np.ndarray, checker: KernelThread | None
+        self,
+        arrays: ArrayList,
+        default: np.ndarray,
+        checker: KernelThread | None,
+        *,
+        mapping: bool,
     ) -> None:
         self._arrays = arrays
         self._default = default
         self._checker = checker
+        self._mapping = mapping
         self._mapped: dict[int, MappedArray | None] = {}
         self._first_file: dict[int, int] = {}  # number of the first file of each mapped array
         self._num_files = 0
@@ -177,7 +185,8 @@ class MappedFiles:
         """An array's chunks in place; None if they have to be read."""
         if number not in self._mapped:
             array = self._arrays.get(number)
-            self._mapped[number] = mapped = None if array is None else array.mapped()
+            mapped = array.mapped() if array is not None and self._mapping else None
+            self._mapped[number] = mapped
             if mapped is not None:
                 self._first_file[number] = self._num_files
                 self._num_files += mapped.num_shards
@@ -305,7 +314,7 @@ class MappedFiles:
     def _submit(self, checks: Checks) -> Submitted | None:
         if self._checker is not None:
             return self._checker.submit([checks])
-        gather_kernel().run(checks.table())
+        checks()
         return None
 
     def is_settled(self, window: MappedBlocks, number: int) -> bool:
@@ -353,7 +362,7 @@ class MappedFiles:
         if not window.files:
             return
         now = time.monotonic()
-        lost_pages = gather_kernel().lost_pages
+        lost_pages = gather_kernel().calls.lost_pages()
         self._allowed_s = min(self._allowed_s + (now - self._checked_at) / _APART, LOOK_S / _APART)
         self._checked_at = now
         verify = lost_pages != window.lost_pages

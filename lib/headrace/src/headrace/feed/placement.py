@@ -204,17 +204,17 @@ class Placement:
         return Transfer(shape, sharding, local_index)
 
 
-_HAS_ROW_VALUES = {
-    "tokens": False,
-    "source_id": True,
-    "segment_lengths": True,
-    "document_ends": True,
-    "row_weights": True,
-    "token_mask": False,
+_FIELDS = {
+    "tokens": "token_ids",
+    "source_id": "source_id",
+    "segment_lengths": "segment_lengths",
+    "document_ends": "document_ends",
+    "row_weights": "weights",
+    "token_mask": "token_mask",
 }
-"""Fields of :class:`HostRows`, in the order of a batch's leaves: whether they have values of rows,
-and not of tokens.
-"""
+"""Arrays of :class:`HostRows`, in the order of a batch's leaves, and their names in a batch."""
+_OF_TOKENS = "tokens", "token_mask"
+"""Those that have values of tokens; the others have values of rows."""
 
 
 class HostRows(NamedTuple):
@@ -223,35 +223,46 @@ class HostRows(NamedTuple):
     Attributes:
         tokens: ``[local rows, local columns]`` in the stores' dtype; padding rows are zeros.
         source_id: int32 ``[local rows]``; -1 for padding rows.
-        batch_size: Rows of the global batch.
-        seq_len: Elements of a whole row; ``tokens`` has those of them that this process holds.
         segment_lengths: int32 ``[local rows, M]``, or None if the sources do not know their
             segments.
+        document_ends: uint8 ``[local rows, W]``, where documents end in whole rows, or None if rows
+            are not divided.
+        row_weights: float32 ``[local rows, 1]``, the weight of each row's loss, or None if all are
+            equal.
         token_mask: uint8 or float32 ``[local rows, local columns]``, 0 where a token is not trained
             on, or None if all tokens are trained on.
         extras: Other columns by name, ``[local rows, local columns, ...]``, or None if there are
             none.
-        row_weights: float32 ``[local rows, 1]``, the weight of each row's loss, or None if all are
-            equal.
-        document_ends: uint8 ``[local rows, W]``, where documents end in whole rows, or None if rows
-            are not divided.
+        seq_len: Elements of a whole row; ``tokens`` has those of them that this process holds.
+        batch_size: Rows of the global batch.
     """
 
     tokens: np.ndarray
     source_id: np.ndarray
-    batch_size: int
+    segment_lengths: np.ndarray | None
+    document_ends: np.ndarray | None
+    row_weights: np.ndarray | None
+    token_mask: np.ndarray | None
+    extras: dict[str, np.ndarray] | None
     seq_len: int
-    segment_lengths: np.ndarray | None = None
-    token_mask: np.ndarray | None = None
-    extras: dict[str, np.ndarray] | None = None
-    row_weights: np.ndarray | None = None
-    document_ends: np.ndarray | None = None
+    batch_size: int
+
+    def named(self) -> dict[str, np.ndarray]:
+        """Its arrays but the extras, by name."""
+        return {name: one for name in _FIELDS if (one := getattr(self, name)) is not None}
 
     def arrays(self) -> list[np.ndarray]:
         """Its arrays, in the order of the leaves of a batch."""
         extras = self.extras or {}
-        fields = [one for name in _HAS_ROW_VALUES if (one := getattr(self, name)) is not None]
-        return fields + [extras[name] for name in sorted(extras)]
+        arrays = [one for one in list[Any](self)[: len(_FIELDS)] if one is not None]
+        return arrays + [extras[name] for name in sorted(extras)]
+
+    def part(self, rows: slice, batch_size: int) -> HostRows:
+        """Some of the rows, of a batch of this size."""
+        fields = list[Any](self)[: len(_FIELDS)]
+        arrays: list[Any] = [None if one is None else one[rows] for one in fields]
+        extras = self.extras and {name: values[rows] for name, values in self.extras.items()}
+        return HostRows(*arrays, extras=extras, seq_len=self.seq_len, batch_size=batch_size)
 
 
 class BatchMaker:
@@ -288,26 +299,15 @@ class BatchMaker:
 
     def _structure(self, host: HostRows) -> Any:
         """The tree structure that makes a batch of the leaves."""
-        lengths = host.segment_lengths
-        ends = host.document_ends
-        weights = host.row_weights
-        mask = host.token_mask
-        optional_leaves = tuple(values is not None for values in (lengths, ends, weights, mask))
-        key = *optional_leaves, *(host.extras or ())
+        names = tuple(host.named())
+        key = names, tuple(host.extras or ())
         if key not in self._structures:
             leaf = np.zeros(0)
-            lengths, ends, weights, mask = (leaf if one else None for one in optional_leaves)
-            extras = host.extras and dict.fromkeys(host.extras, leaf)
             batch = PackedBatch(
-                leaf,
-                leaf,
-                segment_lengths=lengths,
-                document_ends=ends,
+                **{_FIELDS[name]: leaf for name in names},
                 eos_id=self._eos_id,
-                weights=weights,
-                token_mask=mask,
                 pairs=self._pairs,
-                extras=extras,
+                extras=host.extras and dict.fromkeys(host.extras, leaf),
             )
             self._structures[key] = jax.tree.structure(batch)
         return self._structures[key]
@@ -315,13 +315,12 @@ class BatchMaker:
 
 def _transfers(host: HostRows, placement: Placement) -> list[Transfer]:
     """What moves each of :meth:`HostRows.arrays`."""
-    along = [rows for name, rows in _HAS_ROW_VALUES.items() if getattr(host, name) is not None]
-    along += [False] * len(host.extras or ())
+    of_tokens = [name in _OF_TOKENS for name in host.named()] + [True] * len(host.extras or ())
     return [
-        placement.transfer(one, host.batch_size, along_rows=True)
-        if along_rows
-        else placement.transfer(one, host.batch_size, seq_len=host.seq_len)
-        for one, along_rows in zip(host.arrays(), along, strict=True)
+        placement.transfer(one, host.batch_size, seq_len=host.seq_len)
+        if has_tokens
+        else placement.transfer(one, host.batch_size, along_rows=True)
+        for one, has_tokens in zip(host.arrays(), of_tokens, strict=True)
     ]
 
 

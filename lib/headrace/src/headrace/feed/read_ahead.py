@@ -20,19 +20,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, compress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
 
 from headrace.data.rows import BlockSpace
 from headrace.errors import HeadraceError, ReadError
-from headrace.feed.gather_kernel import KernelThread, Worker
-from headrace.feed.gathering import Pending, Slots, StepRange
+from headrace.feed.gather_kernel import KernelThread
+from headrace.feed.gathering import Read, Slots, StepRange
 from headrace.feed.horizon import AHEAD, Horizon
 from headrace.feed.mapped_files import MappedBlocks
 from headrace.feed.plan import WindowPlan
@@ -90,7 +90,6 @@ class BlockCache:
         space: BlockSpace,
         max_bytes: int,
         stats: ReadStats,
-        copier: Worker,
         checker: KernelThread | None = None,
         *,
         mapping: bool = True,
@@ -98,7 +97,7 @@ class BlockCache:
         self.space = space
         self.stats = stats
         self.kinds = [
-            Slots(kind, size, stats, copier, checker, mapping=mapping)
+            Slots(kind, size, stats, checker, mapping=mapping)
             for kind, size in zip(space.kinds, space.kind_bytes, strict=True)
         ]
         self.slot_bytes = space.slot_bytes
@@ -106,8 +105,8 @@ class BlockCache:
         self.max_bytes = max_bytes
         for kind in self.kinds:
             kind.allocate(self.num_slots)
-        self._pending: dict[int, tuple[tuple[int, int, int], list[tuple[Slots, Pending]]]] = {}
-        """By block: its array, chunk and slot, and the reads that it waits for."""
+        self._pending: dict[int, list[tuple[Slots, Read]]] = {}
+        """By block: the reads that it waits for."""
         self._interrupted = threading.Event()
 
     def open_window(self, plan: WindowPlan) -> Window:
@@ -115,7 +114,7 @@ class BlockCache:
         blocks = plan.uses.blocks
         array = self.space.array_of(blocks)
         chunk = blocks - self.space.first_block[array]
-        mapped = [kind.find(plan.uses, array, chunk) for kind in self.kinds]
+        mapped = [kind.files.find(plan.uses, array, chunk) for kind in self.kinds]
         return Window(plan, mapped, np.any([kind.must_be_read for kind in mapped], axis=0))
 
     def count_in_files(self, blocks: list[int]) -> None:
@@ -130,22 +129,19 @@ class BlockCache:
             for kind in self.kinds:
                 kind.count_mapped(array, chunk)
 
-    def start(self, window: Window, block: int, slot: int) -> bool:
-        """Starts reading a block of a window into a slot. Returns whether there is anything to wait
-        for. The last step that used the slot must have been gathered.
+    def start(self, window: Window, block: int, slot: int) -> None:
+        """Starts reading a block of a window into a slot. The last step that used the slot must
+        have been gathered.
         """
         number, chunk = self.space.place_of(block)
         at = int(np.searchsorted(window.plan.uses.blocks, block))
         self.stats.block_fetches += 1
-        waiting: list[tuple[Slots, Pending]] = []
+        self._pending[block] = []
         for kind, mapped in zip(self.kinds, window.mapped, strict=True):
-            if not mapped.must_be_read[at]:
+            if mapped.must_be_read[at]:
+                self._pending[block].append((kind, kind.start(number, chunk, slot)))
+            else:
                 kind.count_mapped(np.array([number]), np.array([chunk]))
-            elif (pending := kind.start(number, chunk, slot)) is not None:
-                waiting.append((kind, pending))
-        if waiting:
-            self._pending[block] = (number, chunk, slot), waiting
-        return bool(waiting)
 
     def is_settled(self, window: Window, number: int) -> bool:
         """Whether :meth:`settle` would return at once, and without an error."""
@@ -171,10 +167,9 @@ class BlockCache:
     def ready(self, blocks: list[int]) -> bool:
         """Whether :meth:`wait` would return at once, and without an error."""
         for block in blocks:
-            for _, pending in self._pending.get(block, (None, []))[1]:
+            for _, pending in self._pending.get(block, ()):
                 try:
-                    if pending.result(0) is False:
-                        return False
+                    pending.result(0)
                 except Exception:  # noqa: BLE001
                     # not there yet, or an error, which wait() reports
                     return False
@@ -185,14 +180,12 @@ class BlockCache:
         for block in blocks:
             if block not in self._pending:
                 continue
-            (number, chunk, slot), waiting = self._pending[block]
-            for kind, pending in waiting:
+            for kind, pending in self._pending[block]:
                 try:
-                    # Wrong checksum: TensorStore reports it, or reads it right.
-                    if self._arrived(pending) is False:
-                        self._arrived(kind.read_again(number, chunk, slot))
+                    self._arrived(pending)
                 except HeadraceError as error:
-                    raise _not_readable(kind, number, chunk, step, error) from error
+                    place = self.space.place_of(block)
+                    raise _not_readable(kind, *place, step, error) from error
             del self._pending[block]
 
     def interrupt(self) -> None:
@@ -221,12 +214,11 @@ class BlockCache:
         for kind in self.kinds:
             kind.allocate(0)
 
-    def _arrived(self, pending: Pending) -> Any:
+    def _arrived(self, pending: Read) -> None:
         while not self._interrupted.is_set():
-            try:
-                return pending.result(_POLL_S)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                pending.result(_POLL_S)
+                return
         raise ReadError("the loader was closed while it was read")
 
 
@@ -257,7 +249,6 @@ class _Started(NamedTuple):
 
     at: float
     waited_s: float  # for its slot to become free
-    mapped: bool  # memory-mapped, not read
     retries: int  # of this process before the fetch
     decode_s: float  # likewise
 
@@ -398,15 +389,11 @@ class ReadAhead:
         fetches = self._fetches
         while fetches and fetches[0].free_after <= self._gathered:
             fetch = fetches.popleft()
-            mapped = self._cache.stats.mapped_blocks
-            if self._cache.start(fetch.window, fetch.block, fetch.slot):
-                counts = own_counts()
-                is_mapped = self._cache.stats.mapped_blocks > mapped
-                now = time.perf_counter()
-                since = now - fetch.wanted
-                self._started[fetch.block] = _Started(
-                    now, since, is_mapped, counts.retries, counts.decode_s
-                )
+            self._cache.start(fetch.window, fetch.block, fetch.slot)
+            counts = own_counts()
+            now = time.perf_counter()
+            waited_s = now - fetch.wanted
+            self._started[fetch.block] = _Started(now, waited_s, counts.retries, counts.decode_s)
 
     def _wait_for(self, window: Window, number: int) -> None:
         step = window.plan.first_step + number
@@ -449,8 +436,7 @@ class ReadAhead:
         number, chunk = self._cache.space.place_of(block)
         array = self._cache.space.arrays[number]
         no_room = started.waited_s >= ended - began
-        took = f"{(ended - started.at) * 1000:.0f} ms"
-        detail = f"check took {took}" if started.mapped else f"read took {took}"
+        detail = f"read took {(ended - started.at) * 1000:.0f} ms"
         if no_room:
             detail = f"{detail}, and had waited {started.waited_s * 1000:.0f} ms for room"
         counts = own_counts()
@@ -461,15 +447,7 @@ class ReadAhead:
         if decode_s >= LEAST_S:
             detail = f"{detail}, {decode_s * 1000:.0f} ms of it decoding"
         decoding = decode_s > (ended - started.at) / 2
-        cause: Cause = (
-            "budget"
-            if no_room
-            else "check"
-            if started.mapped
-            else "decode"
-            if decoding
-            else "store"
-        )
+        cause: Cause = "budget" if no_room else "decode" if decoding else "store"
         return Wait(cause, began, ended, array.url, chunk, detail)
 
     def _extend(self) -> None:

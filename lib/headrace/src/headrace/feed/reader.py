@@ -15,9 +15,9 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +31,7 @@ from headrace.data.dataset import BatchOrder, PlannedDataset
 from headrace.data.rows import add_ends_by_token
 from headrace.errors import ConfigError, ReadError
 from headrace.feed.exchange import RowExchange
-from headrace.feed.gather_kernel import Copies, Job, KernelThread, Submitted, Worker
+from headrace.feed.gather_kernel import Copies, KernelThread, Submitted
 from headrace.feed.gathering import ALIGNMENT, Buffers, StepRange
 from headrace.feed.horizon import Horizon
 from headrace.feed.placement import BatchMaker, HostRows, Placement, count_untrained
@@ -85,7 +85,7 @@ class _Group(NamedTuple):
     window: Window
     steps: StepRange
     values: list[np.ndarray]
-    job: Submitted | Job[None]
+    job: Submitted | Future[None] | None
 
 
 class BatchReader(ABC):
@@ -151,14 +151,11 @@ class PlannedReader(BatchReader):
         self._placement = placement
         self._row_order: RowOrder = order.row_order
         self._space = dataset.block_space
-        self._copier = Worker(has_thread=grouping.steps > 0)
-        self._gatherer = Worker(has_thread=grouping.steps > 0)
+        self._gatherer = ThreadPoolExecutor(1, thread_name_prefix="headrace-gather")
         self._copy_thread = KernelThread()
         self._checker = KernelThread()
         checker = self._checker if grouping.steps else None
-        self._cache = BlockCache(
-            self._space, max_bytes, stats.reads, self._copier, checker, mapping=mapping
-        )
+        self._cache = BlockCache(self._space, max_bytes, stats.reads, checker, mapping=mapping)
         self._residency: Residency | None = None
         self._buffers = [Buffers() for _ in self._cache.kinds]
         self._grouping = grouping
@@ -189,8 +186,7 @@ class PlannedReader(BatchReader):
         self._residency = None
 
     def _close_workers(self) -> None:
-        self._copier.close()
-        self._gatherer.close()
+        self._gatherer.shutdown(cancel_futures=True)
         self._copy_thread.close()
         self._checker.close()
 
@@ -281,15 +277,21 @@ class PlannedReader(BatchReader):
                 window, steps, values, self._submit(self._cache.gather(window, steps, values))
             )
 
-    def _submit(self, parts: list[Callable[[], None]]) -> Submitted | Job[None]:
+    def _submit(self, parts: list[Callable[[], None]]) -> Submitted | Future[None] | None:
+        """Runs calls in order: in a thread without the interpreter if they are all copies, else in
+        one with it; without groups, here.
+        """
         copies = [part for part in parts if isinstance(part, Copies)]
-        if self._grouping.steps and len(copies) == len(parts):
+        if not self._grouping.steps:
+            return _run_each(parts)
+        if len(copies) == len(parts):
             return self._copy_thread.submit(copies)
-        return self._gatherer.submit(partial(_run_each, parts))
+        return self._gatherer.submit(_run_each, parts)
 
     def _gathered(self, group: _Group, ahead: ReadAhead) -> list[HostRows | PooledRows]:
         with self._waits.during("gather"):
-            group.job.result()
+            if group.job is not None:
+                group.job.result()
             self._cache.check_files(group.window)
         plan, first, stop, rows = group.steps[:4]
         ahead.gathered(plan.first_step + stop - 1)
@@ -325,22 +327,13 @@ class PlannedReader(BatchReader):
         weights = None if weights is None else _at_places(steps, weights)[:, None]
         ends = None if plan.ends is None else _at_places(steps, plan.ends[rows].copy())
         add_ends_by_token(ends, served.sources, source_id, tokens)
-        return HostRows(tokens, source_id, 0, plan.seq_len, segments, mask, extras, weights, ends)
+        of_rows = source_id, segments, ends, weights
+        return HostRows(tokens, *of_rows, mask, extras, plan.seq_len, batch_size=0)
 
     def _rows_of_step(
         self, plan: WindowPlan, k: int, together: HostRows, at: slice
     ) -> HostRows | PooledRows:
-        host = HostRows(
-            together.tokens[at],
-            together.source_id[at],
-            int(plan.array_sizes[k]),
-            plan.seq_len,
-            None if together.segment_lengths is None else together.segment_lengths[at],
-            None if together.token_mask is None else together.token_mask[at],
-            together.extras and {name: values[at] for name, values in together.extras.items()},
-            None if together.row_weights is None else together.row_weights[at],
-            None if together.document_ends is None else together.document_ends[at],
-        )
+        host = together.part(at, int(plan.array_sizes[k]))
         if plan.origin is None:
             return host
         return PooledRows(host, plan.origin[k], int(plan.batch_sizes[k]), host.batch_size)

@@ -291,11 +291,6 @@ class MappedArray:
         """
         return self._shards[shard].file if shard in self._shards else None
 
-    def will_need(self, chunk: int) -> None:
-        """Asks the system to load the chunk, and returns at once."""
-        if at := self.address(chunk):
-            self._advise(chunk, at, mmap.MADV_WILLNEED, mmap.PAGESIZE)
-
     def _advise(self, chunk: int, at: int, advice: int, unit: int) -> int:
         assert self._native is not None
         begin, size = self._shards[chunk // self.shard_chunks].region
