@@ -16,7 +16,7 @@ from msgspec import structs
 from rich.console import Console
 
 from headrace.cli import decoded, inspect_show
-from headrace.cli.decoded import documents_with_id, sample
+from headrace.cli.decoded import documents_with_ids, sample
 from headrace.cli.inspect_show import length_statistics, show_samples, token_statistics
 from headrace.errors import ConfigError
 from headrace.ingest import ChatConfig, LeafConfig, SourceConfig, TokenizerConfig, build_cache
@@ -191,8 +191,8 @@ def test_searches_that_find_nothing_say_why(headrace: Run, chats: str, tmp_path:
 
 @settings(max_examples=40)
 @given(
-    ids=st.lists(st.text(alphabet="aé0", max_size=4), min_size=1, max_size=40),
-    wanted=st.text(alphabet="aé0", max_size=4),
+    ids=st.lists(st.text(alphabet="aé0", max_size=10), min_size=1, max_size=40),
+    wanted=st.sets(st.text(alphabet="aé0", max_size=4), min_size=1, max_size=5),
     documents=st.sampled_from([1, 3, 100]),
     values=st.sampled_from([1, 5, 1000]),
 )
@@ -201,8 +201,9 @@ def test_search_finds_all_and_no_others(ids, wanted, documents, values):
         patch.setattr(decoded, "_DOCUMENTS", documents)
         patch.setattr(decoded, "_VALUES", values)
         looked: list[int] = []
-        found = documents_with_id(_HasIds(ids), wanted, "id", looked.append)
-    assert found == [k for k, text in enumerate(ids) if text == wanted]
+        found = documents_with_ids(_HasIds(ids), wanted, "id", looked.append)
+    positions = {one: [k for k, text in enumerate(ids) if text == one] for one in wanted}
+    assert found == {one: some for one, some in positions.items() if some}
     assert sum(looked) == len(ids)
 
 
@@ -302,4 +303,4 @@ def test_an_empty_document_and_an_empty_cache(headrace: Run, tmp_path: Path):
 
 def test_a_leaf_that_no_id_can_be_in():
     with pytest.raises(ConfigError, match="no leaf of this name"):
-        documents_with_id(tiny_cache(documents=3), "x", "id")
+        documents_with_ids(tiny_cache(documents=3), ["x"], "id")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.application import application
 from headrace.config import load_config
+from headrace.ingest import LeafConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.run import open_run
 from headrace.store import open_cache
 from headrace.store.snapshots import SNAPSHOTS_NAME, history_of
@@ -48,6 +50,36 @@ def test_snapshots_are_counted_and_the_amendment_is_printed(cache, tmp_path):
     assert run("cache", "verify", cache.path)
     other = tiny_cache(tmp_path / "other", documents=120)
     assert "removed documents" in run("cache", "diff", cache.path, other.path, ok=False)
+
+
+def test_documents_are_removed_by_their_ids(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        "".join(
+            json.dumps({"text": f"text {n}", "url": f"https://example.org/{n % 9}", "n": n}) + "\n"
+            for n in range(12)
+        )
+    )
+    leaves = {"url": LeafConfig("url"), "n": LeafConfig("n", "int64")}
+    source = SourceConfig([str(tmp_path / "a.jsonl")], leaves=leaves)
+    path = str(tmp_path / "cache")
+    build_cache(source, TokenizerConfig("bytes"), path, progress=False)
+    listed = tmp_path / "urls.txt"
+    urls = [f"https://example.org/{n}" for n in (1, 7, 1, 77, 777)]
+    listed.write_bytes("\r\n".join(urls).encode())
+    by_url = ["cache", "remove", path, "--id-leaf", "url"]
+    facts = json.loads(run(*by_url, "--file", listed, "--json"))
+    assert facts["ids_not_found"] == urls[3:]
+    assert (facts["new_documents"], facts["listed_documents"]) == (3, 3)
+    assert open_cache(path).removed().numbers(np.arange(3)).tolist() == [1, 7, 10]
+    text = run("cache", "remove", path, "--id-leaf", "n", 11, 12)
+    assert "1 document removed" in text
+    assert "1 id of no document, '12' first" in text
+    assert "0 documents removed (3 were" in run(*by_url, "--file", listed)
+    for no_number in ("x", 1 << 64):
+        assert "is not a number" in error_of("cache", "remove", path, "--id-leaf", "n", no_number)
+    assert "no leaf of this name" in error_of("cache", "remove", path, "--id-leaf", "uri", "x")
+    assert "does not exist" in error_of(*by_url, "--file", tmp_path / "none.txt")
+    assert "names no document" in error_of(*by_url)
 
 
 def test_a_list_of_nothing_names_no_amendment(cache, tmp_path):

@@ -233,7 +233,7 @@ def _chosen(
     cache: TokenCache, document: int | None, by_id: str | None, id_leaf: str, *, quiet: bool
 ) -> list[int] | None:
     """Positions of the documents requested by number or id; None if none was requested."""
-    from headrace.cli.decoded import documents_with_id
+    from headrace.cli.decoded import documents_with_ids
 
     if by_id is not None:
         if document is not None:
@@ -245,7 +245,7 @@ def _chosen(
             )
         with counting("searching", show=not quiet) as (expect, advance):
             expect(cache.num_documents)
-            numbers = documents_with_id(cache, by_id, id_leaf, advance)
+            numbers = documents_with_ids(cache, [by_id], id_leaf, advance).get(by_id)
         if not numbers:
             raise ConfigError(
                 f"no document of {cache.path} has this id",

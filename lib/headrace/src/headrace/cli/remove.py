@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import AsJson, CacheFolder, cache_at
-from headrace.cli.shown import say, say_json, working
+from headrace.cli.shown import counting, say, say_json, working
 from headrace.errors import ConfigError, command_line, format_count
 
 if TYPE_CHECKING:
@@ -20,12 +20,21 @@ if TYPE_CHECKING:
 def command(
     cache: CacheFolder,
     documents: Annotated[
-        list[str] | None, typer.Argument(help="Numbers of documents.", metavar="[ID]...")
+        list[str] | None,
+        typer.Argument(help="Numbers of documents, or ids with --id-leaf.", metavar="[ID]..."),
     ] = None,
     file: Annotated[
         str | None,
         typer.Option(
             "--file", help="List of numbers: one per line, or .npy (also a bitmap).", metavar="FILE"
+        ),
+    ] = None,
+    id_leaf: Annotated[
+        str | None,
+        typer.Option(
+            help="What is listed are ids in this leaf, such as id or url, and no numbers; FILE has"
+            " one per line.",
+            metavar="NAME",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -43,18 +52,27 @@ def command(
         headrace cache remove caches/web 17 4711
 
         headrace cache remove gs://bucket/web --file takedowns.txt
+
+        headrace cache remove caches/web --id-leaf url --file takedown-urls.txt
     """
     from headrace.cli.snapshots import snapshot_facts, to_use_it
     from headrace.store.snapshots import remove_documents
 
     opened = cache_at(cache)
     opened.check_own_folder("Leave them out in a config: components.NAME.remove: FILE.")
-    removal = _listed(opened, documents or [], file)
+    _check_listed(opened, documents or [], file)
+    facts: dict[str, Any] = {"path": cache}
+    if id_leaf is None:
+        removal = _listed(opened, documents or [], file)
+    else:
+        ids = (documents or []) if file is None else _lines(file)
+        removal, missing = _with_ids(opened, ids, id_leaf, quiet=as_json)
+        facts["ids_not_found"] = missing
     numbers = removal.of_numbers_in(opened)
     with working("removing"):
         fresh = remove_documents(cache, opened.members[0].as_member, numbers)[1].total
     counts = {"listed_documents": removal.listed, "new_documents": fresh}
-    facts: dict[str, Any] = {"path": cache, **counts, **snapshot_facts(cache_at(cache))}
+    facts |= {**counts, **snapshot_facts(cache_at(cache))}
     if as_json:
         say_json(facts)
         return
@@ -62,6 +80,8 @@ def command(
     newest = facts["snapshot"]
     already = f" ({again:,} were already removed, or named twice)" if again else ""
     say(f"{cache}: {format_count(fresh, 'document')} removed{already}; in snapshot {newest}.")
+    if missing := facts.get("ids_not_found"):
+        say(f"{format_count(len(missing), 'id')} of no document, {missing[0]!r} first.")
     count = format_count(facts["removed_documents"], "document")
     tokens = format_count(facts["removed_tokens"], "token")
     say(f"Removed in all: {count} with {tokens}.")
@@ -69,10 +89,8 @@ def command(
         say(to_use_it(newest))
 
 
-def _listed(cache: TokenCache, documents: list[str], file: str | None) -> DocumentFilter:
-    """The requested documents."""
-    from headrace.data.documents import DocumentFilter
-
+def _check_listed(cache: TokenCache, documents: list[str], file: str | None) -> None:
+    """Raises ConfigError unless documents are given either as arguments or in a file."""
     if (file is None) == (not documents):
         problem = (
             "names no document" if file is None else "cannot be combined with numbers of documents"
@@ -82,6 +100,41 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
         raise ConfigError(
             problem, field="ID" if file is None else "--file", value=file or [], cure=cure
         )
+
+
+def _lines(file: str) -> list[str]:
+    """The ids in a file."""
+    from headrace.store import files
+
+    content = files.read_bytes(file)
+    if content is None:
+        cure = "Give a file with one id per line."
+        raise ConfigError("does not exist", field="--file", value=file, cure=cure)
+    lines = content.decode(errors="surrogateescape").split("\n")
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _with_ids(
+    cache: TokenCache, ids: list[str], leaf: str, *, quiet: bool
+) -> tuple[DocumentFilter, list[str]]:
+    """The documents with some ids, and the ids that none has."""
+    from headrace.cli.decoded import documents_with_ids
+    from headrace.data.documents import DocumentFilter
+
+    wanted_ids = dict.fromkeys(text for text in ids if text)
+    with counting("searching", show=not quiet) as (expect, advance):
+        expect(cache.num_documents)
+        positions = documents_with_ids(cache, wanted_ids, leaf, advance, field="ID")
+    numbers = cache.originals([one for some in positions.values() for one in some])
+    numbers = [*dict.fromkeys(numbers[numbers < cache.num_originals].tolist())]
+    missing = [text for text in wanted_ids if text not in positions]
+    return DocumentFilter(numbers, name="ID"), missing
+
+
+def _listed(cache: TokenCache, documents: list[str], file: str | None) -> DocumentFilter:
+    """The documents with the requested numbers."""
+    from headrace.data.documents import DocumentFilter
+
     if file is not None:
         return DocumentFilter.load(file, name="--file")
     for text in documents:
