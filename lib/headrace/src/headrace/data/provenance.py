@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from headrace.data.rows import RowSource, adjacent_runs
+from headrace.data.rows import Pieces, RowSource, adjacent_runs
 from headrace.order.intervals import run_numbers, starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
@@ -100,7 +100,15 @@ class Spans:
         return self.row.size
 
     def __getitem__(self, keep: np.ndarray) -> Spans:
-        return Spans(**{f.name: getattr(self, f.name)[keep] for f in fields(self)})
+        return Spans(*(values[keep] for values in vars(self).values()))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Spans]) -> Spans:
+        """All spans of some rows, in their order."""
+        nothing = cls(*np.zeros((len(fields(cls)), 0), np.int64))
+        of_parts = zip(*(vars(part).values() for part in (nothing, *parts)), strict=True)
+        spans = cls(*map(np.concatenate, of_parts))
+        return spans[np.lexsort((spans.column, spans.row))]
 
 
 def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = None) -> Spans:
@@ -120,16 +128,8 @@ def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = N
         (True, 128)
     """
     batch_rows = np.arange(len(rows)) if batch_rows is None else np.asarray(batch_rows, np.int64)
-    spans = [
-        _spans_of_source(rows, number, batch_rows)
-        for number in np.unique(rows.source[batch_rows]).tolist()
-    ]
-    if not spans:
-        return Spans(*(np.zeros(0, np.int64) for _ in fields(Spans)))
-    joined = Spans(
-        **{f.name: np.concatenate([getattr(s, f.name) for s in spans]) for f in fields(Spans)}
-    )
-    return joined[np.lexsort((joined.column, joined.row))]
+    numbers = np.unique(rows.source[batch_rows]).tolist()
+    return Spans.joined([_spans_of_source(rows, number, batch_rows) for number in numbers])
 
 
 def read_spans(rows: StepRows, spans: Spans) -> list[np.ndarray]:
@@ -231,66 +231,47 @@ def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64
 
 
 def _spans_of_source(rows: StepRows, number: int, batch_rows: np.ndarray) -> Spans:
-    """Spans of those rows at ``places`` that come from one source."""
+    """Spans of those rows of a batch that come from one source."""
     source = rows.sources[number]
-    cache = source.cache
     own_rows = batch_rows[rows.source[batch_rows] == number]
     pieces = source.unerased.content(rows.row[own_rows])  # also of documents that were removed
-    first = np.stack([starts(cache.part_documents), starts(cache.part_tokens)], axis=1)
-    columns: list[dict[str, np.ndarray]] = []
-    for part in np.unique(pieces.array).tolist():
-        in_part = pieces.array == part
-        cut = _cut_by_documents(
-            cache.parts[part].borders, pieces.start[in_part], pieces.size[in_part]
-        )
-        piece = cut.pop("piece")
-        piece_start = pieces.start[in_part][piece]
-        columns.append(
-            {
-                "row": own_rows[pieces.row[in_part][piece]],
-                "column": pieces.column[in_part][piece] + cut["start"] - piece_start,
-                "source": np.full_like(piece, number),
-                "part": np.full_like(piece, part),
-                "token": cut["start"] + int(first[part, 1]),
-                **cut,
-                "document": cut["document"] + int(first[part, 0]),
-            }
-        )
-    spans = Spans(
-        **{f.name: np.concatenate([one[f.name] for one in columns]) for f in fields(Spans)}
-    )
-    return _joined(spans[np.lexsort((spans.column, spans.row))])
+    pieces = pieces._replace(row=own_rows[pieces.row])
+    spans = [
+        _cut_by_documents(source, number, part, Pieces(*(f[pieces.array == part] for f in pieces)))
+        for part in np.unique(pieces.array).tolist()
+    ]
+    return _joined(Spans.joined(spans))
 
 
-def _cut_by_documents(
-    offsets: StoredArray, start: np.ndarray, size: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Ranges of tokens of a part, cut at the ends of documents: piece, start, size, document,
-    offset and length.
-    """
-    ends = documents_at(offsets, np.concatenate([start, start + size - 1]))
-    first = ends[: start.size]
-    last = ends[start.size :]
+def _cut_by_documents(source: RowSource, number: int, part: int, pieces: Pieces) -> Spans:
+    """Spans of pieces of rows in a part of a cache, cut at the ends of documents."""
+    offsets = source.cache.parts[part].borders
+    start = pieces.start
+    stop = start + pieces.size
+    first, last = documents_at(offsets, np.concatenate([start, stop - 1])).reshape(2, -1)
     count = last - first + 1
     reads = [offsets.read(a, b + 2) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
     borders = np.concatenate([read.result() for read in reads])
     piece = np.repeat(np.arange(start.size), count)
-    nth = run_numbers(0, count)
     at = run_numbers(starts(count + 1)[:-1], count)  # each range has one border more than documents
     begin = borders[at]
     end = borders[at + 1]
     low = np.maximum(begin, start[piece])
-    high = np.minimum(end, (start + size)[piece])
-    cut = {
-        "piece": piece,
-        "start": low,
-        "size": high - low,
-        "document": first[piece] + nth,
-        "offset": low - begin,
-        "length": end - begin,
-    }
-    has_tokens = high > low  # empty documents have no tokens
-    return {name: values[has_tokens] for name, values in cut.items()}
+    high = np.minimum(end, stop[piece])
+    first_document = int(starts(source.cache.part_documents)[part])
+    spans = Spans(
+        row=pieces.row[piece],
+        column=pieces.column[piece] + low - start[piece],
+        size=high - low,
+        source=np.full_like(piece, number),
+        part=np.full_like(piece, part),
+        start=low,
+        token=low + int(source.first_token[part]),
+        document=first_document + run_numbers(first, count),
+        offset=low - begin,
+        length=end - begin,
+    )
+    return spans[high > low]  # empty documents have no tokens
 
 
 def _joined(spans: Spans) -> Spans:
