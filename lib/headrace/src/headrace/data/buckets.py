@@ -117,11 +117,8 @@ class BucketsConfig:
                 cure=cure,
             )
         self._check_together()
-        for name, values in (
-            ("weights", self.weights),
-            ("repeats", self.repeats),
-            ("names", self.names),
-        ):
+        for name in ("weights", "repeats", "names"):
+            values = getattr(self, name)
             if values is not None and len(values) != self.count:
                 problem = (
                     f"must be {self.count}, one for each bucket ({settings[0]} make one more than"

@@ -83,8 +83,8 @@ class PhasedDataset(WrappingDataset):
         self._phases = tuple(phases)
         self.batch_schedule = batch
         self._changes = tuple(changes)
-        self.erasures = erasures
-        self._drawn_from = drawn_from
+        self.erasures = dict(erasures)
+        self._drawn_from = dict(drawn_from)
         from_step = {
             name: [(max(step, drawn_from.get(name, 0)), one) for step, one in of_component]
             for name, of_component in erasures.items()

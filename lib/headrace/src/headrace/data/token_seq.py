@@ -34,7 +34,6 @@ from headrace.data.documents import (
     count_documents,
     digest_of_documents,
     parts_left,
-    remove,
     remove_others,
     removed_by,
 )
@@ -389,9 +388,8 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
         cache = self.cache
 
         def work_out() -> RemovedDocuments:
-            if isinstance(removal.which, Intervals):
-                return remove(cache, Intervals.union([removal.which, documents()]))
-            return remove_others(cache, removal, documents().mask)
+            others = documents()
+            return remove_others(cache, removal, others.mask, others)
 
         if cache.num_documents < _MANY:
             return self._with(self.seq_len, work_out())
