@@ -435,7 +435,7 @@ class Sleepy(dict):
 
     def __setitem__(self, read, value):
         super().__setitem__(read, value)
-        while read.future is not None:
+        while not read.done():
             time.sleep(0.001)
 
 

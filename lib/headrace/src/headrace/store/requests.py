@@ -30,10 +30,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import Context, copy_context
-from dataclasses import dataclass
+from contextvars import copy_context
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorstore as ts
@@ -148,7 +147,7 @@ class _Loop:
         self.direct: dict[_Direct[Any], None] = {}  # the oldest first
         self._handed: deque[Callable[[], None]] = deque()
         self._told = False
-        self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself does not keep them alive
+        self.tasks: set[asyncio.Task[Any]] = set()  # asyncio itself does not keep them alive
         self._used = time.monotonic()
         self.thread = threading.Thread(target=self._run, name="store-requests", daemon=True)
 
@@ -163,40 +162,6 @@ class _Loop:
                 self.loop.call_soon_threadsafe(self._take)
         if self.loop.is_closed():
             self._take()
-
-    def begin(
-        self,
-        work: Callable[[], Coroutine[Any, Any, Any]],
-        future: concurrent.futures.Future[Any],
-        context: Context,
-    ) -> None:
-        """Starts a read for which :func:`_entered` was called. Call it in the thread."""
-        if self.ended or future.cancelled():
-            self.finish(future, _EndedError())
-            return
-        task = self.loop.create_task(work(), context=context)
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._finished, future))
-        future.add_done_callback(partial(self._dropped, task))
-
-    def _dropped(self, task: asyncio.Task[Any], future: concurrent.futures.Future[Any]) -> None:
-        if future.cancelled():
-            self.hand_over(task.cancel)  # pyright: ignore[reportArgumentType]
-
-    def _finished(self, future: concurrent.futures.Future[Any], task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        error = _EndedError() if task.cancelled() else task.exception()
-        self.finish(future, error, None if error is not None else task.result())
-
-    def finish(
-        self, future: concurrent.futures.Future[Any], error: BaseException | None, value: Any = None
-    ) -> None:
-        self.leave()
-        if future.set_running_or_notify_cancel():
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(value)
 
     def leave(self) -> None:
         """One read less."""
@@ -362,44 +327,86 @@ class Sent(NamedTuple):
     leave: Callable[[], None]
 
 
-@dataclass(eq=False)
-class _Direct(Generic[T]):
+class _Read(concurrent.futures.Future[T]):
+    """A read that somebody waits for; :meth:`cancel` ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = _entered()
+        self._context = copy_context()
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        """Goes on as a coroutine. Call it in the loop's thread."""
+        state = self.state
+        if state.ended or self.cancelled():
+            self.finish(_EndedError())
+            return
+        task = state.loop.create_task(work(), context=self._context)
+        state.tasks.add(task)
+        task.add_done_callback(self._finished)
+        # The read itself is no part of it: nothing refers to itself, so it is freed at once.
+        self.add_done_callback(partial(_drop, state, task))
+
+    def _finished(self, task: asyncio.Task[T]) -> None:
+        self.state.tasks.discard(task)
+        error = _EndedError() if task.cancelled() else task.exception()
+        self.finish(error, None if error is not None else task.result())
+
+    def finish(self, error: BaseException | None, value: Any = None) -> None:
+        self.state.leave()
+        if self.set_running_or_notify_cancel():
+            if error is not None:
+                self.set_exception(error)
+            else:
+                self.set_result(value)
+
+
+def _drop(state: _Loop, task: asyncio.Task[Any], read: concurrent.futures.Future[Any]) -> None:
+    if read.cancelled():
+        state.hand_over(task.cancel)  # pyright: ignore[reportArgumentType]
+
+
+class _Direct(_Read[T]):
     """A read whose request the reading thread sends; see :func:`send`."""
 
-    state: _Loop
-    store: Store
-    key: str
-    span: slice
-    accept: Callable[[bytes], T]
-    otherwise: Callable[[Sent], Coroutine[Any, Any, T]]
-    future: Any  # concurrent.futures.Future; None once it is released
-    context: Context
-    at: float = 0.0
-    answer: Any = None
-    has_room: bool = False  # changed under _lock
+    def __init__(
+        self,
+        request: Callable[[], Any],
+        accept: Callable[[Any], T],
+        otherwise: Callable[[Sent], Coroutine[Any, Any, T]],
+    ) -> None:
+        super().__init__()
+        self._request = request
+        self._accept = accept
+        self._otherwise = otherwise
+        self._answer: Any = None
+        self._has_room = False  # changed under _lock
+        self.at = 0.0
+        # No bound method: see begin.
+        self.add_done_callback(_Direct._ended)  # pyright: ignore[reportArgumentType]
 
     def start(self) -> None:
         """Sends it. Called when there is room."""
-        self.has_room = True
-        if self.future.cancelled():
-            self.state.finish(self.future, None)
+        self._has_room = True
+        if self.cancelled():
+            self.finish(None)
             self._leave()
             return
         self.at = time.monotonic()
-        answer = _start_read(self.store.kvstore, self.key, self.span)
-        self.answer = answer
+        answer = self._request()
+        self._answer = answer
         self.state.direct[self] = None
-        answer.add_done_callback(self._arrived)  # self.answer may be gone: it is late already
+        answer.add_done_callback(self._arrived)  # self._answer may be gone: it is late already
 
     def take_over(self) -> None:
         """A coroutine goes on with the request: it is late."""
         if self._claimed():
             self.state.hand_over(self._go_on)
 
-    def ended(self, _: object) -> None:
-        """The future is done."""
+    def _ended(self) -> None:
+        """It is done."""
         if self._claimed():  # it was cancelled
-            self.state.finish(self.future, None)
+            self.finish(None)
         self._leave()
 
     def _claimed(self) -> bool:
@@ -410,28 +417,23 @@ class _Direct(Generic[T]):
         if not self._claimed():
             return
         try:
-            value = self.accept(_of_range(_bytes_of(answer.result()), self.span))
+            value = self._accept(answer.result())
         except Exception:  # noqa: BLE001  # the coroutine meets it again
             self.state.hand_over(self._go_on)
             return
         _latencies.add(time.monotonic() - self.at)
-        self.state.finish(self._release(), None, value)
+        self._answer = None  # its bytes are not kept
+        self.finish(None, value)
 
     def _go_on(self) -> None:
-        first = Sent(self.at, self.answer, self._leave)
-        self.state.begin(partial(self.otherwise, first), self._release(), self.context)
-
-    def _release(self) -> Any:
-        """The future, which from now on keeps neither itself alive nor the answer's bytes."""
-        future = self.future
-        self.future = None
-        self.answer = None
-        return future
+        first = Sent(self.at, self._answer, self._leave)
+        self._answer = None
+        self.begin(partial(self._otherwise, first))
 
     def _leave(self) -> None:
         with _lock:
-            had_room = self.has_room
-            self.has_room = False
+            had_room = self._has_room
+            self._has_room = False
         if had_room:
             _room.leave()
 
@@ -454,21 +456,19 @@ def send(
         otherwise: The same read as a coroutine on the loop, for a request that is late or fails:
             it hands that request to :func:`get`.
     """
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-    read = _Direct(_entered(), store, key, span, accept, otherwise, future, copy_context())
-    future.add_done_callback(read.ended)
+    request = partial(_start_read, store.kvstore, key, span)
+    read = _Direct(request, lambda answer: accept(_of_range(_bytes_of(answer), span)), otherwise)
     _room.enter(read.state, read.start)
-    return future
+    return read
 
 
 def submit(work: Callable[[], Coroutine[Any, Any, T]]) -> concurrent.futures.Future[T]:
     """Starts a coroutine on the background loop, with the caller's context variables
     (:func:`headrace.store.retry.waiting_at_most`); ``cancel()`` of the future ends it.
     """
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-    state = _entered()
-    state.hand_over(partial(state.begin, work, future, copy_context()))
-    return future
+    read: _Read[T] = _Read()
+    read.state.hand_over(partial(read.begin, work))
+    return read
 
 
 def _entered() -> _Loop:
