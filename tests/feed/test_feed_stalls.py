@@ -293,7 +293,7 @@ def test_decoding_is_told_from_a_late_answer(stored, tmp_path, clock, monkeypatc
     copy = Decoder.copy
 
     def slowly(self, out, encoded, start):
-        if self.shape == (4,) and encoded[0] == 41:
+        if self.size == 4 and encoded[0] == 41:
             while not clock.waited_for_a_block():
                 time.sleep(0.001)
             clock.now += LATE

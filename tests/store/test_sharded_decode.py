@@ -59,7 +59,7 @@ def decode(decoder, out, data, start=0):
 @st.composite
 def chunks(draw):
     dtype = np.dtype(draw(st.sampled_from(["uint8", "uint16", "uint32", "int32", "uint64"])))
-    shape = draw(st.sampled_from([(1,), (7,), (64,), (1000,), (3, 2), (17, 2)]))
+    shape = draw(st.sampled_from([(1,), (7,), (64,), (1000,)]))
     seed = draw(st.integers(0, 2**32 - 1))
     return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
 
@@ -67,7 +67,7 @@ def chunks(draw):
 @pytest.mark.parametrize("codecs", CODECS)
 @given(chunks(), st.data())
 def test_any_part_of_a_chunk(codecs, values, data):
-    decoder = Decoder(values.dtype.name, values.shape, CODECS[codecs])
+    decoder = Decoder(values.dtype.name, values.size, CODECS[codecs])
     written = encoded(values, CODECS[codecs])
     start = data.draw(st.integers(0, values.shape[0] - 1))
     stop = data.draw(st.integers(start, values.shape[0]))
@@ -79,7 +79,7 @@ def test_any_part_of_a_chunk(codecs, values, data):
 @pytest.mark.parametrize("codecs", [c for c in CODECS if c != "no checksum"])
 @given(chunks(), st.data())
 def test_a_changed_bit_and_lost_bytes_are_errors(codecs, values, data):
-    decoder = Decoder(values.dtype.name, values.shape, CODECS[codecs])
+    decoder = Decoder(values.dtype.name, values.size, CODECS[codecs])
     written = encoded(values, CODECS[codecs])
     bit = data.draw(st.integers(0, 8 * len(written) - 1))
     changed = bytearray(written)
@@ -93,6 +93,6 @@ def test_a_changed_bit_and_lost_bytes_are_errors(codecs, values, data):
 
 
 def test_what_is_not_checked_is_at_least_complete():
-    decoder = Decoder("uint16", (4,), CODECS["no checksum"])
+    decoder = Decoder("uint16", 4, CODECS["no checksum"])
     with pytest.raises(ValueError, match="7 bytes are not those of a chunk"):
         decode(decoder, np.zeros(4, np.uint16), bytes(7))

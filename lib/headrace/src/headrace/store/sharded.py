@@ -116,7 +116,7 @@ class _Piece(NamedTuple):
 
 
 class Decoder:
-    """Decodes stored bytes to chunks of one shape, by zarr's names of their dtype and codecs, and
+    """Decodes stored bytes to chunks of one size, by zarr's names of their dtype and codecs, and
     verifies checksums.
 
     An uncompressed chunk is verified and copied directly into its target: 40 us for 65,536 uint16
@@ -125,24 +125,22 @@ class Decoder:
     and never after a read was given up.
     """
 
-    def __init__(self, dtype: str, shape: tuple[int, ...], codecs: list[dict[str, Any]]) -> None:
-        self.shape = shape
+    def __init__(self, dtype: str, size: int, codecs: list[dict[str, Any]]) -> None:
+        self.size = size
         self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * self._dtype.itemsize
         self._checksum_bytes = checksum_bytes(codecs, self._dtype.itemsize)
-        self._suffix = "/0" * (len(shape) - 1)
         self._chunk_spans = itertools.cycle(range(_MOST_DECODING))
         if self._checksum_bytes is None:
-            self._array, self._kvstore = _in_memory(dtype, shape, codecs)
+            self._array, self._kvstore = _in_memory(dtype, size, codecs)
 
     @property
     def stored_bytes(self) -> int | None:
         """Bytes of a stored chunk, including its checksum; None: the number varies."""
         checksum = self._checksum_bytes
-        return None if checksum is None else self.shape[0] * self._row_bytes + checksum
+        return None if checksum is None else self.size * self._dtype.itemsize + checksum
 
     async def into(self, out: np.ndarray, encoded: bytes, start: int = 0) -> None:
-        """Decodes a chunk and copies ``out.shape[0]`` of its rows, from ``start`` on, into ``out``.
+        """Decodes a chunk and copies ``out.size`` of its elements, from ``start`` on, into ``out``.
 
         Raises:
             ValueError: the bytes are damaged.
@@ -151,11 +149,11 @@ class Decoder:
             self.copy(out, encoded, start)
             return
         slot = next(self._chunk_spans)
-        key = f"c/{slot}{self._suffix}"
+        key = f"c/{slot}"
         self._kvstore.write(key, encoded).result()  # in memory: done at once
-        first = slot * self.shape[0] + start
+        first = slot * self.size + start
         try:
-            out[...] = await arrived(self._array[first : first + out.shape[0]].read(), _DECODE_S)
+            out[...] = await arrived(self._array[first : first + out.size].read(), _DECODE_S)
         finally:
             self._kvstore.write(key, None).result()
 
@@ -165,9 +163,7 @@ class Decoder:
             raise ValueError(f"DATA_LOSS: {len(encoded)} bytes are not those of a chunk")
         if self._checksum_bytes and google_crc32c.value(encoded) != _SOUND:
             raise ValueError("DATA_LOSS: digest mismatch: the crc32c of the bytes is another one")
-        out[...] = np.frombuffer(encoded, self._dtype, out.size, start * self._row_bytes).reshape(
-            out.shape
-        )
+        out[...] = np.frombuffer(encoded, self._dtype, out.size, start * self._dtype.itemsize)
 
 
 @functools.lru_cache(maxsize=64)
@@ -180,17 +176,17 @@ def _even_places(shard_chunks: int, chunks: int, size: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)
-def _decoder(dtype: str, shape: tuple[int, ...], codecs: str) -> Decoder:
+def _decoder(dtype: str, size: int, codecs: str) -> Decoder:
     """One decoder for all arrays with the same format."""
-    return Decoder(dtype, shape, json.loads(codecs))
+    return Decoder(dtype, size, json.loads(codecs))
 
 
-def _in_memory(dtype: str, shape: tuple[int, ...], codecs: list[dict[str, Any]]) -> tuple[Any, Any]:
+def _in_memory(dtype: str, size: int, codecs: list[dict[str, Any]]) -> tuple[Any, Any]:
     """An array with its chunks in an in-memory store, and the store."""
     metadata = {
-        "shape": [shape[0] * _MOST_DECODING, *shape[1:]],
+        "shape": [size * _MOST_DECODING],
         "data_type": dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shape)}},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [size]}},
         "chunk_key_encoding": {"name": "default"},
         "codecs": codecs,
         "fill_value": 0,
@@ -251,9 +247,9 @@ class ShardedArray:
         self._index_span = (
             slice(-stored.index_bytes, None) if stored.index_last else slice(0, stored.index_bytes)
         )
-        self._decode = _decoder(stored.dtype, (self.chunk,), json.dumps(stored.codecs))
+        self._decode = _decoder(stored.dtype, self.chunk, json.dumps(stored.codecs))
         self._decode_index = _decoder(
-            "uint64", (self.shard_chunks, 2), json.dumps(stored.index_codecs)
+            "uint64", 2 * self.shard_chunks, json.dumps(stored.index_codecs)
         )
         self._even_bytes = self._decode.stored_bytes if computed else None
         self._computed = self._even_bytes is not None
@@ -441,7 +437,7 @@ class ShardedArray:
         entries = np.full((self.shard_chunks, 2), _ABSENT)
 
         async def decode(data: bytes) -> None:
-            await self._decode_index.into(entries, data)
+            await self._decode_index.into(entries.reshape(-1), data)
 
         try:
             await self._request(chunk, self._index_span, decode, index=True)
