@@ -297,15 +297,6 @@ class ShardedArray:
             StoreFailedError: the store failed.
             DamagedAnswerError: a chunk or an index is lost or damaged; names the shard file.
         """
-        chunk, offset = divmod(start, self.chunk)
-        if (
-            not offset
-            and 0 < out.size == min(self.chunk, self.length - start)
-            and _chunks.get((self._number, chunk)) is None
-        ):
-            # What a loader wants: one whole chunk.
-            await self._read_whole([_Piece(chunk, 0, out.size, 0)], out)
-            return out
         whole_pieces: list[_Piece] = []
         jobs: list[Coroutine[Any, Any, None]] = []
         for piece in self._pieces(start, out.size):
