@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from headrace.analysis.check.findings import findings
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.analysis.check.sizes import planned_caches
 from headrace.config import LmDataConfig, load_config
 from headrace.config.parsing import decode
@@ -59,7 +59,7 @@ def test_levanters_launch_is_the_same_run(launch):
 
 
 def test_it_is_planned_without_a_cache(launch):
-    plan = plan_run(launch, look=False, hosts=[8, 64])
+    plan = RunPlan.of(launch, look=False, hosts=[8, 64])
     assert plan.tokens == STEPS * BATCH * SEQ_LEN
     assert not [f for f in findings(plan) if f.level == "problem"]
     assert plan.forecast is not None

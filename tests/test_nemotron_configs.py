@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from headrace.analysis.check.findings import findings
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.analysis.check.sizes import planned_caches
 from headrace.config import LmDataConfig, load_config
 from headrace.config.parsing import decode
@@ -27,14 +27,14 @@ def loaded(name: str, *settings: str) -> LmDataConfig:
 
 
 def test_pretraining_reads_each_chunk_once_on_any_number_of_hosts():
-    plan = plan_run(loaded("pretrain"), look=False, hosts=[64, 256])
+    plan = RunPlan.of(loaded("pretrain"), look=False, hosts=[64, 256])
     assert plan.tokens == 150_000 * 8192 * 4096
     assert all(0.45 < (c.epochs or 0) < 0.84 for c in plan.components)
-    assert plan.first_batch_chunks == 8192
+    assert plan.first_batch[0] == 8192
     assert plan.forecast is not None
     assert plan.settled
     assert [h.reads_per_block for h in plan.forecast.by_hosts] == pytest.approx([1, 1], abs=0.05)
-    assert plan.held_bytes(256) < 300e6
+    assert plan.open_bytes.needed(1 / 256) < 300e6
     assert [f.rule for f in findings(plan)] == ["cache_missing"]
 
 

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from typer.testing import CliRunner
 
 from headrace import DataLoader, LmDataConfig, load_config
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.cli.application import application
 from headrace.data.dataset import rows_of_step
 from headrace.data.provenance import spans_of_rows
@@ -500,7 +500,7 @@ def test_nmoes_run_ends_with_the_examples_of_its_stages(tmp_path, native_shards)
     shards = {"a": [[1] * 40], "b": [[2] * 40]}
     config = nmoe_run(tmp_path, native_shards, shards, seq_len=8, batch_size=4, stages=stages)
     assert config.run_steps == 4  # 15 examples
-    plan = plan_run(config, hosts=[1])
+    plan = RunPlan.of(config, hosts=[1])
     assert (plan.steps, plan.ends_early) == (4, None)
     written: dict[str, Any] = {**yaml.safe_load(config.to_yaml()), "num_steps": 4}
     assert load(tmp_path, written).run_steps == 4

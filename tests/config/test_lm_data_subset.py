@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.data import MixtureDataset
 from headrace.errors import ConfigError
@@ -151,7 +151,7 @@ def test_the_fingerprint_tells_subsets_apart_and_the_forecast_counts_their_epoch
     )
     prints = {RunLock.of(one.loader()).fingerprint for one in (plain, *others)}
     assert len(prints) == 4
-    assert plan_run(others[2]).components[0].epochs == 3.0
+    assert RunPlan.of(others[2]).components[0].epochs == 3.0
 
 
 def test_no_chunk_outside_the_subset_is_read(cache):

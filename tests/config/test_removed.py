@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.buckets import BucketsConfig
 from headrace.data.dataset import rows_of_step
@@ -159,12 +159,12 @@ def test_a_source_of_which_nothing_is_left_is_refused_where_it_is_drawn(tmp_path
                 loader.batch_at(0)
         assert (caught.value.field, caught.value.value) == ("components.web.snapshot", [2])
         with pytest.raises(ConfigError, match="all documents of 'web' are removed"):
-            plan_run(config)
+            RunPlan.of(config).to_dict()
         run = open_run(str(tmp_path / f"run{runs.index(config)}"), config, 3)  # as it began
         with run.loader() as loader:
             assert loader.batch_at(3).tokens.shape == (8, 16)
     cured = {"web": replace(half, snapshot=1), "book": book}
-    plan_run(replace(runs[1], components=cured))
+    RunPlan.of(replace(runs[1], components=cured)).to_dict()
     amended = replace(runs[1], components=cured, amendments=[AmendmentConfig(5, caches={"web": 2})])
     with amended.loader() as loader:
         loader.batch_at(4)

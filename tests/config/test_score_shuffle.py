@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from headrace import ComponentConfig, DataLoader, LmDataConfig, load_config
 from headrace.analysis.check.findings import findings
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.cli.application import application
 from headrace.data.attributes import AttributeConfig
 from headrace.data.dataset import rows_of_step
@@ -95,7 +95,7 @@ def test_a_later_start_has_the_same_rows(cache):
 
 def test_check_says_what_it_reads(cache, tmp_path):
     config = config_of(cache)
-    (finding,) = findings(plan_run(config, hosts=[1]))
+    (finding,) = findings(RunPlan.of(config, hosts=[1]))
     assert (finding.rule, finding.field) == ("reads_by_score", "components.web.shuffle.steps")
     cured = finding.cure.rpartition(" ")[2].rstrip(".")
     (tmp_path / "run.yaml").write_text(config.to_yaml())
@@ -129,7 +129,7 @@ def test_what_cannot_be_is_refused(cache):
         assert refused.value.cure
     component = ComponentConfig("no/cache", expected_tokens=1e6, shuffle=ScoreShuffleConfig("q"))
     with pytest.raises(ConfigError) as refused:
-        plan_run(LmDataConfig({"web": component}, num_steps=10))
+        RunPlan.of(LmDataConfig({"web": component}, num_steps=10))
     assert refused.value.field == "components.web.shuffle.by"
 
 

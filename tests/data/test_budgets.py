@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.analysis import simulate
 from headrace.analysis.check.findings import findings
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.analysis.simulate.forecast import RunSteps
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.budgets import OpenBytes
@@ -87,7 +87,7 @@ def check_agreement(config: LmDataConfig) -> OpenBytes:
     dataset = config.dataset()
     memory = config.prefetch_bytes
     figure = OpenBytes.of(dataset)
-    plan = plan_run(config, hosts=[1, 2])
+    plan = RunPlan.of(config, hosts=[1, 2])
     assert plan.open_bytes == figure
     assert sum(c.open_bytes * c.held_windows for c in plan.components) == figure.needed()
     forecast = simulate(
@@ -99,7 +99,11 @@ def check_agreement(config: LmDataConfig) -> OpenBytes:
         row_order=config.row_order,
     )
     for host in forecast.by_hosts:
-        assert host.open_bytes == plan.held_bytes(host.hosts) == figure.needed(1 / host.hosts)
+        assert (
+            host.open_bytes
+            == plan.open_bytes.needed(1 / host.hosts)
+            == figure.needed(1 / host.hosts)
+        )
         assert host.refused == figure.refused(memory, 1 / host.hosts)
     rules = {f.rule: f for f in findings(plan)}
     alone = forecast.by_hosts[0]
@@ -197,16 +201,16 @@ def test_hosts_that_exchange_rows_share_what_each_would_keep(paths):
     )
     needed = OpenBytes.of(config.dataset()).window_bytes(1 / 4)
     config = dataclasses.replace(config, prefetch_bytes=needed // 2)
-    (finding,) = (f for f in findings(plan_run(config, hosts=[4])) if f.rule == "no_memory")
+    (finding,) = (f for f in findings(RunPlan.of(config, hosts=[4])) if f.rule == "no_memory")
     assert finding.cure.endswith("or set row_exchange: on.")
     with pytest.raises(ConfigError, match="row_exchange: on"):
         OpenBytes.of(config.dataset()).check(config.prefetch_bytes, 1 / 4)
     cured = dataclasses.replace(config, row_exchange="on")
-    plan = plan_run(cured, hosts=[4])
+    plan = RunPlan.of(cured, hosts=[4])
     assert "no_memory" not in {f.rule for f in findings(plan)}
     assert not plan.open_bytes.everywhere
     plan.open_bytes.check(cured.prefetch_bytes, 1 / 4)
     assert plan.forecast.by_hosts[0].open_bytes <= cured.prefetch_bytes
     # One host has nobody to share with
-    (finding,) = (f for f in findings(plan_run(config, hosts=[1])) if f.rule == "no_memory")
+    (finding,) = (f for f in findings(RunPlan.of(config, hosts=[1])) if f.rule == "no_memory")
     assert "row_exchange" not in finding.cure

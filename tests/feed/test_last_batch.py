@@ -13,7 +13,7 @@ import headrace.testing
 from headrace import DataLoader, LmDataConfig, MixtureDataset, TokenSeqDataset, load_config
 from headrace.adapters.host_batches import HostBatches
 from headrace.analysis import simulate
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.data import AsyncDataset, PackedTokenDataset
 from headrace.errors import ConfigError
 from headrace.mix import BatchSchedule
@@ -252,7 +252,7 @@ def test_config_check_counts_the_rows_of_the_end(tmp_path):
         components = {
             n: dataclasses.replace(c, cache=paths[n]) for n, c in config.components.items()
         }
-        plan = plan_run(dataclasses.replace(config, components=components), hosts=[1])
+        plan = RunPlan.of(dataclasses.replace(config, components=components), hosts=[1])
         end = plan.to_dict()["data_end"]
         assert end[counter] > 0
         assert (

@@ -12,7 +12,7 @@ import yaml
 
 from headrace.analysis import simulate
 from headrace.analysis.check.findings import findings
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.analysis.simulate.forecast import RunSteps
 from headrace.config import load_config
 from headrace.data import MixtureDataset, TokenSeqDataset
@@ -116,7 +116,7 @@ def test_it_works_in_a_config(path):
 
 def test_it_is_checked_and_forecast(path):
     config = load_config(path)
-    plan = plan_run(config)
+    plan = RunPlan.of(config)
     drawn = cast(MixtureDataset, config.dataset()).draws.starts_at(40)
     assert plan.steps == 40
     assert [c.drawn_rows for c in plan.components] == drawn.tolist()

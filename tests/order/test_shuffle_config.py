@@ -14,7 +14,7 @@ import pytest
 
 from headrace.analysis import simulate
 from headrace.analysis.check.findings import findings
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.analysis.simulate.forecast import RunSteps
 from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.config.parsing import fields_of
@@ -131,10 +131,10 @@ def test_a_new_shuffle_is_one_file_and_one_line(config, caches, tmp_path):
     assert config.shuffle == CombConfig(TOOTH)
     (tmp_path / "again.yaml").write_text(config.to_yaml())
     assert load_config(str(tmp_path / "again.yaml")) == config
-    plan = plan_run(config, hosts=[1, 2])
+    plan = RunPlan.of(config, hosts=[1, 2])
     a, b = plan.components
     assert (a.shuffle, a.open_blocks, a.block_rows) == ("comb", TOOTH, 16)
-    assert a.open_bytes == TOOTH * 16 * plan.row_bytes
+    assert a.open_bytes == TOOTH * 16 * plan.first.row_bytes
     assert (b.shuffle, b.open_blocks) == ("braid", b.strands)
     assert "little_memory" not in {f.rule for f in findings(plan)}
     dataset = config.dataset()
@@ -151,13 +151,13 @@ def test_a_new_shuffle_is_one_file_and_one_line(config, caches, tmp_path):
     assert forecast.by_hosts[0].block_fetches == loader.stats().reads.block_fetches
     assert (
         forecast.by_hosts[0].open_bytes
-        == plan.held_bytes(1)
-        == (TOOTH + b.strands) * 16 * plan.row_bytes
+        == plan.open_bytes.needed()
+        == (TOOTH + b.strands) * 16 * plan.first.row_bytes
     )
     here = where(config, 30)
     assert here.sources["a"].rows + here.sources["b"].rows == 240
     with pytest.raises(ConfigError, match="strands"):
-        dataclasses.replace(config, prefetch_bytes=plan.held_bytes(1) - 1).loader()
+        dataclasses.replace(config, prefetch_bytes=plan.open_bytes.needed() - 1).loader()
 
 
 def test_a_new_shuffle_without_blocks_is_warned_of_as_a_full_one_is(they_are_registered):
@@ -166,7 +166,7 @@ def test_a_new_shuffle_without_blocks_is_warned_of_as_a_full_one_is(they_are_reg
     for shuffle in (True, DustConfig()):
         sizes = {"a": ComponentConfig("-", expected_tokens=4e9)}
         config = LmDataConfig(sizes, shuffle=shuffle, seq_len=2048, batch_size=64, num_steps=1000)
-        found[shuffle] = findings(plan_run(config, hosts=[1, 8], max_rows=1 << 15))
+        found[shuffle] = findings(RunPlan.of(config, hosts=[1, 8], max_rows=1 << 15))
     assert [f.rule for f in found[DustConfig()]] == [f.rule for f in found[True]]
     [warning] = [f for f in found[DustConfig()] if f.rule == "random_reads"]
     assert "a dust shuffle reads a chunk" in str(warning)
@@ -211,7 +211,7 @@ def test_what_a_value_means_is_one_of_the_kinds(shuffle):
     )
     kinds = {False: "none", True: "full", 7: "era"}
     kind = kinds[shuffle] if isinstance(shuffle, int) else shuffle.kind
-    assert plan_run(config, hosts=[1]).components[0].shuffle == kind
+    assert RunPlan.of(config, hosts=[1]).components[0].shuffle == kind
     assert shuffle_of(shuffle_of(shuffle)) == shuffle_of(shuffle) or isinstance(shuffle, bool)
 
 

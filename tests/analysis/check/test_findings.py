@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.analysis.check.findings import findings
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.attributes import AttributeConfig
 from headrace.errors import ConfigError
@@ -50,7 +50,7 @@ def found(own=(), *, hosts=(1, 8), sizes=(4e9, 1e9), **changes):
             **changes,
         }
     )
-    return {f.rule: f for f in findings(plan_run(config, hosts=list(hosts), max_rows=1 << 15))}
+    return {f.rule: f for f in findings(RunPlan.of(config, hosts=list(hosts), max_rows=1 << 15))}
 
 
 def test_a_sound_config_has_only_its_missing_caches_to_say():
@@ -60,7 +60,7 @@ def test_a_sound_config_has_only_its_missing_caches_to_say():
 
 def test_a_config_whose_caches_are_there_has_nothing_to_say(here):
     config = LmDataConfig({"a": ComponentConfig(here)}, seq_len=128, batch_size=8, num_steps=20)
-    assert findings(plan_run(config, hosts=[1])) == []
+    assert findings(RunPlan.of(config, hosts=[1])) == []
 
 
 CASES = {
@@ -135,7 +135,7 @@ def test_a_size_that_differs_from_the_cache(here):
     config = LmDataConfig(
         {"a": ComponentConfig(here, expected_tokens=1e9)}, seq_len=128, batch_size=8, num_steps=20
     )
-    (finding,) = findings(plan_run(config, hosts=[1]))
+    (finding,) = findings(RunPlan.of(config, hosts=[1]))
     assert (finding.rule, finding.field) == ("size_differs", "components.a.expected_tokens")
 
 
@@ -144,7 +144,7 @@ def test_an_attribute_that_nothing_asks_for(here, tmp_path):
     attributes = {name: AttributeConfig(f"{tmp_path}/{name}.npy") for name in ("dup", "missing")}
     components = {"a": ComponentConfig(here, attributes=attributes, where="not dup")}
     config = LmDataConfig(components, seq_len=128, batch_size=8, num_steps=20)
-    (finding,) = findings(plan_run(config, hosts=[1]))
+    (finding,) = findings(RunPlan.of(config, hosts=[1]))
     assert (finding.rule, finding.field) == ("unused_attribute", "components.a.attributes")
     assert finding.problem.startswith("has missing, which")
 
@@ -167,7 +167,7 @@ def test_a_plain_store_of_neighbours_that_are_alike_costs_loss_until_it_is_shuff
     config = LmDataConfig(components, seq_len=2048, batch_size=64, num_steps=4000)
     (finding,) = (
         f
-        for f in findings(plan_run(config, hosts=[1], icc={"a": 0.45, "b": 0.0}))
+        for f in findings(RunPlan.of(config, hosts=[1], icc={"a": 0.45, "b": 0.0}))
         if "excess" in f.rule
     )
     assert (finding.level, finding.field) == ("warning", "components.a")
@@ -175,7 +175,7 @@ def test_a_plain_store_of_neighbours_that_are_alike_costs_loss_until_it_is_shuff
     assert "headrace cache reshuffle no/a OUTPUT" in finding.cure
     full = LmDataConfig(components, seq_len=2048, batch_size=64, num_steps=4000, shuffle=True)
     assert not [
-        f for f in findings(plan_run(full, hosts=[1], icc={"a": 0.45})) if "excess" in f.rule
+        f for f in findings(RunPlan.of(full, hosts=[1], icc={"a": 0.45})) if "excess" in f.rule
     ]
 
 
@@ -186,7 +186,7 @@ def test_problems_come_first():
         num_steps=10,
         shuffle=True,
     )
-    levels = [f.level for f in findings(plan_run(config, hosts=[1, 7]))]
+    levels = [f.level for f in findings(RunPlan.of(config, hosts=[1, 7]))]
     assert levels == sorted(levels)
     assert levels[0] == "problem"
 
@@ -205,7 +205,7 @@ def test_padding_that_counts_is_said(here, changes, field, caplog):
     config = LmDataConfig(
         {"a": packed}, **{"seq_len": 128, "batch_size": 8, "num_steps": 8, **changes}
     )
-    said = {f.rule: f for f in findings(plan_run(config, hosts=[1]))}
+    said = {f.rule: f for f in findings(RunPlan.of(config, hosts=[1]))}
     assert said["padding_counts"].field == field
     assert not caplog.records
     config.loader()
@@ -214,7 +214,7 @@ def test_padding_that_counts_is_said(here, changes, field, caplog):
     ]
     dataclasses.replace(config, unit="content_tokens").loader()
     assert len(caplog.records) == 1
-    cured = plan_run(dataclasses.replace(config, unit="content_tokens"), hosts=[1])
+    cured = RunPlan.of(dataclasses.replace(config, unit="content_tokens"), hosts=[1])
     assert "padding_counts" not in {f.rule for f in findings(cured)}
     assert cured.components[0].row_tokens < said_rows(config) * 128
     assert cured.tokens is not None
@@ -222,7 +222,7 @@ def test_padding_that_counts_is_said(here, changes, field, caplog):
 
 
 def said_rows(config: LmDataConfig) -> int:
-    return plan_run(config, hosts=[1]).components[0].rows
+    return RunPlan.of(config, hosts=[1]).components[0].rows
 
 
 def test_what_a_mask_says_cannot_be_counted_before_there_is_a_cache():
@@ -236,7 +236,7 @@ def test_more_hosts_than_the_strands_of_a_shuffled_store_are_for(shuffled):
     config = LmDataConfig(
         {"a": ComponentConfig(shuffled)}, seq_len=16, batch_size=64, num_steps=20, max_hosts=4
     )
-    (finding,) = (f for f in findings(plan_run(config, hosts=[2, 8])) if f.rule == "more_hosts")
+    (finding,) = (f for f in findings(RunPlan.of(config, hosts=[2, 8])) if f.rule == "more_hosts")
     assert finding.field == "max_hosts"
     assert "is less than the 8 hosts: strands of components in shuffled stores (a)" in str(finding)
     assert "max_hosts: 8" in finding.cure
@@ -244,7 +244,7 @@ def test_more_hosts_than_the_strands_of_a_shuffled_store_are_for(shuffled):
         dataclasses.replace(config, max_hosts=8),
         dataclasses.replace(config, max_hosts=None),
     ):
-        assert "more_hosts" not in {f.rule for f in findings(plan_run(cured, hosts=[2, 8]))}
+        assert "more_hosts" not in {f.rule for f in findings(RunPlan.of(cured, hosts=[2, 8]))}
 
 
 def test_neighbours_of_a_shuffled_store_are_alike_only_within_documents(here, shuffled):
@@ -259,7 +259,7 @@ def test_neighbours_of_a_shuffled_store_are_alike_only_within_documents(here, sh
             num_steps=500,
             shuffle=BraidShuffleConfig(strands=16, io_block_size=64),
         )
-        plan = plan_run(config, hosts=[1], icc={"a": 0.5})
+        plan = RunPlan.of(config, hosts=[1], icc={"a": 0.5})
         ratios[cache] = max(plan.unlimited.variance_ratio.values()), plan.noise["a"].excess
         advice[cache] = plan.noise["a"].between, plan.noise["a"].cure(cache)
     assert advice[here] == (
@@ -281,7 +281,7 @@ def test_rows_that_end_with_small_parts_leave_tokens_out(tmp_path):
     config = LmDataConfig({"a": ComponentConfig(cache)}, seq_len=150, batch_size=2, num_steps=10)
 
     def left_out(config: LmDataConfig) -> str | None:
-        said = {f.rule: f for f in findings(plan_run(config, hosts=[1]))}
+        said = {f.rule: f for f in findings(RunPlan.of(config, hosts=[1]))}
         return str(said["unfilled_rows"]) if "unfilled_rows" in said else None
 
     said = left_out(config)

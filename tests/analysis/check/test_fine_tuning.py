@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import headrace
 from headrace import load_config
 from headrace.analysis.check.findings import Finding, findings
-from headrace.analysis.check.plan import ComponentPlan, plan_run
+from headrace.analysis.check.plan import ComponentPlan, RunPlan
 from headrace.errors import ConfigError
 from headrace.ingest import ChatConfig
 from headrace.testing import write_cache
@@ -48,7 +48,7 @@ def check(cache: str, *settings: str) -> tuple[dict[str, Finding], ComponentPlan
         "batch_size=4",
         "num_steps=3",
     ]
-    plan = plan_run(load_config(overrides=[*defaults, *settings]), hosts=[1])
+    plan = RunPlan.of(load_config(overrides=[*defaults, *settings]), hosts=[1])
     return {one.rule: one for one in findings(plan)}, plan.components[0]
 
 

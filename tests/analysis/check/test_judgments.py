@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.analysis.check.judgments import BURST, EXCESS, SHARED_READS, Judgment, judge_plan
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.order import BlockShuffleConfig
 
@@ -21,7 +21,7 @@ def judged(*, hosts=(1,), icc=None, **changes):
             **changes,
         }
     )
-    plan = plan_run(config, hosts=list(hosts), max_rows=1 << 15, icc=icc)
+    plan = RunPlan.of(config, hosts=list(hosts), max_rows=1 << 15, icc=icc or {})
     return {j.figure: j for j in judge_plan(plan)}, plan
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.analysis import simulate
-from headrace.analysis.check.plan import plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.analysis.check.sizes import planned_caches
 from headrace.analysis.simulate.forecast import RunSteps
 from headrace.cli.application import application
@@ -55,7 +55,7 @@ def virtual(**changes) -> LmDataConfig:
 )
 def test_rows_and_epochs_are_those_of_the_dataset(changes):
     config = virtual(**changes)
-    plan = plan_run(config, max_rows=2048)
+    plan = RunPlan.of(config, max_rows=2048)
     dataset = config.with_caches(planned_caches(config).caches).dataset()
     drawn = np.zeros(3, np.int64)
     tokens = np.zeros(3)
@@ -77,7 +77,7 @@ def test_rows_and_epochs_are_those_of_the_dataset(changes):
 
 def test_the_forecast_is_that_of_simulate():
     config = virtual()
-    plan = plan_run(config, hosts=[1, 4])
+    plan = RunPlan.of(config, hosts=[1, 4])
     dataset = config.with_caches(planned_caches(config).caches).dataset()
     assert plan.forecast == simulate(
         dataset,
@@ -93,7 +93,7 @@ def test_orders_are_named_with_what_they_keep_open():
         "a": {"shuffle": BraidShuffleConfig(strands=9)},
         "b": {"shuffle": BlockShuffleConfig(4, 3)},
     }
-    a, b, c = plan_run(virtual(own={**own, "c": {"shuffle": True}})).components
+    a, b, c = RunPlan.of(virtual(own={**own, "c": {"shuffle": True}})).components
     assert [(x.shuffle, x.strands, x.block_rows) for x in (a, b, c)] == [
         ("braid", 3, 512),
         ("block", 0, 4),
@@ -101,9 +101,9 @@ def test_orders_are_named_with_what_they_keep_open():
     ]
     assert b.open_bytes == 3 * 4 * 128 * 4
     assert c.open_bytes == c.rows * 128 * 4
-    assert plan_run(virtual()).components[0].chunk_tokens == 65536
+    assert RunPlan.of(virtual()).components[0].chunk_tokens == 65536
     of_levanter = virtual(own={"a": {"format": FormatConfig("levanter")}})
-    assert [c.chunk_tokens for c in plan_run(of_levanter).components] == [262144, 65536, 65536]
+    assert [c.chunk_tokens for c in RunPlan.of(of_levanter).components] == [262144, 65536, 65536]
 
 
 def test_the_indices_of_future_caches_of_levanter_are_requested():
@@ -117,16 +117,16 @@ def test_the_indices_of_future_caches_of_levanter_are_requested():
             batch_size=64,
             num_steps=tokens // CHUNK // 64,
         )
-        return plan_run(config).forecast.by_hosts[0].index_requests
+        return RunPlan.of(config).forecast.by_hosts[0].index_requests
 
     assert index_requests(FormatConfig("levanter")) == 1 + 3
     assert index_requests(None) == 0
 
 
 def test_the_first_batch_touches_the_chunks_that_its_rows_lie_in():
-    plan = plan_run(virtual(own={n: {"shuffle": False} for n in "abc"}))
-    assert plan.first_batch_chunks == 3  # the first rows of each source
-    assert plan.first_batch_bytes == 3 * 65536 * 4
+    plan = RunPlan.of(virtual(own={n: {"shuffle": False} for n in "abc"}))
+    assert plan.first_batch[0] == 3  # the first rows of each source
+    assert plan.first_batch[1] == 3 * 65536 * 4
 
 
 def test_a_cache_that_is_there_counts_and_what_is_given_counts_more(tmp_path):
@@ -140,39 +140,39 @@ def test_a_cache_that_is_there_counts_and_what_is_given_counts_more(tmp_path):
         split_documents=True,  # the end-of-text token of the one that is there is taken for both
     )
     config = replace(config, num_steps=3)
-    a, b = plan_run(config).components
+    a, b = RunPlan.of(config).components
     assert (a.tokens, a.exists, a.declared_tokens) == (cache.num_tokens, True, 10**9)
     assert (b.tokens, b.exists) == (10**6, False)
-    a, _ = plan_run(config, look=False).components
+    a, _ = RunPlan.of(config, look=False).components
     assert (a.tokens, a.exists) == (10**9, False)
 
 
 def test_a_run_without_an_end_has_no_epochs():
-    plan = plan_run(virtual(num_steps=None))
+    plan = RunPlan.of(virtual(num_steps=None))
     assert plan.steps is None
     assert plan.tokens is None
     assert {c.epochs for c in plan.components} == {None}
 
 
 def test_a_run_that_its_sources_end(tmp_path):
-    plan = plan_run(virtual(num_steps=None, stop_strategy="first_exhausted"))
+    plan = RunPlan.of(virtual(num_steps=None, stop_strategy="first_exhausted"))
     assert plan.steps is not None
     assert plan.ends_early is None
-    late = plan_run(virtual(num_steps=10_000, stop_strategy="first_exhausted"))
+    late = RunPlan.of(virtual(num_steps=10_000, stop_strategy="first_exhausted"))
     assert (late.steps, late.ends_early) == (plan.steps, plan.steps)
 
 
 def test_packs_of_what_is_not_there_are_planned_as_streams():
-    plan = plan_run(
+    plan = RunPlan.of(
         virtual(own={n: {"packing": PackingConfig()} for n in "abc"}, split_documents=True)
     )
-    assert plan.unpacked == ("a", "b", "c")
-    assert plan.config.components["a"].packing == PackingConfig()
+    assert plan.planned.unpacked == ("a", "b", "c")
+    assert plan.original.components["a"].packing == PackingConfig()
     assert plan.tokens == 200 * 16 * 128
 
 
 def test_memory_that_does_not_hold_a_batch_is_said():
-    plan = plan_run(virtual(prefetch_bytes=1 << 18), hosts=[1])
+    plan = RunPlan.of(virtual(prefetch_bytes=1 << 18), hosts=[1])
     assert plan.forecast is None
     assert plan.refused
 
@@ -186,12 +186,12 @@ def test_memory_that_does_not_hold_a_batch_is_said():
 )
 def test_what_cannot_be_planned(config, problem):
     with pytest.raises(ConfigError, match=problem):
-        plan_run(config)
+        RunPlan.of(config)
 
 
 def test_a_source_without_cache_and_size_is_named_with_both_cures():
     with pytest.raises(ConfigError, match=r"no/a.*expected_tokens.*headrace build"):
-        plan_run(virtual(own={"a": {"expected_tokens": None}}))
+        RunPlan.of(virtual(own={"a": {"expected_tokens": None}}))
 
 
 def test_the_effective_batch_of_packed_rows(tmp_path):
@@ -201,7 +201,7 @@ def test_the_effective_batch_of_packed_rows(tmp_path):
     write_cache(str(tmp_path / "a"), [[np.arange(1, 6) for _ in range(60)]])
     packed = ComponentConfig(str(tmp_path / "a"), packing=PackingConfig(algorithm="next_fit"))
     config = LmDataConfig({"a": packed}, seq_len=16, batch_size=8, num_steps=4)
-    plan = plan_run(config, hosts=(1,))
+    plan = RunPlan.of(config, hosts=(1,))
     assert (plan.components[0].row_documents, plan.components[0].row_fill) == (3.0, 15 / 16)
     assert plan.effective_batch == (24, 120)
     (tmp_path / "run.yaml").write_text(config.to_yaml())
@@ -212,4 +212,4 @@ def test_the_effective_batch_of_packed_rows(tmp_path):
     plain = LmDataConfig(
         {"a": ComponentConfig(str(tmp_path / "a"))}, seq_len=16, batch_size=8, num_steps=4
     )
-    assert plan_run(plain, hosts=(1,)).effective_batch is None
+    assert RunPlan.of(plain, hosts=(1,)).effective_batch is None

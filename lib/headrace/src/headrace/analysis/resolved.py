@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 from headrace.analysis.check.sizes import PlannedCaches, planned_caches
 from headrace.analysis.simulate.forecast import (
@@ -97,12 +97,13 @@ class ResolvedRun:
     dataset: RunDataset
 
     @classmethod
-    def of(cls, config: LmDataConfig, *, look: bool = True) -> ResolvedRun:
+    def of(cls, config: LmDataConfig, *, look: bool = True, **questions: Any) -> Self:
         """Resolves a config.
 
         Args:
             config: The config.
             look: Whether to look for the caches whose sizes are declared.
+            questions: Further fields, of a class with more of them.
 
         Raises:
             ConfigError: the config cannot be resolved; the same error as from a loader.
@@ -120,7 +121,7 @@ class ResolvedRun:
         resolved = planned.config.with_caches(planned.caches).at_snapshots()
         caches = resolved.open_caches()
         planned = replace(planned, config=resolved.with_caches(caches))
-        return cls(config, planned, caches, planned.config.dataset())
+        return cls(config, planned, caches, planned.config.dataset(), **questions)
 
     @property
     def config(self) -> LmDataConfig:
@@ -128,7 +129,7 @@ class ResolvedRun:
         return self.planned.config
 
     @cached_property
-    def settled(self) -> LmDataConfig:
+    def written(self) -> LmDataConfig:
         """The config as it is written, with the components that amendments bring in."""
         return self.original.with_caches(self.planned.caches).at_snapshots()
 
@@ -166,15 +167,16 @@ class ResolvedRun:
         schedule = self.dataset.batch_schedule
         return cut and MicroForecast.of(cut, self.dataset, schedule, self.config.row_order)
 
-    @cached_property
+    @property
     def data_end(self) -> DataEnd | None:
-        """How the data end; None: they do not."""
-        return data_end(self.dataset.batch_schedule, self.dataset.length)
+        """How the data end, if the run goes on to there."""
+        end = data_end(self.dataset.batch_schedule, self.dataset.length)
+        return end if end is not None and end.num_steps == self.steps else None
 
     @cached_property
     def steps(self) -> int | None:
         """Steps of the run; None: no known end."""
-        end = self.data_end
+        end = data_end(self.dataset.batch_schedule, self.dataset.length)
         limit = self.config.run_steps
         if end is None:
             return limit

@@ -79,7 +79,7 @@ def check(
         headrace config check run.yaml --json
     """
     from headrace.analysis.check.findings import findings, source_findings
-    from headrace.analysis.check.plan import plan_run
+    from headrace.analysis.check.plan import RunPlan
     from headrace.config.sources import source_faults
     from headrace.ingest.first_look import refuse_faults
 
@@ -87,19 +87,20 @@ def check(
         loaded, _ = load_target(config, settings)
         faults = {} if declared else source_faults(loaded.components, loaded.tokenizer)
         try:
-            plan = plan_run(
+            plan = RunPlan.of(
                 loaded,
                 look=not declared,
-                hosts=parse_list("--hosts", hosts, int, "1,8,64"),
+                hosts=parse_list("--hosts", hosts, int, "1,8,64") or [1],
                 icc=parse_shares(icc, "--icc"),
                 schedule=schedule,
                 optimizer=optimizer,
             )
+            all_findings = findings(plan)
         except ConfigError:
             # A cache without a size is built first, for which its source has to be mended.
             refuse_faults([fault for some in faults.values() for fault in some])
             raise
-        all_findings = [*source_findings(faults), *findings(plan)]
+        all_findings = [*source_findings(faults), *all_findings]
         all_findings.sort(key=lambda finding: finding.level)
     if as_json:
         say_json(check_json(plan, all_findings))
@@ -183,7 +184,7 @@ def check_json(plan: RunPlan, found: Sequence[Finding]) -> dict[str, Any]:
         "ok": not any(f.level == "problem" for f in found),
         "findings": [f.to_dict() for f in found],
         "plan": plan.to_dict(),
-        "config": yaml.safe_load(plan.config.to_yaml()),
+        "config": yaml.safe_load(plan.original.to_yaml()),
     }
 
 
@@ -211,9 +212,9 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
             console.print(f"{c.name} has replicas {replicas}", soft_wrap=True)
     console.print()
     console.print(
-        f"The first batch touches {format_count(plan.first_batch_chunks, 'chunk')},"
-        f" {in_bytes(plan.first_batch_bytes)}, for"
-        f" {in_bytes(plan.batch_size * plan.row_bytes)} of tokens.",
+        f"The first batch touches {format_count(plan.first_batch[0], 'chunk')},"
+        f" {in_bytes(plan.first_batch[1])}, for"
+        f" {in_bytes(plan.batch_size * plan.first.row_bytes)} of tokens.",
         soft_wrap=True,
     )
     console.print()
@@ -241,7 +242,9 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
 def _run_line(plan: RunPlan) -> str:
     smallest = f"{plan.batch_size:,} to " if plan.largest_batch != plan.batch_size else ""
     rows = f"batches of {smallest}{format_count(plan.largest_batch, 'row')}"
-    lengths = ", then ".join(f"{n:,}" + (f" from step {s:,}" if s else "") for s, n in plan.phases)
+    lengths = ", then ".join(
+        f"{n:,}" + (f" from step {s:,}" if s else "") for s, n in plan.config.phases
+    )
     end = (
         "no known end"
         if plan.steps is None
@@ -255,7 +258,7 @@ def _run_line(plan: RunPlan) -> str:
             f" {tokens:,} tokens."
         )
     packed += f"\n{plan.micro_batches}" if plan.micro_batches is not None else ""
-    packed += f"\n{plan.data_end}" if plan.data_end is not None and str(plan.data_end) else ""
+    packed += f"\n{plan.data_end}" if str(plan.data_end or "") else ""
     return (
         f"{format_count(len(plan.components), 'component')}, {rows} of {lengths} tokens,"
         f" {end}{packed}"
@@ -310,6 +313,6 @@ def _reads(plan: RunPlan) -> Table:
             f"{h.reads_per_step:,.2f}",
             in_bytes(round(h.bytes_per_step)),
             in_bytes(h.resident_bytes),
-            in_bytes(plan.held_bytes(h.hosts)),
+            in_bytes(plan.open_bytes.needed(1 / h.hosts)),
         )
     return table

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -148,7 +148,8 @@ def command(
         return
     refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
     opened = cache_at(cache, format)
-    how = PackingConfig(algorithm, long, min_fill, unit, plans, max_documents, capacity)
+    choices = cast("Any", algorithm), cast("Any", long)  # checked there
+    how = PackingConfig(choices[0], choices[1], min_fill, unit, plans, max_documents, capacity)
     opened.check_unit(unit or 1)
     removed = None if remove is None else DocumentFilter.load(remove, name="--remove")
     if compare:

@@ -43,7 +43,7 @@ def config_changes(a: ReportFacts, b: ReportFacts) -> list[Difference]:
 
 def _config_of(facts: ReportFacts) -> Mapping[str, Any]:
     if facts.plan is not None:
-        return given_fields(facts.plan.plan.config)
+        return given_fields(facts.plan.plan.original)
     return (facts.lock and facts.lock.config) or {}
 
 

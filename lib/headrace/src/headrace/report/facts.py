@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from headrace.analysis.check.findings import Finding, findings
-from headrace.analysis.check.plan import RunPlan, plan_run
+from headrace.analysis.check.plan import RunPlan
 from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.config.parsing import decode, with_overrides
 from headrace.config.writing import without_gone
@@ -222,17 +222,17 @@ def _plan(config: LmDataConfig, hosts: Sequence[int] | None, records: RunRecords
     if steps is None:
         steps = max(UNKNOWN_STEPS, (records.last_step or 0) + 1)
         config = dataclasses.replace(config, num_steps=steps)
-    plan = plan_run(config, hosts=hosts or _hosts(config, records))
-    config = plan.run.settled
-    opened = plan.run.caches
-    dataset = plan.run.dataset
-    there = {name: cache for name, cache in opened.items() if name not in plan.run.planned.caches}
+    plan = RunPlan.of(config, hosts=hosts or _hosts(config, records))
+    config = plan.written
+    opened = plan.caches
+    dataset = plan.dataset
+    there = {name: cache for name, cache in opened.items() if name not in plan.planned.caches}
     lock = None
     some_rows = None
     if len(there) == len(opened):
         lock = RunLock.of(BatchOrder(dataset, row_order=config.row_order))
         some_rows = cache(partial(some_rows_of_step, dataset, config))
-    stored = plan.run.config.datasets()
+    stored = plan.config.datasets()
     return PlanFacts(
         plan=plan,
         findings=tuple(findings(plan)),

@@ -220,14 +220,14 @@ def forecast_section(plan: PlanFacts) -> Section:
     memory = (
         "as much memory as the hosts need"
         if run.forecast is None
-        else f"{n.in_bytes(run.prefetch_bytes)} per host"
+        else f"{n.in_bytes(run.config.prefetch_bytes)} per host"
     )
     blocks.append(
         Text(
             f"Counted from the order, with {memory}, over {_looked(forecast)}"
             f"{' (the whole run)' if forecast.exact else ''}. The first batch touches"
-            f" {n.count(run.first_batch_chunks)} stored chunks,"
-            f" {n.in_bytes(run.first_batch_bytes)}."
+            f" {n.count(run.first_batch[0])} stored chunks,"
+            f" {n.in_bytes(run.first_batch[1])}."
         )
     )
     rows = [
@@ -261,7 +261,7 @@ def config_section(plan: PlanFacts) -> Section:
     return Section(
         "config",
         "Config",
-        [Details("The config with all defaults, as YAML", plan.plan.config.to_yaml())],
+        [Details("The config with all defaults, as YAML", plan.plan.original.to_yaml())],
         "as YAML, with all defaults",
     )
 

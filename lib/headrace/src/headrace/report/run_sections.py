@@ -134,7 +134,7 @@ def _extent(facts: ReportFacts) -> str:
     if facts.plan is not None:
         run = facts.plan.plan
         mixture = facts.plan.mixture
-        lengths = " → ".join(n.count(length) for _, length in run.phases)
+        lengths = " → ".join(n.count(length) for _, length in run.config.phases)
         batch = n.count(run.batch_size)
         if run.largest_batch > run.batch_size:
             batch += f" to {n.count(run.largest_batch)}"

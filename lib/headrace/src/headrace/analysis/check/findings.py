@@ -170,9 +170,9 @@ def _unreached_replicas(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "planned_unpacked")
 def _planned_as_streams(plan: RunPlan) -> Iterator[_Advice]:
-    if plan.unpacked:
+    if plan.planned.unpacked:
         yield (
-            _fields([c for c in plan.components if c.name in plan.unpacked], "packing"),
+            _fields([c for c in plan.components if c.name in plan.planned.unpacked], "packing"),
             "follows from the lengths of documents, which are not there yet: planned as streams,"
             " without padding",
             "Check again when the caches are built.",
@@ -181,7 +181,7 @@ def _planned_as_streams(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "padding_counts")
 def _padding_counts(plan: RunPlan) -> Iterator[_Advice]:
-    fields, packed = plan.config.counts_of_padding()
+    fields, packed = plan.original.counts_of_padding()
     if fields:
         yield (
             fields[0],
@@ -193,8 +193,8 @@ def _padding_counts(plan: RunPlan) -> Iterator[_Advice]:
 @_rule("warning", "unused_attribute")
 def _unused_attributes(plan: RunPlan) -> Iterator[_Advice]:
     for name, source in plan.sources.items():
-        shuffle = plan.run.settled.shuffle_for(name)
-        used = source.asked_numbers(shuffle, plan.config.columns or {})
+        shuffle = plan.written.shuffle_for(name)
+        used = source.asked_numbers(shuffle, plan.original.columns or {})
         unused = sorted(set(source.attributes or ()) - used)
         if unused:
             yield (
@@ -227,7 +227,7 @@ def _untrained_rows(plan: RunPlan) -> Iterator[Finding]:
         trains_nothing = talk.untrained_rows == talk.looked_rows
         mask = f"components.{c.name}.loss_mask"
         cures = [f"train on every token ({mask}: none)"]
-        if talk.longest > plan.phases[0][1]:
+        if talk.longest > plan.original.phases[0][1]:
             cures.insert(0, f"raise seq_len to {talk.longest:,}")
         if plan.sources[c.name].packing is None and not trains_nothing:
             cures.insert(0, f"keep conversations whole (components.{c.name}.packing: {{}})")
@@ -267,7 +267,7 @@ def _cut_conversations(plan: RunPlan) -> Iterator[_Advice]:
 
 def _longer_ones(longest: int, plan: RunPlan) -> str:
     """What whole conversations ask of the length of rows; nothing if all fit."""
-    if longest <= plan.phases[0][1]:
+    if longest <= plan.original.phases[0][1]:
         return ""
     return (
         f" Those longer than seq_len are left out, and counted: raise it to {longest:,} to keep"
@@ -299,9 +299,9 @@ def _left_out(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "unfilled_rows")
 def _unfilled_rows(plan: RunPlan) -> Iterator[_Advice]:
-    seq_len = plan.phases[0][1]
+    seq_len = plan.original.phases[0][1]
     for c in plan.components:
-        unfilled = stored_dataset(plan.run.trained[c.name]).unfilled_tokens
+        unfilled = stored_dataset(plan.trained[c.name]).unfilled_tokens
         share = unfilled / max(c.tokens, 1)
         # Of a single part, less than a row is lost
         if not c.exists or unfilled < seq_len or share < _UNFILLED:
@@ -324,11 +324,11 @@ def _unseen_rows(plan: RunPlan) -> Iterator[_Advice]:
         batches = -(-c.unseen_rows // plan.largest_batch)
         cure = (
             "Write last_batch: pad."
-            if plan.config.last_batch == "drop"
+            if plan.original.last_batch == "drop"
             else f"Write num_steps: {(plan.steps or 0) + batches}, or leave it out."
         )
         yield (
-            "last_batch" if plan.config.last_batch == "drop" else "num_steps",
+            "last_batch" if plan.original.last_batch == "drop" else "num_steps",
             f"leaves {c.unseen_rows:,} of {c.rows:,} rows of {c.name!r} unseen"
             f" ({c.unseen_rows / c.rows:.1%}), which"
             f" max_epochs allows: batches of {plan.largest_batch:,} do not divide them",
@@ -350,7 +350,7 @@ def _mostly_padding(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "skipped_tokens")
 def _skipped_tokens(plan: RunPlan) -> Iterator[_Advice]:
-    longest = max(length for _, length in plan.phases)
+    longest = max(length for _, length in plan.original.phases)
     for c in plan.components:
         if c.skipped_tokens < max(longest, _SKIPPED * c.tokens):
             continue
@@ -385,10 +385,10 @@ def _no_bos(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("problem", "no_tokenizer")
 def _no_tokenizer(plan: RunPlan) -> Iterator[_Advice]:
-    if plan.config.tokenizer is None:
+    if plan.original.tokenizer is None:
         return
     try:
-        load_tokenizer(plan.config.tokenizer)
+        load_tokenizer(plan.original.tokenizer)
     except HeadraceError as error:
         yield ("tokenizer.path", error.problem, error.cure or "Name another.")
 
@@ -427,11 +427,11 @@ def _ends_early(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "random_reads")
 def _random_reads(plan: RunPlan) -> Iterator[_Advice]:
-    orders = plan.run.orders
+    orders = plan.orders
     random = [c for c in plan.components if orders[c.name].reads_rows and c.largest_share > 0]
     if random:
         c = max(random, key=lambda c: c.chunk_tokens)
-        times = max(c.chunk_tokens // max(plan.phases[0][1], 1), 1)
+        times = max(c.chunk_tokens // max(plan.original.phases[0][1], 1), 1)
         what = f"{'an' if c.shuffle == 'era' else 'a'} {c.shuffle} shuffle"
         yield (
             _fields(random, "shuffle"),
@@ -445,7 +445,7 @@ def _random_reads(plan: RunPlan) -> Iterator[_Advice]:
 @_rule("warning", "reads_by_score")
 def _reads_by_score(plan: RunPlan) -> Iterator[_Advice]:
     for c in plan.components:
-        reads = plan.run.orders[c.name].block_reads
+        reads = plan.orders[c.name].block_reads
         if reads < _BLOCK_READS:
             continue
         of_component = plan.sources[c.name].shuffle is not None
@@ -461,7 +461,7 @@ def _reads_by_score(plan: RunPlan) -> Iterator[_Advice]:
 @_rule("warning", "not_shuffled")
 def _unshuffled(plan: RunPlan) -> Iterator[_Advice]:
     plain = [c for c in plan.components if c.shuffle == "none" and c.largest_share > 0]
-    if plain and plan.config.compat is None:
+    if plain and plan.original.compat is None:
         yield (
             _fields(plain, "shuffle"),
             "is false: rows come in stored order, neighbours of one file in one batch",
@@ -502,9 +502,9 @@ def _small_windows(plan: RunPlan) -> Iterator[_Advice]:
 @_rule("warning", "more_hosts")
 def _more_hosts(plan: RunPlan) -> Iterator[_Advice]:
     hosts = max(h.hosts for h in plan.unlimited.by_hosts)
-    mixture = plan.run.first
+    mixture = plan.first
     components = dict(zip(mixture.names, mixture.components, strict=True))
-    if problem := too_many_hosts(components, plan.config.max_hosts, hosts):
+    if problem := too_many_hosts(components, plan.original.max_hosts, hosts):
         yield (
             "max_hosts",
             problem,
@@ -515,24 +515,24 @@ def _more_hosts(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "shared_blocks")
 def _shared_blocks(plan: RunPlan) -> Iterator[_Advice]:
-    setting = plan.config.exchange_setting
+    setting = plan.original.exchange_setting
     shared = [
         h for h in plan.unlimited.by_hosts if h.hosts > 1 and h.reads_with(setting) > SHARED_READS
     ]
     # Reported by _random_reads.
-    is_random = any(order.reads_rows for order in plan.run.orders.values())
+    is_random = any(order.reads_rows for order in plan.orders.values())
     if shared and plan.settled and not is_random:
         h = max(shared, key=lambda h: h.reads_with(setting))
         blocked = [c.name for c in plan.components if c.shuffle == "block"]
         yield (
             "row_order"
-            if plan.config.row_order == "stream"
+            if plan.original.row_order == "stream"
             else "shuffle"
             if blocked
             else "components",
             f"hosts share blocks: on {h.hosts} hosts each block is read"
             f" {h.reads_with(setting):.1f} times in an epoch",
-            sharing_cure(plan.config, plan.run.orders.values()),
+            sharing_cure(plan.original, plan.orders.values()),
         )
 
 
@@ -554,7 +554,7 @@ def _scattered_buckets(plan: RunPlan) -> Iterator[_Advice]:
             f" {format_count(worst.hosts, 'host')}, as it holds"
             " documents of several buckets"
         )
-    datasets = dict(zip(plan.run.first.names, plan.run.first.components, strict=True))
+    datasets = dict(zip(plan.first.names, plan.first.components, strict=True))
     sources: set[str] = set()
     for name, component in plan.sources.items():
         source = name.rpartition("/")[0] or name
@@ -624,7 +624,7 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
     short = {
         n: plan.open_bytes.window_bytes(1 / n)
         for n in tested
-        if plan.open_bytes.refused(plan.prefetch_bytes, 1 / n)
+        if plan.open_bytes.refused(plan.original.prefetch_bytes, 1 / n)
     }
     listed = ", ".join(f"{needed:,} on {format_count(n, 'host')}" for n, needed in short.items())
     if plan.refused is not None:
@@ -632,14 +632,14 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
             "problem", "no_memory", "prefetch_bytes", plan.refused, "Raise prefetch_bytes."
         )
     elif short:
-        enough = -(-plan.open_bytes.window_bytes() // plan.prefetch_bytes)
+        enough = -(-plan.open_bytes.window_bytes() // plan.original.prefetch_bytes)
         least = min(short)
-        exchange = plan.open_bytes.exchange_cure(plan.prefetch_bytes, 1 / least)
+        exchange = plan.open_bytes.exchange_cure(plan.original.prefetch_bytes, 1 / least)
         yield Finding(
             "problem" if len(short) == len(tested) else "warning",
             "no_memory",
             "prefetch_bytes",
-            f"{plan.prefetch_bytes:,} bytes do not hold the blocks that the shuffle keeps open,"
+            f"{plan.original.prefetch_bytes:,} bytes do not hold the blocks that the shuffle keeps open,"
             " and the loader refuses"
             f" to start: {listed} (most of them for component {plan.open_bytes.largest!r})",
             f"Use {enough:,} hosts or more, raise it to {short[least] * 5 // 4:,}, or lower"
@@ -651,7 +651,7 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
                 yield _read_again(h, free, plan)
                 return
         for n in tested:
-            shortage = plan.open_bytes.shortage(plan.prefetch_bytes, n)
+            shortage = plan.open_bytes.shortage(plan.original.prefetch_bytes, n)
             if shortage is not None:
                 needed = plan.open_bytes.needed(1 / n)
                 yield Finding(
@@ -669,7 +669,7 @@ def _read_again(h: HostForecast, free: HostForecast, plan: RunPlan) -> Finding:
         "warning",
         "little_memory",
         "prefetch_bytes",
-        f"{plan.prefetch_bytes:,} bytes make {format_count(h.hosts, 'host')} read blocks again:"
+        f"{plan.original.prefetch_bytes:,} bytes make {format_count(h.hosts, 'host')} read blocks again:"
         f" {h.reads_per_block:.2f} times in an epoch, and {free.reads_per_block:.2f} with all the"
         " memory that it wants",
         f"Raise it to {free.resident_bytes * 5 // 4:,}.",
@@ -764,7 +764,7 @@ def _is_capped(plan: RunPlan, c: ComponentPlan) -> bool:
     return (
         component.max_tokens is not None
         or component.max_epochs is not None
-        or plan.config.max_epochs is not None
+        or plan.original.max_epochs is not None
     )
 
 
@@ -783,7 +783,7 @@ def _short_sources(plan: RunPlan) -> Iterator[_Advice]:
 
 @_rule("warning", "small_chunks")
 def _small_chunks(plan: RunPlan) -> Iterator[_Advice]:
-    longest = max(length for _, length in plan.phases)
+    longest = max(length for _, length in plan.original.phases)
     small = [c for c in plan.components if c.chunk_tokens < longest]
     if small:
         c = min(small, key=lambda c: c.chunk_tokens)

@@ -97,8 +97,8 @@ def judge_forecast(
 def judge_plan(plan: RunPlan) -> list[Judgment]:
     """Judges the figures of a checked config: its forecast, and how often sources repeat."""
     forecast = plan.forecast or plan.unlimited
-    orders = plan.run.orders.values()
-    judgments = judge_forecast(forecast, plan.config, orders, plan.noise)
+    orders = plan.orders.values()
+    judgments = judge_forecast(forecast, plan.original, orders, plan.noise)
     epochs = max((c.epochs or 0.0 for c in plan.components), default=0.0)
     if plan.steps is not None:
         level = "good" if epochs <= EPOCHS else "high"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,14 @@ import numpy as np
 from headrace.analysis.check.conversations import Conversations, look_at_conversations
 from headrace.analysis.excess import SourceExcess, source_excess
 from headrace.analysis.resolved import ResolvedRun
-from headrace.analysis.simulate.forecast import DEFAULT_ROWS, Forecast
+from headrace.analysis.simulate.forecast import DEFAULT_ROWS, Examination, Forecast
 from headrace.config.component import ComponentConfig
-from headrace.config.lm_data import LmDataConfig
 from headrace.data.budgets import OpenBytes
 from headrace.data.mixture import MixtureDataset
 from headrace.data.rows import ends_by_token, segments_of
 from headrace.errors import ConfigError, HeadraceError
-from headrace.feed.micro_steps import MicroForecast
 from headrace.feed.plan import global_rows, stored_blocks
 from headrace.ingest.tokenize import FileTokenizer, cache_tokenizer
-from headrace.mix.schedule import DataEnd
 from headrace.store.cache import TokenCache
 from headrace.store.replicas import ReplicaState, ReplicatedCache
 
@@ -105,68 +103,113 @@ class ComponentPlan:
 
 
 @dataclass(frozen=True)
-class RunPlan:
-    """A whole run.
+class RunPlan(ResolvedRun):
+    """A whole run, with answers to the questions of ``config check``, each worked out when it is
+    asked.
 
     Attributes:
-        components: Its sources.
-        stages: First step, name and weights of each mixture.
-        phases: First step and row length of each phase.
-        batch_size: Rows of a batch at step 0.
-        largest_batch: Rows of the largest batch.
-        steps: Steps of the run; None: no known end.
-        tokens: Tokens of the run; None: no known end.
-        data_end: How the data end, if the run goes on to there.
-        ends_early: The step at which limits end it, if before the requested steps.
-        first_batch_chunks: Stored chunks that the first batch touches.
-        first_batch_bytes: Their bytes.
-        forecast: Reads by number of hosts with the config's memory; None: it cannot hold one batch.
-        unlimited: The same with unlimited memory.
-        settled: Whether the steps examined are typical of the run, not just its start.
-        refused: Why ``forecast`` is None.
-        noise: Similarity of neighbouring rows and its cost, for measured sources.
-        row_bytes: Bytes of a stored row.
-        prefetch_bytes: Memory for blocks per host.
-        open_bytes: What the orders of all components keep open; loaders refuse a budget by this
-            figure.
-        unpacked: Components to be packed that are planned as streams, as their documents do not
-            exist yet.
-        micro_batches: How batches are split, and how full the micro-batches are; None: not split.
-        run: The caches and the dataset it is of.
+        hosts: Numbers of hosts to forecast for.
+        max_rows: Most rows whose reads are forecast.
+        icc: As in :func:`~headrace.analysis.excess.source_excess`.
+        schedule: As there.
+        optimizer: As there.
+
+    Example:
+        >>> from headrace import ComponentConfig, LmDataConfig
+        >>> config = LmDataConfig(
+        ...     {"web": ComponentConfig("caches/web", expected_tokens=2e8)}, num_steps=1000
+        ... )
+        >>> plan = RunPlan.of(config)
+        >>> plan.tokens, round(plan.components[0].epochs, 3), plan.first_batch[0]
+        (65536000, 0.328, 32)
     """
 
-    components: tuple[ComponentPlan, ...]
-    stages: tuple[dict[str, Any], ...]
-    phases: tuple[tuple[int, int], ...]
-    batch_size: int
-    largest_batch: int
-    steps: int | None
-    tokens: int | None
-    data_end: DataEnd | None
-    ends_early: int | None
-    first_batch_chunks: int
-    first_batch_bytes: int
-    forecast: Forecast | None
-    unlimited: Forecast
-    settled: bool
-    refused: str | None
-    noise: Mapping[str, SourceExcess]
-    row_bytes: int
-    prefetch_bytes: int
-    open_bytes: OpenBytes
-    unpacked: tuple[str, ...]
-    micro_batches: MicroForecast | None
-    run: ResolvedRun = field(repr=False, compare=False)
-
-    @property
-    def config(self) -> LmDataConfig:
-        """The config, as it is written."""
-        return self.run.original
+    hosts: Sequence[int] = (1,)
+    max_rows: int = DEFAULT_ROWS
+    icc: Mapping[str, float] = field(default_factory=dict[str, float])
+    schedule: str = "wsd"
+    optimizer: str = "adam"
 
     @property
     def sources(self) -> Mapping[str, ComponentConfig]:
-        """Its components, with those that amendments bring in."""
-        return self.run.settled.components
+        """Its components as they are written, with those that amendments bring in."""
+        return self.written.components
+
+    @cached_property
+    def components(self) -> tuple[ComponentPlan, ...]:
+        """Its sources."""
+        shares = _shares(self.first, self.steps)
+        return tuple(
+            _component(name, self, shares[:, d]) for d, name in enumerate(self.first.names)
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch at step 0."""
+        return self.dataset.batch_schedule.rows_at(0)[1]
+
+    @property
+    def largest_batch(self) -> int:
+        """Rows of the largest batch."""
+        return self.dataset.batch_schedule.max_size
+
+    @cached_property
+    def first_batch(self) -> tuple[int, int]:
+        """Stored chunks that the first batch touches, and their bytes."""
+        schedule = self.dataset.batch_schedule
+        served, *_, rows = global_rows(self.dataset, schedule, 0, 1, self.config.row_order)
+        space = served.block_space
+        blocks = np.unique(stored_blocks(served, space, rows)[1])
+        return blocks.size, int(space.block_bytes()[space.array_of(blocks)].sum())
+
+    @cached_property
+    def examined(self) -> Examination:
+        """The steps that were looked at."""
+        return self.examine(self.hosts, max_rows=self.max_rows)
+
+    @cached_property
+    def unlimited(self) -> Forecast:
+        """Reads by number of hosts, with unlimited memory."""
+        return self.examined.forecast()
+
+    @cached_property
+    def limited(self) -> Forecast | ConfigError:
+        """The same with the config's memory; or why it cannot hold one batch."""
+        try:
+            return self.examined.forecast(self.config.prefetch_bytes)
+        except ConfigError as error:
+            return error
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """The same; None: it cannot hold one batch."""
+        return self.limited if isinstance(self.limited, Forecast) else None
+
+    @property
+    def refused(self) -> str | None:
+        """Why there is no ``forecast``."""
+        error = self.limited
+        return (
+            f"{error.problem}. {error.cure or ''}".strip()
+            if isinstance(error, ConfigError)
+            else None
+        )
+
+    @property
+    def settled(self) -> bool:
+        """Whether the steps examined are typical of the run, not just its start."""
+        strands = sum(order.strands for order in self.orders.values())
+        return self.unlimited.steps * self.batch_size >= 3 * strands
+
+    @cached_property
+    def noise(self) -> Mapping[str, SourceExcess]:
+        """Similarity of neighbouring rows and its cost, for measured sources."""
+        return source_excess(self.dataset, self.steps, self.icc, self.schedule, self.optimizer)
+
+    @cached_property
+    def open_bytes(self) -> OpenBytes:
+        """What the orders of all components keep open; loaders refuse a budget by this figure."""
+        return OpenBytes.of(self.dataset, self.config.exchange_setting)
 
     @property
     def effective_batch(self) -> tuple[int, int] | None:
@@ -179,112 +222,38 @@ class RunPlan:
             return None
         fill = sum(c.row_fill * c.first_share for c in drawn)
         return round(self.batch_size * sum(documents)), round(
-            self.batch_size * self.phases[0][1] * fill
+            self.batch_size * self.config.phases[0][1] * fill
         )
-
-    def held_bytes(self, hosts: int) -> int:
-        """Bytes of blocks that one of this many hosts must be able to hold to read each once."""
-        return self.open_bytes.needed(1 / hosts)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as JSON values."""
-        plain = {
-            k: v
-            for k, v in vars(self).items()
-            if k not in ("run", "components", "forecast", "unlimited")
-        }
+        chunks, chunk_bytes = self.first_batch
         return {
-            **plain,
+            "stages": self.stages,
+            "phases": self.config.phases,
+            "batch_size": self.batch_size,
+            "largest_batch": self.largest_batch,
+            "steps": self.steps,
+            "tokens": self.tokens,
             "data_end": self.data_end and asdict(self.data_end),
-            "open_bytes": self.open_bytes._asdict(),
-            "micro_batches": self.micro_batches and self.micro_batches._asdict(),
+            "ends_early": self.ends_early,
+            "first_batch_chunks": chunks,
+            "first_batch_bytes": chunk_bytes,
+            "settled": self.settled,
+            "refused": self.refused,
             "noise": {name: noise._asdict() for name, noise in self.noise.items()},
+            "row_bytes": self.first.row_bytes,
+            "prefetch_bytes": self.config.prefetch_bytes,
+            "open_bytes": self.open_bytes._asdict(),
+            "unpacked": self.planned.unpacked,
+            "micro_batches": self.micro_batches and self.micro_batches._asdict(),
             "components": [asdict(c) for c in self.components],
-            "forecast": None if self.forecast is None else self.forecast.to_dict(),
+            "forecast": self.forecast and self.forecast.to_dict(),
             "unlimited": self.unlimited.to_dict(),
         }
 
 
-def plan_run(
-    config: LmDataConfig,
-    *,
-    look: bool = True,
-    hosts: Sequence[int] | None = None,
-    max_rows: int = DEFAULT_ROWS,
-    icc: Mapping[str, float] | None = None,
-    schedule: str = "wsd",
-    optimizer: str = "adam",
-) -> RunPlan:
-    """Resolves a config.
-
-    Args:
-        config: The config.
-        look: Whether to look for the caches whose sizes are declared.
-        hosts: Numbers of hosts to forecast for; None: for one.
-        max_rows: Most rows whose reads are forecast.
-        icc: As in :func:`~headrace.analysis.excess.source_excess`.
-        schedule: As there.
-        optimizer: As there.
-
-    Raises:
-        ConfigError: the config cannot be resolved; the same error as from a loader.
-        CacheError: a cache is missing and its size is not declared.
-
-    Example:
-        >>> from headrace import ComponentConfig
-        >>> config = LmDataConfig(
-        ...     {"web": ComponentConfig("caches/web", expected_tokens=2e8)}, num_steps=1000
-        ... )
-        >>> plan = plan_run(config)
-        >>> plan.tokens, round(plan.components[0].epochs, 3), plan.first_batch_chunks
-        (65536000, 0.328, 32)
-    """
-    run = ResolvedRun.of(config, look=look)
-    config = run.config
-    dataset = run.dataset
-    steps = run.steps
-    end = run.data_end
-    first = run.first
-    shares = _shares(first, steps)
-    size = dataset.batch_schedule.rows_at(0)[1]
-    strands = sum(order.strands for order in run.orders.values())
-    examined = run.examine(hosts or [1], max_rows=max_rows)
-    unlimited = examined.forecast()
-    forecast = None
-    refused = None
-    try:
-        forecast = examined.forecast(config.prefetch_bytes)
-    except ConfigError as error:
-        refused = f"{error.problem}. {error.cure or ''}".strip()
-    chunks, chunk_bytes = _first_batch(run)
-    components = tuple(_component(name, run, shares[:, d]) for d, name in enumerate(first.names))
-    return RunPlan(
-        components=components,
-        stages=tuple(run.stages),
-        phases=tuple((step, length) for step, length in config.phases),
-        batch_size=size,
-        largest_batch=dataset.batch_schedule.max_size,
-        steps=steps,
-        tokens=run.tokens,
-        data_end=end if end is not None and end.num_steps == steps else None,
-        ends_early=run.ends_early,
-        first_batch_chunks=chunks,
-        first_batch_bytes=chunk_bytes,
-        forecast=forecast,
-        unlimited=unlimited,
-        settled=unlimited.steps * size >= 3 * strands,
-        refused=refused,
-        noise=source_excess(dataset, steps, icc or {}, schedule, optimizer),
-        row_bytes=first.row_bytes,
-        prefetch_bytes=config.prefetch_bytes,
-        open_bytes=OpenBytes.of(dataset, config.exchange_setting),
-        unpacked=run.planned.unpacked,
-        micro_batches=run.micro_batches,
-        run=run,
-    )
-
-
-def _unseen(name: str, run: ResolvedRun, rows: int, drawn: int) -> int:
+def _unseen(name: str, run: RunPlan, rows: int, drawn: int) -> int:
     """Rows that are never drawn, though limits of epochs allow it: less than a batch, or what is
     left where the data end. A run that stops earlier says so with ``num_steps``.
     """
@@ -311,17 +280,7 @@ def _shares(mixture: MixtureDataset, steps: int | None) -> np.ndarray:
     return mixture.weights_at(looks.astype(np.int64))
 
 
-def _first_batch(run: ResolvedRun) -> tuple[int, int]:
-    """Stored chunks that the first batch touches, and their bytes."""
-    schedule = run.dataset.batch_schedule
-    served, _, _, _, rows = global_rows(run.dataset, schedule, 0, 1, run.config.row_order)
-    space = served.block_space
-    blocks = np.unique(stored_blocks(served, space, rows)[1])
-    array = space.array_of(blocks)
-    return blocks.size, int(space.block_bytes()[array].sum())
-
-
-def _component(name: str, run: ResolvedRun, shares: np.ndarray) -> ComponentPlan:
+def _component(name: str, run: RunPlan, shares: np.ndarray) -> ComponentPlan:
     config = run.config
     cache = run.caches[name]
     trained = run.trained[name]
