@@ -620,11 +620,12 @@ def _share_parts(datasets: Sequence[PlannedDataset]) -> bool:
 
 @_RULES.append
 def _memory(plan: RunPlan) -> Iterator[Finding]:
+    budget = plan.original.prefetch_bytes
     tested = [h.hosts for h in plan.unlimited.by_hosts]
     short = {
         n: plan.open_bytes.window_bytes(1 / n)
         for n in tested
-        if plan.open_bytes.refused(plan.original.prefetch_bytes, 1 / n)
+        if plan.open_bytes.refused(budget, 1 / n)
     }
     listed = ", ".join(f"{needed:,} on {format_count(n, 'host')}" for n, needed in short.items())
     if plan.refused is not None:
@@ -632,14 +633,14 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
             "problem", "no_memory", "prefetch_bytes", plan.refused, "Raise prefetch_bytes."
         )
     elif short:
-        enough = -(-plan.open_bytes.window_bytes() // plan.original.prefetch_bytes)
+        enough = -(-plan.open_bytes.window_bytes() // budget)
         least = min(short)
-        exchange = plan.open_bytes.exchange_cure(plan.original.prefetch_bytes, 1 / least)
+        exchange = plan.open_bytes.exchange_cure(budget, 1 / least)
         yield Finding(
             "problem" if len(short) == len(tested) else "warning",
             "no_memory",
             "prefetch_bytes",
-            f"{plan.original.prefetch_bytes:,} bytes do not hold the blocks that the shuffle keeps open,"
+            f"{budget:,} bytes do not hold the blocks that the shuffle keeps open,"
             " and the loader refuses"
             f" to start: {listed} (most of them for component {plan.open_bytes.largest!r})",
             f"Use {enough:,} hosts or more, raise it to {short[least] * 5 // 4:,}, or lower"
@@ -651,7 +652,7 @@ def _memory(plan: RunPlan) -> Iterator[Finding]:
                 yield _read_again(h, free, plan)
                 return
         for n in tested:
-            shortage = plan.open_bytes.shortage(plan.original.prefetch_bytes, n)
+            shortage = plan.open_bytes.shortage(budget, n)
             if shortage is not None:
                 needed = plan.open_bytes.needed(1 / n)
                 yield Finding(
@@ -669,7 +670,8 @@ def _read_again(h: HostForecast, free: HostForecast, plan: RunPlan) -> Finding:
         "warning",
         "little_memory",
         "prefetch_bytes",
-        f"{plan.original.prefetch_bytes:,} bytes make {format_count(h.hosts, 'host')} read blocks again:"
+        f"{plan.original.prefetch_bytes:,} bytes make {format_count(h.hosts, 'host')} read blocks"
+        " again:"
         f" {h.reads_per_block:.2f} times in an epoch, and {free.reads_per_block:.2f} with all the"
         " memory that it wants",
         f"Raise it to {free.resident_bytes * 5 // 4:,}.",
