@@ -47,6 +47,7 @@ from _common import Report, run_bench
 from headrace import LmDataConfig, load_config
 from headrace.analysis.simulate.forecast import RunSteps, simulate
 from headrace.data.attributes import AttributeConfig, open_attribute
+from headrace.ingest.engines import Work
 from headrace.ingest.reshuffle import move_documents, reshuffle
 from headrace.ingest.shuffle_plan import Grouping, ReshuffleConfig
 from headrace.order.permutation import Feistel
@@ -267,7 +268,7 @@ def measure_moves(report: Report, documents: int) -> None:
         bytes_before = files.tree_bytes(store)
         how = ReshuffleConfig(0, groups=Grouping(later.astype(np.uint8)))
         begin = time.perf_counter()
-        moved = move_documents(cache, store, how, progress=False)
+        moved = move_documents(cache, store, how, Work(progress=False))
         seconds = time.perf_counter() - begin
         written = (files.tree_bytes(store) - bytes_before) / (2 * moved.tokens)
         reads += [move_reads(store, later, folder, tokens, chunks) for chunks in (1, 4)]

@@ -15,6 +15,7 @@ from headrace import LmDataConfig, load_config, open_run
 from headrace.data.attributes import AttributeConfig, open_attribute
 from headrace.errors import ConfigError
 from headrace.ingest import ReshuffleConfig, reshuffle
+from headrace.ingest.engines import Work
 from headrace.ingest.reshuffle import MoveReport, move_documents
 from headrace.ingest.shuffle_plan import Grouping
 from headrace.order.intervals import Intervals
@@ -39,7 +40,8 @@ def groups_of(group: np.ndarray) -> ReshuffleConfig:
 
 
 def moved(cache: TokenCache, store: Path, group: np.ndarray) -> MoveReport:
-    return move_documents(cache, str(store), groups_of(group), engine="inline", progress=False)
+    work = Work("inline", progress=False)
+    return move_documents(cache, str(store), groups_of(group), work)
 
 
 @settings(max_examples=8)

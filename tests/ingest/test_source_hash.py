@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import SourceError
 from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
-from headrace.ingest.plan import content_hashes
+from headrace.ingest.plan import with_hashes
 from headrace.ingest.records import SourceFile
 from headrace.store.ledger import PART_RECORD_NAME, read_ledger
 
@@ -72,5 +72,6 @@ def test_a_change_that_keeps_size_and_time_is_seen_with_hashes(corpus, tmp_path)
 def test_files_that_cannot_be_read_are_named(tmp_path):
     missing = SourceFile(f"{tmp_path}/nope.txt", "text")
     with pytest.raises(SourceError, match=r"nope\.txt: cannot be read \(No such file"):
-        content_hashes([missing])
-    assert content_hashes([SourceFile("hf://owner/poems", "text")]) == {}
+        with_hashes([], [missing])
+    record = {"path": "hf://owner/poems"}
+    assert with_hashes([record], [SourceFile("hf://owner/poems", "text")]) == [record]

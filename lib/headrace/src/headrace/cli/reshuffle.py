@@ -142,6 +142,7 @@ def command(
     groups = stored_groups(source, output) if repair else None
     groups = groups or grouping(source, by, edges, quantiles, attributes or [])
     how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split, groups, pack)
+    work = Work(engine, workers)
     if update:
         if groups is None:
             cure = "Say by what: --by NAME, or leave it out."
@@ -151,9 +152,7 @@ def command(
             cure = "Leave one of the two out."
             raise ConfigError("does not go with --update", field=flag, value=True, cure=cure)
         with kept_when_interrupted():
-            moved = move_documents(
-                source, output, how, engine=engine, workers=workers, restart=restart
-            )
+            moved = move_documents(source, output, how, work, restart=restart)
         say_json(moved.to_dict()) if as_json else say(_moved(moved))
         return
     sizes = sizes_of(source, how)
@@ -164,7 +163,7 @@ def command(
     if repair:
         repair_parts(output)
     with kept_when_interrupted():
-        report = copy_shuffled(sizes, output, Work(engine, workers), restart=restart)
+        report = copy_shuffled(sizes, output, work, restart=restart)
     say_json(report.to_dict()) if as_json else say(_summary(report, cache))
 
 

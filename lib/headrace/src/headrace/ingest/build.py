@@ -58,7 +58,6 @@ from headrace.ingest.plan import (
     changed_sources,
     check_same_build,
     complete_parts,
-    content_hashes,
     is_changed,
     plan_parts,
     source_records,
@@ -470,8 +469,8 @@ def plan_build(
         )
         ledger = _planned(job, inputs, part_bytes)
         if hash_sources:
-            hashes = content_hashes(inputs.listed)
-            ledger = structs.replace(ledger, sources=with_hashes(ledger.sources, hashes))
+            sources = with_hashes(ledger.sources, inputs.listed)
+            ledger = structs.replace(ledger, sources=sources)
     return BuildPlan(
         output, inputs, job, ledger, tokenizer.engine, work, restart, how, began, wire_before
     )

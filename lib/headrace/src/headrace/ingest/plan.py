@@ -430,25 +430,18 @@ def differing_values(
     ]
 
 
-def content_hashes(listed: Iterable[SourceFile]) -> dict[str, str]:
-    """SHA-256 of each file's stored bytes, by its path in the ledger. Datasets of a hub have no
-    file to hash.
+def with_hashes(
+    records: Iterable[SourceRecord], listed: Iterable[SourceFile]
+) -> list[SourceRecord]:
+    """Source records of a ledger, with the SHA-256 of each file's stored bytes. Datasets of a hub
+    have no file to hash.
 
     Raises:
         SourceError: a file cannot be read.
     """
     some = [f for f in listed if not f.path.startswith("hf://")]
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="headrace-hash") as pool:
-        return dict(zip((f.shown_path for f in some), pool.map(_hash, some), strict=True))
-
-
-def with_hashes(records: Iterable[SourceRecord], hashes: dict[str, str]) -> list[SourceRecord]:
-    """Source records of a ledger, with the hash of those files that have one.
-
-    Example:
-        >>> with_hashes([{"path": "a"}, {"path": "hf://b"}], {"a": "1"})
-        [{'path': 'a', 'sha256': '1'}, {'path': 'hf://b'}]
-    """
+        hashes = dict(zip((f.shown_path for f in some), pool.map(_hash, some), strict=True))
     return [{**r, "sha256": hashes[r["path"]]} if r["path"] in hashes else r for r in records]
 
 

@@ -51,10 +51,11 @@ from headrace.ingest.choices import Engine
 from headrace.ingest.engines import RUNS_FOLDER, Work, clear, sole_builder
 from headrace.ingest.plan import cure_of_begun, differing_values
 from headrace.ingest.shuffle_parts import (
-    DealJob,
-    OrderJob,
+    PassJob,
     ShufflePlan,
     ShuffleTask,
+    open_dealer,
+    open_orderer,
     run_name,
 )
 from headrace.ingest.shuffle_plan import (
@@ -255,11 +256,9 @@ def move_documents(
     cache: TokenCache,
     output: str,
     how: ReshuffleConfig,
+    work: Work,
     *,
-    engine: Engine = "auto",
-    workers: int | None = None,
     restart: bool = False,
-    progress: bool = True,
 ) -> MoveReport:
     """Moves the documents of a store in groups that are in other groups now: its next snapshot has
     them in parts of their own, and nothing else is written. Documents keep their numbers, and
@@ -270,10 +269,8 @@ def move_documents(
         output: Folder or URL of the store.
         how: The groups as they are now, and limits. Seed, unit and size of parts are those of the
             store.
-        engine: As for :func:`reshuffle`.
-        workers: As for :func:`reshuffle`.
+        work: What does the work.
         restart: Start over what was interrupted.
-        progress: Show bars if stderr is a terminal.
 
     Raises:
         ConfigError: there is no store in groups, or one of another cache, or its documents are cut.
@@ -291,7 +288,7 @@ def move_documents(
         ...     _ = reshuffle(cache, folder, how, progress=False)
         ...     group[:3] = 0
         ...     how = ReshuffleConfig(7, groups=Grouping(group))
-        ...     moved = move_documents(cache, folder, how, progress=False)
+        ...     moved = move_documents(cache, folder, how, Work(progress=False))
         ...     moved.snapshot, moved.moved, open_cache(folder).stored_at([1]).tolist()
         (2, 1, [20])
     """
@@ -323,7 +320,7 @@ def move_documents(
     )
     number = len(store.members)
     folder = member_path(output, number)
-    _written(sizes_of(cache, how), folder, Work(engine, workers, progress), restart)
+    _written(sizes_of(cache, how), folder, work, restart)
     member = TokenCache.open_member(folder).as_member
     history = add_appended(output, store.members[0].as_member, number, member)
     seconds = time.monotonic() - began
@@ -518,8 +515,10 @@ class Reshuffling:
         ]
         _check_room(self.output, sum(t.stored_bytes for t in (*runs, *parts)))
         paths = [sizes.cache.path]
-        self.work.build("dealing", DealJob(plan), runs, paths, self.held_lease)
-        records |= self.work.build("ordering", OrderJob(plan), parts, paths, self.held_lease)[0]
+        dealing = PassJob(plan, plan.runs_root, open_dealer)
+        ordering = PassJob(plan, plan.output, open_orderer)
+        self.work.build("dealing", dealing, runs, paths, self.held_lease)
+        records |= self.work.build("ordering", ordering, parts, paths, self.held_lease)[0]
         return len(runs)
 
     def _planned(self, planned: Ledger) -> ShufflePlan:
@@ -548,7 +547,7 @@ class Reshuffling:
             pieces=sizes.pieces,
             split=sizes.split,
             shuffle=order,
-            earlier=cache.shuffle,
+            earlier=sizes.earlier,
             layout=sizes.layout,
             columns=sizes.columns,
             leaves=cache.leaf_specs,

@@ -22,6 +22,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -123,7 +124,7 @@ class ShufflePlan:
         pieces: How its documents are cut; from here on, documents are pieces.
         split: Tokens of a piece.
         shuffle: The shuffle of the original's documents.
-        earlier: The shuffle of the cache itself; None if it is not shuffled.
+        earlier: The order of the cache itself.
         layout: Layout of the tokens to write.
         columns: The tokens and the other leaves.
         leaves: Leaves other than the tokens.
@@ -143,7 +144,7 @@ class ShufflePlan:
     pieces: DocumentPieces
     split: int
     shuffle: DocumentShuffle | DocumentGroups
-    earlier: DocumentShuffle | DocumentGroups | None
+    earlier: DocumentShuffle | DocumentGroups
     layout: CacheLayout
     columns: list[Column]
     leaves: tuple[LeafSpec, ...]
@@ -163,21 +164,26 @@ class ShufflePlan:
 
     def new_places(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """New positions of documents of the cache."""
-        return self.shuffle.stored_at(
-            documents if self.earlier is None else self.earlier.originals(documents)
-        )
+        return self.shuffle.stored_at(self.earlier.originals(documents))
 
     def old_places(self, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Documents of the cache at new positions."""
-        originals = self.shuffle.originals(places)
-        return originals if self.earlier is None else self.earlier.stored_at(originals)
+        return self.earlier.stored_at(self.shuffle.originals(places))
 
 
 @dataclass(frozen=True)
-class _PassJob:
-    """A pass over the documents: what its tasks have in common."""
+class PassJob:
+    """A pass over the documents.
+
+    Attributes:
+        plan: What all tasks share.
+        root: Where the results of its tasks are.
+        open_builder: What does its tasks: :func:`open_dealer` or :func:`open_orderer`.
+    """
 
     plan: ShufflePlan
+    root: str
+    open_builder: Callable[[ShufflePlan], BuildPart]
 
     @property
     def retries(self) -> RetryPolicy:
@@ -187,32 +193,20 @@ class _PassJob:
     def worker_bytes(self) -> int:
         return self.plan.memory
 
-
-class DealJob(_PassJob):
-    """The first pass: each task deals the documents of one run."""
-
-    @property
-    def root(self) -> str:
-        return self.plan.runs_root
-
     def part_builder(self) -> BuildPart:
-        """Deals runs of the cache, which is opened once."""
         return_freed_memory()
-        cache = open_cache(self.plan.cache, self.plan.snapshot, settings=self.plan.settings)
-        return lambda task, root, report: deal_run(self.plan, cache, task, root, report)
+        return self.open_builder(self.plan)
 
 
-class OrderJob(_PassJob):
-    """The second pass: each task writes one part of the shuffled cache."""
+def open_dealer(plan: ShufflePlan) -> BuildPart:
+    """The first pass: each task deals one run of the cache, which is opened once."""
+    cache = open_cache(plan.cache, plan.snapshot, settings=plan.settings)
+    return partial(deal_run, plan, cache)
 
-    @property
-    def root(self) -> str:
-        return self.plan.output
 
-    def part_builder(self) -> BuildPart:
-        """Writes parts out of the runs."""
-        return_freed_memory()
-        return lambda task, root, report: write_part(self.plan, task, root, report)
+def open_orderer(plan: ShufflePlan) -> BuildPart:
+    """The second pass: each task writes one part of the shuffled cache out of the runs."""
+    return partial(write_part, plan)
 
 
 @dataclass(frozen=True)

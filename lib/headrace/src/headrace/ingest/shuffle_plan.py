@@ -203,6 +203,12 @@ class ShuffleSizes:
         return int(self.edges[-1])
 
     @property
+    def earlier(self) -> DocumentShuffle | DocumentGroups:
+        """The order of the cache itself; if it was not shuffled, one unit that stays as it is."""
+        documents = self.cache.num_documents
+        return self.cache.shuffle or DocumentShuffle(documents, 0, unit=documents)
+
+    @property
     def order(self) -> DocumentShuffle | DocumentGroups:
         """The order of the pieces in the store."""
         return self.tables or self.shuffle
@@ -216,11 +222,12 @@ class ShuffleSizes:
         if groups is None:
             return None
         of_piece = np.empty(self.shuffle.documents, np.uint8)
-        earlier = self.cache.shuffle
+        earlier = self.earlier
         for first in range(0, of_piece.size, _LENGTHS):
             pieces = np.arange(first, min(first + _LENGTHS, of_piece.size))
-            numbers = pieces if earlier is None else earlier.originals(pieces)
-            of_piece[numbers] = groups.of_document[self.pieces.documents_of(pieces)]
+            of_piece[earlier.originals(pieces)] = groups.of_document[
+                self.pieces.documents_of(pieces)
+            ]
         return DocumentGroups.of(self.shuffle, of_piece)
 
 
@@ -420,7 +427,7 @@ def cut_runs_and_slices(sizes: ShuffleSizes, memory: int) -> tuple[list[int], li
     )
     weights = np.zeros(bins.size - 1)
     runs = _Runs(most_bytes)
-    earlier = cache.shuffle
+    earlier = sizes.earlier
     for first in range(0, documents, _LENGTHS):
         last = min(first + _LENGTHS, documents)
         pieces = Pieces.of(cache.lengths(first, last), sizes.split)
@@ -430,7 +437,7 @@ def cut_runs_and_slices(sizes: ShuffleSizes, memory: int) -> tuple[list[int], li
             weight += column.of_pieces(lengths, pieces)[1] * column.dtype.itemsize
         begin = int(sizes.pieces.first(np.array([first]))[0])
         numbers = np.arange(begin, begin + weight.size)
-        stored = sizes.order.stored_at(numbers if earlier is None else earlier.originals(numbers))
+        stored = sizes.order.stored_at(earlier.originals(numbers))
         bin_of_piece = np.searchsorted(bins, stored, side="right") - 1  # the last: stays
         weights += np.bincount(bin_of_piece, weight, bins.size)[:-1]
         runs.add(np.bincount(pieces.document, weight, last - first).astype(np.int64))
