@@ -19,7 +19,7 @@ def pack_windows(
     settings: tuple[int, int, int, int],
     last: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """See :class:`~headrace.pack.window_kernel.WindowKernel`."""
+    """See :func:`~headrace.pack.stream.pack_windows`."""
     size: list[int] = sizes.tolist()
     carried = list(range(settings[0]))
     packs = list[list[int]]()
@@ -113,7 +113,7 @@ def packs(spec, chunks, arrays=None):
 
 def check_equal(spec, chunks, arrays=None):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "window_kernel", lambda: pack_windows)
+        patch.setattr(stream, "pack_windows", pack_windows)
         wanted = packs(spec, chunks, arrays)
     assert packs(spec, chunks, arrays) == wanted
 

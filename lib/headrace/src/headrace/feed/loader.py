@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NoReturn, TypeAlias, TypedDict, Unpack
+from typing import Any, NamedTuple, NoReturn, TypedDict, Unpack
 
 import jax
 import numpy as np
@@ -65,9 +65,14 @@ _MOST_PLANNED = _MAX_READY + MOST_AHEAD
 _SMALL_GROUP = 1 << 20
 """Bytes up to which twice as many batches are gathered together: their work is that of a group."""
 _READY_REPLAYS = 2
-_POLL_S = 0.1
 
-_CountedIteration: TypeAlias = tuple[IterationStats, weakref.ref[Prefetched[Any]], threading.Thread]
+
+class _Iteration(NamedTuple):
+    """An iteration that was begun, and its batches, as long as somebody has them."""
+
+    course: _Course
+    batches: weakref.ref[Prefetched[Any]]
+    thread: threading.Thread
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -187,10 +192,8 @@ class DataLoader(BatchOrder):
         self._lock = threading.Lock()
         self._finished = IterationStats(self._stall_rule)
         # One per iteration, and nothing else updates it.
-        self._counted: list[_CountedIteration] = []
+        self._counted: list[_Iteration] = []
         self._requests_before = request_counts()
-        self._readers: weakref.WeakSet[BatchReader] = weakref.WeakSet()
-        self._open: weakref.WeakSet[Prefetched[Any]] = weakref.WeakSet()
         self.on_iterate: Callable[[], None] = lambda: None
 
     @property
@@ -348,14 +351,15 @@ class DataLoader(BatchOrder):
         if group == GROUP and 2 * GROUP * batch_bytes <= _SMALL_GROUP:
             group = 2 * GROUP
         gathering = min(ready // group - 3, GATHERING) if group else 0
-
-        def reader_of(delivery: Delivery, horizon: Horizon) -> BatchReader:
-            exchange = None if replayed else delivery.exchange()
-            reader = delivery.reader(stats, Grouping(group, gathering), exchange, horizon)
-            self._readers.add(reader)
-            return reader
-
-        course = _Course(step, stats, horizon, delivery, self._horizons.follow, reader_of)
+        course = _Course(
+            self._horizons,
+            step,
+            stats,
+            Grouping(group, gathering),
+            horizon,
+            delivery,
+            exchanges=not replayed,
+        )
         make = course.groups
         batches = Prefetched(
             partial(_replayed, make) if replayed else make,
@@ -365,10 +369,9 @@ class DataLoader(BatchOrder):
             gate=gate,
             finish=_finished,
         )
-        self._open.add(batches)
         with self._lock:
             self._fold_finished()
-            self._counted.append((stats, weakref.ref(batches), batches.thread))
+            self._counted.append(_Iteration(course, weakref.ref(batches), batches.thread))
         return batches
 
     def _agreed(
@@ -426,12 +429,12 @@ class DataLoader(BatchOrder):
         with self._lock:
             self._fold_finished()
             total.absorb(self._finished)
-            for of_iteration, *_ in self._counted:
-                total.absorb(of_iteration)
+            for iteration in self._counted:
+                total.absorb(iteration.course.stats)
+            resident = sum(iteration.course.resident_bytes for iteration in self._counted)
         sent = request_counts() - self._requests_before
         names = ("requests", "retries", "hedges", "damaged", "refused", "replica_switches")
         over_http = ReadStats(**{name: getattr(sent, name) for name in names})
-        resident = sum(reader.resident_bytes for reader in list(self._readers))
         snapshot = total.snapshot(over_http, resident)
         if not all_hosts:
             return self._with_sources(snapshot)
@@ -449,15 +452,16 @@ class DataLoader(BatchOrder):
         """Sums up iterations that nobody refers to any more, so that memory does not grow with
         their number.
         """
-        for stats, batches, thread in list(self._counted):
-            if batches() is None and not thread.is_alive():
-                self._finished.absorb(stats)
-                self._counted.remove((stats, batches, thread))
+        for iteration in list(self._counted):
+            if iteration.batches() is None and not iteration.thread.is_alive():
+                self._finished.absorb(iteration.course.stats)
+                self._counted.remove(iteration)
 
     def close(self) -> None:
         """Stops all background work of this loader."""
-        for batches in list(self._open):
-            batches.close()
+        for iteration in list(self._counted):
+            if (batches := iteration.batches()) is not None:
+                batches.close()
 
     def __enter__(self) -> DataLoader:
         return self
@@ -642,48 +646,78 @@ class _Course:
 
     def __init__(
         self,
+        horizons: Horizons[Delivery],
         step: int,
         stats: IterationStats,
+        grouping: Grouping,
         horizon: Horizon,
         delivery: Delivery,
-        follow: Callable[[Horizon], tuple[Horizon, Delivery] | None],
-        reader_of: Callable[[Delivery, Horizon], BatchReader],
+        *,
+        exchanges: bool,
     ) -> None:
+        self.stats = stats
+        self._horizons = horizons
         self._step = step
-        self._stats = stats
+        self._grouping = grouping
         self._horizon = horizon
         self._delivery = delivery
-        self._follow = follow
-        self._reader_of = reader_of
-        self._reader = reader_of(delivery, horizon)
+        self._exchanges = exchanges
         self._closed = False
+        # None once all batches are made: what it holds is free from then on
+        self._reader: BatchReader | None = self._open_reader()
+
+    def _open_reader(self) -> BatchReader:
+        exchange = self._delivery.exchange() if self._exchanges else None
+        return self._delivery.reader(self.stats, self._grouping, exchange, self._horizon)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of stored blocks in memory."""
+        reader = self._reader
+        return 0 if reader is None else reader.resident_bytes
 
     def interrupt(self) -> None:
         """Makes whatever :meth:`groups` waits for give up. Safe to call from any thread."""
         self._closed = True
         self._horizon.close()
-        self._reader.interrupt()
+        if (reader := self._reader) is not None:
+            reader.interrupt()
 
     def groups(self) -> Iterator[list[Any]]:
         try:
-            while True:
+            while (reader := self._reader) is not None:
+                yield from self._delivered(reader)
                 horizon = self._horizon
-                to_devices = partial(self._delivery.to_devices, stats=self._stats)
-                for group in _delivered(self._reader, self._step, horizon.stop, to_devices):
-                    self._step += len(group)  # whoever takes the group empties it
-                    yield group
-                following = self._follow(horizon) if horizon.is_changed else None
+                following = self._horizons.follow(horizon) if horizon.is_changed else None
                 if following is None:
                     return
                 self._horizon, self._delivery = following
-                self._reader = self._reader_of(self._delivery, self._horizon)
+                self._reader = self._open_reader()
                 if self._closed:  # meanwhile, and saw the plan before this one
                     self._reader.close()
                     return
         finally:
+            self._reader = None
             # Not yet at the end: whoever takes the batches has them before him
             if self._closed:
                 self._horizon.close()
+
+    def _delivered(self, reader: BatchReader) -> Iterator[list[Any]]:
+        """The groups of one reader, on the devices."""
+        ready: list[Any] = []  # emptied by whoever takes it
+        try:
+            for group in reader.groups(self._step, self._horizon.stop):
+                first_step = self._step
+                self._step += len(group)
+                self._delivery.to_devices(group, first_step, ready, self.stats)
+                yield ready
+                ready = []
+        except Exception:
+            if ready:  # the batches before the one that failed
+                yield ready
+            raise
+        finally:
+            reader.close()
 
 
 def _finished(delivered: Any) -> Any:
@@ -693,28 +727,6 @@ def _finished(delivered: Any) -> Any:
     if isinstance(delivered, Partial):
         return delivered()
     return exchange_rows(delivered) if isinstance(delivered, PooledRows) else delivered
-
-
-def _delivered(
-    reader: BatchReader,
-    step: int,
-    stop: int | None,
-    to_devices: Callable[[list[Any], int, list[Any]], None],
-) -> Iterator[list[Any]]:
-    ready: list[Any] = []  # emptied by whoever takes it
-    try:
-        for group in reader.groups(step, stop):
-            size = len(group)
-            to_devices(group, step, ready)
-            step += size
-            yield ready
-            ready = []
-    except Exception:
-        if ready:  # the batches before the one that failed
-            yield ready
-        raise
-    finally:
-        reader.close()
 
 
 def _replayed(make: Callable[[], Iterator[list[Any]]]) -> Iterator[list[Any]]:

@@ -11,7 +11,7 @@ block. How documents are packed:
 2. Start a pack with the largest document left.
 3. Fill the rest by exact subset sums over the others, larger ones first. A set of reachable sums is
    one integer, a bit a sum, and adding a document is one shift: a pack costs 1 us in compiled code
-   (:mod:`headrace.pack.window_kernel`).
+   (``native/windows.c``), beside which lengths are read and files written.
 4. Again from 2, until no pack can be filled. What is left, about half a pack, and the document that
    crosses the window's end go together into the first pack of the next window: no document is
    packed later than that.
@@ -37,14 +37,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from headrace.errors import ConfigError
+from headrace.native import native_library
 from headrace.order.intervals import run_numbers
 from headrace.pack.items import Items, PackCounts, Packed, check_lengths, cut_documents
 from headrace.pack.spec import PackSpec
-from headrace.pack.window_kernel import window_kernel
 
+_MOST = (1 << 31) - 1
 # A pack may leave 1 part in this many empty; with more, its documents wait for the next window
 _TOLERANCE = 64
 # Fewest packs in a window: with fewer, too large a share of them carries something over
@@ -316,7 +317,7 @@ class WindowedPacks:
         over = runs_over[bounds[1:] - 1]
         # 2. to 4. for each complete window; then keep what is carried, and the open window
         settings = (self._carried, self.capacity, _TOLERANCE, _CANDIDATES)
-        number, count, carried = window_kernel()(items_here.size, bounds, over, settings, last)
+        number, count, carried = pack_windows(items_here.size, bounds, over, settings, last)
         waiting = np.concatenate([carried, np.arange(bounds[-1], items_here.size.size)])
         self._held = items_here.at(waiting)
         self._carried = carried.size
@@ -348,3 +349,52 @@ class WindowedPacks:
 def _select(items: Items, begin: np.ndarray, count: np.ndarray, packs: np.ndarray) -> Packed:
     size = count[packs]
     return Packed(items.at(run_numbers(begin[packs], size)), size)
+
+
+def pack_windows(
+    sizes: Int64[np.ndarray, " n"],
+    bounds: Int64[np.ndarray, " w1"],
+    over: Bool[np.ndarray, " w"],
+    settings: tuple[int, int, int, int],
+    last: bool,
+) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " p"], Int64[np.ndarray, " c"]]:
+    """Packs windows, one after the other.
+
+    Args:
+        sizes: Tokens of all items: carried items first, then those of the windows.
+        bounds: Where the items of each window begin, and where the last window's end.
+        over: Whether each window's last item crosses its end.
+        settings: Number of carried items, capacity, tolerance, and most candidates.
+        last: Whether nothing may be carried after the last window.
+
+    Returns:
+        Items of all packs, ascending in each, the number in each pack, and the carried items.
+    """
+    calls = native_library().calls
+    carried, capacity, tolerance, candidates = settings
+    n = sizes.size
+    count = np.array([carried])
+    order, counts, carry, *_ = scratch = np.empty((7, n), np.int64)
+    carry[:carried] = np.arange(carried)
+    used = np.zeros(n, np.bool_)
+    reached = np.empty(
+        (min(candidates, n) + 1) * (capacity // 64 + 1 + calls.words_beside()), np.uint64
+    )
+    dtypes = (np.int64, np.int64, np.bool_)
+    # Items of 2**31 tokens and more are larger than any pack, and each is one of its own, in
+    # whatever order
+    sizes = np.minimum(sizes, _MOST)
+    inputs = [
+        np.ascontiguousarray(*pair) for pair in zip((sizes, bounds, over), dtypes, strict=True)
+    ]
+    packs = calls.pack_windows(
+        over.size,
+        *(a.ctypes.data for a in inputs),
+        capacity,
+        tolerance,
+        candidates,
+        int(last),
+        *(a.ctypes.data for a in (order, counts, carry, count, scratch[3:], used, reached)),
+        n,
+    )
+    return order[: counts[:packs].sum()].copy(), counts[:packs].copy(), carry[: count[0]].copy()
