@@ -38,6 +38,7 @@ from headrace.store.lease import remove_tree
 from headrace.store.ledger import part_folder, write_part_record
 from headrace.store.ledger_table import LeafRecord, PartRecord
 from headrace.store.pending import store_error
+from headrace.store.sharded import open_in_memory
 
 _UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set when the writer closes
 
@@ -307,16 +308,7 @@ class ArrayWriter:
         self._there = shard_sizes(url, 0) if resume else {}
         self._kept = ": finished files are kept" if resume else _PARTS_KEPT
         self._files: Any = ts.KvStore.open(kvstore_spec(url), context=_writing_context()).result()
-        memory = {"driver": "memory", "path": ""}
-        context = ts.Context()
-        spec = {
-            "driver": "zarr3",
-            "kvstore": memory,
-            "metadata": metadata,
-            "store_data_equal_to_fill_value": True,
-        }
-        self._encode: Any = ts.open(spec, create=True, context=context).result()
-        self._encoded: Any = ts.KvStore.open(memory, context=context).result()
+        self._encode, self._encoded = open_in_memory(metadata)
         self._checksums = [np.zeros(0, np.uint32)]
         self._index_bytes = 0
         codecs = metadata["codecs"][0]["configuration"]

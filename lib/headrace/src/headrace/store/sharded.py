@@ -20,7 +20,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import google_crc32c
@@ -131,7 +131,15 @@ class Decoder:
         self._checksum_bytes = checksum_bytes(codecs, self._dtype.itemsize)
         self._chunk_spans = itertools.cycle(range(_MOST_DECODING))
         if self._checksum_bytes is None:
-            self._array, self._kvstore = _in_memory(dtype, size, codecs)
+            metadata = {
+                "shape": [size * _MOST_DECODING],
+                "data_type": dtype,
+                "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [size]}},
+                "chunk_key_encoding": {"name": "default"},
+                "codecs": codecs,
+                "fill_value": 0,
+            }
+            self._array, self._kvstore = open_in_memory(metadata)
 
     @property
     def stored_bytes(self) -> int | None:
@@ -181,23 +189,18 @@ def _decoder(dtype: str, size: int, codecs: str) -> Decoder:
     return Decoder(dtype, size, json.loads(codecs))
 
 
-def _in_memory(dtype: str, size: int, codecs: list[dict[str, Any]]) -> tuple[Any, Any]:
-    """An array with its chunks in an in-memory store, and the store."""
-    metadata = {
-        "shape": [size * _MOST_DECODING],
-        "data_type": dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [size]}},
-        "chunk_key_encoding": {"name": "default"},
-        "codecs": codecs,
-        "fill_value": 0,
-    }
+def open_in_memory(metadata: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A TensorStore array with chunks in a memory of its own, and the store with these: what is
+    written to one of them is encoded, or decoded, by reading the other.
+    """
     memory = {"driver": "memory", "path": ""}
-    context = ts.Context()  # a memory of its own
+    context = ts.Context()
     spec = {
         "driver": "zarr3",
         "kvstore": memory,
         "metadata": metadata,
         "fill_missing_data_reads": False,
+        "store_data_equal_to_fill_value": True,
     }
     array: Any = ts.open(spec, create=True, context=context).result()
     kvstore: Any = ts.KvStore.open(memory, context=context).result()
