@@ -241,11 +241,9 @@ class ShardedArray:
             raise ValueError("not a plainly sharded array")
         self.url = url
         self._missing_is_zero = missing_is_zero
-        self.length, self.chunk, self.shard_chunks = (
-            stored.length,
-            stored.chunk,
-            stored.shard // stored.chunk,
-        )
+        self.length = stored.length
+        self.chunk = stored.chunk
+        self.shard_chunks = stored.shard // stored.chunk
         self.dtype = np.dtype(stored.dtype)
         self._index_span = (
             slice(-stored.index_bytes, None) if stored.index_last else slice(0, stored.index_bytes)
@@ -330,21 +328,22 @@ class ShardedArray:
     async def _read_whole(self, pieces: list[_Piece], out: np.ndarray) -> None:
         """Reads whole chunks of one shard: neighbours in the file are one request."""
         entries = await self._chunk_spans(pieces[0].chunk // self.shard_chunks)
-        if self._missing_is_zero:
-            absent = [p for p in pieces if entries[p.chunk % self.shard_chunks, 0] == _ABSENT]
-            for piece in absent:
-                out[piece.at : piece.at + piece.size] = 0
-            pieces = [p for p in pieces if p not in absent]
-        runs: list[list[_Piece]] = []
-        for piece in sorted(pieces, key=lambda p: int(entries[p.chunk % self.shard_chunks, 0])):
+        places: list[tuple[int, int, _Piece]] = []
+        for piece in pieces:
             begin, size = map(int, entries[piece.chunk % self.shard_chunks])
-            if runs:
-                first = int(entries[runs[-1][0].chunk % self.shard_chunks, 0])
-                last = entries[runs[-1][-1].chunk % self.shard_chunks]
-                if begin == int(last[0]) + int(last[1]) and begin + size - first <= REQUEST_BYTES:
-                    runs[-1].append(piece)
-                    continue
-            runs.append([piece])
+            if begin == NO_CHUNK and self._missing_is_zero:
+                out[piece.at : piece.at + piece.size] = 0
+            else:
+                places.append((begin, size, piece))
+        runs: list[list[_Piece]] = []
+        first = end = 0  # of the bytes of the last run
+        for begin, size, piece in sorted(places):
+            if runs and begin == end and begin + size - first <= REQUEST_BYTES:
+                runs[-1].append(piece)
+            else:
+                runs.append([piece])
+                first = begin
+            end = begin + size
         await _all([self._read_run(run, entries, out) for run in runs])
 
     async def _read_run(
