@@ -312,24 +312,18 @@ def remove_tree(url: str) -> None:
         ...     files.names_in(folder)
         ['lease.json']
     """
-    if not _is_there(url):
+    is_local = files.is_local(url)
+    if not (os.path.lexists(files.local_path(url)) if is_local else files.exists(url)):
         return
     _prove(url)
     try:
-        if files.is_local(url):
+        if is_local:
             durable.remove(files.local_path(url))
         else:
             files.delete_keys(url)
     except OSError as error:
         problem = f"cannot be deleted ({error.strerror or error})"
         raise CacheError(problem, field="file", value=url, cure="Check its permissions.") from error
-
-
-def _is_there(url: str) -> bool:
-    if files.is_local(url):
-        path = files.local_path(url)
-        return path.exists() or path.is_symlink()
-    return files.exists(url)
 
 
 def _prove(url: str) -> None:

@@ -18,10 +18,11 @@ import struct
 import threading
 import time
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from socket import SO_LINGER, SOL_SOCKET
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -29,21 +30,12 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.store.http_messages import Head, read_body, read_head
 
+T = TypeVar("T")
 Fate: TypeAlias = Literal[
     "ok", "error", "cut", "close", "hang", "flip", "page", "whole", "redirect", "head", "reset"
 ]
 Outage: TypeAlias = Literal["503", "429", "refused", "reset"]
-_FATES: tuple[Fate, ...] = (
-    "error",
-    "cut",
-    "close",
-    "hang",
-    "flip",
-    "page",
-    "whole",
-    "redirect",
-    "head",
-)
+_FATES: tuple[Fate, ...] = get_args(Fate)[1:-1]  # those that have a rate
 _PAGE = b"<!doctype html><title>Sign in</title><p>Who are you?"
 _SIGN_IN = "/sign-in"
 _NO_LINGER = struct.pack("ii", 1, 0)  # a closed connection is reset
@@ -185,12 +177,7 @@ class FaultProxy:
         self._scripted: list[
             tuple[str, Fate, int]
         ] = []  # path_contains, fate and status of a request to come
-        self._ready = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped: asyncio.Event | None = None
-        self._released: asyncio.Event | None = None
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._released = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._comeback: asyncio.Task[None] | None = None
         self.down = False
@@ -247,8 +234,7 @@ class FaultProxy:
             self._outage = kind
             self._away_until = time.monotonic() + seconds
         if kind == "refused":
-            assert self._loop is not None  # of a proxy that runs
-            asyncio.run_coroutine_threadsafe(self._refuse(seconds), self._loop).result()
+            self._run(self._refuse(seconds))
 
     @property
     def away_s(self) -> float:
@@ -265,12 +251,10 @@ class FaultProxy:
 
     def release(self) -> None:
         """Closes the connections of requests that hang."""
-        if self._loop is not None and self._released is not None:
-            self._loop.call_soon_threadsafe(self._released.set)
+        self._loop.call_soon_threadsafe(self._released.set)
 
     async def hang(self, reader: asyncio.StreamReader) -> None:
         """Waits until the client gives up or :meth:`release` is called."""
-        assert self._released is not None  # this runs on the loop
         if self._released.is_set():
             self._released = asyncio.Event()
         ends = [asyncio.ensure_future(end) for end in (self._released.wait(), reader.read(1))]
@@ -282,43 +266,31 @@ class FaultProxy:
             await asyncio.wait(ends)
 
     def __enter__(self) -> FaultProxy:
-        self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="fault-proxy", daemon=True
+        )
         self._thread.start()
-        self._ready.wait()
-        if self._failure is not None:
-            raise self._failure
+        self._server = self._run(self._listen())
+        self.port = int(self._server.sockets[0].getsockname()[1])
         return self
 
     def __exit__(self, *_: object) -> None:
-        loop = self._loop
-        stopped = self._stopped
-        thread = self._thread
-        if loop is not None and stopped is not None and thread is not None:
-            with suppress(RuntimeError):  # the loop is closed already
-                loop.call_soon_threadsafe(stopped.set)
-            thread.join()
+        self._run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001
-            # a thread must hand it to the one who started it
-            self._failure = error
-        finally:
-            self._ready.set()
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns that runs in the proxy's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _serve(self) -> None:
-        self._loop, self._stopped, self._released = (
-            asyncio.get_running_loop(),
-            asyncio.Event(),
-            asyncio.Event(),
-        )
-
-        self._server = await self._listen()
-        self.port = int(self._server.sockets[0].getsockname()[1])
-        self._ready.set()
-        await self._stopped.wait()
+    async def _stop(self) -> None:
         await self._close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _close(self) -> None:
         """Stops listening, and ends all connections.
@@ -327,7 +299,6 @@ class FaultProxy:
         server is closed in between, nobody ever closes it. So what was accepted begins first.
         """
         assert self._server is not None
-        assert self._loop is not None
         for socket in self._server.sockets:
             self._loop.remove_reader(socket.fileno())
         for _turn in ("transport", "connection made", "accepted"):
