@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import (
-    CONFIG_SUFFIXES,
     ID_LEAF,
     AsJson,
     Decoder,
@@ -24,6 +23,7 @@ from headrace.cli.options import (
     refuse_typed,
 )
 from headrace.cli.shown import counting, figures_table, say, say_json, terminal, working
+from headrace.config.writing import CONFIG_SUFFIXES
 from headrace.errors import ConfigError, command_line, format_count
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from headrace.config.writing import CONFIG_SUFFIXES
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,7 +92,6 @@ Format = Annotated[
         metavar="NAME[,SETTING=VALUE]...",
     ),
 ]
-CONFIG_SUFFIXES = (".yaml", ".yml")
 ID_LEAF = "id"
 AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 

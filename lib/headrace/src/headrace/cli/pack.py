@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 
 from headrace.cli.options import (
-    CONFIG_SUFFIXES,
     AsJson,
     Format,
     Settings,
@@ -20,6 +19,7 @@ from headrace.cli.options import (
     refuse_typed,
 )
 from headrace.cli.shown import bar, facts_table, figures_table, say_json, terminal, working
+from headrace.config.writing import CONFIG_SUFFIXES
 from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:

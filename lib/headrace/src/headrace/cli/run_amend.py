@@ -220,12 +220,10 @@ def amend(
 
 def _check_names(lock: RunLock, amendment: AmendmentConfig) -> None:
     """Raises ConfigError for a name that the run does not have, before a wait for its job."""
-    from headrace.config.lm_data import LmDataConfig
-    from headrace.config.parsing import decode
     from headrace.mix.stage_config import with_amendment
 
     if lock.config is not None:
-        locked = decode(LmDataConfig, lock.config)
+        locked = lock.run_config
         amendments = with_amendment(locked.amendments, amendment)
         replace(locked, amendments=amendments).plan()
 
@@ -244,15 +242,13 @@ def _named_as_typed() -> Iterator[None]:
 
 def _live_request(lock: RunLock, changes: RunChanges, edited: LmDataConfig, edit: _Edit) -> Request:
     """The request that makes the changes of an edited config, as typed, in a running job."""
-    from headrace.config.lm_data import LmDataConfig
-    from headrace.config.parsing import decode
     from headrace.mix.stage_config import AmendmentConfig, with_amendment
     from headrace.run.changes import alters_earlier, amendment_between
     from headrace.run.steering import Request
 
     amended = changes.amended
     assert amended is not None
-    locked = decode(LmDataConfig, lock.config or {})
+    locked = lock.run_config
     step = edit.step
     assert step is not None
     if changes.amendment is not None and changes.amendment.step != step:

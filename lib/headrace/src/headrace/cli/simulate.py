@@ -84,8 +84,8 @@ def command(
         headrace config simulate run.yaml --hosts 8,64 --csv forecast.csv
     """
     from headrace.analysis.check.judgments import NOT_JUDGED, judge_forecast
-    from headrace.analysis.excess import source_excess
-    from headrace.analysis.resolved import OrderFacts, ResolvedRun
+    from headrace.analysis.check.plan import RunPlan
+    from headrace.analysis.resolved import OrderFacts
     from headrace.analysis.simulate.forecast import DEFAULT_ROWS
     from headrace.analysis.simulate.host_forecast import Prices
     from headrace.config.lm_data import load_config
@@ -93,7 +93,13 @@ def command(
     host_counts = parse_list("--hosts", hosts, int, "1,8,64") or [1]
     if csv is not None:
         _check_csv(csv)
-    run = ResolvedRun.of(load_config(config, settings or []), look=not declared)
+    run = RunPlan.of(
+        load_config(config, settings or []),
+        look=not declared,
+        icc=parse_shares(icc, "--icc"),
+        schedule=schedule,
+        optimizer=optimizer,
+    )
     resolved = run.config
     _say_if_long(resolved)
     with working("looking at the steps"):
@@ -107,7 +113,7 @@ def command(
         forecast = examined.forecast(resolved.prefetch_bytes, prices)
     if csv is not None:
         _write_csv(csv, forecast.to_dict()["by_hosts"])
-    noise = source_excess(run.dataset, run.steps, parse_shares(icc, "--icc"), schedule, optimizer)
+    noise = run.noise
     micro = run.micro_batches
     if as_json:
         more = {

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import CONFIG_SUFFIXES, AsJson, ConfigOrRun, Settings, load_target
+from headrace.cli.options import AsJson, ConfigOrRun, Settings, load_target
 from headrace.cli.remove import removal_line
 from headrace.cli.shown import labelled, say_json, terminal, working
+from headrace.config.writing import CONFIG_SUFFIXES
 from headrace.errors import format_count, format_some
 from headrace.numbers import in_bytes
 

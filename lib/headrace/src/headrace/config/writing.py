@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from headrace.errors import redact
 
+CONFIG_SUFFIXES = (".yaml", ".yml")
+"""Endings of its files."""
 FREE_FIELDS = ("num_steps", "prefetch_bytes", "row_exchange", "micro_batches")
 """Fields of a run's config on which no batch depends: they may change at any step."""
 _GONE_FIELDS = ("cache_catalog",)

@@ -24,7 +24,7 @@ from headrace.analysis.check.findings import Finding, findings
 from headrace.analysis.check.plan import RunPlan
 from headrace.config.lm_data import LmDataConfig, load_config
 from headrace.config.parsing import decode, with_overrides
-from headrace.config.writing import without_gone
+from headrace.config.writing import CONFIG_SUFFIXES, without_gone
 from headrace.data.dataset import BatchOrder, rows_of_step
 from headrace.data.described import described_rows
 from headrace.data.packed import packed_datasets
@@ -46,7 +46,6 @@ from headrace.store.cache import TokenCache
 
 UNKNOWN_STEPS = 1000
 """Number of steps to show if neither the config nor the run says how many there are."""
-CONFIG_SUFFIXES = (".yaml", ".yml")
 SHOWN_ROWS = 8
 
 

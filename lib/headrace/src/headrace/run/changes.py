@@ -53,7 +53,7 @@ def config_of_run(lock: RunLock | None, edited: LmDataConfig) -> LmDataConfig:
     if lock is None or lock.config is None or lock.edited is None:
         return edited
     edited = in_order_of_run(edited, lock.config)
-    locked = decode(LmDataConfig, lock.config)
+    locked = lock.run_config
     # Steps that are skipped leave the weights as they are, also those that the run has learned
     declared_before = lock.edited.get("amendments", [])
     skips = [
@@ -170,7 +170,7 @@ def run_changes(
     new = _lock_of(amended, lock)
     first = new.first_difference(lock)
     if not is_made or (first is None and new.fingerprint != lock.fingerprint):
-        locked = decode(LmDataConfig, lock.config)
+        locked = lock.run_config
         last = last_change(locked.amendments)
         if asked_step <= last and run_changes(lock, edited, last + 1).amended is not None:
             raise alters_earlier("--step", asked_step, last)
@@ -196,7 +196,7 @@ def _with_declared(lock: RunLock, edited: LmDataConfig, step: int) -> LmDataConf
     """The run's config up to a step, with the amendments that an edited one declares beside those
     that it declared before, and the components that these add.
     """
-    locked = _without_later(decode(LmDataConfig, lock.config or {}), edited, step)
+    locked = _without_later(lock.run_config, edited, step)
     declared_before = decode(LmDataConfig, lock.edited or {}).amendments
     declared = [one for one in edited.amendments if one not in declared_before]
     if not declared:
@@ -349,7 +349,7 @@ def newer_snapshots(config: LmDataConfig, lock: RunLock) -> dict[str, int | list
         name: [snapshot.number for snapshot in cache.snapshots]
         for name, cache in config.open_caches().items()
     }
-    locked = decode(LmDataConfig, lock.config or {})
+    locked = lock.run_config
     for amendment in (*locked.amendments, *config.amendments):
         for name, numbers in amendment.caches.items():
             before = reached.get(name, [])

@@ -121,6 +121,14 @@ class RunLock:
         canonical = json.dumps(self.plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
+    @cached_property
+    def run_config(self) -> LmDataConfig:
+        """The config with which the run goes on."""
+        from headrace.config.lm_data import LmDataConfig
+        from headrace.config.parsing import decode
+
+        return decode(LmDataConfig, self.config or {})
+
     def state(self, step: int) -> LoaderState:
         """The state after ``step`` steps, for a checkpoint."""
         return LoaderState(steps_done(step), self.fingerprint)
