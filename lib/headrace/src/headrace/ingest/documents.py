@@ -235,21 +235,14 @@ def make_kind(
     Raises:
         ConfigError: the mask needs marks that the template does not have, or there is no template.
     """
-    chat = (
-        None
-        if template is None
-        else ChatTemplate(template, config.chat.variables, config.max_record_bytes)
-    )
-    if chat is not None:
+    chat = None
+    if template is not None:
+        chat = ChatTemplate(template, config.chat.variables, config.max_record_bytes)
         _check_variables(config.chat, chat)
-    if kind == "chat" and chat is None:
+    elif kind == "chat":
         raise ConfigError("is needed for conversations", field="chat.template", value=None)
-    if (
-        kind == "chat"
-        and chat is not None
-        and config.chat.mask == "generation"
-        and not chat.has_marks
-    ):
+    marks_are_missing = chat is not None and not chat.has_marks
+    if kind == "chat" and config.chat.mask == "generation" and marks_are_missing:
         raise ConfigError(
             "does not mark the model's text with {% generation %}, so what to train on cannot be"
             " told",

@@ -282,8 +282,7 @@ def _ask_remote(fs: Any, path: str, url: str) -> Listing | None:
         infos = list(_matching(fs, path, url))
         return ("files", list(_remote_entries(fs, infos, url))) if infos else None
     if fs.isdir(path):
-        infos = _pages(fs, path) if files.is_web(url) else fs.find(path, detail=True).values()
-        return "folder", list(_remote_entries(fs, infos, url))
+        return "folder", list(_remote_entries(fs, _below(fs, path, url), url))
     return "files", [_remote_entry(url, fs.info(path))]
 
 
@@ -296,18 +295,20 @@ def _matching(fs: Any, pattern: str, url: str) -> Iterator[Info]:
             break
         steps.append(name)
     root = "/".join(steps)
-    depth = pattern.count("/") - len(steps) + 1
-    if "**" not in pattern:
-        infos = _pages(fs, root, depth, on_web=files.is_web(url))
-    elif files.is_web(url):
-        infos = _pages(fs, root)
-    else:
-        infos = _within_folder(root, fs.find(root, detail=True).values(), on_web=False)
+    depth = None if "**" in pattern else pattern.count("/") - len(steps) + 1
     matches = re.compile(glob_translate(pattern)).match
-    return (info for info in infos if matches(info["name"]))
+    return (info for info in _below(fs, root, url, depth) if matches(info["name"]))
 
 
-def _pages(fs: Any, root: str, depth: int | None = None, *, on_web: bool = True) -> Iterator[Info]:
+def _below(fs: Any, folder: str, url: str, depth: int | None = None) -> Iterable[Info]:
+    """The files below a folder, to a limited depth."""
+    on_web = files.is_web(url)
+    if depth is None and not on_web:
+        return fs.find(folder, detail=True).values()
+    return _pages(fs, folder, depth, on_web=on_web)
+
+
+def _pages(fs: Any, root: str, depth: int | None, *, on_web: bool) -> Iterator[Info]:
     """Files in the listings of a server below a folder, to a limited depth. A page of a web server
     may name anything, so entries outside the folder are left out, and the number of requests is
     limited.
@@ -329,7 +330,7 @@ def _pages(fs: Any, root: str, depth: int | None = None, *, on_web: bool = True)
                 yield info
 
 
-def _within_folder(folder: str, infos: Iterable[Info], *, on_web: bool = True) -> list[Info]:
+def _within_folder(folder: str, infos: Iterable[Info], *, on_web: bool) -> list[Info]:
     """Entries of a listing that are below its folder; others are left out, and logged."""
     root = folder.rstrip("/") + "/" if folder else ""
     entries: list[Info] = []

@@ -472,8 +472,8 @@ class SourceConfig:
                 field=path,
                 cure="Unpack it, or pack it again as .gz or .zst.",
             )
-        kind = self._classify(path)
-        if kind is None:
+        format_name = self._format_of(path)
+        if format_name is None:
             raise SourceError(
                 "has a name that does not tell its format",
                 field=path,
@@ -482,7 +482,8 @@ class SourceConfig:
                 + ", ".join(f for f in FORMATS if f not in ("jsonl", "text"))
                 + ".",
             )
-        return SourceFile(path, kind[0], kind[1], size, version)
+        _, compression = split_compression(file_name(path))
+        return SourceFile(path, format_name, compression, size, version)
 
     def _spelled_out(self, path: str) -> list[str]:
         if self.format == "python" or path.startswith(HF_SCHEME):
@@ -491,15 +492,12 @@ class SourceConfig:
             return [path]
         return expand_braces(kept_literal(path))
 
-    def _classify(self, path: str) -> tuple[Format, Compression] | None:
-        _, compression = split_compression(file_name(path))
-        extension = _ending_of_format(file_name(path))
+    def _format_of(self, path: str) -> Format | None:
         if self.format != "auto":
-            return self.format, compression
-        for name, one in FORMATS.items():
-            if extension in one.endings:
-                return name, compression
-        return ("text", compression) if extension in self.extensions else None
+            return self.format
+        extension = _ending_of_format(file_name(path))
+        default = "text" if extension in self.extensions else None
+        return next((name for name, one in FORMATS.items() if extension in one.endings), default)
 
     def _expand(self, path: str, left_out: Counter[str]) -> Iterator[SourceFile]:
         if self.format == "python":
