@@ -187,7 +187,8 @@ def _match(
     record_at = {path: missing.pop(path) for path in now if path in missing}
     paths_of_state: defaultdict[tuple[object, object], list[str]] = defaultdict(list)
     for path, record in missing.items():
-        paths_of_state[record["size"], record["version"]].append(path)
+        # Of a store of another system that was copied, a record has its path and size alone.
+        paths_of_state[record["size"], record.get("version")].append(path)
     for path, file in now.items():
         if path in record_at or not file.version:
             continue

@@ -458,7 +458,7 @@ def is_changed(old: SourceRecord, new: SourceRecord) -> bool:
     """
     if "sha256" in old and "sha256" in new:
         return bool(old["sha256"] != new["sha256"])
-    return bool((old["size"], old["version"]) != (new["size"], new["version"]))
+    return bool((old["size"], old.get("version")) != (new["size"], new["version"]))
 
 
 def as_now(old: SourceRecord, new: SourceRecord) -> SourceRecord:

@@ -401,14 +401,14 @@ class PreferenceKind(MarkedKind):
             answers = [answer.removeprefix(prompt) for answer in answers]
         else:
             prompt = held_prompt.text()
-        is_optional = not self.is_required("prompt")
-        if prompt and is_optional and all(answer.startswith(prompt) for answer in answers):
-            raise BadRecordError(
-                "has a prompt, and both answers begin with it: whether it comes before them cannot"
-                " be told",
-                "Say --field prompt=prompt if it does, or --field prompt=none if the answers hold"
-                " it.",
-            )
+            begin_with_it = prompt and all(answer.startswith(prompt) for answer in answers)
+            if begin_with_it and not self.is_required("prompt"):
+                raise BadRecordError(
+                    "has a prompt, and both answers begin with it: whether it comes before them"
+                    " cannot be told",
+                    "Say --field prompt=prompt if it does, or --field prompt=none if the answers"
+                    " hold it.",
+                )
         for held, answer in zip(pair, answers, strict=True):
             if not answer and self.tokenizer.eos_id is None:
                 raise BadRecordError(
