@@ -125,7 +125,7 @@ def fields_of_parts(value: Any) -> set[str]:
     return names - {"type", "text"}
 
 
-def from_json(held: FieldValue) -> FieldValue:
+def from_json(field_value: FieldValue) -> FieldValue:
     """Messages that are JSON in a string; any other value, such as a text, as it is.
 
     Example:
@@ -134,12 +134,12 @@ def from_json(held: FieldValue) -> FieldValue:
         >>> from_json(FieldValue("[1]", "prompt")).value
         '[1]'
     """
-    value = held.value
+    value = field_value.value
     messages = _json(value) if isinstance(value, str) and value.lstrip()[:1] == "[" else None
     if not isinstance(messages, list) or not messages:
-        return held
+        return field_value
     is_conversation = all(isinstance(m, dict) and ("role" in m or "from" in m) for m in messages)
-    return held._replace(value=messages) if is_conversation else held
+    return field_value._replace(value=messages) if is_conversation else field_value
 
 
 def read_tools(tools: FieldValue) -> list[Any] | None:
@@ -315,17 +315,17 @@ def with_text_parts(messages: Messages) -> Messages:
     ]
 
 
-def _message(held: FieldValue) -> dict[str, Any]:
-    if not isinstance(held.value, Mapping):
+def _message(field_value: FieldValue) -> dict[str, Any]:
+    if not isinstance(field_value.value, Mapping):
         cure = f"{_A_MESSAGE} Texts without roles, such as prompts, are a record each."
-        raise held.is_not("a message with a role", cure)
-    message: dict[str, Any] = without_nulls(held.value)
+        raise field_value.is_not("a message with a role", cure)
+    message: dict[str, Any] = without_nulls(field_value.value)
     if "role" not in message and "from" in message:
-        message = _from_sharegpt(message, held.field)
+        message = _from_sharegpt(message, field_value.field)
     if not isinstance(message.get("role"), str):
         has = ", ".join(map(repr, message))
         raise BadRecordError(
-            f"holds a message without a role in {held.field} (it has {has})", _A_MESSAGE
+            f"holds a message without a role in {field_value.field} (it has {has})", _A_MESSAGE
         )
     if "function_call" in message and "tool_calls" not in message:
         call = message.pop("function_call")
@@ -333,24 +333,25 @@ def _message(held: FieldValue) -> dict[str, Any]:
     if message["role"] == "function":
         message["role"] = "tool"
     if "tool_calls" in message:
-        message["tool_calls"] = _tool_calls(held.inner("tool_calls", message["tool_calls"]))
+        message["tool_calls"] = _tool_calls(field_value.inner("tool_calls", message["tool_calls"]))
         if not message["tool_calls"]:
             del message["tool_calls"]
-    message["content"] = _content(message, held)
+    message["content"] = _content(message, field_value)
     return message
 
 
-def _content(message: dict[str, Any], held: FieldValue) -> str | None:
+def _content(message: dict[str, Any], field_value: FieldValue) -> str | None:
     """What a message says, as one text; None if it says something in other fields only."""
     for name in ("value", "text"):
         if name in message and "content" not in message:
             message["content"] = message.pop(name)
-    content = held.inner("content", message.get("content"))
+    content = field_value.inner("content", message.get("content"))
     if isinstance(content.value, list):
         return "".join(map(_text_of, content.elements()))
     if content.value is None and not message.keys() - _SAYS_NOTHING:
         raise BadRecordError(
-            f"holds a message without content in {held.field}", 'An empty text is "content": "".'
+            f"holds a message without content in {field_value.field}",
+            'An empty text is "content": "".',
         )
     if not isinstance(content.value, str | None):
         raise content.is_not("a text", "Write it as a string.")
@@ -396,23 +397,23 @@ def _from_sharegpt(message: dict[str, Any], place: str) -> dict[str, Any]:
     return {"role": role, "content": content, **message}
 
 
-def _text_of(held: FieldValue) -> str:
-    part = held.value
+def _text_of(field_value: FieldValue) -> str:
+    part = field_value.value
     if isinstance(part, str):
         return part
     kind = part.get("type", "text") if isinstance(part, dict) else type_name(part)
     text = part.get("text") if isinstance(part, dict) else None
     if kind not in _TEXT_PARTS or not isinstance(text, str):
         raise BadRecordError(
-            f"holds a part of type {kind!r} in {held.field}, and only text is read",
+            f"holds a part of type {kind!r} in {field_value.field}, and only text is read",
             "Leave such parts out of the record, or encode them with the model's processor and"
             " build --kind tokens.",
         )
     return text
 
 
-def _tool_calls(held: FieldValue) -> list[Call]:
-    calls = _parsed(held)
+def _tool_calls(field_value: FieldValue) -> list[Call]:
+    calls = _parsed(field_value)
     if not isinstance(calls.value, list):
         raise calls.is_not("a list of calls")
     cure = 'Calls are {"type": "function", "function": {"name": "f", "arguments": {...}}}.'
@@ -441,20 +442,22 @@ def _json(text: Any) -> Any:
         return None
 
 
-def _object(held: FieldValue, wanted: str) -> dict[str, Any]:
+def _object(field_value: FieldValue, wanted: str) -> dict[str, Any]:
     """An object, or JSON of one, without what is null in it."""
-    held = _parsed(held)
-    if not isinstance(held.value, Mapping):
-        raise held.is_not(wanted)
-    return without_nulls(held.value)
+    field_value = _parsed(field_value)
+    if not isinstance(field_value.value, Mapping):
+        raise field_value.is_not(wanted)
+    return without_nulls(field_value.value)
 
 
-def _parsed(held: FieldValue) -> FieldValue:
+def _parsed(field_value: FieldValue) -> FieldValue:
     """A JSON value, or the one that a string holds; None in place of an empty string."""
-    if not isinstance(held.value, str):
-        return held
+    if not isinstance(field_value.value, str):
+        return field_value
     try:
-        return held._replace(value=json.loads(held.value) if held.value.strip() else None)
+        return field_value._replace(
+            value=json.loads(field_value.value) if field_value.value.strip() else None
+        )
     except (ValueError, RecursionError) as error:
-        problem = f"holds a string in {held} that is no JSON ({error})"
-        raise held.bad(problem) from None
+        problem = f"holds a string in {field_value} that is no JSON ({error})"
+        raise field_value.bad(problem) from None

@@ -724,7 +724,7 @@ class LeafConfig:
             )
         return FieldRead(name, self.field, self.dtype == ANY, cure)
 
-    def values(self, held: FieldValue) -> np.ndarray:
+    def values(self, field_value: FieldValue) -> np.ndarray:
         """The values of one document, of what its record holds: ``[n]``, in the leaf's dtype; n is
         1 if it is fixed.
 
@@ -732,20 +732,20 @@ class LeafConfig:
             BadRecordError: it is of another type.
         """
         if self.is_text:
-            text = _as_text(held.value) if self.dtype == ANY else held.text()
+            text = _as_text(field_value.value) if self.dtype == ANY else field_value.text()
             utf8_length(text)
             return np.frombuffer(text.encode(), np.uint8)
         if self.kind == "ragged" or self.width is not None:
-            return _flat(held, self.width or 1).numbers(self.dtype)
-        if is_list(held.value):
-            of_tokens = replace(self, kind="auto", width=1).typed(held.name)
-            of_document = replace(self, kind="ragged").typed(held.name)
+            return _flat(field_value, self.width or 1).numbers(self.dtype)
+        if is_list(field_value.value):
+            of_tokens = replace(self, kind="auto", width=1).typed(field_value.name)
+            of_document = replace(self, kind="ragged").typed(field_value.name)
             cure = (
                 f"If it has one for each token: --leaf {of_tokens}; a list of its own for each"
                 f" document: --leaf {of_document}."
             )
-            raise held._replace(cure=cure).is_not("one number")
-        return FieldValue([held.value], self.field, held.cure).numbers(self.dtype)
+            raise field_value._replace(cure=cure).is_not("one number")
+        return FieldValue([field_value.value], self.field, field_value.cure).numbers(self.dtype)
 
 
 def parse_leaf(text: str) -> tuple[str, LeafConfig]:
@@ -795,15 +795,15 @@ def _as_text(value: Any) -> str:
         return str(value)
 
 
-def _flat(held: FieldValue, width: int) -> FieldValue:
+def _flat(field_value: FieldValue, width: int) -> FieldValue:
     """Flattens a list with ``width`` numbers per token; with one number it is already flat."""
-    rows = held.value
+    rows = field_value.value
     if width == 1 or not is_list(rows) or not len(rows):
-        return held
+        return field_value
     if any(not is_list(row) or len(row) != width for row in rows):
-        problem = f"has not {width} numbers for each token in {held}"
+        problem = f"has not {width} numbers for each token in {field_value}"
         raise BadRecordError(problem, _LEAF_CURE)
-    return held._replace(value=np.concatenate([np.asarray(row) for row in rows]))
+    return field_value._replace(value=np.concatenate([np.asarray(row) for row in rows]))
 
 
 def is_list(value: Any) -> bool:

@@ -143,8 +143,10 @@ class MarkedKind(DocumentKind):
         if not text or messages[0] == system:
             return messages
         if messages[0]["role"] == "system":
-            held = self._read(record, "system")
-            raise held.bad(f"holds a system message, and another text for it in {held}")
+            field_value = self._read(record, "system")
+            raise field_value.bad(
+                f"holds a system message, and another text for it in {field_value}"
+            )
         refuse_marks([system])
         return [system, *messages]
 
@@ -387,20 +389,20 @@ class PreferenceKind(MarkedKind):
         chat = self._chat(record)
         question = chat.render(turns, ask=True)
         return tuple(
-            self._answer(record, question, [*turns, *answer], held.field, label, chat)
-            for held, label, answer in zip(pair, (1, 0), answers, strict=True)
+            self._answer(record, question, [*turns, *answer], field_value.field, label, chat)
+            for field_value, label, answer in zip(pair, (1, 0), answers, strict=True)
         )
 
     def _text_pair(
-        self, record: Fields, held_prompt: FieldValue, pair: Sequence[FieldValue]
+        self, record: Fields, prompt_value: FieldValue, pair: Sequence[FieldValue]
     ) -> tuple[Document, ...]:
         """Two texts after a prompt, which dialogues that are one text hold themselves."""
         answers = [answer.text() for answer in pair]
-        if held_prompt.value is None:
+        if prompt_value.value is None:
             prompt = prompt_of_dialogues(*answers)
             answers = [answer.removeprefix(prompt) for answer in answers]
         else:
-            prompt = held_prompt.text()
+            prompt = prompt_value.text()
             begin_with_it = prompt and all(answer.startswith(prompt) for answer in answers)
             if begin_with_it and not self.is_required("prompt"):
                 raise BadRecordError(
@@ -409,10 +411,10 @@ class PreferenceKind(MarkedKind):
                     "Say --field prompt=prompt if it does, or --field prompt=none if the answers"
                     " hold it.",
                 )
-        for held, answer in zip(pair, answers, strict=True):
+        for field_value, answer in zip(pair, answers, strict=True):
             if not answer and self.tokenizer.eos_id is None:
                 raise BadRecordError(
-                    f"holds an empty answer in {held}",
+                    f"holds an empty answer in {field_value}",
                     "With an end token after it, it can be compared: --eos auto.",
                 )
         return tuple(
@@ -470,13 +472,13 @@ def _check_prompt_is_in(shared: Messages, turns: Messages, prompt: FieldValue) -
             )
 
 
-def turns_of(held: FieldValue, role: str) -> Messages:
+def turns_of(field_value: FieldValue, role: str) -> Messages:
     """A text as one message of a role, or messages as they are."""
-    held = from_json(held)
+    field_value = from_json(field_value)
     turns = (
-        read_messages(held)
-        if isinstance(held.value, list | dict)
-        else [{"role": role, "content": held.text()}]
+        read_messages(field_value)
+        if isinstance(field_value.value, list | dict)
+        else [{"role": role, "content": field_value.text()}]
     )
     refuse_marks(turns)
     return turns

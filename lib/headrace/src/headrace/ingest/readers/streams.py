@@ -152,8 +152,8 @@ class JsonlReader(BlockReader):
         part = self.file.part
         if part is not None and part.start:  # lines are counted only when one has to be named
             with reading(self.path), open_source(self.path) as stream:
-                before = self._lines_between(stream, 0, part.start)
-                row += sum(block.count(b"\n") for block in before)
+                earlier_lines = self._lines_between(stream, 0, part.start)
+                row += sum(block.count(b"\n") for block in earlier_lines)
         return super().describe_row(row)
 
     @classmethod
