@@ -157,6 +157,12 @@ def test_mixtures_over_epochs_are_forecast_to_the_block(cache, other, slots, mon
             decided.append((decision.step, len(decision.blocks)))
             return decision
 
+        def decide_rest(self):
+            first = self.next_step
+            rest = super().decide_rest()
+            decided.extend((first + k, len(blocks)) for k, blocks in enumerate(rest or ()))
+            return rest
+
     monkeypatch.setattr(read_ahead, "Residency", Recording)
     sources = {
         "a": TokenSeqDataset(cache, SEQ).braid_shuffle(seed=1, strands=12, batch_size=None),
