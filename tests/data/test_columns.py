@@ -461,6 +461,72 @@ def test_copies_of_a_cache_keep_what_goes_with_its_tokens(caches, tmp_path):
             check_batch(dataset.read(np.arange(len(dataset))), seeds)
 
 
+def number_table(*caches):
+    """The number of the document of every id, one document at a time."""
+    table = np.full(VOCABULARY, -1)
+    for cache in caches:
+        for place in range(cache.num_documents):
+            table[cache.document(place)] = cache.original(place).number
+    return table
+
+
+def check_numbers(batch, table):
+    ids = np.asarray(batch.token_ids).astype(np.int64)
+    there = (np.asarray(batch.segment_ids) >= 0) & np.asarray(batch.valid)[:, None]
+    found = np.asarray(batch.extras["document"])
+    assert found.dtype == np.int32
+    assert np.array_equal(np.where(there, found, -1), np.where(there, table[ids], -1))
+    assert not found[~there & np.asarray(batch.valid)[:, None]].any()
+    return int(there.sum())
+
+
+NUMBERED = {"document": "document_number"}
+
+
+@pytest.mark.parametrize("packing", [None, PackingConfig()])
+@pytest.mark.parametrize("number", range(4))
+def test_the_number_of_each_tokens_document_on_any_mesh_and_resumed(caches, packing, number):
+    """Over caches with and without leaves."""
+    own = {n: {"packing": packing} for n in ("a", "b", "plain")}
+    config = config_of(caches, {**NUMBERED, "score": ColumnConfig("score", 0)}, own=own)
+    table = number_table(*(open_cache(caches / name) for name in own))
+    loader = DataLoader(config.dataset(), sharding=[*placements()][number])
+    expected = [loader.batch_at(step) for step in range(4)]
+    assert all(check_numbers(batch, table) for batch in expected)
+    with loader.iter_from_step(2) as batches:
+        again = next(batches)
+    assert np.array_equal(again.extras["document"], expected[2].extras["document"])
+    assert check_numbers(config.dataset().read(np.arange(24)), table)
+
+
+@pytest.mark.parametrize("how", [{}, {"split": 16}, {"pack": 16}])
+def test_the_number_is_that_of_the_original_in_stores_that_were_shuffled(caches, tmp_path, how):
+    original = open_cache(caches / "a")
+    config = ReshuffleConfig(seed=3, **how)
+    reshuffle(original, str(tmp_path / "s"), config, engine="inline", progress=False)
+    cache = open_cache(tmp_path / "s")
+    packing = PackingConfig() if "pack" in how else None
+    rows = config_of(tmp_path, NUMBERED, own={"s": {"packing": packing}}).dataset()
+    table = number_table(original)
+    assert check_numbers(DataLoader(rows).batch_at(1), table)
+    assert check_numbers(rows.read(np.arange(8)), table)
+    if not how:
+        joined = JoinedCache([cache, open_cache(caches / "b2")])
+        rows = TokenSeqDataset(joined, 16, columns=NUMBERED)
+        assert check_numbers(rows.read(np.arange(len(rows))), number_table(joined))
+
+
+def test_a_leaf_goes_before_the_number_and_a_component_may_do_without(caches, tmp_path):
+    leaf = {LeafSpec("document_number", "int32", "fixed"): lambda ids: np.array([7])}
+    cache = write_cache(tmp_path / "own", [[np.arange(1, 30)]], leaves=leaf)
+    assert (TokenSeqDataset(cache, 8, columns=NUMBERED).read([0]).extras["document"] == 7).all()
+    without = {"a": {}, "b": {"columns": {"document": "none"}}}
+    columns = {"document": ColumnConfig("document_number", -1)}
+    batch = config_of(caches, columns, own=without).dataset().read(np.arange(16))
+    assert set(batch.extras["document"][batch.source_id == 1].ravel().tolist()) == {-1}
+    assert batch.extras["document"][batch.source_id == 0].max() > 0
+
+
 def run_command(*arguments):
     """What a command of headrace prints."""
     done = CliRunner().invoke(application(), [*map(str, arguments)])
@@ -470,6 +536,7 @@ def run_command(*arguments):
 
 def test_headrace_cat_shows_columns(caches, tmp_path):
     columns = {name: leaf for name, leaf in COLUMNS.items() if name != "teacher_log_probs"}
+    columns["number"] = "document_number"
     path = tmp_path / "run.yaml"
     path.write_text(config_of(caches, columns, own={"a": {"packing": PackingConfig()}}).to_yaml())
     out = run_command("run", "cat", path, "--step", 1, "--json")
@@ -486,6 +553,8 @@ def test_headrace_cat_shows_columns(caches, tmp_path):
             )
             assert span["columns"]["teacher_ids"]["shape"] == [span["tokens"], K]
             assert span["columns"]["score"]["max"] == float(batch.extras["score"][begin])
+            assert span["columns"]["number"]["max"] == span["document"]
+            assert batch.extras["number"][begin] == span["document"]
     out = run_command("run", "cat", path, "--step", 1, "--row", 0)
     assert "teacher_ids: " in out
     assert "3 per token; begins [" in out
@@ -496,7 +565,7 @@ def test_a_config_is_checked_and_forecast_before_its_caches_are_there(tmp_path):
         ["gone.jsonl"], kind="tokens", leaves={"score": LeafConfig("score", "float32")}
     )
     component = ComponentConfig(str(tmp_path / "gone"), source=source, expected_tokens=10**6)
-    columns = {"weight": "loss_weights", "score": "score"}
+    columns = {"weight": "loss_weights", "score": "score", "number": "document_number"}
     config = LmDataConfig({"a": component}, seq_len=64, batch_size=8, columns=columns, num_steps=50)
     (tmp_path / "run.yaml").write_text(config.to_yaml())
     for command in (["config", "check", "--declared"], ["config", "simulate"]):

@@ -26,11 +26,12 @@ from headrace.store.layout import LeafSpec
 from headrace.testing import write_cache
 from headrace.testing.servers import free_port
 
-LEAVES = ("token_ids", "token_mask", "source_id", "valid", "topk", "score")
+LEAVES = ("token_ids", "token_mask", "source_id", "valid", "topk", "score", "document")
 COLUMNS = {
     "weight": ColumnConfig("weights", 0.5),
     "topk": ColumnConfig("topk", 7),
     "score": ColumnConfig("score", 0),
+    "document": "document_number",
 }
 
 HOST = """

@@ -7,6 +7,10 @@ per document, as every attribute has, as ``[B, S]`` too, with the document's val
 tokens. A value stays with its token through packing, shuffles, filters, splits, mixtures and
 meshes. Padding has zeros.
 
+One is not stored: ``document_number`` is the number that the token's document has in its cache, as
+``headrace cache remove`` and ``headrace run cat`` name it. A leaf or an attribute of this name goes
+first.
+
 The mask of chats (``loss_mask``) is a column. So are weights: the column ``weight`` is the loss
 weight of each token; multiplied by the mask, it becomes
 :attr:`~headrace.batch.packed_batch.PackedBatch.token_mask`. Other columns are the batch's
@@ -20,7 +24,7 @@ of memory per document. A leaf that no column names is not opened.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -35,12 +39,14 @@ from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
 from headrace.store.leaf import ArrayList, CacheLeaf, MadeList
-from headrace.store.plain import array_in_memory
+from headrace.store.plain import ComputedArray, array_in_memory
 
 MASK = "token_mask"
 WEIGHT = "weight"
 """Names of the columns for the loss mask and the loss weight."""
 NO_LEAF = "none"
+DOCUMENT = "document_number"
+"""What a column names for the number of each token's document; every cache has it."""
 _RESERVED = (
     MASK,
     "loss_mask",
@@ -58,7 +64,7 @@ class ColumnConfig:
     """A column of the batches.
 
     Attributes:
-        leaf: The leaf or the attribute of the caches.
+        leaf: The leaf or the attribute of the caches, or ``document_number``.
         default: The value for components without the leaf; None: every component must have it.
 
     Example:
@@ -289,14 +295,14 @@ def open_columns(
             opened[name] = spec
             continue
         config = _config_of(spec)
-        if config.leaf in cache.leaves:
+        if config.leaf in _names(cache):
             opened[name] = _column(cache, name, config)
         elif config.default is None:
             raise ConfigError(
                 f"is not a leaf of {cache.path}",
                 field=f"columns.{name}",
                 value=config.leaf,
-                cure=f"{did_you_mean(config.leaf, cache.leaves)} Or give it a value where there is"
+                cure=f"{did_you_mean(config.leaf, _names(cache))} Or give it a value where there is"
                 f" no such leaf: {_with_default(name, config.leaf)}.",
             )
     return opened
@@ -345,7 +351,7 @@ def component_columns(
             check_choice(
                 f"{path}.columns.{name}",
                 leaf,
-                [*numbers.cache.leaves, *numbers.attributes, NO_LEAF],
+                [*_names(numbers.cache), *numbers.attributes, NO_LEAF],
                 f"is neither a leaf nor an attribute of {numbers.cache.path}",
             )
         elif configs[name].default is None:
@@ -418,7 +424,7 @@ def columns_by_component(
     }
     for column in columns:
         leaves = {name: configs[name][column].leaf for name in numbers}
-        names = {name: [*one.cache.leaves, *one.attributes] for name, one in numbers.items()}
+        names = {name: [*_names(one.cache), *one.attributes] for name, one in numbers.items()}
         having = [name for name, leaf in leaves.items() if leaf in names[name]]
         if not having:
             leaf = _config_of(columns[column]).leaf
@@ -506,7 +512,38 @@ def _document_dtype(stored: np.dtype[Any], name: str) -> np.dtype[Any]:
     return np.dtype(f"{stored.kind}4") if stored.kind in "iu" and stored.itemsize == 8 else stored
 
 
+def _names(cache: TokenCache) -> tuple[str, ...]:
+    """What a column can be of."""
+    return (*cache.leaves, DOCUMENT)
+
+
+def _number_column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
+    dtype = np.dtype("float32" if name == WEIGHT else "int32")
+    if cache.num_originals > np.iinfo(np.int32).max:
+        raise ConfigError(
+            f"are more than {np.iinfo(np.int32).max:,} numbers in {cache.path}, which devices do"
+            " not take",
+            field=f"columns.{name}",
+            value=config.leaf,
+            cure="Leave the column out.",
+        )
+    documents = MadeList(len(cache.parts), partial(_number_values, cache, dtype))
+    return Column(config.leaf, dtype, config.default, documents=documents)
+
+
+def _number_values(cache: TokenCache, dtype: np.dtype[Any], part: int) -> DocumentValues:
+    first, stop = starts(cache.part_documents)[part : part + 2].tolist()
+
+    def begin(start: int, end: int) -> Callable[[], np.ndarray]:
+        return lambda: cache.originals(np.arange(first + start, first + end))
+
+    numbers = ComputedArray(f"{DOCUMENT} of {cache.path}", stop - first, begin)
+    return DocumentValues(numbers, cache.parts[part].borders, dtype)
+
+
 def _column(cache: TokenCache, name: str, config: ColumnConfig) -> Column:
+    if config.leaf not in cache.leaves:
+        return _number_column(cache, name, config)
     stored = cache.leaf(config.leaf)
     field = f"columns.{name}"
     if stored.kind == "fixed":

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.config.component import ComponentConfig, check_any
 from headrace.config.lm_data import LmDataConfig
-from headrace.data.columns import NO_LEAF
+from headrace.data.columns import DOCUMENT, NO_LEAF
 from headrace.errors import CacheError, ConfigError, check_at_least
 from headrace.ingest.tokenize import load_tokenizer
 from headrace.store.cache import TokenCache
@@ -189,7 +189,7 @@ def _leaves_of(config: LmDataConfig, name: str) -> list[LeafSpec]:
         leaf = columns.get(column, spec if isinstance(spec, str) else spec.leaf)
         if leaf in declared:
             leaves[leaf] = declared[leaf].spec(leaf)
-        elif leaf != NO_LEAF:
+        elif leaf not in (NO_LEAF, DOCUMENT):
             leaves[leaf] = LeafSpec(leaf, "float32", "ragged", 1)
     return [*leaves.values()]
 
