@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from headrace.analysis.resolved import ResolvedRun
-from headrace.data.dataset import stored_dataset
 from headrace.data.phased import PhasedDataset
+from headrace.data.token_seq import stored_dataset
 
 _FIRST = np.zeros(1, np.int64)
 LIMITS = ("max_epochs", "max_tokens", "max_share")

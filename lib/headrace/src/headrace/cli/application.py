@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace import extensions
-from headrace.cli.exits import COMPLETE, EPILOG, say_all
+from headrace.cli.exits import COMPLETE, EPILOG, GROUPS, say_all
 from headrace.cli.panels import PlainCommand
 from headrace.cli.shown import say
 from headrace.errors import ConfigError, check_choice
@@ -41,12 +41,6 @@ COMMANDS = {  # as typed: module.function
     "run blame": "blame.command",
     "run report": "report.command",
 }
-GROUPS = {
-    "cache": "Look into finished token caches, check them, change them, copy them",
-    "config": "Check a config, forecast its run, show it in full, find a mixture, translate",
-    "run": "Follow a run: how it is made, where it is, what it sees, what changed",
-}
-"""Groups of commands, and what their commands do."""
 
 _HELP = (
     "Data for language-model training in JAX: build and inspect token caches, forecast and follow"

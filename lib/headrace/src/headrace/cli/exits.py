@@ -44,6 +44,12 @@ PROBLEM_FOUND = 1
 REFUSED = 2
 UNEXPECTED = 3
 INTERRUPTED = 130
+GROUPS = {
+    "cache": "Look into finished token caches, check them, change them, copy them",
+    "config": "Check a config, forecast its run, show it in full, find a mixture, translate",
+    "run": "Follow a run: how it is made, where it is, what it sees, what changed",
+}
+"""Groups of commands, and what their commands do."""
 EPILOG = (
     "Exit status 0: done; 1: something was found (damage, differences, a problem); 2: refused,"
     " with the reason; 3: unexpected error; 130: interrupted."
@@ -159,8 +165,6 @@ def _usage(error: Any) -> int:
 
 def _typed_command() -> list[str]:
     """The command that was typed, with its group, without its arguments."""
-    from headrace.cli.application import GROUPS
-
     depth = 2 if sys.argv[1:2] and sys.argv[1] in GROUPS else 1
     return ["headrace", *(word for word in sys.argv[1 : depth + 1] if not word.startswith("-"))]
 

@@ -225,7 +225,15 @@ class LmDataConfig:
                 cure = "Keep one seq_len, or leave the subset out."
                 raise ConfigError(_NOT_WITH_PHASES, field=subset[1], cure=cure)
         check_epochs("max_epochs", self.max_epochs)
-        vars(self).update(written_out(self))  # it is frozen
+        expanded = written_out(
+            self.components,
+            self.weights,
+            self.stages,
+            self.amendments,
+            self.validation,
+            self.max_epochs,
+        )
+        vars(self).update(expanded)  # it is frozen
         check_steps("num_steps", self.num_steps)
         check_plan(self.stages, self.amendments)
         check_unit(self.unit, self.policy, self.counted_tokens, len(self.phases))
@@ -402,7 +410,14 @@ class LmDataConfig:
         if self._settled is not None:
             return self
         check_any(self.components)
-        settled = settle(self, self._opened)
+        settled = settle(
+            self.components,
+            self.amendments,
+            self._opened,
+            weights=self.weights,
+            shuffle=self.shuffle,
+            validation=self.validation,
+        )
         # Its fields were checked when it was made; what snapshots add follows from them.
         config = copy(self)
         vars(config).update(components=settled.components, _settled=settled)

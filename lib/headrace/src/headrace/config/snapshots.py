@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.config.component import ComponentConfig
 from headrace.data.erased_rows import Erasure
@@ -31,12 +31,10 @@ from headrace.feed.host_ledgers import job_reader
 from headrace.mix.amendments import number_of_each
 from headrace.mix.stage_config import AmendmentConfig, added_later
 from headrace.order.holdout import ValidationConfig
+from headrace.order.shuffle_config import ShuffleConfig, shuffle_of
 from headrace.store.cache import TokenCache
 from headrace.store.files import ReadForAll
 from headrace.store.snapshots import History, Snapshot, choose_snapshot, history_of
-
-if TYPE_CHECKING:
-    from headrace.config.lm_data import LmDataConfig
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,17 @@ class _Named(NamedTuple):
         return self.amendment.caches[self.name]
 
 
-def settle(config: LmDataConfig, opened: Mapping[str, TokenCache]) -> Settled:
-    """Finds out which snapshots the caches of a config are at, and when.
+def settle(
+    components: Mapping[str, ComponentConfig],
+    amendments: Sequence[AmendmentConfig],
+    opened: Mapping[str, TokenCache],
+    *,
+    weights: Mapping[str, Any] | None,
+    shuffle: ShuffleConfig,
+    validation: ValidationConfig | None,
+) -> Settled:
+    """Finds out which snapshots the caches of a config are at, and when. The other arguments are
+    fields of the config.
 
     Reads the list of snapshots of each cache that does not start at its first and stay there,
     unless its cache is ``opened`` already.
@@ -99,8 +106,6 @@ def settle(config: LmDataConfig, opened: Mapping[str, TokenCache]) -> Settled:
         ConfigError: there is no such snapshot, or an amendment cannot be carried out.
         CacheError: a list cannot be read, or is damaged.
     """
-    components = config.components
-    amendments = config.amendments
     entries = [
         _Named(number, amendment, name, _components_of(name, number, components, amendments))
         for number, amendment in enumerate(amendments)
@@ -131,9 +136,9 @@ def settle(config: LmDataConfig, opened: Mapping[str, TokenCache]) -> Settled:
                 moves[name].append(Move(entry.amendment.step, entry.field, moved))
             if grown := [one for one in gained if one.members]:
                 newcomer = entry.amendment.newcomers[entry.name]
-                _check_can_grow(base, config, entry, grown[0])
-                _check_new(newcomer, config, entry)
-                one = _newcomer(settled[base], base, grown, config.validation)
+                _check_can_grow(base, components[base], shuffle, entry, grown[0])
+                _check_new(newcomer, components, weights or {}, entry)
+                one = _newcomer(settled[base], base, grown, validation)
                 settled = _with_newcomer(settled, newcomer, one, later)
                 snapshots[newcomer] = grown
                 moves[newcomer] = []
@@ -248,10 +253,16 @@ def _gained(reached: Sequence[Snapshot], entry: _Named) -> list[Snapshot]:
     ]
 
 
-def _check_can_grow(name: str, config: LmDataConfig, entry: _Named, gained: Snapshot) -> None:
+def _check_can_grow(
+    name: str,
+    component: ComponentConfig,
+    shuffle: ShuffleConfig,
+    entry: _Named,
+    gained: Snapshot,
+) -> None:
     """Raises ConfigError if no component can stand beside one for what its caches gain."""
-    component = config.components[name]
-    scored_by = config.shuffle_for(name).scored_by or ""
+    own = component.shuffle
+    scored_by = shuffle_of(shuffle if own is None else own).scored_by or ""
     limits = {
         "max_tokens": component.max_tokens,
         "max_share": component.max_share,
@@ -269,10 +280,14 @@ def _check_can_grow(name: str, config: LmDataConfig, entry: _Named, gained: Snap
             raise ConfigError(problem, field=entry.field, value=entry.value, cure=cure)
 
 
-def _check_new(newcomer: str, config: LmDataConfig, entry: _Named) -> None:
+def _check_new(
+    newcomer: str,
+    components: Mapping[str, ComponentConfig],
+    weights: Mapping[str, Any],
+    entry: _Named,
+) -> None:
     """Raises ConfigError if the config names a component already that an amendment brings in."""
-    weights = config.weights or {}
-    if newcomer in config.components:
+    if newcomer in components:
         raise ConfigError(
             f"is the name of what {entry.field} brings in",
             field="components",

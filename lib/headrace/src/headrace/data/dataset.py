@@ -57,7 +57,6 @@ from headrace.store.leaf import ArrayList
 if TYPE_CHECKING:
     from headrace.batch.packed_batch import PackedBatch
     from headrace.data.described import Preview
-    from headrace.data.token_seq import CacheDataset
     from headrace.pack.plan import PackPlan
     from headrace.store.cache import TokenCache
 
@@ -382,13 +381,6 @@ def examples_of_steps(
     rows = held_rows(schedule, dataset.length, steps)
     example = run_numbers(schedule.offset_at(steps), rows)
     return repeated_from(example, dataset.length, schedule.rows_at(phase)[0]), rows
-
-
-def stored_dataset(dataset: PlannedDataset) -> CacheDataset[Any]:
-    """The dataset without its orders, which knows what its rows are made of."""
-    while isinstance(dataset, WrappingDataset):
-        dataset = dataset.base
-    return cast("CacheDataset[Any]", dataset)
 
 
 class WrappingDataset(PlannedDataset):

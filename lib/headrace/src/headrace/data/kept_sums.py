@@ -15,8 +15,6 @@ import msgspec
 import numpy as np
 from jaxtyping import Integer
 
-from headrace.data.dataset import PlannedDataset, stored_dataset
-from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files
 from headrace.store.records import RecordKind
 from headrace.store.saved_results import ResultRecord, SavedResults
@@ -44,18 +42,6 @@ def _read(folder: str, record: _Record) -> Integer[np.ndarray, " n"]:
 
 
 _SUMS = SavedResults(RecordKind("sums", 1, _Record), "sums.json", _write, _read)
-
-
-def plans_of(dataset: PlannedDataset) -> str | None:
-    """The folder for sums of a dataset: that of its pack plan, or that of its first cache's plans.
-    None if nothing can be written there.
-    """
-    dataset = stored_dataset(dataset)
-    if (plan := getattr(dataset, "plan_path", None)) is not None:
-        return str(plan).rpartition("/")[0]
-    cache = dataset.caches()[0]
-    is_there = cache.takes_files and files.exists(cache.path)
-    return files.join(cache.path, PLANS_FOLDER) if is_there else None
 
 
 def load_or_add_up(

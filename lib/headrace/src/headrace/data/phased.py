@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 from jaxtyping import Int64
 
-from headrace.data.dataset import OrderedRun, PlannedDataset, WrappingDataset, stored_dataset
+from headrace.data.dataset import OrderedRun, PlannedDataset, WrappingDataset
 from headrace.data.erased_rows import ErasedRows, Erasure
 from headrace.data.mixture import MixtureDataset, mixture_of
 from headrace.data.rows import Explained, Rows, RowSource
+from headrace.data.token_seq import stored_dataset
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
 from headrace.mix.draws import Skips

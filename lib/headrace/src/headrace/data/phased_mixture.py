@@ -384,8 +384,7 @@ class FurtherDataset(WrappingDataset):
 
     def __init__(self, base: PlannedDataset) -> None:
         self.base = base
-        source = base.sources[0]
-        assert isinstance(source, FurtherRows)
+        source = cast(FurtherRows, base.sources[0])
         self._first = source.rows.num_rows
         self._rows = source.further.num_rows
 

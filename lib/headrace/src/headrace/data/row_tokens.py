@@ -46,7 +46,7 @@ from jaxtyping import Bool, Int32, Int64, Integer, UInt8
 from headrace.data.async_dataset import AsyncDataset, run_blocking
 from headrace.data.columns import MASK, WEIGHT, of_batch
 from headrace.data.dataset import PlannedDataset
-from headrace.data.kept_sums import load_or_add_up, plans_of
+from headrace.data.kept_sums import load_or_add_up
 from headrace.data.rows import (
     Rows,
     RowSource,
@@ -57,12 +57,15 @@ from headrace.data.rows import (
     read_rows,
     segments_of,
 )
+from headrace.data.token_seq import stored_dataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.metrics import ReadStats
 from headrace.mix.plan import Plan
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.schedule import MAX_STEP, CountedTokens
 from headrace.mix.stages import Stage
+from headrace.pack.saved_plans import PLANS_FOLDER
+from headrace.store import files
 
 _CHUNK = 1 << 14  # rows that are looked at together
 _STRETCH = 1 << 14  # examples between two sums
@@ -251,7 +254,7 @@ class OrderedTokens:
                     [0, *(int(self._running(epoch, stretch)[-1]) for stretch in stretches)]
                 )
 
-            folder = plans_of(self.dataset) if len(stretches) >= _SAVED_STRETCHES else None
+            folder = _plans_of(self.dataset) if len(stretches) >= _SAVED_STRETCHES else None
             made_from = {
                 "along": self.dataset.describe(),
                 "counted": self.rows.counted,
@@ -323,7 +326,7 @@ def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
 
     first = np.cumsum([0] + [source.num_rows for source in stored.sources])
     made_from = {"labels": stored.describe(), "version": _VERSION}
-    folder = plans_of(stored) if len(stored) * stored.seq_len >= _READ else None
+    folder = _plans_of(stored) if len(stored) * stored.seq_len >= _READ else None
     return np.split(load_or_add_up(folder, made_from, read), first[1:-1])
 
 
@@ -482,7 +485,7 @@ class MixtureTokens:
             "version": _VERSION,
         }
         step = load_or_add_up(
-            plans_of(first.dataset),
+            _plans_of(first.dataset),
             made_from,
             lambda: np.array([self._step_after(plan, begin, tokens, path)]),
             lambda found: plan.batch.rows_at(int(found[0]))[0] >= _STRETCH * _SAVED_STRETCHES,
@@ -550,3 +553,15 @@ def _check_after(amendment: Stage, stage: Stage) -> None:
             value=amendment.first_step,
             cure=f"Give {stage.first_step + 1} or more.",
         )
+
+
+def _plans_of(dataset: PlannedDataset) -> str | None:
+    """The folder for sums of a dataset: that of its pack plan, or that of its first cache's plans.
+    None if nothing can be written there.
+    """
+    dataset = stored_dataset(dataset)
+    if (plan := getattr(dataset, "plan_path", None)) is not None:
+        return str(plan).rpartition("/")[0]
+    cache = dataset.caches()[0]
+    is_there = cache.takes_files and files.exists(cache.path)
+    return files.join(cache.path, PLANS_FOLDER) if is_there else None

@@ -22,7 +22,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from headrace.data.async_dataset import AsyncDataset
-from headrace.data.dataset import PlannedDataset, stored_dataset
+from headrace.data.dataset import PlannedDataset
+from headrace.data.token_seq import stored_dataset
 from headrace.errors import ConfigError
 from headrace.mix.plan import Plan
 from headrace.mix.shares import bound_shares, row_shares
@@ -209,8 +210,8 @@ def _resolve_braids(
 
 
 def _block_bytes(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:
-    assert isinstance(dataset, PlannedDataset)  # budgets are of configs
-    return _block_rows(dataset, shuffle) * dataset.row_bytes
+    planned = cast(PlannedDataset, dataset)  # budgets are of configs
+    return _block_rows(planned, shuffle) * planned.row_bytes
 
 
 def _block_rows(dataset: PlannedDataset | Order, shuffle: Shuffle) -> int:

@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from headrace.data.columns import Column, ColumnConfig, describe_columns, open_columns
-from headrace.data.dataset import PlannedDataset
+from headrace.data.dataset import PlannedDataset, WrappingDataset
 from headrace.data.documents import (
     DocumentFilter,
     count_documents,
@@ -622,3 +622,10 @@ def document_ends(cache: TokenCache) -> DocumentEnds | int:
         value=True,
         cure=cure,
     )
+
+
+def stored_dataset(dataset: PlannedDataset) -> CacheDataset[Any]:
+    """The dataset without its orders, which knows what its rows are made of."""
+    while isinstance(dataset, WrappingDataset):
+        dataset = dataset.base
+    return cast(CacheDataset[Any], dataset)

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import structs
@@ -50,8 +50,8 @@ from headrace.store.lease import lease, open_slot
 from headrace.store.records import RecordKind
 
 if TYPE_CHECKING:
+    from headrace.data.async_dataset import AsyncDataset
     from headrace.feed.loader import DataLoader, Delivery
-    from headrace.run.run import Run
 
 _LOG = logging.getLogger(__name__)
 REQUEST_NAME = "request.json"
@@ -262,6 +262,22 @@ def ask(folder: str, request: Request, wait_s: float) -> None:
     raise PlanMismatchError(problem, field="run", value=folder, cure=cure)
 
 
+class Steered(Protocol):
+    """A run, as far as it is changed here; see :class:`headrace.run.run.Run`."""
+
+    folder: str
+    lock: RunLock
+    config: LmDataConfig | None
+    trains: bool
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def dataset(self) -> AsyncDataset[Any]: ...
+    def after(self, request: Request) -> Any: ...
+    def become(self, other: Any) -> None: ...
+
+
 @dataclass
 class _Asked:
     """A request of this process."""
@@ -276,7 +292,7 @@ class _Asked:
 class _Change:
     """A run as it would be, and what its loaders would deliver."""
 
-    run: Run
+    run: Steered
     deliveries: Mapping[DataLoader, Delivery]
 
 
@@ -294,8 +310,8 @@ class Steering:
     def __init__(self, folder: str) -> None:
         self.changing = threading.RLock()
         self._folder = folder
-        self._runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
-        self._loaders: weakref.WeakKeyDictionary[DataLoader, Run] = weakref.WeakKeyDictionary()
+        self._runs: weakref.WeakValueDictionary[int, Steered] = weakref.WeakValueDictionary()
+        self._loaders: weakref.WeakKeyDictionary[DataLoader, Steered] = weakref.WeakKeyDictionary()
         self._processes: tuple[int, ...] = ()
         self._hosts = _Hosts()
         self._asked: SimpleQueue[_Asked] = SimpleQueue()
@@ -305,14 +321,14 @@ class Steering:
         self._thread: threading.Thread | None = None
 
     @staticmethod
-    def of(run: Run) -> Steering:
+    def of(run: Steered) -> Steering:
         """The one of a run, which it changes if this job trains it."""
         steering = _steerings.setdefault(run.folder, Steering(run.folder))
         if run.trains:
             steering._runs[id(run)] = run
         return steering
 
-    def add(self, run: Run, loader: DataLoader) -> None:
+    def add(self, run: Steered, loader: DataLoader) -> None:
         """Steers a loader of the run, too."""
         # A loader of this host's own devices, for an evaluation, agrees with nobody; the one that
         # trains on all of them does, and may come after it.
@@ -327,7 +343,7 @@ class Steering:
         loader.on_iterate = self._begin
 
     @property
-    def _iterating(self) -> dict[DataLoader, Run]:
+    def _iterating(self) -> dict[DataLoader, Steered]:
         return {loader: run for loader, run in [*self._loaders.items()] if loader.is_iterating}
 
     @property

@@ -14,9 +14,10 @@ import numpy as np
 from jaxtyping import Int64
 
 from headrace.data.async_dataset import run_blocking
-from headrace.data.dataset import PlannedDataset, stored_dataset
+from headrace.data.dataset import PlannedDataset
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.row_tokens import read_labels
+from headrace.data.token_seq import stored_dataset
 from headrace.store.cache import TokenCache
 
 _ALL_ROWS = 1 << 14
