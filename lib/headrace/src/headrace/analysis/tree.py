@@ -79,13 +79,13 @@ def _source(name: str, run: ResolvedRun) -> dict[str, Any]:
     component = run.config.components[name]
     drawn = run.drawn.get(name)
     cache = _cache(name, run)
-    place = run.first.names.index(name)
+    number = run.first.names.index(name)
     rows = run.trained[name]
     split, _ = run.config.held_out.get(name, (None, ""))
     limits = {field: getattr(component, field) for field in LIMITS}
     return {
         "cache": cache,
-        "documents_digest": stored_dataset(run.first.components[place]).documents_digest
+        "documents_digest": stored_dataset(run.first.components[number]).documents_digest
         if cache["exists"]
         else None,
         "held_out": None if split is None else split.by,
@@ -97,7 +97,7 @@ def _source(name: str, run: ResolvedRun) -> dict[str, Any]:
         "order": run.orders[name]._asdict(),
         "limits": {field: value for field, value in limits.items() if value is not None},
         "drawn": {
-            "weight": float(run.first.weights_at(_FIRST)[0, place]),
+            "weight": float(run.first.weights_at(_FIRST)[0, number]),
             "rows": drawn and drawn.rows,
             "tokens": drawn and drawn.tokens,
             "epochs": drawn and drawn.epochs,

@@ -68,19 +68,21 @@ def amend(
             check_weights(without_repeats(entries), f"{path}.{field}")
     tree = dict(mixture)
     touched: list[BlendPath] = []
-    places = _places(tree)
+    entries_by_name = _entries_by_name(tree)
     for name in sorted(
         weights, key=lambda name: blend_of(weights[name]) is None
     ):  # blends written out anew first
         value = weights[name]
         field = f"{path}.weights.{name}"
         is_blend = blend_of(value) is not None
-        path_of_entry = _find(tree, places, name, field, components, group=is_blend)
+        path_of_entry = _find(tree, entries_by_name, name, field, components, group=is_blend)
         tree = _put(tree, path_of_entry, _weighed(tree, path_of_entry, value, field))
         touched.append(path_of_entry)
         if is_blend:
-            places = _places(tree)
-    dropped = [_find(tree, places, name, f"{path}.drop", components, value=name) for name in drop]
+            entries_by_name = _entries_by_name(tree)
+    dropped = [
+        _find(tree, entries_by_name, name, f"{path}.drop", components, value=name) for name in drop
+    ]
     for path_of_entry, named in itertools.product(dropped, touched):
         if named[: len(path_of_entry)] == path_of_entry:
             problem = f"is dropped by the same amendment, with {path_of_entry[-1]!r}"
@@ -119,7 +121,7 @@ def extend(
     """
     tree = dict(mixture)
     for name, newcomer in newcomers.items():
-        entry_path = _find(tree, _places(tree), name, f"{path}.caches.{name}", components)
+        entry_path = _find(tree, _entries_by_name(tree), name, f"{path}.caches.{name}", components)
         weight = _at(tree, entry_path)
         old = (
             weight
@@ -267,20 +269,20 @@ def without_sources(tree: Mapping[str, Any], names: Collection[str]) -> dict[str
     return result
 
 
-_Places: TypeAlias = dict[str, list[tuple[BlendPath, bool]]]
-"""The entries of a blend that bear a name: their places, and whether they are groups."""
+_EntriesByName: TypeAlias = dict[str, list[tuple[BlendPath, bool]]]
+"""The entries of a blend that bear a name: their paths, and whether they are groups."""
 
 
-def _places(tree: Mapping[str, Any]) -> _Places:
-    places: _Places = {}
+def _entries_by_name(tree: Mapping[str, Any]) -> _EntriesByName:
+    entries_by_name: _EntriesByName = {}
     for entry_path, is_group in _entries(tree):
-        places.setdefault(entry_path[-1], []).append((entry_path, is_group))
-    return places
+        entries_by_name.setdefault(entry_path[-1], []).append((entry_path, is_group))
+    return entries_by_name
 
 
 def _find(
     tree: Mapping[str, Any],
-    places: _Places,
+    entries_by_name: _EntriesByName,
     name: str,
     field: str,
     components: Collection[str],
@@ -289,11 +291,11 @@ def _find(
     **given: object,
 ) -> BlendPath:
     """The place of a name; ``group``: of a group where a source bears the same name."""
-    entries = places.get(name, [])
+    entries = entries_by_name.get(name, [])
     if group and sum(is_group for _, is_group in entries) == 1:
         entries = [entry for entry in entries if entry[1]]
     if not entries:
-        hint = did_you_mean(name, places)
+        hint = did_you_mean(name, entries_by_name)
         cure = f"Use add for it. {hint}" if name in components and not given else hint
         raise ConfigError("is not in the mixture", field=field, cure=cure, **given)
     if len(entries) == 2 and _is_extended(name, _at(tree, entries[0][0])):

@@ -112,8 +112,8 @@ class Skips:
 
     def step_of(self, planned: int) -> int:
         """The first step of the run that comes from this step of the plan or a later one."""
-        for (first, until), before in zip(self._stretches, self._before.tolist(), strict=True):
-            step = max(first, planned - before)
+        for (first, until), skipped in zip(self._stretches, self._before.tolist(), strict=True):
+            step = max(first, planned - skipped)
             if step < until:
                 return step
         raise AssertionError("the last stretch has no end")
@@ -131,11 +131,11 @@ class Skips:
             >>> list(Skips([(3, 5), (6, 7)]).stretches(2, 7))
             [(2, 3), (5, 6), (7, 10)]
         """
-        for (begin, end), before in zip(self._stretches, self._before.tolist(), strict=True):
+        for (begin, end), skipped in zip(self._stretches, self._before.tolist(), strict=True):
             low = max(first, begin)
             high = min(stop, end)
             if low < high:
-                yield low + before, high + before
+                yield low + skipped, high + skipped
 
     def left_of(self, batch: BatchSchedule) -> BatchSchedule:
         """The batch sizes of the run, from those of its plan."""

@@ -105,8 +105,8 @@ class Account:
         """
         # Python's integers: products go beyond 64 bits
         sums = [int(p) + int(r) * examples for p, r in zip(self.part, rate, strict=True)]
-        whole = self.whole + np.array([x >> BITS for x in sums])
-        return Account(whole, np.array([x & PART for x in sums]), self.drawn)
+        examples_due = self.whole + np.array([x >> BITS for x in sums])
+        return Account(examples_due, np.array([x & PART for x in sums]), self.drawn)
 
     def room_before(self, limits: Int64[np.ndarray, " d"], rate: Int64[np.ndarray, " d"]) -> int:
         """Examples of the mixture before a share comes within two of its limit; below 0: none.

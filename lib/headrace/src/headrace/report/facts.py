@@ -262,9 +262,9 @@ def some_rows_of_step(
     them; and the number of rows of each source. Reads the tokens of these rows.
     """
     rows = rows_of_step(dataset, dataset.batch_schedule, step, config.row_order)
-    places = np.unique(np.linspace(0, len(rows) - 1, SHOWN_ROWS, dtype=np.int64)).tolist()
+    shown_rows = np.unique(np.linspace(0, len(rows) - 1, SHOWN_ROWS, dtype=np.int64)).tolist()
     names = [rows.names[number] for number in rows.component.tolist()]
-    return described_rows(rows, places, of_config=config.tokenizer), Counter(names)
+    return described_rows(rows, shown_rows, of_config=config.tokenizer), Counter(names)
 
 
 def _hosts(config: LmDataConfig, records: RunRecords) -> list[int]:

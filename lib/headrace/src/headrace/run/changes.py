@@ -219,16 +219,16 @@ def _without_later(locked: LmDataConfig, edited: LmDataConfig, step: int) -> LmD
     """The run's config without its last changes of the mixture that begin at a step or later and
     that the edited one does not declare: what it wants from that step on takes their place.
     """
-    kept = list(locked.amendments)
+    amendments = list(locked.amendments)
     for last in reversed(locked.amendments):
         if last.skip and not last.changes_mixture:
             continue
         if last.step < step or last.caches or last.skip or last in edited.amendments:
             break
-        kept.remove(last)
-    gone = added_later(locked.amendments) - added_later(kept)
-    components = {name: one for name, one in locked.components.items() if name not in gone}
-    return replace(locked, components=components, amendments=kept)
+        amendments.remove(last)
+    newcomers = added_later(locked.amendments) - added_later(amendments)
+    components = {name: one for name, one in locked.components.items() if name not in newcomers}
+    return replace(locked, components=components, amendments=amendments)
 
 
 def amendment_between(
@@ -352,9 +352,9 @@ def newer_snapshots(config: LmDataConfig, lock: RunLock) -> dict[str, int | list
     locked = lock.run_config
     for amendment in (*locked.amendments, *config.amendments):
         for name, numbers in amendment.caches.items():
-            before = reached.get(name, [])
-            after = number_of_each(numbers)
-            reached[name] = [*map(max, before, after)] if before else after
+            earlier = reached.get(name, [])
+            later = number_of_each(numbers)
+            reached[name] = [*map(max, earlier, later)] if earlier else later
     newer: dict[str, int | list[int]] = {}
     for name, component in config.components.items():
         named = name if component.buckets is None else name.rpartition("/")[0]

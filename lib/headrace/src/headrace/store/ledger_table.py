@@ -352,7 +352,7 @@ class TableHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 msgspec.json.Decoder(TableHead)
 
 
-class _Place(NamedTuple):
+class _ColumnSpan(NamedTuple):
     """Where a column lies in the file."""
 
     column: _Column
@@ -388,13 +388,13 @@ class ColumnTable(PartTable):
         self.described = head.described
         self._parts = head.parts
         self._columns: dict[str, np.ndarray] = {}
-        self._later: dict[str, _Place] = {}
-        for number, place in enumerate(_places(head, _head_end(url, data))):
+        self._later: dict[str, _ColumnSpan] = {}
+        for number, span in enumerate(_column_spans(head, _head_end(url, data))):
             if number < head.opened:
-                stored = memoryview(data)[place.start : place.stop]
-                self._columns[sys.intern(place.column.name)] = _column(url, place, stored)
+                stored = memoryview(data)[span.start : span.stop]
+                self._columns[sys.intern(span.column.name)] = _column(url, span, stored)
             else:
-                self._later[place.column.name] = place
+                self._later[span.column.name] = span
         _check_columns(url, self._columns)
         self._leaves = tuple(
             name.removeprefix("elements ") for name in self._columns if name.startswith("elements ")
@@ -416,11 +416,11 @@ class ColumnTable(PartTable):
     def column(self, name: str) -> np.ndarray:
         """A column by name, read at its first use. Raises CacheCorruptError if it is damaged."""
         if name not in self._columns:
-            place = self._later[name]
+            span = self._later[name]
 
             def read() -> np.ndarray:
-                stored = files.read_range(self.url, place.start, place.stop)
-                return _column(self.url, place, stored)
+                stored = files.read_range(self.url, span.start, span.stop)
+                return _column(self.url, span, stored)
 
             try:
                 self._columns[name] = files.read_sound(self.url, read)
@@ -432,8 +432,8 @@ class ColumnTable(PartTable):
     @property
     def chunk_place(self) -> tuple[int, int]:
         """Begin and end of the pages of checksums in the file."""
-        place = self._later[_CHUNKS]
-        return place.start, place.stop
+        span = self._later[_CHUNKS]
+        return span.start, span.stop
 
     def item(self, number: int) -> PartRecord:
         leaves = {
@@ -537,11 +537,11 @@ def encode_table(
     raw = json.dumps(msgspec.to_builtins(head), sort_keys=True, separators=(",", ":")).encode()
     prefix = _MAGIC + len(raw).to_bytes(8, "little") + hashlib.sha256(raw).digest() + raw
     # 4. What is between columns stays zero.
-    places = _places(head, len(prefix))
-    file = bytearray(places[-1].stop)
+    spans = _column_spans(head, len(prefix))
+    file = bytearray(spans[-1].stop)
     file[: len(prefix)] = prefix
-    for place, column in zip(places, ordered.values(), strict=True):
-        file[place.start : place.stop] = column.tobytes()
+    for span, column in zip(spans, ordered.values(), strict=True):
+        file[span.start : span.stop] = column.tobytes()
     return bytes(file)
 
 
@@ -594,7 +594,7 @@ def _head_end(url: str, data: bytes) -> int:
 
 def _opened_end(url: str, data: bytes) -> int:
     head = _parse_head(url, data)
-    return _places(head, _head_end(url, data))[head.opened - 1].stop
+    return _column_spans(head, _head_end(url, data))[head.opened - 1].stop
 
 
 def _parse_head(url: str, data: bytes) -> TableHead:
@@ -643,26 +643,26 @@ def _check_head(head: TableHead) -> None:
             raise ValueError(f"column {column.name} of {column.dtype}")
 
 
-def _places(head: TableHead, end: int) -> list[_Place]:
+def _column_spans(head: TableHead, end: int) -> list[_ColumnSpan]:
     """The place of each column; ``end`` is the end of the head."""
-    places: list[_Place] = []
+    spans: list[_ColumnSpan] = []
     for column in head.columns:
         entries = head.chunks + pages_of(head.chunks) if column.name == _CHUNKS else head.parts
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
         end = start + entries * np.dtype(column.dtype).itemsize
-        places.append(_Place(column, start, end))
-    return places
+        spans.append(_ColumnSpan(column, start, end))
+    return spans
 
 
-def _column(url: str, place: _Place, stored: bytes | memoryview) -> np.ndarray:
+def _column(url: str, span: _ColumnSpan, stored: bytes | memoryview) -> np.ndarray:
     """A column from the bytes at its place."""
     # 7., 8. Its length before its digest: a file that was cut off is named as such.
-    if len(stored) < place.stop - place.start:
+    if len(stored) < span.stop - span.start:
         raise corrupt_table(url, "is shorter than it was written")
-    if hashlib.sha256(stored).hexdigest() != place.column.digest:
-        problem = f"the digest of its {place.column.name} is of other bytes"
+    if hashlib.sha256(stored).hexdigest() != span.column.digest:
+        problem = f"the digest of its {span.column.name} is of other bytes"
         raise corrupt_table(url, f"is not as it was written: {problem}")
-    return np.frombuffer(stored, f"<{place.column.dtype}")
+    return np.frombuffer(stored, f"<{span.column.dtype}")
 
 
 def _check_columns(url: str, columns: Mapping[str, np.ndarray]) -> None:

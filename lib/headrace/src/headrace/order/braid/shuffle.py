@@ -198,8 +198,8 @@ class BraidShuffle(Order):
         """
         block = int(self._spec.block[0])
         if not self.permutes_all:
-            places = self._rows.touched_places(drawn, epoch)
-            return Intervals(places.start // block, -(-places.stop // block))
+            touched = self._rows.touched_places(drawn, epoch)
+            return Intervals(touched.start // block, -(-touched.stop // block))
         # No strands: the rows themselves tell. Back from stored blocks to the sequence; the tail
         # block is its own place
         drawn_rows = self.at(np.arange(drawn), np.full(drawn, epoch))
