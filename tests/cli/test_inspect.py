@@ -18,7 +18,7 @@ from headrace.cli.decoded import drawn
 from headrace.cli.inspect_show import histogram, length_statistics
 from headrace.cli.shown import printable
 from headrace.errors import SourceError
-from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
+from headrace.ingest import SourceConfig, TokenizerConfig, build, build_cache
 from headrace.order.intervals import Intervals
 from headrace.store import open_cache
 from headrace.testing import tiny_cache
@@ -172,7 +172,7 @@ def test_an_unfinished_cache_says_how_to_finish_it(
     good = (corpus / "2.jsonl").read_bytes()
     (corpus / "2.jsonl").write_bytes(good.replace(b'"text"', b'"txet"', 1))
     # The command line has no option for the size of parts.
-    monkeypatch.setitem(build_cache.__kwdefaults__, "part_bytes", 10)
+    monkeypatch.setitem(build.plan_build.__kwdefaults__, "part_bytes", 10)
     config = SourceConfig(["corpus"], format="jsonl", extensions=[".jsonl"])
     with pytest.raises(SourceError):
         build_cache(

@@ -7,8 +7,10 @@ dtype, chunk, codec and number of parts.
 """
 
 import asyncio
+import gc
 import json
 import os
+import weakref
 from pathlib import Path
 
 import equinox as eqx
@@ -133,6 +135,21 @@ def test_iterating_is_asking_for_every_step_on_any_number_of_devices(mixture, ro
                 assert other.token_ids.sharding.is_equivalent_to(loader.placement.sharding, 2)
         for step in (0, 7, 19, 20, STEPS - 1):
             assert equal(loader.batch_at(step), reference[step])
+
+
+def test_an_iteration_keeps_its_loader(mixture):
+    """A run steers the loaders that there are, also one that only its batches refer to."""
+    loader = DataLoader(mixture, mixture.batch_schedule)
+    there = weakref.ref(loader)
+    batches = loader.iter_from_step(0)
+    next(batches)
+    del loader
+    gc.collect()
+    assert there() is not None
+    batches.close()
+    del batches
+    gc.collect()
+    assert there() is None
 
 
 def test_any_step_is_a_good_step_to_resume_from(mixture):

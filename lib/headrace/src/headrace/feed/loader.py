@@ -219,7 +219,7 @@ class DataLoader(BatchOrder):
         read = next(iter(delivery.reader(stats, Grouping(0)).batches(step, step + 1)))
         ready: list[Any] = []
         delivery.to_devices([read], step, ready, stats)
-        return _finished(ready[0])
+        return self._finish(ready[0])
 
     def iter_from_step(self, step: int = 0) -> Prefetched[Any]:
         """Batches from ``step`` on, prepared in the background.
@@ -367,7 +367,7 @@ class DataLoader(BatchOrder):
             stats.queue,
             interrupt=course.interrupt,
             gate=gate,
-            finish=_finished,
+            finish=self._finish,
         )
         with self._lock:
             self._fold_finished()
@@ -447,6 +447,17 @@ class DataLoader(BatchOrder):
     def _with_sources(self, stats: LoaderStats) -> LoaderStats:
         is_over = stats.step == self.num_steps
         return replace(stats, sources=SourcesAt(self.planned, stats.step, is_over=is_over))
+
+    def _finish(self, delivered: Any) -> Any:
+        """The batch as a trainer gets it: rows exchanged and split into micro-batches, if
+        configured (collectives).
+
+        A method, so that whoever has the batches has the loader, too: a run steers its loaders,
+        also those that nobody else holds, as in ``for batch in run.loader(): ...``.
+        """
+        if isinstance(delivered, Partial):
+            return delivered()
+        return exchange_rows(delivered) if isinstance(delivered, PooledRows) else delivered
 
     def _fold_finished(self) -> None:
         """Sums up iterations that nobody refers to any more, so that memory does not grow with
@@ -718,15 +729,6 @@ class _Course:
             raise
         finally:
             reader.close()
-
-
-def _finished(delivered: Any) -> Any:
-    """The batch as a trainer gets it: rows exchanged and split into micro-batches, if configured
-    (collectives).
-    """
-    if isinstance(delivered, Partial):
-        return delivered()
-    return exchange_rows(delivered) if isinstance(delivered, PooledRows) else delivered
 
 
 def _replayed(make: Callable[[], Iterator[list[Any]]]) -> Iterator[list[Any]]:
