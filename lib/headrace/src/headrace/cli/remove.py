@@ -43,7 +43,8 @@ def command(
     change.
 
     New runs neither read these documents nor train on them; their other rows stay the same, bit for
-    bit. To move a run in progress to it: `headrace run amend RUN CONFIG --newest-caches`.
+    bit. To move a run in progress to it: `headrace run amend RUN CONFIG --newest-caches`, and while
+    a job trains it, with --step STEP --live.
     Documents are numbered from 0, as in `headrace cache inspect CACHE --document`; `headrace cache
     inspect CACHE --id` finds the number of a document by its id.
 

@@ -16,6 +16,21 @@ typedef struct {
 } Spec;
 
 // What draws of one kind have in common in an epoch: draws of cells, or extra draws.
+//
+// The strands of a kind cut its examples of the epoch evenly: each has as many as there are `rounds`, in which every strand
+// is drawn from once. What does not fill a round is dealt with in one of two ways.
+//
+// Strands of many blocks (not `is_short`) follow each other as a round visits them, and the first `rest` have one more.
+//
+// Of short ones, those that successive laps take must not lie in one block, and neighbours in the store must have neighbouring
+// localities. So the `depth` strands of a cell lie side by side, and laps take them by columns: they are dealt to `apart`
+// columns, about as many as they fill blocks, of `height` strands, the first `columns_higher` one higher; a lap takes the
+// next column. Whole laps of the rest make `longer` strands of each cell one example longer: `above` rows of them in every
+// column, and one more in the first `column_longer`. What is less than a lap belongs to no strand: `over` examples are left
+// over, evenly spread over the epoch, and its last draws take them.
+//
+//     depth 5, apart 2:     column 0   0 1 2      laps 0 1 2 3 4 take strands 0 3 1 4 2
+//                           column 1   3 4
 typedef struct {
     u64 draws, cells, depth, strands, rounds, rest, is_short, longer, apart, height, columns_higher;
     u64 above, column_longer, over, rounds_before, among;
@@ -142,7 +157,7 @@ static void begin_kind(Kind *k, u64 draws, u64 cells, u64 depth, u64 earlier, u6
     k->height = depth / k->apart, k->columns_higher = depth - k->height * k->apart;
     k->above = k->longer / k->apart, k->column_longer = k->longer - k->above * k->apart;
     k->over = k->is_short ? k->rest - k->longer * cells : 0;
-    k->rounds_before = earlier / k->strands;
+    k->rounds_before = earlier / k->strands; // of the run: where in their blocks strands go on
     k->among = draws < EXACT ? draws - k->over : draws / most(k->over, 1) - 1;
 }
 
@@ -159,6 +174,8 @@ static void begin_epoch(Epoch *e, const Spec *s, u64 number, u64 component) {
     begin_kind(&e->kinds[1], s->n - e->regular, s->extra, 1, e->begin - e->first_visit, s->block);
 }
 
+// Place of the x-th example of the kind that some strand has, among those too that are left over. Of `over` that are spread
+// evenly, ((x + 1) over - 1) / (draws - over) lie before it; products beyond 64 bits are spared by gaps of equal length.
 static u64 skip_left_over(u64 x, const Kind *k) {
     if (!k->over)
         return x;
@@ -166,12 +183,12 @@ static u64 skip_left_over(u64 x, const Kind *k) {
     return x + least(gaps, k->over);
 }
 
-// The cell of a place in the lap; place 0 keeps cell 0 if that one comes and goes.
+// Step 2. The cell of a place in the lap; place 0 keeps cell 0 if that one comes and goes.
 static u64 cell_of(u64 offset, const Spec *s) {
     return offset < s->first ? 0 : ((offset - s->first) * s->step + s->shift) % s->ring + s->first;
 }
 
-// The strand of the `visit`-th draw of a round; `cell` is that of a draw of a cell.
+// Step 3, and what step 5 needs. The strand of the `visit`-th draw of a round; `cell` is that of a draw of a cell.
 static Strand strand_of(u64 visit, u64 cell, u64 extra, const Epoch *e, const Spec *s) {
     const Kind *k = &e->kinds[extra];
     u64 lap = visit / k->cells;
@@ -180,7 +197,7 @@ static Strand strand_of(u64 visit, u64 cell, u64 extra, const Epoch *e, const Sp
     u64 row = lap / k->apart, column = lap - row * k->apart;
     u64 strand = cell * k->depth + column * k->height + least(column, k->columns_higher) + row;
     u64 start, length;
-    if (k->is_short) {
+    if (k->is_short) { // those before it, as long as all are, and what longer ones among them have more
         u64 longer_before = column * k->above + least(column, k->column_longer);
         longer_before += least(row, k->above + (column < k->column_longer));
         start = strand * k->rounds + cell * k->longer + longer_before;
@@ -190,6 +207,8 @@ static Strand strand_of(u64 visit, u64 cell, u64 extra, const Epoch *e, const Sp
         length = k->rounds + (visit < k->rest);
     }
     strand += s->regular * extra;
+    // The phase: strand by strand evenly over a block, from where the begin of the strand lies in its block, and on by a row a
+    // round, so that an epoch goes on where the one before it ended; then a keyed number of whole blocks
     u64 spread = (strand * GOLDEN32 + s->spread) & LOW32, blocks = length / s->block, phase;
     if (blocks) {
         u64 inside = skip_left_over(start, k) % s->block;
@@ -203,13 +222,14 @@ static Strand strand_of(u64 visit, u64 cell, u64 extra, const Epoch *e, const Sp
     return (Strand){start, length, phase};
 }
 
-// Position in the epoch's sequence of blocks of a draw, whose number is among those of its kind.
+// Steps 4 and 5. Position in the epoch's sequence of blocks of a draw, whose number is among those of its kind.
 static u64 virtual_place(u64 draw, u64 cell, u64 extra, const Epoch *e, const Spec *s) {
     const Kind *k = &e->kinds[extra];
     u64 base = extra ? e->regular : 0;
     long long late = (long long)(draw + k->over - k->draws);
     if (late >= 0) { // one of the last draws of the epoch, which take what is left over by whole laps
         u64 blocks = least(most(k->draws / s->block, 1), k->over), gap = k->draws / k->over;
+        // Successive ones from different blocks; the nth of all lies at the end of the nth of `over` equal stretches
         u64 nth = transposed((u64)late, k->over, blocks) + 1;
         u64 uneven = k->draws < EXACT ? k->draws - gap * k->over : 0;
         return nth * gap + nth * uneven / k->over - 1 + base;
@@ -221,6 +241,7 @@ static u64 virtual_place(u64 draw, u64 cell, u64 extra, const Epoch *e, const Sp
     return skip_left_over(t.start + offset, k) + base;
 }
 
+// Step 6. The row at a place of the sequence.
 static u64 physical_row(u64 place, const Epoch *e, const Spec *s, Placed *placed, u64 mask) {
     if (s->permuted)
         return permute(place, s->n, s->row_sides, e->all_rows_key);
@@ -249,6 +270,7 @@ EXPORT void headrace_braid_rows(u64 count, const Spec *specs, const u64 *compone
         u64 number = passes + (first_epoch ? first_epoch[k] : 0);
         if (e->spec != s || e->number != number)
             begin_epoch(e, s, number, which);
+        // Step 1: the lap and the place in it (`offset`); the draws of cells of the epoch before this one
         u64 visits = count_laps(e->begin + i, s, &offset) - e->first_visit;
         u64 extra = offset >= s->cells, cell = cell_of(offset, s), draw = extra ? i - visits : visits;
         if (extra | (offset < s->first))

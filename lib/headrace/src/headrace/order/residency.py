@@ -10,7 +10,8 @@ How a step is decided:
 
    a. a slot that was never used;
    b. that of an *idle* block, which no planned step uses: the least recently used first;
-   c. that of the block whose next use is farthest away (Belady's rule, as far as is planned).
+   c. that of the block whose next use is farthest away (Belady's rule, as far as is planned), of
+      those that no step has used lately (``KEEP_STEPS``), unless there are no others.
 
 4. The fetch may begin as soon as the last step that used the slot's old block has been gathered
    (``free_after``). Steps are decided far ahead, so their blocks are read ahead.

@@ -131,6 +131,7 @@ def first_difference(
                 plan.pop("batch_size", None)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError):  # not a mixture
         return None
+    # A change from step 0 on leaves nothing of the other run: it is another one
     return (first or None) if new_plan == old_plan else None
 
 

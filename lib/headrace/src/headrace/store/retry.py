@@ -486,8 +486,8 @@ def _seconds(retry_after: str) -> float:
 
 
 def own_counts() -> RequestCounts:
-    """The counters themselves, without TensorStore's own retries. Only the thread that sends the
-    requests adds to them, so they need no lock.
+    """The counters themselves, without TensorStore's own retries. Each field is added to by one
+    thread, or under the lock of those that add to it; so reading them takes none.
     """
     return _Process.counts
 
