@@ -79,7 +79,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "worker_wait": (_INTEGER, [_ADDRESS, _INTEGER]),
     "worker_stop": (None, [_ADDRESS]),
 }
-_SHORT = 1 << 14  # rows of a call during which other threads may wait for the interpreter
+SHORT = 1 << 14
+"""Rows of a call that may be one of :attr:`NativeLibrary.short_calls`: other threads wait for the
+interpreter meanwhile."""
 # These take about as long as handing over the interpreter's lock: they keep it.
 _SHORT_SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "braid_rows": _SIGNATURES["braid_rows"],
@@ -96,7 +98,13 @@ class NativeLibraryError(ImportError):
 
 
 class NativeLibrary:
-    """The functions of the library, without their prefix ``headrace_``."""
+    """The functions of the library, without their prefix ``headrace_``.
+
+    Attributes:
+        calls: The functions; other threads run meanwhile.
+        short_calls: Those that are used for little work, too, of at most :data:`SHORT` rows; they
+            keep the interpreter's lock.
+    """
 
     def __init__(self, path: Path = LIBRARY) -> None:
         _check_platform()
@@ -122,12 +130,6 @@ class NativeLibrary:
                 f"headrace's compiled part, {path}, is of other C files than those beside it."
                 f" {build_command()}"
             )
-
-    def calls_for(self, rows: int) -> ctypes.CDLL:
-        """The functions for work on so many rows: of few, those that keep the interpreter's lock
-        meanwhile.
-        """
-        return self.short_calls if rows <= _SHORT else self.calls
 
 
 @cache

@@ -88,7 +88,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Integer, UInt64
 
 from headrace.errors import ConfigError
-from headrace.native import native_library
+from headrace.native import SHORT, native_library
 from headrace.order.braid.spec import (
     BLOCK,
     MAX_STRANDS,
@@ -400,7 +400,9 @@ class BraidTable:
         placed = min(_MOST_PLACED, 1 << (rows.size // 2).bit_length())
         scratch = np.zeros(epochs * structures.epoch + placed * structures.placed, np.uint8)
         at = scratch.ctypes.data
-        native_library().calls_for(rows.size).braid_rows(
+        library = native_library()
+        calls = library.short_calls if rows.size <= SHORT else library.calls
+        calls.braid_rows(
             rows.size,
             *(None if values is None else values.ctypes.data for values in (fields, *arrays)),
             at,
