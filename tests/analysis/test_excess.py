@@ -17,7 +17,7 @@ from headrace import MixtureDataset, TokenSeqDataset
 from headrace.analysis import excess
 from headrace.analysis.excess import OPTIMIZERS, cosine_rates, excess_loss, source_excess, wsd_rates
 from headrace.analysis.probe import PROBE_NAME, probe_cache, save_probe, saved_shares
-from headrace.data.dataset import stored_dataset
+from headrace.data.token_seq import stored_dataset
 from headrace.errors import CacheError, ConfigError
 from headrace.order import Order
 from headrace.order.block_shuffle import EraShuffle

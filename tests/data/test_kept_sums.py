@@ -108,7 +108,7 @@ def test_a_run_that_finds_sums_is_the_run_that_made_them(
         assert isinstance(dataset, MixtureDataset)
         return dataset.describe(), [dataset.tokens_of_rows("a", rows) for rows in range(700)]
 
-    monkeypatch.setattr(row_tokens, "plans_of", lambda dataset: None)
+    monkeypatch.setattr(row_tokens, "_plans_of", lambda dataset: None)
     slow = described(run)
     monkeypatch.undo()
     for name, value in SMALL.items():
