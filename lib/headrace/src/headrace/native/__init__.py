@@ -79,9 +79,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "worker_wait": (_INTEGER, [_ADDRESS, _INTEGER]),
     "worker_stop": (None, [_ADDRESS]),
 }
-SHORT = 1 << 14
-"""Rows of a call that may be one of :attr:`NativeLibrary.short_calls`: other threads wait for the
-interpreter meanwhile."""
 # These take about as long as handing over the interpreter's lock: they keep it.
 _SHORT_SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "braid_rows": _SIGNATURES["braid_rows"],
@@ -102,9 +99,12 @@ class NativeLibrary:
 
     Attributes:
         calls: The functions; other threads run meanwhile.
-        short_calls: Those that are used for little work, too, of at most :data:`SHORT` rows; they
+        short_calls: Those that are used for little work, too, of at most ``short_rows`` rows; they
             keep the interpreter's lock.
+        short_rows: Rows of a call during which other threads may wait for the interpreter.
     """
+
+    short_rows = 1 << 14
 
     def __init__(self, path: Path = LIBRARY) -> None:
         _check_platform()

@@ -49,7 +49,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from headrace.errors import ConfigError
-from headrace.native import SHORT, native_library
+from headrace.native import native_library
 from headrace.order.order import OpenWindow, Order
 from headrace.order.seeds import derive, derive_keys, fold
 
@@ -103,7 +103,7 @@ def _permuted(
         raise ValueError("there is no length above 0, or no key, for each number")
     sides = rectangle(lengths)
     library = native_library()
-    calls = library.short_calls if numbers.size <= SHORT else library.calls
+    calls = library.short_calls if numbers.size <= library.short_rows else library.calls
     calls.permute(
         numbers.size,
         *(values.ctypes.data for values in (numbers, lengths, *sides)),

@@ -88,7 +88,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Integer, UInt64
 
 from headrace.errors import ConfigError
-from headrace.native import SHORT, native_library
+from headrace.native import native_library
 from headrace.order.braid.spec import (
     BLOCK,
     MAX_STRANDS,
@@ -401,7 +401,7 @@ class BraidTable:
         scratch = np.zeros(epochs * structures.epoch + placed * structures.placed, np.uint8)
         at = scratch.ctypes.data
         library = native_library()
-        calls = library.short_calls if rows.size <= SHORT else library.calls
+        calls = library.short_calls if rows.size <= library.short_rows else library.calls
         calls.braid_rows(
             rows.size,
             *(None if values is None else values.ctypes.data for values in (fields, *arrays)),
