@@ -176,6 +176,10 @@ class ComponentConfig:
         """The name of its cache in tables."""
         return self.caches[0] + (f" and {len(self.caches) - 1} more" if self.caches[1:] else "")
 
+    def shuffle_or(self, of_config: shuffle_config.ShuffleConfig) -> shuffle_config.Shuffle:
+        """How it is shuffled: its own setting, or the config's."""
+        return shuffle_config.shuffle_of(of_config if self.shuffle is None else self.shuffle)
+
     def asked_numbers(
         self, shuffle: shuffle_config.Shuffle, columns: Mapping[str, str | ColumnConfig]
     ) -> set[str | None]:

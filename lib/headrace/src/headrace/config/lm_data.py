@@ -560,8 +560,7 @@ class LmDataConfig:
 
     def shuffle_for(self, name: str) -> Shuffle:
         """How a component is shuffled: its own setting, or the config's."""
-        own = self.components[name].shuffle
-        return shuffle_config.shuffle_of(self.shuffle if own is None else own)
+        return self.components[name].shuffle_or(self.shuffle)
 
     def _scores(self, caches: Mapping[str, TokenCache]) -> dict[str, RowScores]:
         """What computes the scores of rows, of each component that is shuffled by a number."""

@@ -31,7 +31,7 @@ from headrace.feed.host_ledgers import job_reader
 from headrace.mix.amendments import number_of_each
 from headrace.mix.stage_config import AmendmentConfig, added_later
 from headrace.order.holdout import ValidationConfig
-from headrace.order.shuffle_config import ShuffleConfig, shuffle_of
+from headrace.order.shuffle_config import ShuffleConfig
 from headrace.store.cache import TokenCache
 from headrace.store.files import ReadForAll
 from headrace.store.snapshots import History, Snapshot, choose_snapshot, history_of
@@ -261,8 +261,7 @@ def _check_can_grow(
     gained: Snapshot,
 ) -> None:
     """Raises ConfigError if no component can stand beside one for what its caches gain."""
-    own = component.shuffle
-    scored_by = shuffle_of(shuffle if own is None else own).scored_by or ""
+    scored_by = component.shuffle_or(shuffle).scored_by or ""
     limits = {
         "max_tokens": component.max_tokens,
         "max_share": component.max_share,
