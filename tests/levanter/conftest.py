@@ -4,7 +4,9 @@ remembers losses.
 
 import asyncio
 import dataclasses
+import importlib.util
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,13 @@ import pytest
 from headrace.store import open_cache
 from headrace.testing import tiny_cache
 from headrace_levanter.export import write_levanter
+
+# Haliax warns of what JAX has deprecated when it is first imported, and an import that a warning ended
+# leaves half a module behind for every later test: import it once, here, where warnings are not errors.
+if importlib.util.find_spec("haliax"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("haliax")
 
 SEQ_LEN = 16
 BATCH = 8
