@@ -362,7 +362,7 @@ def test_a_killed_demo_is_run_again(root, server):
     code, kinds = server.run(unbroken, DEMO)
     assert code == 0, (root / "log").read_text()[-2000:]
     wanted = files_in(unbroken)
-    for number in chosen(kinds, KILLS):
+    for number in chosen(kinds, 3):  # and more: the first and the last of each kind
         at = f"killed before operation {number} of {len(kinds)} ({kinds[number - 1]})"
         shutil.rmtree(broken, ignore_errors=True)
         broken.mkdir()

@@ -141,8 +141,10 @@ def test_the_end_of_a_job_is_no_death(root):
         assert "program: ended" in log
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("attempt", range(20))
+@pytest.mark.parametrize(
+    "attempt",
+    [pytest.param(k, marks=pytest.mark.slow if k < 8 else pytest.mark.soak) for k in range(20)],
+)
 def test_a_process_that_is_killed_at_any_moment_is_named_within_15_seconds(root, attempt):
     chance = random.Random(attempt)
     culprit = attempt % HOSTS

@@ -330,9 +330,11 @@ def started(command: list[str], cache: str) -> subprocess.Popen[bytes]:
     return running
 
 
-@pytest.mark.slow
-def test_killed_at_any_moment(cache: str, tmp_path: Path, tree: Tree):
-    """Thirty kills at random moments while the command appends; the cache is read all the while."""
+@pytest.mark.parametrize(
+    "most", [pytest.param(10, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)]
+)
+def test_killed_at_any_moment(cache: str, tmp_path: Path, tree: Tree, most: int):
+    """Kills at random moments while the command appends; the cache is read all the while."""
     pick = random.Random(5)
     new = texts_of(tmp_path / "new", 300, 2)
     before = tree(cache)
@@ -360,7 +362,7 @@ def test_killed_at_any_moment(cache: str, tmp_path: Path, tree: Tree):
     finished = 0
     assert running.returncode == 0
     for _ in range(200):
-        if kills == 30:
+        if kills == most:
             break
         with started(command, cache) as running:
             time.sleep(pick.uniform(0, whole / 2))
@@ -378,7 +380,7 @@ def test_killed_at_any_moment(cache: str, tmp_path: Path, tree: Tree):
                 ["rm", "-r", f"{cache}/appended", f"{cache}/{SNAPSHOTS_NAME}"], check=True
             )
             finished += 1
-    assert kills == 30
+    assert kills == most
     subprocess.run([*command, cache], check=True, capture_output=True)
     assert tree(cache) == tree(reference)
     print(f"{kills} kills, of appends that take {whole:.1f} s to write; {finished} had ended")

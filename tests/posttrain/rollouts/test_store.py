@@ -390,13 +390,15 @@ def test_of_two_processes_one_wins(tmp_path):
     assert dataset(tmp_path).store.next_step >= 0
 
 
-@pytest.mark.slow
-def test_thirty_kills(tmp_path):
+@pytest.mark.parametrize(
+    "kills", [pytest.param(10, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.soak)]
+)
+def test_kills_at_random_moments(tmp_path, kills):
     """After each: every position is in one step, and the batches are those of a run that nobody
     killed.
     """
     pick = random.Random(0)
-    for _ in range(30):
+    for _ in range(kills):
         with program(tmp_path, 10**9) as process:
             process.stdout.readline()
             for _ in range(pick.randrange(4)):
