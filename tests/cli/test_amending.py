@@ -23,6 +23,7 @@ from headrace import ComponentConfig, DataLoader, LmDataConfig, load_config, ope
 from headrace.cli.init import PROGRAM
 from headrace.demo import train as program
 from headrace.errors import ConfigError, PlanMismatchError
+from headrace.mix import AmendmentConfig
 from headrace.run import LoaderState, RunLock
 from headrace.testing import write_cache
 from headrace.testing.caches import random_documents, remove
@@ -362,6 +363,19 @@ def test_before_a_first_checkpoint_both_commands_offer_the_same(
     assert ("--newest-caches" in offered[1]) == ("--newest-caches" in options)
     assert headrace(*offered[1].split()).code == 0
     assert headrace("run", "diff", "runs/1", "run.yaml").code == 0
+
+
+def test_weights_that_replace_learned_ones_are_said_to(headrace, caches, tmp_path):
+    folder = str(tmp_path / "run")
+    path = tmp_path / "run.yaml"
+    path.write_text(config_text(caches, {"components": OWN}))
+    run = open_run(folder, load_config(str(path)))
+    args = (folder, str(path), "components.code.weight=9", "--step", 20)
+    said = "These weights take the place of those that the run has learned."
+    assert said not in headrace("run", "diff", *args).out
+    learned = {name: 1 / len(OWN) for name in OWN}
+    run.reweigh(AmendmentConfig(10, weights=learned, measured={"sums": {}}))
+    assert said in headrace("run", "diff", *args).out
 
 
 def test_what_is_done_is_not_amended(headrace, caches, tmp_path):

@@ -241,19 +241,42 @@ def test_a_lock_with_a_field_that_is_gone_is_read(caches, tmp_path):
     assert decode(LmDataConfig, read.config).at_snapshots() == config.at_snapshots()
 
 
-def test_steps_that_are_skipped_leave_weights_that_were_learned(caches, tmp_path):
+@pytest.mark.parametrize(
+    ("declared", "weights"),
+    [
+        (AmendmentConfig(60, skip=[[60, 70]]), {"web": 0.25, "code": 0.75}),
+        (AmendmentConfig(60, weights={"web": 2}), {"web": 2, "code": 0.75}),
+        (AmendmentConfig(60, drop=["web"], skip=[[60, 62]]), {"code": 0.75}),
+        (AmendmentConfig(60, add={"math": 1}), {"web": 0.25, "code": 0.75, "math": 1}),
+        (
+            AmendmentConfig(60, weights={"web": {"linear": {60: 1, 90: 3}}}),
+            {"web": {"linear": {60: 1, 90: 3}}, "code": 0.75},
+        ),
+    ],
+    ids=["skip", "weights", "drop", "add", "schedule"],
+)
+def test_an_amendment_that_is_declared_changes_weights_that_were_learned(
+    caches, tmp_path, declared, weights
+):
     began = config_of(caches, {"web": 3, "code": 1})
     learned = AmendmentConfig(40, weights={"web": 0.25, "code": 0.75}, measured={"sums": {}})
     run = open_run(tmp_path, began)
     run.state(40)
     run.reweigh(learned)
-    edited = replace(began, amendments=[AmendmentConfig(60, skip=[[60, 70]])])
+    new = {name: ComponentConfig(str(caches / name)) for name in declared.add}
+    edited = replace(began, components={**began.components, **new}, amendments=[declared])
     changes = run_changes(run.lock, edited, 50)
     assert (changes.first_step, changes.amendment) == (60, None)
     assert changes.amended is not None
-    assert changes.amended.amendments == [learned, *edited.amendments]
+    assert changes.amended.amendments == [learned, declared]
     again = open_run(tmp_path, edited, 50)
     assert again.config is not None
     assert again.config.amendments == changes.amended.amendments
-    assert again.config.plan().stages[-1].blend.to_config() == learned.weights
+    assert again.config.plan().stages[-1].blend.to_config() == weights
     assert run_changes(again.lock, edited, 50).same
+    # and so does what is declared after it, and a decision between the two
+    later = AmendmentConfig(80, weights={"code": 3})
+    again.reweigh(replace(learned, step=50))
+    further = open_run(tmp_path, replace(edited, amendments=[declared, later]), 55)
+    assert further.config is not None
+    assert sorted(one.step for one in further.config.amendments) == [40, 50, 60, 80]

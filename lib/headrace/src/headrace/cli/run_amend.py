@@ -422,9 +422,7 @@ def _show_changes(changes: RunChanges, run: str, resolved: bool) -> None:
     if changes.same:
         console.print(Text.assemble(("the same run ", "green"), run))
     elif changes.amendment is not None:
-        console.print(f"From step {changes.amendment.step:,} on:")
-        for line in _written(changes.amendment).splitlines():
-            console.print(f"  {line}", style="bold")
+        _show_amendment(changes.amendment, changes.amended)
     elif changes.first_step is not None:
         console.print(f"The batches differ from step {changes.first_step:,} on.")
     elif changes.refused:
@@ -433,6 +431,16 @@ def _show_changes(changes: RunChanges, run: str, resolved: bool) -> None:
             console.print(f"  {line}")
     else:
         console.print("They are different runs: restore the run's config, or use another folder.")
+
+
+def _show_amendment(amendment: AmendmentConfig, amended: LmDataConfig | None) -> None:
+    console = terminal(soft_wrap=True)
+    console.print(f"From step {amendment.step:,} on:")
+    for line in _written(amendment).splitlines():
+        console.print(f"  {line}", style="bold")
+    has_learned = amended is not None and any(one.measured for one in amended.amendments)
+    if amendment.weights and has_learned:
+        console.print("These weights take the place of those that the run has learned.")
 
 
 def _newer_caches(lock: RunLock, edited: LmDataConfig) -> list[str]:

@@ -12,12 +12,11 @@ gone, or have another weight. A run with stages gets other stages from its step 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from headrace.config.lm_data import LmDataConfig
-from headrace.config.parsing import decode
 from headrace.config.writing import given_fields, whole_if_it_is
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, PlanMismatchError
@@ -54,19 +53,11 @@ def config_of_run(lock: RunLock | None, edited: LmDataConfig) -> LmDataConfig:
         return edited
     edited = in_order_of_run(edited, lock.config)
     locked = lock.run_config
-    # Steps that are skipped leave the weights as they are, also those that the run has learned
-    declared_before = lock.edited.get("amendments", [])
-    skips = [
-        one
-        for one in edited.amendments
-        if not one.changes_mixture and given_fields(one) not in declared_before
-    ]
-    others = [one for one in edited.amendments if one not in skips]
-    mixture = _mixture_fields(given_fields(replace(edited, amendments=others)))
-    if mixture == _mixture_fields(lock.edited):
-        new = [one for one in skips if one not in locked.amendments]
-        edited = _with_mixture(edited, locked)
-        edited = replace(edited, amendments=[*locked.amendments, *new])
+    declared = _declared_anew(lock, edited)
+    newcomers = added_later(declared) - {*lock.edited.get("components", {})}
+    if _mixture_fields(given_fields(edited), declared, newcomers) == _mixture_fields(lock.edited):
+        # With the weights that it has learned, and with what was changed while it trained
+        edited = _with_mixture(edited, _declaring(locked, edited, declared) or edited)
     # 0 stands for a field that was left out
     if given_fields(edited).get("max_hosts", 0) == lock.edited.get("max_hosts", 0):
         edited = replace(edited, max_hosts=locked.max_hosts)
@@ -78,12 +69,26 @@ def config_of_run(lock: RunLock | None, edited: LmDataConfig) -> LmDataConfig:
     return at_snapshots(edited, snapshots)
 
 
-def _mixture_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config that say its mixture."""
+def _declared_anew(lock: RunLock, edited: LmDataConfig) -> list[AmendmentConfig]:
+    """The amendments that an edited config declares and the run's config did not before."""
+    before = (lock.edited or {}).get("amendments", [])
+    return [one for one in edited.amendments if given_fields(one) not in before]
+
+
+def _mixture_fields(
+    fields: Mapping[str, Any],
+    but_for: Sequence[AmendmentConfig] = (),
+    newcomers: Collection[str] = (),
+) -> dict[str, Any]:
+    """The fields of a config that say its mixture, without some amendments and components."""
     components: Mapping[str, Any] = fields.get("components", {})
-    weights = {name: part.get("weight") for name, part in components.items()}
-    named = {name: fields.get(name) for name in ("weights", "stages", "amendments")}
-    return {**named, "components": weights}
+    declared = [given_fields(one) for one in but_for]
+    return {
+        "weights": fields.get("weights"),
+        "stages": fields.get("stages"),
+        "amendments": [one for one in fields.get("amendments", []) if one not in declared],
+        "components": {n: one.get("weight") for n, one in components.items() if n not in newcomers},
+    }
 
 
 def _with_mixture(edited: LmDataConfig, locked: LmDataConfig) -> LmDataConfig:
@@ -158,7 +163,10 @@ def run_changes(
     caches = newer_snapshots(declared, lock) if newest_caches else {}
     if (same or first is not None) and not caches:
         return RunChanges(same, fields, plan, first, None, None if same else declared)
-    base = declared if same or first is not None else _with_declared(lock, declared, step)
+    base = declared
+    if not same and first is None:
+        base = _without_later(lock.run_config, declared, step)
+        base = _declaring(base, declared, _declared_anew(lock, declared)) or base
     asked_step = step
     # after what is declared: changes of the mixture stand in the order of their steps
     step = max(step, last_change(base.amendments) + 1)
@@ -192,27 +200,27 @@ def alters_earlier(field: str, step: int, last: int) -> PlanMismatchError:
     )
 
 
-def _with_declared(lock: RunLock, edited: LmDataConfig, step: int) -> LmDataConfig:
-    """The run's config up to a step, with the amendments that an edited one declares beside those
-    that it declared before, and the components that these add.
+def _declaring(
+    locked: LmDataConfig, edited: LmDataConfig, declared: Sequence[AmendmentConfig]
+) -> LmDataConfig | None:
+    """A config of a run with amendments that an edited one declares, but for those that it has, and
+    with the components that these add; None: they do not fit the run.
     """
-    locked = _without_later(lock.run_config, edited, step)
-    declared_before = decode(LmDataConfig, lock.edited or {}).amendments
-    declared = [one for one in edited.amendments if one not in declared_before]
-    if not declared:
-        return locked
     added = added_later(declared)
     new = {
         name: replace(part, weight=None)
         for name, part in edited.components.items()
         if name in added and name not in locked.components
     }
+    known = [given_fields(one) for one in locked.amendments]
+    amendments = list(locked.amendments)
+    for one in declared:
+        if given_fields(one) not in known:
+            amendments = with_amendment(amendments, one)
     try:
-        components = {**locked.components, **new}
-        amendments = [*locked.amendments, *declared]
-        return replace(locked, components=components, amendments=amendments)
-    except ConfigError:  # they do not fit the run
-        return locked
+        return replace(locked, components={**locked.components, **new}, amendments=amendments)
+    except ConfigError:
+        return None
 
 
 def _without_later(locked: LmDataConfig, edited: LmDataConfig, step: int) -> LmDataConfig:
