@@ -177,7 +177,7 @@ def test_consumed_bytes_add_up_to_the_file(tmp_path: Path):
 
 BAD_LINES = {
     "not json": (b'{"text": "x"', r"is not valid JSON \(Expecting ',' delimiter, column 13\)"),
-    "not an object": (b'["x"]', r"holds a JSON list, not an object.*jq"),
+    "not an object": (b'["x"]', "holds a JSON list, not an object"),
     "a number": (b"17", "holds a JSON number"),
     "null": (b"null", "holds a JSON null"),
     "missing field": (
@@ -201,7 +201,6 @@ BAD_LINES = {
         b'{"text": "x", "n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         "JSON that cannot be read",
     ),
-    "a pretty-printed file": (b"{", r"one object on each line.*jq"),
 }
 
 

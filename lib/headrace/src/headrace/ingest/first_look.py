@@ -22,8 +22,6 @@ each column. On a local disk, a millisecond or two. At most :data:`MOST_FILES` f
 from __future__ import annotations
 
 import io
-import json
-import os
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -56,7 +54,6 @@ from headrace.ingest.documents import (
     template_of,
 )
 from headrace.ingest.kinds.kind import DocumentKind
-from headrace.ingest.listing import file_name
 from headrace.ingest.readers.columnar import ColumnarReader
 from headrace.ingest.readers.streams import BlockReader
 from headrace.ingest.records import (
@@ -79,7 +76,6 @@ from headrace.ingest.source import (
     PRE_TOKENIZED,
     TOKEN_MASKS,
     SourceConfig,
-    split_compression,
 )
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer
 from headrace.store import files
@@ -95,8 +91,6 @@ MOST_FILES = 1 << 10
 MOST_LOCAL_FILES = 1 << 14
 """The same of a source whose files are all on this machine."""
 AT_ONCE = 16
-CONVERTED = ".before"
-"""End of the name that a JSON file gets once its records are in another: it is no source then."""
 _MOST_RECORDS = 1 << 14  # 64 KiB of packed text may be a thousand times as long
 _MOST_NAMED = 20  # files with the same fault
 
@@ -302,7 +296,7 @@ class _Trial:
                 f"Or leave out the file, or its first {len(self.bad)} records: single ones are"
                 " skipped where others beside them are good."
             )
-        fault = _fault_of_one_value(self) or self._fault_of_all(or_else)
+        fault = self._fault_of_all(or_else)
         if fault is not None or self._first_bad is None:
             return fault or self._damage
         record_place, problem = self._first_bad
@@ -577,93 +571,6 @@ def _spread(listed: Sequence[SourceFile], most: int) -> list[SourceFile]:
     """At most so many of the files, spread evenly."""
     count = min(len(listed), most)
     return [listed[i * len(listed) // count] for i in range(count)]
-
-
-_LIST = re.compile(
-    r'\s*(?:\{(?:\s*"[^"]*"\s*:\s*(?:"[^"]*"|[-\w.]+)\s*,)*\s*("[^"]+")\s*:\s*)?\[\s*\{'
-)
-"""The beginning of a JSON file with a list of objects, which may be the first list of an object."""
-_LISTS_OF_RECORDS = {
-    "conversations",
-    *(field for names in FIELDS.values() for field in names.values()),
-}
-"""Lists of objects that are a part of one record."""
-_UNPACKED_BY = {"gzip": "gzip -dc", "zstd": "zstd -dc"}
-
-
-def _fault_of_one_value(trial: _Trial) -> SourceError | None:
-    """The error for a JSON file that has its records in a list, or spread over lines."""
-    file = trial.file
-    if trial.has_good or file.format != "jsonl" or (trial.is_whole and not trial.bad):
-        return None
-    head = bytearray()
-    reader = open_head(file, Columns())
-    with suppress(EndOfHeadError, SourceError, CacheError):
-        for block in cast("BlockReader", reader).blocks():
-            head += block
-    text = head.decode(errors="replace").strip()
-    which = _records_in(text, trial.bad)
-    if not which or (trial.is_whole and not _is_json(text)):
-        return None
-    is_here = files.is_local(file.path)
-    path = file.path if is_here else os.path.basename(file_name(file.path))
-    name = shlex.quote(path)
-    command = f"jq -c {shlex.quote(which)}"
-    if file.compression == "none":
-        command += f" {name}"
-    else:
-        command = f"{_UNPACKED_BY[file.compression]} {name} | {command}"
-    stem = os.path.splitext(split_compression(path)[0])[0]
-    command += f" > {shlex.quote(f'{stem}.lines.jsonl')}"
-    cure = f"Copy it here, convert it, and build from what that writes: {command}"
-    if is_here:
-        cure = (
-            "Convert it, and build from what that writes, while the file has another name:"
-            f" {command} && mv {name} {shlex.quote(path + CONVERTED)}"
-        )
-    problem = "is a JSON file, and not one object on each line"
-    return SourceError(problem, field=file.shown_path, cure=cure)
-
-
-def _is_json(text: str) -> bool:
-    """Whether a text is one JSON value after the other."""
-    decoder = json.JSONDecoder()
-    reached = 0
-    try:
-        while reached < len(text):
-            _, reached = decoder.raw_decode(text, reached)
-            reached += len(text) - reached - len(text[reached:].lstrip())
-    except ValueError:
-        return False
-    return True
-
-
-def _records_in(text: str, bad: Sequence[BadRecordError]) -> str:
-    r"""The filter of ``jq`` that gives the records of a JSON file which begins with ``text``; empty
-    if its records are lines.
-
-    Example:
-        >>> _records_in('{"data": [\n{"text": "a"},', [BadRecordError("is not valid JSON")])
-        '.["data"][]'
-    """
-    first_line, _, others = text.partition("\n")
-    listed = _LIST.match(text)
-    is_line = False
-    with suppress(ValueError, RecursionError):
-        json.loads(first_line)
-        is_line = True
-    if is_line and others:
-        return ""
-    if listed is None:
-        return "." if first_line.strip() == "{" else ""
-    name = listed[1]
-    if name is None:
-        return ".[]"
-    if is_line or not bad:  # an object that may be a record: with another fault, or a long one
-        lacks = bool(bad) and bad[0].problem.startswith("has no field")
-        return f".[{name}][]" if lacks and not bad[0].cure.startswith("Say ") else ""
-    are_many = "\n}" in text[:-2]
-    return "." if are_many or json.loads(name) in _LISTS_OF_RECORDS else f".[{name}][]"
 
 
 def _are_alike(problems: Sequence[BadRecordError]) -> bool:

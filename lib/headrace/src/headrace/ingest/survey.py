@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from headrace.errors import SourceError
 from headrace.ingest.choices import FORMATS, OnBadLine
-from headrace.ingest.first_look import CONVERTED, open_head
+from headrace.ingest.first_look import open_head
 from headrace.ingest.listing import Entry, escape_undecodable, list_path
 from headrace.ingest.records import BadRecordError, Columns, Fields, good_records, lookup
 from headrace.ingest.source import (
@@ -190,8 +190,8 @@ def _is_taken(ending: str, entries: Sequence[Entry]) -> bool:
     """Whether files with an extension are read as text."""
     if ending in USUAL_ENDINGS:
         return True
-    other = ending in _OF_OTHER_FORMATS or ending == CONVERTED
-    return ending.startswith(".") and not other and _is_text(entries)
+    is_text = ending.startswith(".") and ending not in _OF_OTHER_FORMATS
+    return is_text and _is_text(entries)
 
 
 def _is_text(entries: Sequence[Entry]) -> bool:

@@ -65,6 +65,10 @@ _MOST_SLICES = 8
 ZSTD_STEP_BYTES = 1 << 11  # 4 bytes of zstd may unpack to 128 KiB, so that 64 MiB come out at most
 _decode = msgspec.json.Decoder().decode
 _BOM = b"\xef\xbb\xbf"
+_CONVERSION = (
+    f"Convert it: jq -c 'arrays[], objects' {NAMED_FILE} > {NAMED_FILE}.new && mv {NAMED_FILE}.new"
+    f" {NAMED_FILE} (records in a field of one object, such as data: jq -c '.data[]')."
+)
 _FETCH_AGAIN = "Fetch or write the file again, then run the same command: finished parts are kept."
 
 
@@ -136,7 +140,7 @@ class JsonlReader(BlockReader):
 
     def __iter__(self) -> Iterator[Row]:
         for number, line in enumerate(
-            split_lines(self.blocks_of_text(), self.columns.max_record_bytes), start=1
+            split_lines(self._blocks_of_lines(), self.columns.max_record_bytes), start=1
         ):
             if line is None:
                 yield number, self.too_long()
@@ -147,6 +151,21 @@ class JsonlReader(BlockReader):
                 yield number, _object_of(line)
             except BadRecordError as bad:
                 yield number, bad
+
+    def _blocks_of_lines(self) -> Iterator[bytes]:
+        """The blocks of a file that does not begin with a list, or an object on several lines."""
+        blocks = self.blocks_of_text()
+        head = next(blocks, b"")
+        first_line = head.lstrip().partition(b"\n")[0].rstrip()
+        is_start = self.file.part is None or not self.file.part.start
+        if is_start and (first_line.startswith(b"[") or first_line == b"{"):
+            raise SourceError(
+                "is a JSON file, and not one object on each line",
+                field=self.file.shown_path,
+                cure=self.file.named_in(_CONVERSION),
+            )
+        yield head
+        yield from blocks
 
     def describe_row(self, row: int) -> str:
         part = self.file.part
@@ -222,7 +241,7 @@ def _object_of(line: bytes) -> Fields:
         # it has many; json takes more, such as NaN, and says what is wrong
         record = _object_by_json(line)
     if not isinstance(record, dict):
-        raise BadRecordError(f"holds a JSON {type_name(record)}, not an object", _spread_out(line))
+        raise BadRecordError(f"holds a JSON {type_name(record)}, not an object")
     return record
 
 
@@ -233,21 +252,12 @@ def _object_by_json(line: bytes) -> Any:
         raise not_utf8(error, "line") from None
     except json.JSONDecodeError as error:
         problem = f"is not valid JSON ({error.msg}, column {error.colno})"
-        raise BadRecordError(problem, _spread_out(line)) from None
+        raise BadRecordError(problem) from None
     except (
         ValueError,
         RecursionError,
     ) as error:  # a number of thousands of digits, nesting without end
         raise BadRecordError(f"is JSON that cannot be read ({error})") from None
-
-
-def _spread_out(line: bytes) -> str:
-    if line.strip() in (b"[", b"{") or line.lstrip().startswith(b"["):
-        return (
-            f"JSONL has one object on each line; to convert a JSON file: jq -c '.[]' {NAMED_FILE}"
-            f" (or jq -c . {NAMED_FILE})."
-        )
-    return ""
 
 
 def _without_first(count: int, blocks: Iterable[bytes]) -> Iterator[bytes]:
