@@ -86,15 +86,13 @@ def test_the_order_of_the_arguments_does_not_matter(tmp_path: Path):
 
 
 def test_format_and_compression_come_from_the_name(tmp_path: Path):
-    touch(tmp_path, "a.jsonl.gz", "b.txt", "c.json.zst", "d.md", "e.CSV", "f.tsv.gz")
+    touch(tmp_path, "a.jsonl.gz", "b.txt", "c.json.zst", "d.md")
     files = SourceConfig([str(tmp_path)]).files()
     assert [(f.format, f.compression) for f in files] == [
         ("jsonl", "gzip"),
         ("text", "none"),
         ("jsonl", "zstd"),
         ("text", "none"),
-        ("csv", "none"),
-        ("tsv", "gzip"),
     ]
     assert [f.format for f in SourceConfig([str(tmp_path / "d.md")], format="jsonl").files()] == [
         "jsonl"
@@ -168,6 +166,14 @@ class TestBadInput:
         (tmp_path / "empty").mkdir()
         with pytest.raises(SourceError, match="it has no file, or only hidden ones"):
             SourceConfig([str(tmp_path / "empty")]).files()
+
+    @pytest.mark.parametrize("name", ["a b.CSV", "a.tsv", "a.csv.gz"])
+    @pytest.mark.parametrize("named", ["file", "folder"])
+    def test_separated_values_are_no_texts(self, tmp_path: Path, name: str, named: str):
+        touch(tmp_path, name)
+        path = tmp_path / name if named == "file" else tmp_path
+        with pytest.raises(SourceError, match=r"whose lines are no texts.*hf://\./FOLDER"):
+            SourceConfig([str(path)], extensions=[".csv", ".tsv"]).files()
 
     def test_all_files_empty(self, tmp_path: Path):
         (tmp_path / "a.jsonl").touch()

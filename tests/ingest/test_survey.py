@@ -55,10 +55,11 @@ def test_files_that_build_would_refuse_are_left_out(tmp_path):
         "b/g.txt": b"text",
         "b/h.bin": b"text",
         "b/i.npy": b"text",
+        "b/j.csv": b"id,text\n1,a\n",
     }
     found = {source.name: source for source in survey(write(tmp_path / "texts", contents))}
     assert (found["a"].files, found["a"].left_out) == (0, {"empty .txt": 1})
-    assert (found["b"].files, found["b"].left_out) == (2, {".bin": 1, ".npy": 1})
+    assert (found["b"].files, found["b"].left_out) == (2, {".bin": 1, ".npy": 1, ".csv": 1})
     assert (
         build_cache(
             found["b"].config(), TokenizerConfig("bytes"), str(tmp_path / "b"), progress=False

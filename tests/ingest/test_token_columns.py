@@ -2,7 +2,6 @@
 their ``loss_mask``; fields that are not used are counted.
 """
 
-import csv
 import json
 import re
 import shlex
@@ -22,23 +21,13 @@ from headrace.ingest.build import BuildReport
 from headrace.ingest.records import parse_leaf
 from headrace.store import TokenCache, open_cache
 
-FORMATS = ("jsonl", "parquet", "arrow", "saved", "csv")
+FORMATS = ("jsonl", "parquet", "arrow", "saved")
 
 
 def written(folder: Path, rows: list[dict[str, Any]], format: str = "jsonl") -> str:  # noqa: A002
     path = folder / f"rows.{format}"
     if format == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
-    if format == "csv":
-        with path.open("w", newline="") as file:
-            table = csv.writer(file)
-            names = list(dict.fromkeys(name for row in rows for name in row))
-            table.writerow(names)
-            for row in rows:
-                table.writerow(
-                    [json.dumps(row[n]) if row.get(n) is not None else "" for n in names]
-                )
         return str(path)
     if format == "saved":
         saved = folder / "saved"

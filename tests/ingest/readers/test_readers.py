@@ -352,13 +352,17 @@ class TestHub:
         with pytest.raises(SourceError, match="has no column 'body'"):
             records_of(file, "body")
 
-    def test_a_folder_of_files_and_a_build(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+    def test_a_folder_of_files_and_a_build(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ):
         monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
         monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "home", raising=True)
         (tmp_path / "data").mkdir()
-        (tmp_path / "data" / "a.jsonl").write_text(
-            "".join(json.dumps({"text": t}) + "\n" for t in TEXTS)
-        )
+        rows = [json.dumps({"text": text}) for text in TEXTS]
+        if name == "a.csv":
+            rows = ["text", *(text or "none" for text in TEXTS)]
+        (tmp_path / "data" / name).write_text("\n".join(rows))
         path = f"hf://{tmp_path}/data"
         report = build_cache(
             SourceConfig([path]), TokenizerConfig(), str(tmp_path / "c"), **SETTINGS

@@ -77,7 +77,7 @@ OnBadLineOption = Annotated[
 MaxRecordBytesOption = Annotated[
     int,
     typer.Option(
-        help="Most bytes of a JSON line, row of CSV, text file or chat, uncompressed; longer ones"
+        help="Most bytes of a JSON line, text file or chat, uncompressed; longer ones"
         " cannot be read.",
         rich_help_panel=RECORDS,
     ),

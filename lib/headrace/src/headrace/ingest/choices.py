@@ -46,8 +46,6 @@ FORMATS: dict[str, SourceFormat] = {
     "arrow": SourceFormat(
         "headrace.ingest.readers.columnar:ArrowReader", endings=(".arrow", ".feather", ".ipc")
     ),
-    "csv": SourceFormat("headrace.ingest.readers.separated:CsvReader", endings=(".csv",)),
-    "tsv": SourceFormat("headrace.ingest.readers.separated:TsvReader", endings=(".tsv",)),
     "warc": SourceFormat("headrace.ingest.readers.streams:WarcReader", "texts", (".warc", ".wet")),
     "hf": SourceFormat("headrace.ingest.readers.datasets:HubReader"),
     "megatron": SourceFormat(None, "ids", (".bin",)),

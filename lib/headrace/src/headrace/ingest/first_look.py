@@ -406,8 +406,7 @@ def _first(file: SourceFile, columns: Columns) -> list[Fields]:
         if reader.unread:  # of a table, which columns there are is known once it is open
             names = [*columns.names, *reader.unread]
             optional = columns.optional | set(reader.unread)
-            typed = columns.typed | set(reader.unread)
-            all_columns = replace(columns, names=names, optional=optional, typed=typed)
+            all_columns = replace(columns, names=names, optional=optional)
             records = list(islice(good_records(open_some(file, all_columns)), most))
         if records:
             return records

@@ -147,15 +147,12 @@ class Columns:
         optional: Those of them that a record may lack.
         cures: What to type if one does not exist, by its name.
         max_record_bytes: A larger record is a bad one, if records are read as a whole.
-        typed: Those that hold no text but numbers, lists of them, true or false: a container that
-            knows texts alone reads them as JSON.
     """
 
     names: Sequence[str] = ()
     optional: AbstractSet[str] = frozenset()
     cures: Mapping[str, str] = field(default_factory=dict[str, str])
     max_record_bytes: int = MAX_RECORD_BYTES
-    typed: AbstractSet[str] = frozenset()
 
 
 class Reader(abc.ABC):

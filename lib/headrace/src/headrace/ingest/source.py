@@ -142,6 +142,8 @@ _REQUIRED = (
 """What every record of a kind must have; all else is optional, unless its field is named."""
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
+SEPARATED = (".csv", ".tsv")
+"""Extensions of tables whose lines are no texts, which no format reads."""
 NO_FILE = "it has no file, or only hidden ones"
 HF_SCHEME = "hf://"
 _OF_SAVED_DATASET = {"dataset_info.json", "state.json"}
@@ -260,7 +262,7 @@ class SourceConfig:
         chat: Template and masks of conversations.
         fim: How documents of text or token ids are rearranged for filling in the middle; None: they
             are not.
-        max_record_bytes: A JSON line, a row of CSV or a plain text file with more unpacked bytes is
+        max_record_bytes: A JSON line or a plain text file with more unpacked bytes is
             a bad one, and is not held in memory (encoding takes about eight times as much). So is a
             record for which a chat template produces more, in characters and steps (never more than
             64 Mi).
@@ -408,14 +410,7 @@ class SourceConfig:
         reads = [*self.reads(kind).values(), *(leaf.read(n) for n, leaf in self.leaves.items())]
         cures = {read.field: read.cure for read in reads}
         required = {read.field for read in reads if not read.is_optional}
-        typed = {leaf.field for leaf in self.leaves.values() if not leaf.is_text}
-        typed |= {
-            read.field
-            for name, read in self.reads(kind).items()
-            if kind == "tokens" or (kind, name) == ("chat", "label")
-        }
-        optional = cures.keys() - required
-        return Columns([*cures], optional, cures, self.max_record_bytes, frozenset(typed))
+        return Columns([*cures], cures.keys() - required, cures, self.max_record_bytes)
 
     def files(self, left_out: Counter[str] | None = None) -> list[SourceFile]:
         """The files of the corpus, sorted by path.
@@ -471,6 +466,13 @@ class SourceConfig:
                 "is packed in a way that is not read",
                 field=path,
                 cure="Unpack it, or pack it again as .gz or .zst.",
+            )
+        if self.format == "auto" and _ending_of_format(file_name(path)) in SEPARATED:
+            raise SourceError(
+                "is a table of separated values, whose lines are no texts",
+                field=path,
+                cure="Put such tables into a folder of their own, and name it as hf://./FOLDER: the"
+                " library datasets reads them.",
             )
         format_name = self._format_of(path)
         if format_name is None:

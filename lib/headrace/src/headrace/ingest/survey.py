@@ -16,6 +16,7 @@ from headrace.ingest.first_look import open_head
 from headrace.ingest.listing import Entry, escape_undecodable, list_path
 from headrace.ingest.records import BadRecordError, Columns, Fields, good_records, lookup
 from headrace.ingest.source import (
+    SEPARATED,
     USUAL_ENDINGS,
     SourceConfig,
     endings_in_words,
@@ -190,8 +191,8 @@ def _is_taken(ending: str, entries: Sequence[Entry]) -> bool:
     """Whether files with an extension are read as text."""
     if ending in USUAL_ENDINGS:
         return True
-    is_text = ending.startswith(".") and ending not in _OF_OTHER_FORMATS
-    return is_text and _is_text(entries)
+    is_known = ending in _OF_OTHER_FORMATS or ending in SEPARATED
+    return ending.startswith(".") and not is_known and _is_text(entries)
 
 
 def _is_text(entries: Sequence[Entry]) -> bool:
