@@ -352,6 +352,8 @@ class TestHub:
         with pytest.raises(SourceError, match="has no column 'body'"):
             records_of(file, "body")
 
+    @pytest.mark.filterwarnings("ignore:.*a.csv:pytest.PytestUnraisableExceptionWarning")
+    @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # by datasets
     @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
     def test_a_folder_of_files_and_a_build(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
