@@ -370,7 +370,7 @@ def test_weights_that_replace_learned_ones_are_said_to(headrace, caches, tmp_pat
     path = tmp_path / "run.yaml"
     path.write_text(config_text(caches, {"components": OWN}))
     run = open_run(folder, load_config(str(path)))
-    args = (folder, str(path), "components.code.weight=9", "--step", 20)
+    args = (folder, str(path), "components.code.weight=9", "--step=20")
     said = "These weights take the place of those that the run has learned."
     assert said not in headrace("run", "diff", *args).out
     learned = {name: 1 / len(OWN) for name in OWN}
