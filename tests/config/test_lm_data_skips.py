@@ -53,7 +53,8 @@ def test_later_steps_have_what_the_plan_has_next(plain, skips, changes):
     total = sum(stop - first for first, stop in skips)
     longer = replace(plain, num_steps=STEPS + total)
     assert skipped.run_steps == skipped.loader().num_steps == STEPS
-    of_run = [rows_in(skipped.dataset(), step) for step in range(STEPS)]
+    dataset = skipped.dataset()
+    of_run = [rows_in(dataset, step) for step in range(STEPS)]
     planned = skipped.skips.planned(np.arange(STEPS)).tolist()
     of_plan = longer.dataset()
     assert of_run == [rows_in(of_plan, step) for step in planned]

@@ -80,6 +80,7 @@ def losses(printed: str) -> dict[str, str]:
     return dict(re.findall(r"step +(\d+) of 60  loss ([\d.]+)", printed))
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_are_done_are_refused_and_change_nothing(folder: Path):
     def run(steps: int) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(folder / PROGRAM), "--run", "runs/fewer"]
