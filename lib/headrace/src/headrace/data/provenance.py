@@ -15,16 +15,20 @@ start and end of a row, all rows of a step at once: with 20 million documents, 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from headrace.data.rows import Pieces, RowSource, adjacent_runs
+from headrace.data.async_dataset import run_blocking
+from headrace.data.rows import Pieces, Rows, RowSource, read_columns, read_rows
+from headrace.metrics import ReadStats
 from headrace.order.intervals import run_numbers, starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,10 +137,12 @@ def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = N
 
 
 def read_spans(rows: StepRows, spans: Spans) -> list[np.ndarray]:
-    """The tokens of spans as they are stored, removed or not, each an array of its cache's dtype;
-    one read for each run of neighbours, all at once.
-    """
-    return _read(spans, [source.arrays for source in rows.sources])
+    """The tokens of spans as they are stored, removed or not, each an array of its cache's dtype."""
+
+    async def tokens(source: RowSource, of_source: Rows) -> dict[str, np.ndarray]:
+        return {TOKENS: await read_rows([source], of_source, ReadStats())}
+
+    return [values[TOKENS] for values in _read(rows, spans, tokens)]
 
 
 def removed_spans(rows: StepRows, spans: Spans) -> Bool[np.ndarray, " s"]:
@@ -152,50 +158,29 @@ def removed_spans(rows: StepRows, spans: Spans) -> Bool[np.ndarray, " s"]:
 
 def read_columns_of_spans(rows: StepRows, spans: Spans) -> list[dict[str, np.ndarray]]:
     """The columns of spans by name, ``[n]`` or ``[n, K]`` each, as far as their source has them."""
+
+    async def columns(source: RowSource, of_source: Rows) -> dict[str, np.ndarray]:
+        return await read_columns([source], of_source, ReadStats())
+
+    return _read(rows, spans, columns)
+
+
+_ReadRows: TypeAlias = Callable[[RowSource, Rows], Coroutine[Any, Any, dict[str, np.ndarray]]]
+
+
+def _read(rows: StepRows, spans: Spans, read: _ReadRows) -> list[dict[str, np.ndarray]]:
+    """What is read of the rows that spans lie in, as a loader reads it, cut to the spans."""
     values: list[dict[str, np.ndarray]] = [{} for _ in range(len(spans))]
-    columns = [source.columns for source in rows.sources]
-    for name in sorted({name for of_source in columns for name in of_source}):
-        arrays_of_sources = [of_source.get(name) for of_source in columns]
-        stored = [() if column is None else column.arrays for column in arrays_of_sources]
-        width = max(column.width for column in arrays_of_sources if column is not None)
-        numbers = np.flatnonzero(np.asarray([bool(arrays) for arrays in stored])[spans.source])
-        for span, span_values in zip(
-            numbers.tolist(), _read(spans[numbers], stored, width), strict=True
-        ):
-            values[span][name] = span_values if width == 1 else span_values.reshape(-1, width)
-        for span, (number, part) in enumerate(
-            zip(spans.source.tolist(), spans.part.tolist(), strict=True)
-        ):
-            column = arrays_of_sources[number]
-            if column is not None and column.documents:
-                one = spans[np.asarray([span])]
-                values[span][name] = column.documents[part].of_tokens(one.start, one.size)
+    for number in np.unique(spans.source).tolist():
+        of_source = np.flatnonzero(spans.source == number)
+        batch_rows, place = np.unique(spans.row[of_source], return_inverse=True)
+        nothing = np.zeros_like(batch_rows)  # the only source, and no locality
+        stored = rows.sources[number].unerased
+        whole = run_blocking(read(stored, Rows(nothing, rows.row[batch_rows], nothing)))
+        for span, row in zip(of_source.tolist(), place.tolist(), strict=True):
+            cut = slice(spans.column[span], spans.column[span] + spans.size[span])
+            values[span] = {name: of_rows[row, cut] for name, of_rows in whole.items()}
     return values
-
-
-def _read(
-    spans: Spans, arrays: Sequence[Sequence[StoredArray]], width: int = 1
-) -> list[np.ndarray]:
-    """Values of spans, from the arrays of each source, ``width`` for each token."""
-    if len(spans) == 0:
-        return []
-    order = np.lexsort((spans.start, spans.part, spans.source))
-    source, part, start, size = (
-        a[order] for a in (spans.source, spans.part, spans.start * width, spans.size * width)
-    )
-    first, total = adjacent_runs((source << 32) + part, start, size)
-    ranges = (a[first].tolist() for a in (source, part, start))
-    reads = [
-        arrays[s][p].read(at, at + n) for s, p, at, n in zip(*ranges, total.tolist(), strict=True)
-    ]
-    runs = [read.result() for read in reads]
-    run = np.repeat(np.arange(first.size), np.diff(np.append(first, len(spans))))
-    begin = start - start[first][run]
-    tokens = [
-        runs[r][at : at + n]
-        for r, at, n in zip(run.tolist(), begin.tolist(), size.tolist(), strict=True)
-    ]
-    return [tokens[k] for k in np.argsort(order).tolist()]
 
 
 def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
