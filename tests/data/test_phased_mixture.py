@@ -17,7 +17,7 @@ from headrace.data.component import component_sides
 from headrace.data.dataset import ReorderedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.phased import Continued, PhasedDataset
-from headrace.data.phased_mixture import run_dataset
+from headrace.data.phased_mixture import phased_dataset
 from headrace.data.strands import Orders, shuffle_components
 from headrace.errors import ConfigError
 from headrace.feed import DataLoader
@@ -149,13 +149,15 @@ def phased(
     plan = plan_of(weights, policy, [*sources], batch)
     split = (validation, "validation")
     held_out = {} if validation is None else dict.fromkeys(sources, split)
-    if len(phases) == 1:
-        sources = {n: component_sides(n, rows, validation)[0] for n, rows in sources.items()}
-    plan = dataclasses.replace(plan, phases=phases, **limits)
-    dataset = run_dataset(sources, plan, Orders(5, shuffles, validation=held_out))
-    if isinstance(dataset, PhasedDataset):
-        return dataset
-    return PhasedDataset([(0, dataset)], batch)  # one phase is a plain mixture
+    max_rows = {n: most // phases[0][1] for n, most in limits.get("max_tokens", {}).items()}
+    plan = dataclasses.replace(plan, phases=phases, max_rows=max_rows, **limits)
+    orders = Orders(5, shuffles, validation=held_out)
+    if len(phases) > 1:
+        return phased_dataset(sources, plan, orders)
+    # one phase is a plain mixture
+    sources = {n: component_sides(n, rows, validation)[0] for n, rows in sources.items()}
+    mixture = MixtureDataset.of(shuffle_components(sources, plan, orders), plan)
+    return PhasedDataset([(0, mixture)], batch)
 
 
 def unfilled(dataset: PhasedDataset, name: str, first_phase: int, train_tokens: int) -> int:

@@ -8,12 +8,12 @@ from tests.mix.drawn import draws_of
 
 from headrace.errors import ConfigError
 from headrace.mix.draws import NO_SKIPS, Draws, Skips, check_skip
+from headrace.mix.plan import skips_of
 from headrace.mix.schedule import BatchSchedule, weight_from_config
 from headrace.mix.stage_config import (
     AmendmentConfig,
     StageConfig,
     check_plan,
-    skips_of,
     with_amendment,
 )
 

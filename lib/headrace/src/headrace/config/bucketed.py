@@ -17,7 +17,8 @@ from headrace.config.component import ComponentConfig
 from headrace.data.buckets import BucketsConfig, expected_repeats
 from headrace.errors import ConfigError
 from headrace.mix.blend import REPEAT, blend_of, is_size_rule
-from headrace.mix.stage_config import AmendmentConfig, StageConfig, weights_at_begin
+from headrace.mix.plan import weights_at_begin
+from headrace.mix.stage_config import AmendmentConfig, StageConfig
 from headrace.order.holdout import ValidationConfig
 
 

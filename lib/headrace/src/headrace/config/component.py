@@ -312,10 +312,12 @@ class ComponentConfig:
 
 
 def left_out(
-    components: Mapping[str, ComponentConfig], numbers: Mapping[str, DocumentNumbers]
+    components: Mapping[str, ComponentConfig],
+    caches: Mapping[str, TokenCache],
+    numbers: Mapping[str, DocumentNumbers],
 ) -> dict[str, RemovedDocuments | None]:
-    """The documents of its cache that each component leaves out; see
-    :func:`~headrace.data.buckets.without_others`.
+    """The documents of its cache that each component leaves out; ``numbers`` are of the components
+    with ``where`` or buckets. See :func:`~headrace.data.buckets.without_others`.
     """
     removed: dict[str, RemovedDocuments | None] = {}
     for name, component in components.items():
@@ -323,7 +325,7 @@ def left_out(
         removed[name] = (
             None
             if listed is None
-            else listed.of(numbers[name].cache, filter_reader(component.remove or ""))
+            else listed.of(caches[name], filter_reader(component.remove or ""))
         )
         if component.where is not None:
             where = Where(component.where, f"components.{name}.where")
@@ -331,9 +333,7 @@ def left_out(
     buckets = {n: c.buckets for n, c in components.items() if c.buckets is not None}
     if not buckets:
         return removed
-    of_pairs = [
-        name for name in buckets if is_of_pairs(numbers[name].cache, components[name].pairs)
-    ]
+    of_pairs = [name for name in buckets if is_of_pairs(caches[name], components[name].pairs)]
     return without_others(numbers, buckets, removed, of_pairs)
 
 

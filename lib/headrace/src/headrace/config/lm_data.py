@@ -34,7 +34,7 @@ from headrace.config.component import (
     open_caches,
 )
 from headrace.config.parsing import decode, read_mapping, with_overrides
-from headrace.config.snapshots import Settled, settle, without_removed
+from headrace.config.snapshots import Settled, find_erasures, settle
 from headrace.config.sources import build_caches
 from headrace.config.typed import check_fields
 from headrace.config.writing import FREE_FIELDS, dump
@@ -43,19 +43,26 @@ from headrace.data.budgets import OpenBytes
 from headrace.data.columns import ColumnConfig, check_column_name, columns_by_component
 from headrace.data.component import Account, account, component_sides, stored_rows, subset_side
 from headrace.data.dataset import PlannedDataset
-from headrace.data.mixture import mixture_of, require_steps
+from headrace.data.mixture import MixtureDataset, mixture_of, require_steps
 from headrace.data.packed_store import StoredDataset
-from headrace.data.phased import RunDataset
-from headrace.data.phased_mixture import run_dataset
+from headrace.data.phased import PhasedDataset, RunDataset
+from headrace.data.phased_mixture import phased_dataset
 from headrace.data.row_scores import row_scores
-from headrace.data.row_tokens import RowTokens
-from headrace.data.strands import Orders, RowScores, too_many_hosts
+from headrace.data.row_tokens import RowTokens, counted_plan
+from headrace.data.strands import Orders, RowScores, shuffle_components, too_many_hosts
 from headrace.errors import ConfigError, check_at_least, check_choice, command_line, did_you_mean
 from headrace.ingest.tokenize import TokenizerConfig
 from headrace.mix.blend import is_size_rule
 from headrace.mix.draws import Skips, StopStrategy
 from headrace.mix.phases import phase_block
-from headrace.mix.plan import MixtureConfig, Plan, check_unit, policy_kind, policy_names
+from headrace.mix.plan import (
+    MixtureConfig,
+    Plan,
+    check_unit,
+    policy_kind,
+    policy_names,
+    skips_of,
+)
 from headrace.mix.schedule import (
     BatchSchedule,
     CountedTokens,
@@ -71,7 +78,6 @@ from headrace.mix.stage_config import (
     check_epochs,
     check_plan,
     check_steps,
-    skips_of,
 )
 from headrace.order import shuffle_config
 from headrace.order.braid.spec import MAX_HOSTS
@@ -286,10 +292,15 @@ class LmDataConfig:
                 if own_limits
                 else self.max_epochs
             )
+        budgets = {n: c.max_tokens for n, c in components.items() if c.max_tokens is not None}
+        max_rows: dict[str, int] = {}
+        if self.counted_tokens is None:
+            max_rows = {name: tokens // self.phases[0][1] for name, tokens in budgets.items()}
         return replace(
             policy_kind(self.policy).plan(config._mixture_config()),
             max_epochs=epochs or None,
-            max_tokens={n: c.max_tokens for n, c in components.items() if c.max_tokens is not None},
+            max_tokens=budgets,
+            max_rows=max_rows,
             stop_strategy=self.stop_strategy,
         )
 
@@ -458,9 +469,13 @@ class LmDataConfig:
             of_system = self.compat.load().datasets(config, caches, "train")
             return _with_removed(of_system)
         own_columns = {name: one.columns or {} for name, one in components.items()}
-        numbers = {n: one.document_numbers(n, caches[n]) for n, one in components.items()}
-        columns = columns_by_component(numbers, self.columns or {}, own_columns)
-        removed = left_out(components, numbers)
+        numbers = {
+            name: one.document_numbers(name, caches[name])
+            for name, one in components.items()
+            if self.columns or one.columns or one.attributes or one.where or one.buckets
+        }
+        columns = columns_by_component(numbers, self.columns or {}, own_columns) if numbers else {}
+        removed = left_out(components, caches, numbers)
         stored: dict[str, StoredDataset] = {}
         for name, one in components.items():
             one.check_buckets(name, caches[name])
@@ -472,7 +487,7 @@ class LmDataConfig:
                 packing=one.packing,
                 removed=removed[name],
                 loss_mask=one.loss_mask,
-                columns=columns[name],
+                columns=columns.get(name),
                 pairs=one.pairs,
             )
         return _with_removed(stored)
@@ -595,18 +610,31 @@ class LmDataConfig:
             scores=config._scores(opened),
         )
         stored = config._stored()
-        # Where rows change their length, what is held out depends on all lengths
-        sources = config._trained(stored) if len(self.phases) == 1 else stored
-        dataset = run_dataset(sources, plan, orders)
+        if len(self.phases) == 1:
+            trained = config._trained(stored)
+            if plan.counted_tokens is not None:
+                plan = counted_plan(plan, trained)
+            dataset = MixtureDataset.of(shuffle_components(trained, plan, orders), plan)
+        else:  # what is held out depends on all lengths
+            dataset = phased_dataset(stored, plan, orders)
         if plan.num_steps is not None and self.stop_strategy == "restart":
             limited = {name for name, c in components.items() if c.max_epochs is not None}
             require_steps(dataset, plan.num_steps, plan, limited)
         weighed = {
             name: c.loss_weight for name, c in components.items() if c.loss_weight is not None
         }
+        phases = [
+            (step, cast(MixtureDataset, phase).with_loss_weights(weighed).skipping(self.skips))
+            for step, phase in dataset.phases
+        ]
         assert config._settled is not None
-        run = without_removed(dataset.with_loss_weights(weighed), config._settled, opened)
-        run = run.skipping(self.skips)
+        erasures = find_erasures(config._settled, opened)
+        run: RunDataset = phases[0][1]
+        if phases[1:] or erasures:
+            drawn_from = config._settled.drawn_from
+            run = PhasedDataset(
+                phases, plan.batch, dataset.changes, erasures, drawn_from, self.skips
+            )
         run.config = self
         return run
 

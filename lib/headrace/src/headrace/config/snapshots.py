@@ -9,7 +9,7 @@ opened:
    ``web@3``, with the settings of ``web``. In the blend, ``web`` becomes a group of both
    (:func:`headrace.mix.amendments.extend`), so the epoch over the old documents goes on.
 3. The documents that were removed are erased from the rows, from the step of the amendment on
-   (:func:`without_removed`).
+   (:func:`find_erasures`).
 
 Past this module, snapshots are numbers in the record of a run, which readers need not know.
 """
@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 from headrace.config.component import ComponentConfig
 from headrace.data.erased_rows import Erasure
 from headrace.data.pairs import is_of_pairs
-from headrace.data.phased import PhasedDataset, RunDataset
 from headrace.errors import CacheError, ConfigError, command_line, did_you_mean, format_count
 from headrace.feed.host_ledgers import job_reader
 from headrace.mix.amendments import number_of_each
-from headrace.mix.stage_config import AmendmentConfig, added_later
+from headrace.mix.plan import added_later
+from headrace.mix.stage_config import AmendmentConfig
 from headrace.order.holdout import ValidationConfig
 from headrace.order.shuffle_config import ShuffleConfig
 from headrace.store.cache import TokenCache
@@ -336,15 +336,11 @@ def _with_newcomer(
     return {**first, name: newcomer, **last}
 
 
-def without_removed(
-    dataset: RunDataset,
-    settled: Settled,
-    caches: Mapping[str, TokenCache],
-) -> RunDataset:
-    """The dataset of a run without the documents that are removed from its caches; itself if there
-    are none.
-
-    Reads the boundaries of the removed documents.
+def find_erasures(
+    settled: Settled, caches: Mapping[str, TokenCache]
+) -> dict[str, list[tuple[int, Erasure]]]:
+    """What is erased from the rows of components, and from which step on: the documents that are
+    removed from their caches. Reads the boundaries of these.
     """
     erasures: dict[str, list[tuple[int, Erasure]]] = {}
     for name, component in settled.components.items():
@@ -358,11 +354,7 @@ def without_removed(
                 unit = _unit_of(component, cache)
                 erasure = Erasure.of(cache, documents, unit, move.snapshots, move.field)
                 erasures.setdefault(name, []).append((move.step, erasure))
-    if not erasures:
-        return dataset
-    return PhasedDataset(
-        dataset.phases, dataset.batch_schedule, dataset.changes, erasures, settled.drawn_from
-    )
+    return erasures
 
 
 def _unit_of(component: ComponentConfig, cache: TokenCache) -> int:

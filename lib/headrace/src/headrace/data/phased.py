@@ -9,10 +9,9 @@ and splits are not affected, and steps before a removal are bit-identical.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
@@ -24,7 +23,7 @@ from headrace.data.rows import Explained, Rows, RowSource
 from headrace.data.token_seq import stored_dataset
 from headrace.errors import ConfigError
 from headrace.metrics import ReadStats
-from headrace.mix.draws import Skips
+from headrace.mix.draws import NO_SKIPS, Skips
 from headrace.mix.phases import PhaseChange
 from headrace.mix.schedule import BatchSchedule
 from headrace.order.intervals import Intervals, starts
@@ -42,13 +41,15 @@ class PhasedDataset(WrappingDataset):
     documents that are erased by then. Examples are numbered consecutively.
 
     Args:
-        phases: First step and dataset of each phase, in order, the first at step 0. All over the
-            same stored arrays.
+        phases: First step of the plan and dataset of each phase, in order, the first at step 0. All
+            over the same stored arrays.
+        batch: Batch sizes of the plan.
         changes: Changes for reports.
         erasures: What is erased from which step on, by component: in the order of steps, each
             including the previous.
         drawn_from: First step of components that amendments add. Nothing of them is erased before,
             so that the amendment adds no mask to earlier batches.
+        skips: The skipped steps, which the phases leave out already.
 
     Attributes:
         erasures: As given.
@@ -77,15 +78,15 @@ class PhasedDataset(WrappingDataset):
         changes: Sequence[PhaseChange] = (),
         erasures: Mapping[str, Sequence[tuple[int, Erasure]]] = MappingProxyType({}),
         drawn_from: Mapping[str, int] = MappingProxyType({}),
+        skips: Skips = NO_SKIPS,
     ) -> None:
         steps = [step for step, _ in phases]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ConfigError("must begin at step 0 and be in order", field="phases", value=steps)
-        self._phases = tuple(phases)
-        self.batch_schedule = batch
+        self._phases = tuple((skips.step_of(step), dataset) for step, dataset in phases)
+        self.batch_schedule = skips.left_of(batch)
         self._changes = tuple(changes)
         self.erasures = dict(erasures)
-        self._drawn_from = dict(drawn_from)
         from_step = {
             name: [(max(step, drawn_from.get(name, 0)), one) for step, one in of_component]
             for name, of_component in erasures.items()
@@ -101,27 +102,8 @@ class PhasedDataset(WrappingDataset):
                 raise ConfigError(
                     "lies in other arrays than the first phase", field=f"phases[{step}]"
                 )
-        self._steps = np.asarray(steps, np.int64)
+        self._steps = np.asarray([step for step, _ in self._phases], np.int64)
         self._planned_steps = steps
-
-    def skipping(self, skips: Skips) -> PhasedDataset:
-        """See :meth:`~headrace.data.mixture.MixtureDataset.skipping`; every phase must be a
-        mixture.
-        """
-        if not skips:
-            return self
-        other = copy.copy(self)
-        phases = [
-            (skips.step_of(step), cast(Any, dataset).skipping(skips))
-            for step, dataset in self._phases
-        ]
-        other._phases = tuple(phases)
-        other.base = phases[0][1]
-        other._served = {}
-        other._checked = set()
-        other._steps = np.asarray([step for step, _ in phases], np.int64)
-        other.batch_schedule = skips.left_of(self.batch_schedule)
-        return other
 
     def reweighed(self, *_: object) -> None:
         """See :meth:`~headrace.data.mixture.MixtureDataset.reweighed`; where rows change, what they
@@ -131,19 +113,6 @@ class PhasedDataset(WrappingDataset):
     @property
     def phases(self) -> Sequence[tuple[int, PlannedDataset]]:
         return self._phases
-
-    def with_loss_weights(self, weights: Mapping[str, object]) -> PhasedDataset:
-        """See :meth:`~headrace.data.mixture.MixtureDataset.with_loss_weights`; every phase must be
-        a mixture.
-        """
-        if not weights:
-            return self
-        phases = [
-            (step, cast(Any, dataset).with_loss_weights(weights)) for step, dataset in self._phases
-        ]
-        return PhasedDataset(
-            phases, self.batch_schedule, self._changes, self.erasures, self._drawn_from
-        )
 
     @property
     def changes(self) -> Sequence[PhaseChange]:

@@ -1,5 +1,5 @@
-"""Makes the dataset of a run from its plan: a mixture, or several if rows change their length at
-given steps.
+"""Makes the dataset of a run whose rows change their length at given steps: a mixture for each
+length.
 
 :mod:`headrace.mix.phases` explains phases. Each is an ordinary mixture with the same draws. The
 first is the mixture that there would be without phases, row for row (unless blocks are held out,
@@ -21,8 +21,7 @@ from headrace.data.component import component_sides, naming_split, split_sides
 from headrace.data.dataset import PlannedDataset, WrappingDataset
 from headrace.data.mixture import MixtureDataset
 from headrace.data.packed import LeftPieces, PackedRows, PackedTokenDataset, pack_left
-from headrace.data.phased import Continued, PhasedDataset, RunDataset
-from headrace.data.row_tokens import counted_plan
+from headrace.data.phased import Continued, PhasedDataset
 from headrace.data.rows import FurtherRows, Pieces, Rows, RowSource
 from headrace.data.strands import Orders, placed, shuffle_components
 from headrace.data.token_seq import TokenSeqDataset
@@ -44,28 +43,22 @@ from headrace.order.shuffle_config import Shuffle, shuffle_of
 from headrace.order.windows import Windows, rows_outside
 
 
-def run_dataset(sources: Mapping[str, PlannedDataset], plan: Plan, orders: Orders) -> RunDataset:
-    """The dataset of a run.
+def phased_dataset(
+    sources: Mapping[str, PlannedDataset], plan: Plan, orders: Orders
+) -> PhasedDataset:
+    """The dataset of a run whose rows change their length.
 
     Args:
-        sources: Components by name, in rows of the first phase: what is trained on of each; with
-            several phases, before anything is held out.
+        sources: Components by name, in rows of the first phase, before anything is held out.
         plan: How much is drawn of each, and when.
         orders: In which order.
 
     Raises:
-        ConfigError: with several phases, rows that are longer than the data; else as for
+        ConfigError: rows that are longer than the data; else as for
             :class:`~headrace.data.mixture.MixtureDataset` and
             :func:`~headrace.data.strands.shuffle_components`.
     """
     lengths = [length for _, length in plan.phases]
-    if plan.counted_tokens is None:
-        budgets = {name: tokens // lengths[0] for name, tokens in plan.max_tokens.items()}
-        plan = dataclasses.replace(plan, max_rows=budgets)
-    else:
-        plan = counted_plan(plan, sources)
-    if len(lengths) == 1:
-        return MixtureDataset.of(shuffle_components(sources, plan, orders), plan)
     courses: dict[str, _Course] = {}
     for name, source in sources.items():
         shuffle = shuffle_of(orders.shuffles[name])

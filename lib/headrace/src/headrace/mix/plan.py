@@ -32,7 +32,7 @@ from jaxtyping import Int64
 
 from headrace import extensions
 from headrace.errors import ConfigError, check_choice, did_you_mean
-from headrace.mix.amendments import amend, extend
+from headrace.mix.amendments import added_sources, amend, extend, weights_by_place
 from headrace.mix.blend import (
     Blend,
     is_size_rule,
@@ -40,22 +40,16 @@ from headrace.mix.blend import (
     weights_of_sizes,
     with_rows,
 )
-from headrace.mix.draws import Skips
+from headrace.mix.draws import NO_SKIPS, Skips
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.schedule import (
     BatchSchedule,
     CountedTokens,
     step_after_tokens,
     tokens_of_steps,
+    weight_from_config,
 )
-from headrace.mix.stage_config import (
-    AmendmentConfig,
-    StageConfig,
-    added_later,
-    check_epochs,
-    skips_of,
-    weights_at_begin,
-)
+from headrace.mix.stage_config import AmendmentConfig, StageConfig, check_epochs
 from headrace.mix.stages import Stage, Stages, check_components
 from headrace.mix.whole_batches import WholeBatches, check_whole
 
@@ -216,11 +210,6 @@ class MixtureConfig:
     counted_tokens: CountedTokens | None = None
     may_end: bool = False
 
-    @property
-    def skips(self) -> Skips:
-        """The skipped steps of the run."""
-        return skips_of(self.amendments)
-
 
 @dataclass(frozen=True)
 class _Mixture:
@@ -258,7 +247,9 @@ def resolve_stages(config: MixtureConfig) -> list[Stage]:
     mixtures = [_resolve_sizes(mixture, config, later) for mixture in _planned(config)]
     for number, amendment in enumerate(config.amendments):
         if amendment.changes_mixture:
-            planned = replace(amendment, step=config.skips.planned_step(amendment.step))
+            planned = replace(
+                amendment, step=skips_of(config.amendments).planned_step(amendment.step)
+            )
             mixtures.append(_amended(mixtures[-1], planned, number, config.components))
     stops = [*(mixture.step for mixture in mixtures[1:]), None]
     resolved: list[Stage] = []
@@ -272,6 +263,76 @@ def resolve_stages(config: MixtureConfig) -> list[Stage]:
     if end is not None or not config.may_end:
         resolved[-1].blend.check_ends(end)
     return resolved
+
+
+def skips_of(amendments: Sequence[AmendmentConfig]) -> Skips:
+    """The skipped steps of a run."""
+    skips = NO_SKIPS
+    for amendment in amendments:
+        skips = skips.then(amendment.skip)
+    return skips
+
+
+def weights_at_begin(
+    components: Mapping[str, Any], amendments: Sequence[AmendmentConfig]
+) -> dict[str, Any]:
+    """The weights of the components with which a run begins, from their own; None counts 1.
+
+    Components that an amendment brings in are left out. Their own weight may be given, if it is the
+    amendment's.
+
+    Raises:
+        ConfigError: it is another.
+
+    Example:
+        >>> amendments = [AmendmentConfig(60, add={"math": 2})]
+        >>> weights_at_begin({"web": 3, "code": None, "math": 2}, amendments)
+        {'web': 3, 'code': 1.0}
+    """
+    later = added_later(amendments)
+    # the first amendment that adds a component, and the weight with which it does
+    added: dict[str, tuple[str, Any]] = {}
+    for number, amendment in enumerate(amendments):
+        for path, weight in weights_by_place(amendment.add).items():
+            field = f"amendments[{number}].add.{'.blend.'.join(path)}"
+            added.setdefault(path[-1], (field, weight))
+    begin: dict[str, Any] = {}
+    for name, weight in components.items():
+        if name not in later:
+            begin[name] = 1.0 if weight is None else weight
+        elif weight is not None and name not in added:  # in the new blend of a group that has it
+            begin[name] = weight
+        elif weight is not None and not _is_same_weight(weight, added[name][1]):
+            field, new_weight = added[name]
+            raise ConfigError(
+                f"brings it in with weight {new_weight}, and components.{name} has {weight}, as if"
+                " it were in already",
+                field=field,
+                cure="Use weights for it if it is; if it is new, leave out"
+                f" components.{name}.weight.",
+            )
+    return begin
+
+
+def _is_same_weight(one: Any, other: Any) -> bool:
+    """Whether two weights, as configs give them, are equal."""
+    try:
+        return weight_from_config(one) == weight_from_config(other)
+    except ConfigError:  # of a group, or a rule
+        return one == other
+
+
+def added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:
+    """Components that an amendment brings in for the first time."""
+    added: set[str] = set()
+    dropped: set[str] = set()
+    for amendment in amendments:
+        dropped |= set(amendment.drop) - added
+        added |= {
+            *added_sources(amendment.add, amendment.weights),
+            *amendment.newcomers.values(),
+        } - dropped
+    return added
 
 
 def _check_one_place(config: MixtureConfig) -> None:
@@ -453,7 +514,7 @@ def run_steps(config: MixtureConfig) -> int | None:
         raise ConfigError(
             problem, field=f"stages[{len(stages) - 1}].tokens", value=stages[-1].tokens, cure=cure
         )
-    skips = config.skips
+    skips = skips_of(config.amendments)
     end = num_steps + skips.total if end is None and num_steps is not None else end
     if end is None:
         return None

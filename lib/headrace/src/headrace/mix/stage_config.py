@@ -10,19 +10,14 @@ data is opened. :mod:`headrace.mix.plan` makes the plan of the run from all of t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.mix.amendments import (
-    added_sources,
-    check_disjoint,
-    newcomer_name,
-    weights_by_place,
-)
-from headrace.mix.draws import NO_SKIPS, Skips, check_skip
-from headrace.mix.schedule import MAX_STEP, weight_from_config
+from headrace.mix.amendments import check_disjoint, newcomer_name
+from headrace.mix.draws import check_skip
+from headrace.mix.schedule import MAX_STEP
 
 
 @dataclass(frozen=True)
@@ -147,76 +142,6 @@ def _joined(first: AmendmentConfig, then: AmendmentConfig) -> AmendmentConfig:
         skip=[*first.skip, *then.skip],  # one of them at most has any
         measured=then.measured or first.measured,
     )
-
-
-def skips_of(amendments: Sequence[AmendmentConfig]) -> Skips:
-    """The skipped steps of a run."""
-    skips = NO_SKIPS
-    for amendment in amendments:
-        skips = skips.then(amendment.skip)
-    return skips
-
-
-def weights_at_begin(
-    components: Mapping[str, Any], amendments: Sequence[AmendmentConfig]
-) -> dict[str, Any]:
-    """The weights of the components with which a run begins, from their own; None counts 1.
-
-    Components that an amendment brings in are left out. Their own weight may be given, if it is the
-    amendment's.
-
-    Raises:
-        ConfigError: it is another.
-
-    Example:
-        >>> amendments = [AmendmentConfig(60, add={"math": 2})]
-        >>> weights_at_begin({"web": 3, "code": None, "math": 2}, amendments)
-        {'web': 3, 'code': 1.0}
-    """
-    later = added_later(amendments)
-    # the first amendment that adds a component, and the weight with which it does
-    added: dict[str, tuple[str, Any]] = {}
-    for number, amendment in enumerate(amendments):
-        for path, weight in weights_by_place(amendment.add).items():
-            field = f"amendments[{number}].add.{'.blend.'.join(path)}"
-            added.setdefault(path[-1], (field, weight))
-    begin: dict[str, Any] = {}
-    for name, weight in components.items():
-        if name not in later:
-            begin[name] = 1.0 if weight is None else weight
-        elif weight is not None and name not in added:  # in the new blend of a group that has it
-            begin[name] = weight
-        elif weight is not None and not is_same_weight(weight, added[name][1]):
-            field, new_weight = added[name]
-            raise ConfigError(
-                f"brings it in with weight {new_weight}, and components.{name} has {weight}, as if"
-                " it were in already",
-                field=field,
-                cure="Use weights for it if it is; if it is new, leave out"
-                f" components.{name}.weight.",
-            )
-    return begin
-
-
-def is_same_weight(one: Any, other: Any) -> bool:
-    """Whether two weights, as configs give them, are equal."""
-    try:
-        return weight_from_config(one) == weight_from_config(other)
-    except ConfigError:  # of a group, or a rule
-        return one == other
-
-
-def added_later(amendments: Sequence[AmendmentConfig]) -> set[str]:
-    """Components that an amendment brings in for the first time."""
-    added: set[str] = set()
-    dropped: set[str] = set()
-    for amendment in amendments:
-        dropped |= set(amendment.drop) - added
-        added |= {
-            *added_sources(amendment.add, amendment.weights),
-            *amendment.newcomers.values(),
-        } - dropped
-    return added
 
 
 def check_epochs(path: str, value: float | None) -> None:

@@ -21,10 +21,10 @@ from headrace.config.writing import given_fields, whole_if_it_is
 from headrace.data.dataset import BatchOrder
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.mix.amendments import number_of_each, weights_by_place, without_extensions
+from headrace.mix.plan import added_later
 from headrace.mix.stage_config import (
     AmendmentConfig,
     StageConfig,
-    added_later,
     last_change,
     with_amendment,
 )
