@@ -137,7 +137,7 @@ def spans_of_rows(rows: StepRows, batch_rows: Int64[np.ndarray, " k"] | None = N
 
 
 def read_spans(rows: StepRows, spans: Spans) -> list[np.ndarray]:
-    """The tokens of spans as they are stored, removed or not, each an array of its cache's dtype."""
+    """The tokens of spans as they are stored, removed or not, in their cache's dtype."""
 
     async def tokens(source: RowSource, of_source: Rows) -> dict[str, np.ndarray]:
         return {TOKENS: await read_rows([source], of_source, ReadStats())}
