@@ -630,7 +630,7 @@ class LmDataConfig:
         assert config._settled is not None
         erasures = find_erasures(config._settled, opened)
         run: RunDataset = phases[0][1]
-        if phases[1:] or erasures:
+        if len(self.phases) > 1 or erasures:
             drawn_from = config._settled.drawn_from
             run = PhasedDataset(
                 phases, plan.batch, dataset.changes, erasures, drawn_from, self.skips
