@@ -169,6 +169,34 @@ def test_a_run_that_learns_is_steered(tmp_path: Path, config: LmDataConfig):
             assert (np.asarray(loader.batch_at(step).tokens) == seen[step]).all(), step
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "change",
+    [AmendmentConfig(15, drop=["docs"]), AmendmentConfig(8, add={"late": 1})],
+    ids=["leaves", "joins"],
+)
+def test_sources_that_join_or_leave_about_the_first_decision_are_learned_the_same_after_a_restart(
+    tmp_path: Path, config: LmDataConfig, change: AmendmentConfig, rule: OnlineMixture
+):
+    late = write_cache(str(tmp_path / "late"), [random_documents(150, seed=9)])
+    joins = {name: ComponentConfig(late.path) for name in change.add}
+    changed = replace(
+        config, components={**config.components, **joins}, weights=None, amendments=[change]
+    )
+    learners = [learner_of(tmp_path / name, changed, rule) for name in ("whole", "restarted")]
+    for step in range(1, 80):
+        if step in (11, 31, 51):
+            learners[1] = learner_of(tmp_path / "restarted", changed, rule)
+        losses = np.array([3.0, 2.0, 1.0 + step % 7, 2 + 9 / step])[: 3 + len(joins)]
+        for learner in learners:
+            learner.observe(step, SourceLosses(losses, np.ones(len(losses))))
+    assert decisions(learners[0]) == decisions(learners[1])
+    assert learners[0].names == learners[1].names == ["code", "docs", "noise", *joins]
+    last = decisions(learners[0])[70]
+    if joins:  # it is learned as the others are, not as one of which nothing was planned
+        assert last["late"] > 0.1
+
+
 def test_steps_that_are_trained_again_decide_nothing(tmp_path: Path, config: LmDataConfig):
     trained(learner_of(tmp_path, config, BanditMixture()), 0, 55)
     before = RunLock.load(str(tmp_path))

@@ -37,7 +37,7 @@ from headrace.data.sources_at import sources_at
 from headrace.errors import ConfigError, check_at_least
 from headrace.mix.bounds import bounded_shares
 from headrace.mix.online import Measured, OnlineMixture, State, exact_fractions
-from headrace.mix.stage_config import AmendmentConfig
+from headrace.mix.stage_config import AmendmentConfig, last_change
 from headrace.run.run import Run
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class MixtureLearner:
 
     Attributes:
         run: The run, which it changes.
-        names: Sources whose shares are learned.
+        names: Sources whose shares are learned: those of the first decision.
 
     Raises:
         ConfigError: ``every`` is below 1; the run has no config, several stages or a nested blend;
@@ -125,18 +125,22 @@ class MixtureLearner:
             field = "stages" if config.stages else "weights"
             cure = "Write one flat blend: weights: {web: 3, code: 1}."
             raise ConfigError("cannot be learned", field=field, cure=cure)
-        mixture = self._mixture_at(0)
         decided = [amendment for amendment in config.amendments if amendment.measured]
-        if decided:  # sources that joined or left since are no part of what was learned
-            blend = mixture.stages[mixture.stage_at(decided[0].step)].blend
-        self.names = list(blend.names)
-        self._columns = [mixture.names.index(name) for name in self.names]
-        self._passes = self._rows_of_passes(config)
-        self._state: State = rule.begin(self._shares_at(0))
-        self._decided = 0
+        self._begin(decided[0].step if decided else max(last_change(config.amendments), 1))
         self._measured: SourceLosses | None = None
         for amendment in decided:
             self._follow(amendment)
+
+    def _begin(self, step: int) -> None:
+        """Learns the shares of what is drawn where the first decision is made. Sources that join or
+        leave later are no part of it.
+        """
+        mixture = self._mixture_at(step)
+        self.names = list(mixture.stages[mixture.stage_at(step)].blend.names)
+        self._columns = [mixture.names.index(name) for name in self.names]
+        self._passes = self._rows_of_passes(self._config)
+        self._state: State = self._rule.begin(self._shares_at(step - 1))
+        self._decided = 0
 
     @property
     def _config(self) -> LmDataConfig:
@@ -199,6 +203,8 @@ class MixtureLearner:
     def _decide(self, step: int) -> bool:
         """Decides, unless it is the end; see :meth:`observe`."""
         assert self._measured is not None
+        if not self._decided:  # sources may have joined or left since it was made
+            self._begin(step)
         # the order of what joins later depends on the shares until then
         joins = any(one.step >= step and (one.add or one.caches) for one in self._config.amendments)
         if step == self._config.run_steps or joins:
