@@ -267,6 +267,7 @@ def test_a_json_file_that_is_elsewhere_or_packed_is_refused(
     [
         ([], [{"messages": MESSAGES}], "--kind chat"),
         (CHAT, [{"messages": [{"role": "user"}]}], ""),
+        ([], [[1, 2], [3]], ""),
         ([], [{"data": {"text": "inner"}}] * 9, "--text-field data.text"),
     ],
 )

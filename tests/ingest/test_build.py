@@ -437,9 +437,9 @@ class TestBadInput:
             ("", {}, "empty source"),
             ("\n \n\r\n", {}, "empty source: it holds no documents"),
             (
-                "{\n[]\n",
+                "17\n[]\n",
                 {"on_bad_line": "skip"},
-                "a.jsonl, line 1: is not valid JSON",
+                "a.jsonl, line 1: holds a JSON number",
             ),
             ('{"a": 1}\n', {"on_bad_line": "skip"}, "no field 'text'"),
         ],

@@ -70,7 +70,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "latin.txt": ("Käse\n".encode("latin-1"), "is not UTF-8 (byte 0xe4 at byte 1 of the file)"),
     "latin.jsonl": ('{"text": "Käse"}\n'.encode("latin-1") * 9, "is not UTF-8"),
     "words.jsonl": (b"some words\n" * 9, "is not valid JSON"),
-    "list.jsonl": (b"[1, 2]\n" * 9, "is a JSON file, and not one object on each line"),
+    "list.jsonl": (b"[1, 2]\n" * 9, "holds a JSON list, not an object"),
     "cut.jsonl.gz": (GZIP[:-9], "ends in the middle of its gzip stream (cut off?)"),
     "cut.jsonl.zst": (ZSTD[:-9], "ends in the middle of its zstd stream (cut off?)"),
     "none.jsonl.gz": (lines(GOOD), "is damaged: its gzip stream cannot be read"),

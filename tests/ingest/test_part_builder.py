@@ -223,7 +223,7 @@ def test_what_the_tokenizer_panics_at_is_a_bad_line(
     batches.
     """
     folder = tmp_path_factory.mktemp("panics")
-    lines = ["{" if i in broken else json.dumps({"text": t}) for i, t in enumerate(texts)]
+    lines = ["no JSON" if i in broken else json.dumps({"text": t}) for i, t in enumerate(texts)]
     (folder / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))
     source = SourceConfig([str(folder)], on_bad_line="skip")
     tokenizer = load_tokenizer(TokenizerConfig(panicking_path, eos="none"))

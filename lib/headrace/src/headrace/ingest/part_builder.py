@@ -28,7 +28,6 @@ Price: a thread switch and a few queue operations per batch (0.5 MiB of text on 
 from __future__ import annotations
 
 import logging
-import sys
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,6 +55,7 @@ from headrace.ingest.tokenize import (
     encoding_threads,
     recorded_tokenizer,
 )
+from headrace.metrics import Sums
 from headrace.store.ahead import ItemsAhead
 from headrace.store.layout import CacheLayout
 from headrace.store.ledger_table import PartRecord
@@ -179,33 +179,25 @@ _TOTALS = (
     "trained_tokens",
     "untrained_documents",
 )
-_NONE_SKIPPED = (sys.maxsize, 0, "")
 
 
 @dataclass
-class _Counts:
-    """Counters of a part's record besides documents and tokens. ``first_skipped``: the file of the
-    part, the row, and the problem.
+class _Counts(Sums):
+    """Counters of a part's record besides documents and tokens. ``skipped``: some bad lines, each
+    with the file of the part, the row, and the problem.
     """
 
     totals: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
     unused_fields: Counter[str] = field(default_factory=Counter)
-    optional_fields: set[str] = field(default_factory=set)
-    first_skipped: tuple[int, int, str] = _NONE_SKIPPED
-
-    def add(self, more: _Counts) -> None:
-        self.totals.update(more.totals)
-        self.ignored.update(more.ignored)
-        self.unused_fields.update(more.unused_fields)
-        self.optional_fields |= more.optional_fields
-        self.first_skipped = min(self.first_skipped, more.first_skipped)
+    optional_fields: Counter[str] = field(default_factory=Counter)
+    skipped: list[tuple[int, int, str]] = field(default_factory=list)
 
     def add_skipped(self, lines: int, file: int, first: tuple[int, str] | None) -> None:
         """Adds bad lines of a file of the part."""
         self.totals["skipped_lines"] += lines
         if first is not None:
-            self.first_skipped = min(self.first_skipped, (file, *first))
+            self.skipped.append((file, *first))
 
     def add_encoded(self, documents: Sequence[Document], encoded: EncodedBatch) -> None:
         self.totals["text_bytes"] += sum(d.num_bytes for d in documents)
@@ -222,7 +214,8 @@ class _Counts:
     def to_dict(self) -> dict[str, Any]:
         """The counters for the part's record; without lists of fields that are empty."""
         facts: dict[str, Any] = {name: self.totals[name] for name in _TOTALS}
-        facts |= {"first_skipped": self.first_skipped[2], "ignored": self.ignored}
+        _, _, first_problem = min(self.skipped, default=(0, 0, ""))
+        facts |= {"first_skipped": first_problem, "ignored": self.ignored}
         if self.unused_fields:
             facts["unused_fields"] = self.unused_fields
         if self.optional_fields:
@@ -360,7 +353,7 @@ class PartBuilder:
             writer = PartWriter(root, task.name, self._job.layout, kind.specs)
             for batch, encoded in chain([first_batch], batches):
                 writer.append(*encoded)
-                counts.add(batch.counts)
+                counts += batch.counts
                 encoder_counts = EncoderCounts()
                 if self._encoder is not None:
                     encoder_counts = self._encoder.take_counts(batch.compared)
@@ -400,7 +393,7 @@ def _batches(kind: DocumentKind, task: PartTask, limit: int) -> Iterator[_Batch]
         batch.counts.add_skipped(reader.skipped_lines, number, reader.first_skipped)
         batch.counts.ignored.update(reader.ignored)
         batch.counts.unused_fields.update(reader.unused_fields())
-        batch.counts.optional_fields |= reader.optional_fields()
+        batch.counts.optional_fields.update(reader.optional_fields())
     yield batch
 
 

@@ -27,6 +27,7 @@ import codecs
 import io
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -65,6 +66,8 @@ _MOST_SLICES = 8
 ZSTD_STEP_BYTES = 1 << 11  # 4 bytes of zstd may unpack to 128 KiB, so that 64 MiB come out at most
 _decode = msgspec.json.Decoder().decode
 _BOM = b"\xef\xbb\xbf"
+_BEGIN_OF_JSON = re.compile(rb"\s*(?:[\[{][^\S\n]*\n|\[\s*\{|\[[^\n]*\n?\Z)")
+"""A list of objects, or one that goes on beyond the first line, or an object that does."""
 _CONVERSION = (
     f"Convert it: jq -c 'arrays[], objects' {NAMED_FILE} > {NAMED_FILE}.new && mv {NAMED_FILE}.new"
     f" {NAMED_FILE} (records in a field of one object, such as data: jq -c '.data[]')."
@@ -156,9 +159,8 @@ class JsonlReader(BlockReader):
         """The blocks of a file that does not begin with a list, or an object on several lines."""
         blocks = self.blocks_of_text()
         head = next(blocks, b"")
-        first_line = head.lstrip().partition(b"\n")[0].rstrip()
         is_start = self.file.part is None or not self.file.part.start
-        if is_start and (first_line.startswith(b"[") or first_line == b"{"):
+        if is_start and _BEGIN_OF_JSON.match(head):
             raise SourceError(
                 "is a JSON file, and not one object on each line",
                 field=self.file.shown_path,
