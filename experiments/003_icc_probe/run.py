@@ -23,6 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiments.common.corpus import SORTED, Corpus, prepare_corpus
+from experiments.common.intervals import between_block_share
 from experiments.common.orders import (
     FULL,
     QUICK,
@@ -39,7 +40,7 @@ from experiments.common.study import Record, Study, finish, parse
 from experiments.common.training import read_rows, row_losses, train
 
 from headrace import MixtureDataset
-from headrace.analysis.icc import batch_noise, between_block_share, nested_shares
+from headrace.analysis.icc import batch_noise, nested_shares
 from headrace.analysis.probe import neighbourhoods, unigram_losses
 
 HOME = Path(__file__).resolve().parent

@@ -27,7 +27,7 @@ def striped(tmp_path):
 
 def test_stretches_that_differ_are_seen_and_shuffling_cures_them(striped):
     found = probe_cache(striped, 16, batch_size=16, block=16)
-    assert found.share.icc > 0.5
+    assert found.icc > 0.5
     assert found.needs_shuffling
     assert found.noise["none"] > 5
     assert found.noise["none"] > found.noise["block, 8 blocks"] > found.noise["braid (default)"]
@@ -36,9 +36,9 @@ def test_stretches_that_differ_are_seen_and_shuffling_cures_them(striped):
 
 def test_random_tokens_need_no_shuffling():
     found = probe_cache(tiny_cache(documents=2000), 8, batch_size=16, block=16)
-    assert abs(found.share.icc) < 0.05
+    assert abs(found.icc) < 0.05
     assert not found.needs_shuffling
-    assert set(found.to_dict()) >= {"share", "noise", "needs_shuffling", "nested"}
+    assert set(found.to_dict()) >= {"icc", "noise", "needs_shuffling", "nested"}
 
 
 def test_a_sample_reads_what_it_may_and_finds_the_same(striped):
@@ -49,7 +49,7 @@ def test_a_sample_reads_what_it_may_and_finds_the_same(striped):
     assert read <= 512 * 8 * 8
     assert part.rows == 512 * 8
     assert part.of_rows == whole.rows == 8192
-    assert part.share.icc == pytest.approx(whole.share.icc, abs=0.15)
+    assert part.icc == pytest.approx(whole.icc, abs=0.15)
 
 
 def test_losses_of_a_model_go_in_place_of_frequencies(striped):
@@ -57,7 +57,7 @@ def test_losses_of_a_model_go_in_place_of_frequencies(striped):
     losses = np.random.default_rng(1).normal(size=rows)
     found = probe_cache(striped, 16, block=16, losses=losses)
     assert found.value == "given losses"
-    assert abs(found.share.icc) < 0.05
+    assert abs(found.icc) < 0.05
     with pytest.raises(ConfigError, match="one loss per row"):
         probe_cache(striped, 16, losses=losses[:-1])
 

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float64, Integer
 
-from headrace.analysis.icc import BlockShare, batch_noise, between_block_share, nested_shares
+from headrace.analysis.icc import batch_noise, nested_shares
 from headrace.data.dataset import PlannedDataset
 from headrace.errors import CacheError, ConfigError, check_at_least, command_line
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
@@ -64,7 +64,6 @@ class ShuffleProbe:
         rows: Rows sampled.
         of_rows: Rows of the cache.
         block: Rows in a block.
-        share: Share of the variance between blocks.
         nested: Share contributed by each neighbourhood length, by its rows.
         batch_size: Examples in a batch, for ``noise``.
         noise: Variance of batch means relative to a full shuffle, by order.
@@ -74,10 +73,14 @@ class ShuffleProbe:
     rows: int
     of_rows: int
     block: int
-    share: BlockShare
     nested: dict[int, float]
     batch_size: int
     noise: dict[str, float]
+
+    @property
+    def icc(self) -> float:
+        """Share of the variance between blocks."""
+        return sum(self.nested.values())
 
     @property
     def needs_shuffling(self) -> bool:
@@ -86,7 +89,7 @@ class ShuffleProbe:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values."""
-        return {**asdict(self), "needs_shuffling": self.needs_shuffling}
+        return {**asdict(self), "icc": self.icc, "needs_shuffling": self.needs_shuffling}
 
 
 def probe_cache(
@@ -145,13 +148,12 @@ def probe_cache(
         values = np.asarray(losses, np.float64)
         value = "given losses"
     nested = nested_shares(values, units)
-    share = between_block_share(values, np.arange(values.size) // block)
     stand_in = min(rows, _STAND_IN_ROWS)
     noise = {
         name: batch_noise(make(stand_in)(np.arange(stand_in)), batch_size, nested)
         for name, make in usual_orders(block, batch_size).items()
     }
-    return ShuffleProbe(value, values.size, rows, block, share, nested, batch_size, noise)
+    return ShuffleProbe(value, values.size, rows, block, nested, batch_size, noise)
 
 
 def save_probe(cache: TokenCache, seq_len: int, probe: ShuffleProbe) -> str:

@@ -469,14 +469,10 @@ def _show_similarity(
 def _show_probe(probe: ShuffleProbe) -> None:
     """Prints the result of a probe."""
     console = terminal()
-    share = probe.share
     console.print(
         f"{probe.rows:,} of {probe.of_rows:,} rows, blocks of {probe.block} rows, by {probe.value}"
     )
-    console.print(
-        f"{share.icc:z.1%} of the variance lies between blocks (95%: {share.low:z.1%} to"
-        f" {share.high:z.1%})\n"
-    )
+    console.print(f"{probe.icc:.1%} of the variance lies between blocks\n")
     table = figures_table(
         "order", f"noise of a batch of {format_count(probe.batch_size, 'row')}, full shuffle = 1"
     )
