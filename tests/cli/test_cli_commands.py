@@ -334,7 +334,7 @@ def test_commands_that_take_long_show_that_they_work_on_a_terminal_alone(tmp_pat
         f"{{seq_len: 8, batch_size: 4, num_steps: 9, components: {{a: {cache}}}}}"
     )
     commands = [
-        ["cache", "pack", cache, "-s", "64", "--compare"],
+        ["cache", "pack", config, "components.a.packing={}"],
         ["cache", "inspect", "--icc", cache, "--seq-len", "8"],
         ["run", "where", config],
         ["run", "report", config, "-o", str(tmp_path / "page.html")],
@@ -406,8 +406,7 @@ def test_one_of_something_is_in_the_singular(headrace, tmp_path, monkeypatch):
         "cache diff a a",
         "cache consolidate a b",
         "cache convert a c --layout levanter",
-        "cache pack a --seq-len 2",
-        "cache pack a --seq-len 2 --compare",
+        "cache pack run.yaml components.a.packing={}",
         "config check run.yaml",
         "config simulate run.yaml",
         "run cat run.yaml",

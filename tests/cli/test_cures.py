@@ -339,22 +339,17 @@ def test_saved_datasets_in_a_folder_are_read_as_such(
 
 
 @pytest.mark.parametrize("unit", ["1", "3"])
-@pytest.mark.parametrize("compare", [[], ["--compare"]])
 def test_pairs_that_are_parted_can_be_packed_as_it_is_printed(
-    headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, compare: list[str]
+    headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str
 ):
     monkeypatch.chdir(tmp_path)
     write(Path("a.jsonl"), *[{"prompt": "q", **PAIR}] * 50)
     assert headrace("build", "a.jsonl", "--kind", "preference", "-o", "c", "-t", "bytes")[0] == 0
-    pack = ["cache", "pack", "c", "--seq-len", "64", *compare]
-    code, _, said = headrace(*pack, "--unit", unit)
+    component = f"{{cache: c, packing: {{unit: {unit}}}}}"
+    Path("run.yaml").write_text(f"{{seq_len: 64, components: {{p: {component}}}}}")
+    code, _, said = headrace("cache", "pack", "run.yaml")
     assert (code, "parts the two answers of each pair of c. Leave it out" in said) == (2, True)
-    assert headrace(*pack)[0] == 0
-    command = re.search(r"headrace (cache pack RUN.yaml components.NAME.pairs=false)", said)
-    assert command is not None
-    Path("run.yaml").write_text(
-        "{seq_len: 64, batch_size: 2, num_steps: 9, seed: 0, components: {p: {cache: c, packing:"
-        " {unit: 1}}}}"
-    )
-    typed = command[1].replace("RUN", "run").replace("NAME", "p").split()
-    assert headrace(*typed)[0] == 0
+    assert headrace("cache", "pack", "run.yaml", "components.p.packing={}")[0] == 0
+    assert "as on text: components.p.pairs: false" in said
+    as_text = ("components.p.packing={unit: 1}", "components.p.pairs=false")
+    assert headrace("cache", "pack", "run.yaml", *as_text)[0] == 0

@@ -46,7 +46,7 @@ ASKED = {
     "cache diff": "caches/web caches/more",
     "cache remove": "caches/more 3",
     "cache reshuffle": "caches/web caches/mixed",
-    "cache pack": "caches/chats --seq-len 16",
+    "cache pack": "run.yaml",
     "cache consolidate": "caches/web caches/copy",
     "config check": "run.yaml --hosts 1,4",
     "config simulate": "run.yaml --hosts 1,4",

@@ -1,104 +1,27 @@
-"""``headrace cache pack``: plans how the documents of a cache share rows, saves the plan, and shows
-its figures.
-"""
+"""``headrace cache pack``: plans how documents share rows, and shows the figures of the plans."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import (
-    AsJson,
-    Format,
-    Settings,
-    cache_at,
-    refuse_typed,
-)
-from headrace.cli.shown import bar, facts_table, figures_table, say_json, terminal, working
-from headrace.config.writing import CONFIG_SUFFIXES
+from headrace.cli.options import AsJson, Config, Settings, refuse_typed
+from headrace.cli.shown import bar, facts_table, say_json, terminal, working
 from headrace.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from headrace.data.documents import DocumentFilter
     from headrace.data.packed import PackedTokenDataset
-    from headrace.pack.spec import PackingConfig
-    from headrace.store.cache import TokenCache
 
-_OF_CACHE = (
-    "seq_len",
-    "algorithm",
-    "long",
-    "capacity",
-    "min_fill",
-    "max_documents",
-    "unit",
-    "remove",
-    "plans",
-    "compare",
-    "format",
-)
 _EDGES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
 def command(
     context: typer.Context,
-    cache: Annotated[
-        str, typer.Argument(help="Folder or URL of a cache, or a config.", metavar="CACHE|CONFIG")
-    ],
+    config: Config,
     settings: Settings = None,
-    seq_len: Annotated[int, typer.Option("--seq-len", "-s", help="Tokens of a row.")] = 2048,
-    algorithm: Annotated[
-        str,
-        typer.Option(
-            "--algorithm", "-a", help="windowed, bfd, wfd, ffd, bfd_split, next_fit or wrap."
-        ),
-    ] = "windowed",
-    long: Annotated[
-        str | None,
-        typer.Option(
-            help="Documents longer than the capacity: split, truncate, truncate_start, drop, keep"
-            " (whole, in a row of"
-            " its own) or error; by default, drop for conversations and pairs, split for others."
-        ),
-    ] = None,
-    capacity: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens up to which rows are filled; by default, all of --seq-len. The rest is"
-            " room for what --long keep keeps."
-        ),
-    ] = None,
-    min_fill: Annotated[
-        float, typer.Option(help="Drop packs that are less full than this share.")
-    ] = 0.0,
-    max_documents: Annotated[
-        int | None,
-        typer.Option(help="With next_fit: most documents in a row; by default, as many as fit."),
-    ] = None,
-    unit: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of neighbouring documents that stay together; by default, 2 for"
-            " preference pairs, else 1."
-        ),
-    ] = None,
-    remove: Annotated[
-        str | None,
-        typer.Option(help="File of documents to leave out, as in a config.", metavar="FILE"),
-    ] = None,
-    plans: Annotated[
-        str | None,
-        typer.Option(help="Folder for plans; by default, plans in the cache.", metavar="FOLDER"),
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Try all algorithms, and save nothing.")
-    ] = False,
     ranks: Annotated[
         int | None,
         typer.Option(help="Show how many packs this many ranks train on, the same number each."),
@@ -110,87 +33,34 @@ def command(
             help="With --ranks: drop packs to make ranks even, instead of repeating some.",
         ),
     ] = False,
-    format: Format = None,  # noqa: A002 (the option's name)
     as_json: AsJson = False,
 ) -> None:
-    """Plan how documents share rows of one length, save the plan in the cache, and show how full
+    """Plan how documents share rows of one length, save the plans in the caches, and show how full
     the rows are.
 
-    Training finds the plan there and starts at once. For a config, it plans all packed components.
-    It reads the lengths of documents, but no tokens.
+    Plans all packed components of a config. Training finds the plans and starts at once. It reads
+    the lengths of documents, but no tokens.
 
     For example:
 
-        headrace cache pack cache --seq-len 4096
+        headrace cache pack run.yaml
 
-        headrace cache pack cache --seq-len 4096 --compare
+        headrace cache pack run.yaml seq_len=4096 components.web.packing.algorithm=bfd
 
-        headrace cache pack cache -s 4096 -a bfd --long truncate --ranks 8 --json
-
-        headrace cache pack cache -s 8192 --long keep --capacity 4096
-
-        headrace cache pack run.yaml seq_len=8192
+        headrace cache pack run.yaml --ranks 8 --json
     """
-    from headrace.data.documents import DocumentFilter
-    from headrace.data.packed import PackedTokenDataset
-    from headrace.data.pairs import check_pairs, is_of_pairs
-    from headrace.pack.spec import PackingConfig
-
-    console = terminal()
     if ranks is None:
         refuse_typed(context, ("drop_last",), "has no effect without --ranks", "Add --ranks N.")
-    if cache.endswith(CONFIG_SUFFIXES):
-        problem = "has no effect on a config"
-        cure = "Leave it out, or write a setting: seq_len=4096."
-        refuse_typed(context, _OF_CACHE, problem, cure)
-        facts = _of_config(cache, settings or [], ranks, drop_last)
-        say_json(facts) if as_json else _show_each(console, facts)
+    plans = _planned(config, settings or [], ranks, drop_last)
+    if as_json:
+        say_json(plans)
         return
-    refuse_typed(context, ("settings",), "have no effect on a cache", "Leave them out.")
-    opened = cache_at(cache, format)
-    choices = cast("Any", algorithm), cast("Any", long)  # checked there
-    how = PackingConfig(choices[0], choices[1], min_fill, unit, plans, max_documents, capacity)
-    opened.check_unit(unit or 1)
-    removed = None if remove is None else DocumentFilter.load(remove, name="--remove")
-    if compare:
-        mask = opened.mask_leaf("auto")
-        pairs = is_of_pairs(opened, None)
-        how = how.resolved(pairs=pairs, conversations=mask is not None)
-        if pairs:
-            with _typed_for_a_config():
-                check_pairs(opened, how.unit or 1, mask)
-        rows = _compared(opened, seq_len, how, removed)
-        say_json(rows) if as_json else _show_compared(console, cache, seq_len, rows)
-        return
-    with working("packing"), _typed_for_a_config():
-        one = _facts(
-            PackedTokenDataset(opened, seq_len, removed=removed, **vars(how)), ranks, drop_last
-        )
-    say_json(one) if as_json else _show(console, cache, one)
-
-
-@contextmanager
-def _typed_for_a_config() -> Iterator[None]:
-    """A field of a component in a cure becomes the command that sets it: a cache has no such
-    field.
-    """
-    try:
-        yield
-    except ConfigError as error:
-        if "pairs: false" not in (error.cure or ""):
-            raise
-        typed = "headrace cache pack RUN.yaml components.NAME.pairs=false"
-        cure = (error.cure or "").replace("pairs: false", typed)
-        raise error.but(cure=cure) from error
-
-
-def _show_each(console: Console, plans: dict[str, dict[str, Any]]) -> None:
     for name, plan in plans.items():
-        _show(console, f"{name}: {plan['path']}", plan)
+        _show(terminal(), f"{name}: {plan['path']}", plan)
 
 
 @working("packing")
-def _of_config(
+def _planned(
     path: str, settings: list[str], ranks: int | None, drop_last: bool
 ) -> dict[str, dict[str, Any]]:
     from headrace.config.lm_data import load_config
@@ -237,54 +107,7 @@ def _facts(dataset: PackedTokenDataset, ranks: int | None, drop_last: bool) -> d
     return facts
 
 
-@working("packing")
-def _compared(
-    cache: TokenCache, seq_len: int, how: PackingConfig, removed: DocumentFilter | None
-) -> list[dict[str, Any]]:
-    """The figures of each algorithm for the documents of a cache, as JSON values."""
-    import numpy as np
-
-    from headrace.data.documents import removed_by
-    from headrace.data.packed import PackedRows
-    from headrace.pack.plan import plan_of
-    from headrace.pack.saved_plans import of_documents, unit_lengths
-    from headrace.pack.spec import CUTTING, Algorithm, PackingConfig
-    from headrace.progress import track
-
-    unit = how.unit or 1
-    removed_documents = removed_by(removed, cache)
-    lengths = np.concatenate(
-        [np.zeros(0, np.int64), *unit_lengths(cache, removed_documents.documents, unit)]
-    )
-    algorithms = [name for name in get_args(Algorithm) if unit == 1 or name not in CUTTING]
-    rows: list[dict[str, Any]] = []
-    for name in track(algorithms, "trying algorithms", len(algorithms)):
-        long = "split" if name in CUTTING else how.long
-        most = how.max_documents // unit if how.max_documents and name == "next_fit" else None
-        tried = PackingConfig(name, long, how.min_fill, max_documents=most, capacity=how.capacity)
-        spec = tried.spec(seq_len, cache.layout.chunk_elements)
-        started = time.perf_counter()
-        plan = plan_of(spec, lengths, (cache.part_documents // unit).tolist())
-        seconds = time.perf_counter() - started
-        plan = of_documents(plan, cache, unit)
-        rows.append(
-            {
-                "algorithm": name,
-                "packs": len(plan),
-                "fill": plan.fill,
-                "blocks_a_pack": PackedRows(cache, plan, name).blocks_per_row(),
-                "split_documents": plan.counts.split_documents,
-                "lost_tokens": cache.num_tokens
-                - removed_documents.num_tokens
-                - plan.counts.packed_tokens,
-                "seconds": seconds,
-            }
-        )
-    return rows
-
-
 def _show(console: Console, title: str, facts: dict[str, Any]) -> None:
-
     spec = facts["spec"]
     counts = facts["counts"]
     console.print(title, style="bold", soft_wrap=True)
@@ -356,15 +179,3 @@ def _what_became(facts: dict[str, Any], tokens: int) -> dict[str, str]:
             else ""
         )
     return {name: line for name, line in lines.items() if line}
-
-
-def _show_compared(console: Console, path: str, seq_len: int, rows: list[dict[str, Any]]) -> None:
-    heads = ("packs", "fill", "blocks per pack", "documents split", "tokens lost", "seconds")
-    table = figures_table("algorithm", *heads, title=f"{path} in rows of {seq_len:,} tokens")
-    for one in rows:
-        packs, split, lost = (
-            f"{one[name]:,}" for name in ("packs", "split_documents", "lost_tokens")
-        )
-        blocks, seconds = (f"{one[name]:.2f}" for name in ("blocks_a_pack", "seconds"))
-        table.add_row(one["algorithm"], packs, f"{one['fill']:.4%}", blocks, split, lost, seconds)
-    console.print(table)
