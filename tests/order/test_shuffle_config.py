@@ -67,7 +67,7 @@ class CombConfig(Shuffle):
 
     in_blocks = True
 
-    def order(self, n, *, block, seed, strands=None):
+    def order(self, n, *, block, seed, strands=None, scores=None):
         return Comb(n, io_block_size=block, teeth=self.teeth, seed=seed % 97)
 
 
@@ -94,7 +94,7 @@ class DustConfig(Shuffle):
 
     kind: Literal["dust"] = "dust"
 
-    def order(self, n, *, block, seed, strands=None):
+    def order(self, n, *, block, seed, strands=None, scores=None):
         return Dust(n)
 
 

@@ -37,7 +37,7 @@ from headrace.data.id_index import IdIndex, hashes_of_numbers, hashes_of_texts
 from headrace.errors import ConfigError, did_you_mean, errors_at
 from headrace.ingest.listing import Entry, list_path
 from headrace.ingest.records import import_extra
-from headrace.order.intervals import Intervals
+from headrace.order.intervals import Intervals, chunks_of
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.layout import ATTRIBUTES_FOLDER
@@ -343,11 +343,6 @@ def _numbered(cache: TokenCache, entries: list[Entry]) -> Attribute:
     return Attribute(values, numbers.size, 0, np.zeros(0, np.int64))
 
 
-def _blocks(cache: TokenCache) -> Iterator[tuple[int, int]]:
-    for first in range(0, cache.num_documents, _DOCUMENTS):
-        yield first, min(first + _DOCUMENTS, cache.num_documents)
-
-
 def _storable(values: np.ndarray) -> np.ndarray:
     """Numbers in a dtype that is stored: no bool, no fractions of 2 or 16 bytes, no big-endian."""
     if values.dtype.kind == "f":
@@ -470,7 +465,7 @@ def _id_leaf(cache: TokenCache, name: str) -> CacheLeaf:
 
 
 def _hashes_of_documents(cache: TokenCache, leaf: CacheLeaf) -> Iterator[UInt64[np.ndarray, "2 n"]]:
-    for first, stop in _blocks(cache):
+    for first, stop in chunks_of(cache.num_documents, _DOCUMENTS):
         values = leaf.values(first, stop)
         if leaf.kind == "ragged":
             hashes = hashes_of_texts(values, leaf.lengths(first, stop))

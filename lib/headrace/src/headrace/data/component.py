@@ -24,6 +24,7 @@ from headrace.data.saved_filters import RemovedDocuments
 from headrace.data.token_seq import TokenSeqDataset
 from headrace.errors import ConfigError
 from headrace.order.holdout import HoldOut, ValidationConfig
+from headrace.order.intervals import chunks_of
 from headrace.order.order import Slice
 from headrace.order.seeds import derive
 from headrace.order.subset import LEAST_BLOCKS, Subset, SubsetConfig
@@ -375,5 +376,7 @@ def _tokens(side: PlannedDataset) -> int:
     if not any(source.max_segments for source in side.sources):
         return len(side) * side.seq_len
     (source,) = side.sources
-    parts = (np.arange(at, min(at + _CHUNK, len(side))) for at in range(0, len(side), _CHUNK))
-    return sum(int(source.content(side.locate(part).row).size.sum()) for part in parts)
+    return sum(
+        int(source.content(side.locate(np.arange(first, stop)).row).size.sum())
+        for first, stop in chunks_of(len(side), _CHUNK)
+    )

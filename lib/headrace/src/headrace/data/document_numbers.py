@@ -27,6 +27,7 @@ from headrace.data.documents import count_documents, remove_others, removed_by
 from headrace.data.filter_files import read_npy
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean
+from headrace.order.intervals import chunks_of
 from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.npy import PYTHON_PARSER
@@ -205,10 +206,7 @@ class DocumentNumbers:
 
     def _stored(self, name: str, field: str) -> Iterator[np.ndarray]:
         cache = self.cache
-        ranges = [
-            (at, min(at + _CHUNK, cache.num_documents))
-            for at in range(0, cache.num_documents, _CHUNK)
-        ]
+        ranges = chunks_of(cache.num_documents, _CHUNK)
         if name == LENGTH and not cache.are_cut:
             yield from (cache.lengths(first, stop) for first, stop in ranges)
             return

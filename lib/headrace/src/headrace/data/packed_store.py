@@ -21,12 +21,12 @@ from headrace.data.dataset import PlannedDataset
 from headrace.data.documents import DocumentFilter
 from headrace.data.erased_rows import ErasedRows, Erasure
 from headrace.data.packed import PackedTokenDataset
-from headrace.data.rows import Pieces, RowSource
+from headrace.data.rows import RowSource
 from headrace.data.saved_filters import RemovedDocuments
-from headrace.data.token_seq import CacheDataset, TokenSeqDataset
+from headrace.data.token_seq import CacheDataset, TokenRows, TokenSeqDataset
 from headrace.errors import ConfigError, command_line
 from headrace.order.intervals import run_numbers
-from headrace.order.windows import BlockAligned, Windows
+from headrace.order.windows import BlockAligned
 from headrace.store.cache import TokenCache
 from headrace.store.document_ends import DocumentEnds
 from headrace.store.ledger import ShuffleRecord
@@ -74,8 +74,8 @@ class PackedStoreDataset(CacheDataset[RowSource]):
     ) -> None:
         super().__init__(cache, seq_len, removed, loss_mask, columns)
         record = check_packs(self.cache, int(seq_len))
-        self.windows = Windows(self.cache.part_tokens, int(seq_len))
-        packs = StoredPacks(self.cache, record, self.windows, name or self.cache.path, self._opened)
+        packs = StoredPacks(self.cache, record, name or self.cache.path, self._opened)
+        self.windows = packs.windows
         left_out = Erasure(self.removal.tokens, self.removal.num_documents, {})
         self._rows = ErasedRows(packs, left_out) if self.removed_tokens else packs
 
@@ -118,39 +118,24 @@ StoredDataset: TypeAlias = TokenSeqDataset | PackedTokenDataset | PackedStoreDat
 """Rows of a component as they are stored."""
 
 
-class StoredPacks(RowSource):
+class StoredPacks(TokenRows):
     """The rows of :class:`PackedStoreDataset`."""
 
     has_padding = True
 
     def __init__(
-        self,
-        cache: TokenCache,
-        record: ShuffleRecord,
-        windows: Windows,
-        name: str,
-        columns: Mapping[str, Column],
+        self, cache: TokenCache, record: ShuffleRecord, name: str, columns: Mapping[str, Column]
     ) -> None:
-        super().__init__(cache, name, record.pack, columns)
+        super().__init__(cache, record.pack, name, columns=columns)
         self.max_segments = record.max_documents
-        self.whole_windows = self._windows = windows
         self._ends = cache.document_ends
-
-    @property
-    def num_rows(self) -> int:
-        return self._windows.num_rows
 
     @property
     def stored_ends(self) -> DocumentEnds:
         return self._ends
 
-    def pieces(self, rows: Int64[np.ndarray, " n"]) -> Pieces:
-        part, start = self._windows.locate(rows)
-        size = np.full_like(rows, self.row_elements)
-        return Pieces(np.arange(rows.size), np.zeros_like(rows), part, start, size)
-
     def segment_lengths(self, rows: Int64[np.ndarray, " n"]) -> Int32[np.ndarray, "n M"]:
-        part, start = self._windows.locate(rows)
+        part, start = self.windows.locate(rows)
         row, last = self._ends.last_tokens(part, start, np.full_like(rows, self.row_elements))
         order = np.argsort(row, kind="stable")  # rows of a part come together
         row = row[order]

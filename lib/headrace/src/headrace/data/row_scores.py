@@ -8,7 +8,7 @@ from jaxtyping import Float64
 from headrace.data.dataset import PlannedDataset
 from headrace.data.document_numbers import DocumentNumbers
 from headrace.errors import ConfigError
-from headrace.order.intervals import cut_ranges, starts
+from headrace.order.intervals import chunks_of, cut_ranges, starts
 
 _CHUNK = 1 << 13  # rows that are located together
 
@@ -52,8 +52,8 @@ def row_scores(
     begin = starts(cache.lengths())
     (source,) = dataset.sources
     scores = np.empty(len(dataset))
-    for at in range(0, len(dataset), _CHUNK):
-        rows = dataset.locate(np.arange(at, min(at + _CHUNK, len(dataset)))).row
+    for at, stop in chunks_of(len(dataset), _CHUNK):
+        rows = dataset.locate(np.arange(at, stop)).row
         pieces = source.content(rows)
         start = source.first_token[pieces.array] + pieces.start
         cuts = cut_ranges(start, start + pieces.size, begin[:-1], begin[1:])
@@ -65,5 +65,5 @@ def row_scores(
         around = np.zeros(rows.size)
         around[row[::-1]] = score[document[::-1]]
         differences = (score[document] - around[row]) * share
-        scores[at : at + rows.size] = around + np.bincount(row, differences, minlength=rows.size)
+        scores[at:stop] = around + np.bincount(row, differences, minlength=rows.size)
     return scores

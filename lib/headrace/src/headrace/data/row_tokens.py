@@ -64,6 +64,7 @@ from headrace.mix.plan import Plan
 from headrace.mix.policy import MixingPolicy
 from headrace.mix.schedule import MAX_STEP, CountedTokens
 from headrace.mix.stages import Stage
+from headrace.order.intervals import chunks_of
 from headrace.pack.saved_plans import PLANS_FOLDER
 from headrace.store import files
 
@@ -131,10 +132,10 @@ class RowTokens:
                 if read
                 else [_count_by_packs(source, counted) for source in stored.sources]
             )
-            chunks = (
-                np.arange(at, min(at + _CHUNK, self.rows)) for at in range(0, self.rows, _CHUNK)
+            self.total = sum(
+                int(self.of(stored.locate(np.arange(first, stop))).sum())
+                for first, stop in chunks_of(self.rows, _CHUNK)
             )
-            self.total = sum(int(self.of(stored.locate(rows)).sum()) for rows in chunks)
         if self.total == 0:
             raise ConfigError(
                 "has no token that counts",
@@ -306,9 +307,9 @@ def _masked(stored: PlannedDataset) -> bool:
 def _count_by_packs(source: RowSource, counted: CountedTokens) -> Integer[np.ndarray, " n"]:
     """Tokens of all rows of a source without a mask, from its packs."""
     tokens = np.empty(source.num_rows, np.min_scalar_type(source.row_elements))
-    for at in range(0, tokens.size, _CHUNK):
-        content, segments = source.count_content(at, min(at + _CHUNK, tokens.size))
-        tokens[at : at + _CHUNK] = content - segments if counted == "trained" else content
+    for at, stop in chunks_of(tokens.size, _CHUNK):
+        content, segments = source.count_content(at, stop)
+        tokens[at:stop] = content - segments if counted == "trained" else content
     return tokens
 
 
@@ -319,8 +320,8 @@ def _read(stored: PlannedDataset) -> list[Integer[np.ndarray, " n"]]:
 
     def read() -> Integer[np.ndarray, " n"]:
         tokens = np.zeros(first[-1], np.min_scalar_type(stored.seq_len))
-        for at in range(0, len(stored), _CHUNK):
-            located = stored.locate(np.arange(at, min(at + _CHUNK, len(stored))))
+        for at, stop in chunks_of(len(stored), _CHUNK):
+            located = stored.locate(np.arange(at, stop))
             tokens[first[located.source] + located.row] = run_blocking(read_labels(stored, located))
         return tokens
 

@@ -34,13 +34,14 @@ from headrace.order.order import Order
 from headrace.order.seeds import derive
 from headrace.order.shuffle_config import (
     BraidShuffleConfig,
+    Scores,
     Shuffle,
     ShuffleConfig,
     Strands,
     shuffle_of,
 )
 
-RowScores: TypeAlias = Callable[[PlannedDataset], Float64[np.ndarray, " rows"]]
+RowScores: TypeAlias = Callable[[PlannedDataset], Scores]
 """Computes a score for each row of a component."""
 
 
@@ -132,9 +133,8 @@ def _shuffled(
             else shuffle.io_block_size
         )
         dataset = dataset.block_aligned(block)
-    if scores is not None:
-        shuffle = shuffle.scored(scores(dataset))
-    order = shuffle.order(len(dataset), block=block, seed=seed, strands=strands)
+    of_rows = None if scores is None else scores(dataset)
+    order = shuffle.order(len(dataset), block=block, seed=seed, strands=strands, scores=of_rows)
     return dataset.reordered(order) if order.reorders else dataset
 
 

@@ -67,8 +67,8 @@ class TokenRows(RowSource):
     gaps are rare (see :func:`~headrace.order.intervals.clean_borders`).
 
     Args:
-        removed: What is left out. Rows close the gaps: a row across a gap has a piece on either
-            side.
+        removed: What is left out; None: nothing. Rows close the gaps: a row across a gap has a
+            piece on either side.
         block_tokens: See :class:`~headrace.order.windows.Windows`.
         clean_run: Number of tokens without a gap that makes rows restart; None: 256 rows. To cut
             the same blocks into rows of another length, pass the same number.
@@ -85,7 +85,7 @@ class TokenRows(RowSource):
         cache: TokenCache,
         seq_len: int,
         name: str,
-        removed: RemovedDocuments,
+        removed: RemovedDocuments | None = None,
         block_tokens: int | None = None,
         clean_run: int | None = None,
         columns: Mapping[str, Column] | None = None,
@@ -93,9 +93,9 @@ class TokenRows(RowSource):
     ) -> None:
         super().__init__(cache, name, seq_len, columns, ends)
         self.clean_run = CLEAN_ROWS * seq_len if clean_run is None else clean_run
-        self._removal = removal = removed.removal
+        self._removal = removal = None if removed is None else removed.removal
         self.stretch_tokens = cache.part_tokens
-        if removal is not None:
+        if removed is not None and removal is not None:
             part_ends = self.first_token
 
             def find() -> Int64[np.ndarray, " n"]:

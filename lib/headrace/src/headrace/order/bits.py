@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Bool, Integer, UInt8
 
-from headrace.order.intervals import Intervals, ranges_digest
+from headrace.order.intervals import Intervals, chunks_of, ranges_digest
 
 _CHUNK = 1 << 20  # numbers per pass; whole bytes
 _ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
@@ -59,8 +59,7 @@ class Bits:
     def of_masks(cls, mask: Callable[[int, int], Bool[np.ndarray, " n"]], length: int) -> Bits:
         """The numbers for which ``mask`` is true; it is called with ranges ``first .. stop``."""
         bits = np.zeros(-(-length // 8), np.uint8)
-        for at in range(0, length, _CHUNK):
-            stop = min(at + _CHUNK, length)
+        for at, stop in chunks_of(length, _CHUNK):
             bits[at // 8 : -(-stop // 8)] = np.packbits(mask(at, stop))
         return cls(bits, length)
 
@@ -82,8 +81,8 @@ class Bits:
     def ranges(self) -> Iterator[Intervals]:
         """The whole set as consecutive sets, of which none touch."""
         last = Intervals.empty()
-        for at in range(0, self.length, _CHUNK):
-            ranges = Intervals.of_mask(self.mask(at, min(at + _CHUNK, self.length)))
+        for at, stop in chunks_of(self.length, _CHUNK):
+            ranges = Intervals.of_mask(self.mask(at, stop))
             every = Intervals(
                 np.append(last.start, ranges.start + at), np.append(last.stop, ranges.stop + at)
             )

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from headrace.errors import check_at_least
+from headrace.order.intervals import chunks_of
 from headrace.order.permutation import permute, unpermute
 from headrace.order.seeds import derive
 
@@ -134,12 +135,14 @@ class DocumentGroups:
         documents = shuffle.documents
         dtype = np.dtype("<u4" if documents <= 1 << 32 else "<u8")
         group_at = np.empty(documents, np.uint8)
-        for numbers in _blocks(documents):
+        for first, stop in chunks_of(documents, _BLOCK):
+            numbers = np.arange(first, stop)
             group_at[shuffle.stored_at(numbers)] = group_of_document[numbers]
         order = np.argsort(group_at, kind="stable")
         number_at = np.empty(documents, dtype)
         place_of = np.empty(documents, dtype)
-        for positions in _blocks(documents):
+        for first, stop in chunks_of(documents, _BLOCK):
+            positions = np.arange(first, stop)
             originals = shuffle.originals(order[positions])
             number_at[positions] = originals
             place_of[originals] = positions
@@ -152,11 +155,6 @@ class DocumentGroups:
     def originals(self, stored: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Documents of the original at stored positions."""
         return np.asarray(self.number_at[np.asarray(stored, np.int64)], np.int64)
-
-
-def _blocks(documents: int) -> Iterator[Int64[np.ndarray, " n"]]:
-    for first in range(0, documents, _BLOCK):
-        yield np.arange(first, min(first + _BLOCK, documents))
 
 
 NEVER_CUT = 1 << 62

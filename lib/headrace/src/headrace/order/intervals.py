@@ -61,6 +61,17 @@ def run_numbers(
     return np.arange(begin[-1]) + np.repeat(first - begin[:-1], count)
 
 
+def chunks_of(total: int, size: int) -> Iterator[tuple[int, int]]:
+    """The numbers below ``total`` as ranges ``first .. stop`` of at most ``size`` numbers each.
+
+    Example:
+        >>> list(chunks_of(5, 2))
+        [(0, 2), (2, 4), (4, 5)]
+    """
+    for first in range(0, total, size):
+        yield first, min(first + size, total)
+
+
 class Cuts(NamedTuple):
     """What sections have of ranges, in the order of the ranges.
 

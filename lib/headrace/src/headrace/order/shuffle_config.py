@@ -23,6 +23,9 @@ from headrace.order.order import Identity, Order
 from headrace.order.permutation import PERMUTATIONS, Feistel, PermutationType
 from headrace.order.score_order import ScoreOrder
 
+Scores: TypeAlias = Float64[np.ndarray, " rows"]
+"""A score for each row of a component."""
+
 
 class Strands(NamedTuple):
     """A component's part of the strands of a run, which depend on all components together."""
@@ -61,14 +64,18 @@ class Shuffle(abc.ABC):
     @property
     def fields(self) -> frozenset[str]:
         """Names of its settings, for errors of its order."""
-        return (
-            frozenset(f.name for f in dataclasses.fields(self))
-            if dataclasses.is_dataclass(self)
-            else frozenset()
-        )
+        return frozenset(vars(self))
 
     @abc.abstractmethod
-    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+    def order(
+        self,
+        n: int,
+        *,
+        block: int,
+        seed: int,
+        strands: Strands | None = None,
+        scores: Scores | None = None,
+    ) -> Order:
         """The order of a component.
 
         Args:
@@ -76,11 +83,8 @@ class Shuffle(abc.ABC):
             block: Examples in a block; 0 unless :attr:`in_blocks`.
             seed: Integer seed of the component.
             strands: Its strands; None unless :attr:`in_strands`.
+            scores: The scores of its examples; None unless :attr:`scored_by`.
         """
-
-    def scored(self, scores: Float64[np.ndarray, " rows"]) -> Shuffle:
-        """This shuffle with the scores of rows, which one with :attr:`scored_by` needs."""
-        return self
 
     def in_runs(self, run_blocks: int) -> Shuffle:
         """This shuffle with so many blocks one after the other, if it does not say how many."""
@@ -129,7 +133,15 @@ class BraidShuffleConfig(Shuffle):
                 "is given beside strands", field="shuffle.budget_bytes", cure="Give one of them."
             )
 
-    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+    def order(
+        self,
+        n: int,
+        *,
+        block: int,
+        seed: int,
+        strands: Strands | None = None,
+        scores: Scores | None = None,
+    ) -> Order:
         assert strands is not None  # in_strands
         braid = PendingBraid(n, io_block_size=block, seed=seed, run_blocks=self.run_blocks or 1)
         return braid.with_strands(strands.number, strands.lap, strands.first)
@@ -180,7 +192,15 @@ class BlockShuffleConfig(Shuffle):
             "shuffle.perm_type", self.perm_type, PERMUTATIONS, "is not a permutation family"
         )
 
-    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+    def order(
+        self,
+        n: int,
+        *,
+        block: int,
+        seed: int,
+        strands: Strands | None = None,
+        scores: Scores | None = None,
+    ) -> Order:
         return BlockShuffle(
             n,
             io_block_size=block,
@@ -225,15 +245,29 @@ class ScoreShuffleConfig(Shuffle):
     def scored_by(self) -> str | None:
         return self.by
 
-    def scored(self, scores: Float64[np.ndarray, " rows"]) -> Shuffle:
-        return _ByScore(self, scores)
-
-    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
-        raise ConfigError(
-            "needs the scores of rows",
-            field="shuffle.by",
-            value=self.by,
-            cure="Write it in a config of caches, or leave it out.",
+    def order(
+        self,
+        n: int,
+        *,
+        block: int,
+        seed: int,
+        strands: Strands | None = None,
+        scores: Scores | None = None,
+    ) -> Order:
+        if scores is None:
+            raise ConfigError(
+                "needs the scores of rows",
+                field="shuffle.by",
+                value=self.by,
+                cure="Write it in a config of caches, or leave it out.",
+            )
+        return ScoreOrder(
+            scores,
+            steps=self.steps,
+            descending=self.descending,
+            block=block,
+            open_blocks=self.open_blocks,
+            seed=seed,
         )
 
 
@@ -243,31 +277,21 @@ field ``kind``.
 """
 
 
-@dataclass(frozen=True, eq=False)
-class _ByScore(Shuffle):
-    config: ScoreShuffleConfig
-    scores: Float64[np.ndarray, " rows"]
-
-    in_blocks = True
-
-    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
-        return ScoreOrder(
-            self.scores,
-            steps=self.config.steps,
-            descending=self.config.descending,
-            block=block,
-            open_blocks=self.config.open_blocks,
-            seed=seed,
-        )
-
-
 @dataclass(frozen=True)
 class _WithoutBlocks(Shuffle):
     """A shuffle that the config names by a value."""
 
     value: bool | int
 
-    def order(self, n: int, *, block: int, seed: int, strands: Strands | None = None) -> Order:
+    def order(
+        self,
+        n: int,
+        *,
+        block: int,
+        seed: int,
+        strands: Strands | None = None,
+        scores: Scores | None = None,
+    ) -> Order:
         if self.value is True:
             return Feistel(n, seed)
         return EraShuffle(n, era_length=self.value, seed=seed) if self.value else Identity(n)
