@@ -123,7 +123,7 @@ def append_cache(
     _check_like(output, ledger, plan.ledger)
     number = _number_of(output, members, plan)
     if number < members:  # these sources are already in it: nothing to delete
-        plan = replace(plan.into(member_path(output, number)), restart=False)
+        plan = replace(plan, output=member_path(output, number), restart=False)
     report = plan.build()
     add_appended(output, built, number, TokenCache.open_member(plan.output).as_member)
     return report

@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
+import msgspec
 from msgspec import structs
 
 from headrace.errors import (
@@ -46,7 +47,7 @@ from headrace.errors import (
 )
 from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine, TokenizerEngine
-from headrace.ingest.documents import make_kind, split_file
+from headrace.ingest.documents import split_file
 from headrace.ingest.engines import PLAIN_FOLDER, Work, clear, sole_builder
 from headrace.ingest.first_look import Input, refuse_faults
 from headrace.ingest.kinds.kind import LOSS_MASK
@@ -79,6 +80,7 @@ from headrace.store.ledger import Ledger, is_finished, summed, write_ledger
 from headrace.store.ledger_table import PartRecord
 from headrace.store.retry import Wire, wire
 
+_COUNTED = ("text_bytes", "skipped_lines", "empty_documents", "untrained_documents")
 INGEST_VERSION = 4
 """Increased when the same input would give other tokens or another layout: builds cannot be resumed
 across versions.
@@ -247,7 +249,6 @@ class BuildPlan:
     Attributes:
         output: The cache.
         inputs: What it reads.
-        job: What its parts have in common.
         ledger: Its first ledger.
         tokenizer_engine: The encoder that was asked for.
         work: What builds the parts.
@@ -259,7 +260,6 @@ class BuildPlan:
 
     output: str
     inputs: Input
-    job: BuildJob
     ledger: Ledger
     tokenizer_engine: TokenizerEngine
     work: Work
@@ -268,9 +268,10 @@ class BuildPlan:
     began: float
     wire_before: Wire
 
-    def into(self, output: str) -> BuildPlan:
-        """The plan of another cache of the same sources."""
-        return replace(self, output=output, job=replace(self.job, root=_root(output, self.how)))
+    @property
+    def root(self) -> str:
+        """Where the plain cache is built."""
+        return _root(self.output, self.how)
 
     def build(self, announce: Callable[[ReshuffleCost], None] | None = None) -> BuildReport:
         """Does what is left to do; see :func:`build_cache`. ``announce`` is called with the cost of
@@ -281,7 +282,7 @@ class BuildPlan:
 
     def _build(self) -> BuildReport:
         """Builds the plain cache."""
-        root = self.job.root
+        root = self.root
         with _with_restart_in_cures(root), sole_builder(root) as (held_lease, old_ledger):
             if old_ledger is not None and (
                 self.restart or began_in_vain(root, old_ledger, self.ledger)
@@ -302,7 +303,7 @@ class BuildPlan:
     ) -> BuildReport:
         """Builds the plain cache, shuffles it, and deletes it; its report."""
         output = self.output
-        plain = self.job.root
+        plain = self.root
         with sole_builder(output, but=PLAIN_FOLDER) as (held_lease, old_ledger):
             if old_ledger is not None and self.restart:
                 clear_shuffled(output, old_ledger)
@@ -339,26 +340,35 @@ class BuildPlan:
 
     def _build_missing(self, old_ledger: Ledger | None, held_lease: Lease) -> BuildReport:
         """Builds what is missing, as the only builder of the folder."""
-        output = self.job.root
+        root = self.root
+        inputs = self.inputs
         ledger, tasks, finished = self._begin(old_ledger)
-        tokenizer_file = files.join(output, FILE_NAME)
-        content = self.inputs.tokenizer.content
+        tokenizer_file = files.join(root, FILE_NAME)
+        content = inputs.tokenizer.content
         if content is not None and files.read_bytes(tokenizer_file) != content:
             files.write_atomic(tokenizer_file, content)
         missing = [task for task in tasks if task.name not in finished]
         encoding = plan_encoding(
             self.tokenizer_engine,
-            self.inputs.tokenizer,
-            self.job.kind,
+            inputs.tokenizer,
+            inputs.kind,
             [task.stored_bytes for task in missing],
         )
-        job = replace(self.job, tokenizer=ledger.tokenizer, code_points=encoding.code_points)
-        what = f"building {output.rstrip('/').rpartition('/')[2]}"
+        job = BuildJob(
+            root,
+            inputs.source,
+            ledger.tokenizer,
+            msgspec.convert(ledger.layout, CacheLayout),
+            inputs.kind,
+            inputs.template,
+            code_points=encoding.code_points,
+        )
+        what = f"building {root.rstrip('/').rpartition('/')[2]}"
         paths = (file.path for task in missing for file in task.files)
         built, costs = self.work.build(what, job, missing, paths, held_lease)
         records = [built.get(task.name) or finished[task.name] for task in tasks]
         report = replace(
-            report_of(output, records, built),
+            report_of(root, records, built),
             **encoding.report(),
             requests=costs.wire.requests,
             failed_requests=costs.wire.failed,
@@ -366,14 +376,14 @@ class BuildPlan:
         )
         _refuse_empty(report, ledger)
         if not ledger.finished:
-            write_ledger(output, ledger.complete(records))
+            write_ledger(root, ledger.complete(records))
         return report
 
     def _begin(
         self, old_ledger: Ledger | None
     ) -> tuple[Ledger, list[PartTask], dict[str, PartRecord]]:
         """The ledger to work on, its tasks, and the parts that are already complete."""
-        root = self.job.root
+        root = self.root
         planned = self.ledger
         listed = {file.shown_path: file for file in self.inputs.listed}
         if old_ledger is None:
@@ -464,33 +474,30 @@ def plan_build(
         # nothing is read of the files for a finished cache
         if first_look and (restart or not any(map(is_finished, {output, root}))):
             refuse_faults(inputs.faults())
-        job = BuildJob(
-            root, inputs.source, inputs.tokenizer.record(), layout, inputs.kind, inputs.template
-        )
-        ledger = _planned(job, inputs, part_bytes)
+        ledger = _planned(inputs, layout, part_bytes)
         if hash_sources:
             sources = with_hashes(ledger.sources, inputs.listed)
             ledger = structs.replace(ledger, sources=sources)
     return BuildPlan(
-        output, inputs, job, ledger, tokenizer.engine, work, restart, how, began, wire_before
+        output, inputs, ledger, tokenizer.engine, work, restart, how, began, wire_before
     )
 
 
-def _planned(job: BuildJob, inputs: Input, part_bytes: int) -> Ledger:
+def _planned(inputs: Input, layout: CacheLayout, part_bytes: int) -> Ledger:
     """The unfinished ledger of a build."""
-    kind = make_kind(job.source, job.kind, inputs.tokenizer, job.template)
-    settings = asdict(job.source, dict_factory=_without_usual)
+    source = inputs.source
+    settings = asdict(source, dict_factory=_without_usual)
     del settings["paths"]
     return Ledger(
         finished=False,
-        tokenizer=job.tokenizer,
-        layout=job.layout.to_dict(),
+        tokenizer=inputs.tokenizer.record(),
+        layout=layout.to_dict(),
         sources=source_records(plan_parts(inputs.listed, part_bytes, split_file)),
-        leaves=[spec.to_dict() for spec in kind.specs],
+        leaves=[spec.to_dict() for spec in inputs.documents().specs],
         metadata={
-            "paths": [redact(str(p)) for p in job.source.paths],
+            "paths": [redact(str(p)) for p in source.paths],
             "source": settings,
-            "template": job.template,
+            "template": inputs.template,
             "part_bytes": part_bytes,
             "ingest_version": INGEST_VERSION,
         },
@@ -549,13 +556,10 @@ def report_of(
         path=output,
         documents=sum(record.documents for record in records),
         tokens=sum(record.tokens for record in records),
-        text_bytes=counts.get("text_bytes", 0),
-        skipped_lines=counts.get("skipped_lines", 0),
+        **{name: counts.get(name, 0) for name in _COUNTED},
         first_skipped=counts.get("first_skipped", ""),
-        empty_documents=counts.get("empty_documents", 0),
         ignored_records=dict(sorted(counts.get("ignored", {}).items())),
         trained_tokens=counts.get("trained_tokens", 0) if has_masks else None,
-        untrained_documents=counts.get("untrained_documents", 0),
         parts_built=len(built),
         parts_reused=len(records) - len(built),
         tokens_built=sum(record.tokens for record in built.values()),

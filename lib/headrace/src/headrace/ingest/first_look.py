@@ -133,6 +133,14 @@ class Input:
         own_tokenizer = tokenizer.reading_special(source.special_tokens_in_text)
         return cls(source, kind, listed, left_out, own_tokenizer, template)
 
+    def documents(self) -> DocumentKind:
+        """What makes documents of its records.
+
+        Raises:
+            ConfigError: the template or a setting does not fit the kind.
+        """
+        return make_kind(self.source, self.kind, self.tokenizer, self.template)
+
     def faults(self) -> list[SourceError]:
         """Looks at its files: an error for each that cannot be built from, in the order of the
         files; one for the source if it holds no record.
@@ -140,7 +148,7 @@ class Input:
         Raises:
             ConfigError: the template or a setting does not fit the kind, or a package is missing.
         """
-        kind = make_kind(self.source, self.kind, self.tokenizer, self.template)
+        kind = self.documents()
         kind_lock = Lock()  # a template renders one conversation at a time
         are_local = all(files.is_local(file.path) for file in self.listed)
         some = _spread(self.listed, MOST_LOCAL_FILES if are_local else MOST_FILES)
