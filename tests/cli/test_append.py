@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.sightings import seen_by
 from typer.testing import CliRunner
 
 from headrace.cli.application import application
@@ -117,16 +116,21 @@ def test_runs_go_on_and_are_extended(folder: Path):
     config = Path("run.yaml")
     config.write_text("seq_len: 32\nbatch_size: 8\ncomponents: {docs: web}\n")
     open_run("run", load_config(str(config)))
+    args = ("run", "where", config, "--step", 40, "--document", 11, "--json")
+    assert "is not a document" in error_of(*args)
     run("build", "new", "-o", "web", "--append", "--engine", "inline")
-    assert seen_by(config, "docs", 11, 40)  # a run that began now
-    assert not seen_by("run", "docs", 11, 40)
+    assert json.loads(run(*args))["seen"]  # a run that began now
+    of_run = ("run", "where", "run", *args[3:])
+    assert "is not a document" in error_of(*of_run)
     text = run("run", "diff", "run", config, "--step", 20)
     assert "the same run" in text
     assert "appended to or removed from docs since: add --newest-caches" in text
     facts = json.loads(run("run", "diff", "run", config, "--step", 20, "--json"))
     assert facts["newer_caches"] == ["docs"]
     run("run", "amend", "run", config, "--newest-caches", "--step", 20, "--going-back")
-    assert min(one.step for one in seen_by("run", "docs@2", 3, 40)) >= 20
+    seen = json.loads(run(*of_run))["seen"]
+    assert min(one["step"] for one in seen) >= 20
+    assert {one["document"] for one in seen} == {11}
     assert "docs@2" in run("run", "where", "run", "--step", 40)
     assert "docs@2" in run("run", "cat", "run", "--step", 39)
     assert run("run", "cat", "run", "--step", 19)
@@ -150,10 +154,11 @@ def test_removed_and_appended_documents_change_a_run_in_one_command(folder: Path
     assert "caches: {docs: 3, more: 3}" in said
     opened = open_run("run", load_config(str(config)), 20)
     assert opened.history[-1]["until_step"] == 20
+    args = ("run", "where", "run", "--step", 60, "--json", "--component")
     for source, document in (("docs", 1), ("more", 1), ("docs@3", 3), ("more@3", 3)):
-        seen = seen_by("run", source, document, 60)
+        seen = json.loads(run(*args, source, "--document", document))["seen"]
         assert seen
-        assert all(one.removed == (one.step >= 20) for one in seen)
+        assert all(one["removed"] == (one["step"] >= 20) for one in seen)
     assert "newest" not in run("run", "diff", "run", config)
 
 

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from tests.sightings import seen_by
 from typer.testing import CliRunner
 
 from headrace.cli.application import application
@@ -127,27 +126,32 @@ def test_lists_that_do_not_fit_are_refused(cache, tmp_path):
     assert "is damaged" in run("cache", "verify", cache.path, ok=False)
 
 
-def test_runs_and_cat_know_what_was_removed(cache, tmp_path):
+def test_where_and_cat_know_what_was_removed(cache, tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(f"seq_len: 32\nbatch_size: 8\ncomponents: {{web: {cache.path}}}\n")
-    seen = seen_by(config, "web", 17, 30)
-    assert seen[0].step < seen[-1].step
-    assert not any(one.removed for one in seen)
+    args = ("run", "where", config, "--step", 30, "--document", 17, "--json")
+    seen = json.loads(run(*args))["seen"]
+    assert seen[0]["step"] < seen[-1]["step"]
+    assert not any(one["removed"] for one in seen)
     open_run(str(tmp_path / "run"), load_config(str(config)))
     run("cache", "remove", cache.path, 17)
-    assert all(one.removed for one in seen_by(config, "web", 17, 30))  # a run that began now
-    assert seen_by(tmp_path / "run", "web", 17, 30) == seen  # one that began before
+    assert all(one["removed"] for one in json.loads(run(*args))["seen"])  # a run that began now
+    of_run = ("run", "where", tmp_path / "run", *args[3:])
+    assert json.loads(run(*of_run))["seen"] == seen  # one that began before
     text = run("run", "diff", tmp_path / "run", config, "--step", 20)
     assert "the same run" in text
     assert "appended to or removed from web since: add --newest-caches" in text
-    last = seen[-1].step
+    last = seen[-1]["step"]
     config.write_text(config.read_text() + f"amendments: [{{step: {last}, caches: {{web: 2}}}}]\n")
-    amended = seen_by(config, "web", 17, 30, "components.web.snapshot=1")
-    assert [one.removed for one in amended] == [one.step >= last for one in seen]
+    amended = json.loads(run(*args, "components.web.snapshot=1"))["seen"]
+    assert [one["removed"] for one in amended] == [one["step"] >= last for one in seen]
     began = ("components.web.snapshot=1", "--step")
     assert ", removed" in run("run", "cat", config, *began, last)
-    assert ", removed" not in run("run", "cat", config, *began, seen[0].step)
-    assert run("run", "cat", tmp_path / "run", "--step", seen[0].step)
+    assert ", removed" not in run("run", "cat", config, *began, seen[0]["step"])
+    assert run("run", "cat", tmp_path / "run", "--step", seen[0]["step"])
+    text = run(*args[:-1], "--component", "web")
+    assert "documents were trained on before step 30" in text
+    assert "names no document" in error_of("run", "where", config, "--component", "web")
 
 
 def test_config_errors_name_field_value_and_cure(cache, tmp_path):

@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec import structs
-from tests.sightings import seen_by
 
 from headrace.cli.inspect import build_command
-from headrace.config import load_config
 from headrace.errors import ConfigError
 from headrace.ingest import (
     LeafConfig,
@@ -201,8 +199,8 @@ def test_whole_documents_are_named_where_they_were_cut(headrace, text, tmp_path)
                 offsets.add(span["offset"])
                 assert span["document_tokens"] == plain.document(span["document"]).size
     assert max(offsets) > 40
-    component = next(iter(load_config("run.yaml").components))
-    assert sum(one.tokens for one in seen_by("run.yaml", component, 43, 40)) >= tokens - 16
+    seen = headrace("run", "where", "run.yaml", "--document", "43", "--step", "40", "--json").out
+    assert sum(one["tokens"] for one in json.loads(seen)["seen"]) >= tokens - 16
     command = build_command("cut", open_cache("cut").ledger)
     assert command.endswith("--split 20")
     removed = headrace("cache", "remove", "cut", "43", "--json").out

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sightings import sightings
 
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data.dataset import rows_of_step
 from headrace.data.phased import RunDataset
 from headrace.errors import ConfigError, PlanMismatchError
 from headrace.mix import AmendmentConfig
+from headrace.order.intervals import Intervals
 from headrace.run import open_run, where
+from headrace.run.sightings import sightings
 from headrace.testing import tiny_cache
 
 STEPS = 60
@@ -93,7 +94,7 @@ def test_a_run_is_amended_by_a_skip_and_its_past_is_refused(plain, tmp_path):
 
 def test_a_skipped_document_is_not_seen(plain):
     skipped = replace(plain, amendments=[AmendmentConfig(10, skip=[[10, 15]])])
-    all_documents = range(150)
+    all_documents = Intervals.of_numbers(np.arange(150))
     of_plan = {
         (one.document, one.step) for one in sightings(plain.dataset(), "a", all_documents, 40)
     }

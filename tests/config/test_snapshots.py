@@ -18,7 +18,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
-from tests.sightings import sightings
 
 from headrace.config import ComponentConfig, LmDataConfig, load_config
 from headrace.data.mixture import mixture_of
@@ -28,6 +27,7 @@ from headrace.order import ValidationConfig
 from headrace.order.intervals import Intervals
 from headrace.pack import PackingConfig
 from headrace.run import LoaderState, open_run
+from headrace.run.sightings import sightings
 from headrace.store import open_cache
 from headrace.testing import tiny_cache, write_cache
 from headrace.testing.caches import grow, random_documents, remove
@@ -223,7 +223,7 @@ def test_what_came_after_a_snapshot_is_a_component_by_itself(root: str, tmp_path
     remove(f"{root}/web", 45, 80)
     late = config_of(root, web={"snapshot": 4, "after": 1}).open_caches()["web"]
     assert late.num_documents == 50
-    assert late.removed() == Intervals.of_numbers(np.array([5, 40]))
+    assert late.removed() == numbers(5, 40)
     assert config_of(root, web={"after": 2}).open_caches()["web"].num_documents == 20
     with pytest.raises(ConfigError, match="begins where nothing was appended"):
         config_of(root, web={"after": 3}).dataset()
@@ -233,20 +233,21 @@ def test_documents_are_numbered_through_all_snapshots(root: str, tmp_path: Path)
     grown(tmp_path / "web", [30], start=2)
     assert remove(f"{root}/web", 43) == 3
     plain = config_of(root, web={"snapshot": 2})
-    seen = sightings(plain.dataset(), "web", [43], 30)
+    seen = sightings(plain.dataset(), "web", numbers(43), 30)
     assert seen
     assert not any(one.removed for one in seen)
-    assert all(one.removed for one in sightings(config_of(root).dataset(), "web", [43], 30))
+    assert all(one.removed for one in sightings(config_of(root).dataset(), "web", numbers(43), 30))
     assert remove(f"{root}/web", 2) == 4
     amendments = {"step": 3, "caches": {"web": 3}}, {"step": 9, "caches": {"web": 4}}
     longer = config_of(root, *amendments, web={"snapshot": 1})
-    dataset = longer.dataset()
-    assert sightings(dataset, "web", [2], 40)
-    for one in sightings(dataset, "web", [2], 40):
-        assert one.removed == (one.step >= 9)
-    came_in_removed = sightings(dataset, "web@3", [3], 40)
-    assert came_in_removed
-    assert all(one.removed for one in came_in_removed)
+    found = sightings(longer.dataset(), "web", numbers(2, 43), 40)
+    assert {one.document for one in found} == {2, 43}
+    assert all(one.removed for one in found if one.document == 43)  # it came in removed
+    assert all(one.removed == (one.step >= 9) for one in found if one.document == 2)
+
+
+def numbers(*documents: int) -> Intervals:
+    return Intervals.of_numbers(np.array(documents, np.int64))
 
 
 @pytest.mark.parametrize(
