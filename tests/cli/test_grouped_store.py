@@ -201,9 +201,10 @@ def test_numbers_refer_to_the_original(cache, tmp_path, headrace):
     """Filters, attributes by number and inspect."""
     copy = grouped(cache, tmp_path / "copy", np.arange(3000) % 4)
     (tmp_path / "out.txt").write_text("0\n17\n")
-    done = headrace("cache", "inspect", copy.path, "--remove", f"{tmp_path}/out.txt", "--json")
+    removing = f"components={{a: {{cache: {copy.path}, remove: {tmp_path}/out.txt}}}}"
+    account = load_config(overrides=["seq_len=8", removing]).accounts()["a"]
     tokens = sum(cache.document(k).size for k in (0, 17))
-    assert json.loads(done.out)["removal"]["removed_tokens"] == tokens
+    assert account.to_dict()["removed_tokens"] == tokens
     np.save(tmp_path / "number.npy", np.arange(3000))
     option = f"number={tmp_path}/number.npy"
     done = headrace("cache", "inspect", copy.path, "--document", "17", "--json")

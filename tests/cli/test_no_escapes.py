@@ -23,6 +23,7 @@ def test_names_with_controls_are_shown_without_them(headrace, tmp_path, monkeypa
     cache = f"cache-{NAME}"
     config = {"components": {NAME: {"cache": cache}}, "seq_len": 16, "batch_size": 2}
     Path("run.yaml").write_text(json.dumps(config))
+    packed = {NAME: {"cache": cache, "packing": {}}}
     for line in (
         ("build", "texts", "--tokenizer", "bytes", "--output", cache),
         ("build", "texts", "--append", "--output", cache),
@@ -31,7 +32,7 @@ def test_names_with_controls_are_shown_without_them(headrace, tmp_path, monkeypa
         ("cache", "inspect", f"{cache}-nowhere"),
         ("cache", "verify", cache, "--deep"),
         ("cache", "diff", cache, cache),
-        ("cache", "pack", cache, "--seq-len", "32"),
+        ("cache", "pack", "run.yaml", f"components={json.dumps(packed)}"),
         ("cache", "remove", cache, "3"),
         ("cache", "consolidate", cache, f"one-{NAME}"),
         ("cache", "reshuffle", cache, f"shuffled-{NAME}"),

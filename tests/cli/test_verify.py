@@ -4,6 +4,9 @@ import json
 import shlex
 from pathlib import Path
 
+from headrace import load_config
+from headrace.data import PackedTokenDataset
+
 
 def build(headrace, corpus, output):
     assert headrace("build", str(corpus), "--output", str(output), "--tokenizer", "bytes").code == 0
@@ -112,7 +115,7 @@ def test_repair_mends_what_has_a_source_and_names_the_rest(headrace, corpus, tmp
 
 def test_saved_plans_are_checked_and_dropped(headrace, corpus, tmp_path):
     cache = build(headrace, corpus, tmp_path / "cache")
-    assert headrace("cache", "pack", str(cache), "--seq-len", "64").code == 0
+    PackedTokenDataset(str(cache), 64)
     assert headrace("cache", "verify", str(cache)).code == 0
     (plan,) = (cache / "plans").iterdir()
     content = (plan / "plan.json").read_text()
@@ -127,15 +130,9 @@ def test_saved_filters_are_checked_and_dropped(headrace, corpus, tmp_path, monke
     monkeypatch.setattr("headrace.data.filter_files._WORTH_SAVING", 1)
     cache = build(headrace, corpus, tmp_path / "cache")
     (tmp_path / "ids.txt").write_text("0\n2\n")
-    counts = [
-        json.loads(
-            headrace(
-                "cache", "inspect", str(cache), "--remove", f"{tmp_path}/ids.txt", "--json"
-            ).out
-        )["removal"]
-        for _ in range(2)
-    ]
-    assert (counts[0], counts[0]["removed_documents"]) == (counts[1], 2)
+    removing = f"components={{a: {{cache: {cache}, remove: {tmp_path}/ids.txt}}}}"
+    counts = [load_config(overrides=["seq_len=8", removing]).accounts()["a"] for _ in range(2)]
+    assert (counts[0], counts[0].to_dict()["removed_documents"]) == (counts[1], 2)
     assert headrace("cache", "verify", str(cache)).code == 0
     (saved,) = (cache / "filters").iterdir()
     (saved / "gaps-more.bin").write_bytes(b"short")

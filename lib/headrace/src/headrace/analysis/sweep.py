@@ -8,8 +8,8 @@ repeated ``w f N / (f n) = w N / n`` times, as often as the full run of N rows w
 would. What rounds it is the whole number of rows in the subset.
 
 The first arm has the shares of the run itself. Those of the others are drawn around them, from a
-Dirichlet distribution, or uniformly from all mixtures. Least and greatest shares bound all arms;
-``max_share`` and ``max_epochs`` of the config are greatest shares as well.
+Dirichlet distribution, or uniformly from all mixtures. Least shares bound all arms, and so do
+``max_share`` and ``max_epochs`` of the config.
 """
 
 from __future__ import annotations
@@ -128,7 +128,6 @@ def plan_sweep(
     seed: int = 0,
     steps: int | None = None,
     least: Mapping[str, float] | None = None,
-    most: Mapping[str, float] | None = None,
 ) -> Sweep:
     """The arms of a sweep for a run.
 
@@ -139,7 +138,6 @@ def plan_sweep(
         seed: Seed of the shares.
         steps: Steps of an arm; None: a twentieth of those of the run.
         least: Least share by source, in all arms; 0 for others.
-        most: Greatest share by source, in all arms; 1 for others.
 
     Raises:
         ConfigError: the run has no known end or is amended; an arm would not be shorter than the
@@ -173,13 +171,14 @@ def plan_sweep(
     arm_rows, _ = run.dataset.batch_schedule.rows_at(steps)
     rows = {name: len(run.trained[name]) for name in run.first.names}
     planned = np.array([run.drawn[name].share for name in rows])
-    lows, highs = _bounds(run, rows, full_rows, least or {}, most or {})
+    lows, highs = _bounds(run, rows, full_rows, least or {})
     drawn = np.vstack([planned, _drawn(planned, arms - 1, draw, seed)])
     try:
         shares = bounded_shares(drawn, lows, highs)
     except ConfigError as error:
-        cure = f"{error.cure} max_share and max_epochs bound them, too."
-        raise error.but(field=f"--{error.field}", cure=cure) from error
+        cure = f"{error.cure} The greatest are max_share and max_epochs of the config."
+        field = "--least" if error.field == "least" else "components"
+        raise error.but(field=field, cure=cure) from error
     sweep = Sweep(run.original, rows, shares.round(_DECIMALS), steps, arm_rows / full_rows)
     empty = [name for name, count in rows.items() if count * sweep.fraction < 1]
     if empty:
@@ -212,13 +211,11 @@ def _bounds(
     rows: Mapping[str, int],
     full_rows: int,
     least: Mapping[str, float],
-    most: Mapping[str, float],
 ) -> tuple[Float64[np.ndarray, " d"], Float64[np.ndarray, " d"]]:
-    """The least and the greatest share of each source, by what was asked for and by the config."""
-    for field, bounds in (("--least", least), ("--most", most)):
-        for name in bounds:
-            check_choice(field, name, rows, "is no source of the run")
-    greatest = dict.fromkeys(rows, 1.0) | dict(most)
+    """The least share of each source, by what was asked for, and the greatest, by the config."""
+    for name in least:
+        check_choice("--least", name, rows, "is no source of the run")
+    greatest = dict.fromkeys(rows, 1.0)
     for name, one in run.config.components.items():
         passes = run.config.max_epochs if one.max_epochs is None else one.max_epochs
         if passes is not None:

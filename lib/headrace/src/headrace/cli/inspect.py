@@ -42,7 +42,6 @@ _OF_CONTENT = (
     "id_leaf",
     "seed",
     "tokenizer",
-    "remove",
     "attributes",
 )
 _COUNTERS = (
@@ -70,9 +69,6 @@ def command(
     id_leaf: IdLeaf = ID_LEAF,
     seed: Annotated[int, typer.Option(help="Seed of the draw of samples.")] = 0,
     tokenizer: Decoder = None,
-    remove: Annotated[
-        str | None, typer.Option(help="Filter file: count what it would remove.", metavar="FILE")
-    ] = None,
     attributes: Annotated[
         list[str] | None,
         typer.Option(
@@ -131,8 +127,6 @@ def command(
 
         headrace cache inspect megatron/web_text_document
 
-        headrace cache inspect cache --remove duplicates.txt
-
         headrace cache inspect cache --attributes 'quality=scores/*.parquet'
 
         headrace cache inspect run/rollouts
@@ -159,7 +153,6 @@ def command(
     refuse_typed(context, _OF_ICC, "has no effect without --icc", "Add --icc, or leave it out.")
     from headrace.cli import inspect_show as show
     from headrace.cli.decoded import sample, say_undecoded
-    from headrace.cli.remove import removal_line
     from headrace.ingest.tokenize import cache_tokenizer
 
     console = terminal()
@@ -171,7 +164,6 @@ def command(
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     numbers = _drawn(opened, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
     all_samples = [sample(opened, decoder, i, whole=chosen is not None) for i in numbers]
-    removed = None if remove is None else removal(opened, remove)
     statistics = show.attribute_statistics(opened, parse_attributes(attributes))
     facts: dict[str, Any] = {}
     if chosen is None:
@@ -185,8 +177,6 @@ def command(
             show.show_tokens(console, tokens)
         facts |= {"lengths": asdict(lengths), "token_frequencies": asdict(tokens)}
     if as_json:
-        if removed is not None:
-            facts["removal"] = removed
         if statistics:
             facts["attributes"] = list(map(asdict, statistics))
         if by_id is not None:
@@ -194,8 +184,6 @@ def command(
         say_json({**facts, "samples": [asdict(s) for s in all_samples]})
         return
     show.show_attributes(console, statistics)
-    if removed is not None:
-        console.print(removal_line(removed), soft_wrap=True)
     show.show_samples(console, all_samples)
     say_undecoded(opened, decoder)
     if chosen is not None and len(chosen) > len(all_samples):
@@ -265,23 +253,6 @@ def _chosen(
             cure=f"Documents are numbered from 0 to {cache.num_originals - 1}.",
         )
     return cache.stored_at([document]).tolist()
-
-
-def removal(cache: TokenCache, url: str) -> dict[str, int]:
-    """Counts what a filter file would remove from a cache, including numbers that
-    no document has.
-    """
-    from headrace.data.documents import DocumentFilter, count_documents, removed_by
-
-    document_filter = DocumentFilter.load(url, name="--remove", count_not_found=True).of(cache)
-    moved = removed_by(None, cache)  # the places that documents left
-    return {
-        "listed_documents": document_filter.listed,
-        "repeated_documents": document_filter.repeated,
-        "not_found_documents": document_filter.not_found,
-        "removed_documents": count_documents(cache, document_filter.which),
-        "removed_tokens": document_filter.num_tokens - moved.num_tokens,
-    }
 
 
 def overview(cache: TokenCache) -> dict[str, Any]:

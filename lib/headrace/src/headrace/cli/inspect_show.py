@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 _SHOWN_NUMBERS = 8
 _LEAF_WIDTH = 100
-_NARROW = 60
 MAX_COUNTED = 1 << 22
 WINDOWS = 64
 _MAX_VOCABULARY = 1 << 24
@@ -161,14 +160,12 @@ def show_lengths(console: Console, lengths: LengthStatistics) -> None:
     )
     console.print(_rule(f"length in tokens (mean {lengths.mean:,.1f}{of_sample})"))
     console.print("  ".join(f"{name} {value:,}" for name, value in lengths.quantiles.items()))
-    table, wide = _table(console, ("tokens", "documents", "", "of all tokens"))
+    table = _table("tokens", "documents", "", "of all tokens")
     most = max(documents for _, _, documents, _ in lengths.histogram)
     total = max(sum(tokens for *_, tokens in lengths.histogram), 1)
     for first, last, documents, tokens in lengths.histogram:
         span = f"{first:,}" if first == last else f"{first:,} - {last:,}"
-        table.add_row(
-            span, f"{documents:,}", *_bar(documents / most, wide), f"{tokens / total:.1%}"
-        )
+        table.add_row(span, f"{documents:,}", _bar(documents / most), f"{tokens / total:.1%}")
     console.print(table)
 
 
@@ -192,12 +189,12 @@ def show_tokens(console: Console, found: TokenStatistics) -> None:
             f"{format_count(found.outside, 'token')} with ids outside the vocabulary",
             style="bold red",
         )
-    table, wide = _table(console, ("id", "times", "", "of all tokens"))
+    table = _table("id", "times", "", "of all tokens")
     decoded = any(text != str(number) for number, text, _ in found.most_frequent)
     if decoded:
         table.add_column("text", no_wrap=True, overflow="ellipsis")
     for number, text, times in found.most_frequent:
-        cells = (*_bar(times / found.most_frequent[0][2], wide), f"{times / found.tokens:.1%}")
+        cells = (_bar(times / found.most_frequent[0][2]), f"{times / found.tokens:.1%}")
         table.add_row(str(number), f"{times:,}", *cells, *((Text(repr(text)),) if decoded else ()))
     console.print(table)
 
@@ -232,18 +229,16 @@ def _rule(title: str) -> Rule:
     return Rule(Text(title), align="left", style="dim")
 
 
-def _table(console: Console, titles: Sequence[str]) -> tuple[Table, bool]:
-    """An empty table, and whether there is room for bars in it."""
-    wide = console.width >= _NARROW
+def _table(*titles: str) -> Table:
+    """A table of figures, and of bars in the columns without a title."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in titles:
-        if title or wide:
-            table.add_column(title, justify="right" if title else "left", no_wrap=True)
-    return table, wide
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    return table
 
 
-def _bar(share: float, wide: bool) -> tuple[Text, ...]:
-    return (Text(bar(share), "cyan"),) if wide else ()
+def _bar(share: float) -> Text:
+    return Text(bar(share), "cyan")
 
 
 def _parts(facts: dict[str, Any]) -> str:
@@ -386,10 +381,10 @@ def show_attributes(console: Console, statistics: Sequence[AttributeStatistics])
             quantiles = (f"{name} {value:,.6g}" for name, value in one.quantiles.items())
             console.print("  ".join(quantiles))
             continue
-        table, wide = _table(console, ("value", "documents", ""))
+        table = _table("value", "documents", "")
         most = max(count for _, count in one.values)
         for value, count in one.values:
-            table.add_row(f"{value:,.6g}", f"{count:,}", *_bar(count / most, wide))
+            table.add_row(f"{value:,.6g}", f"{count:,}", _bar(count / most))
         console.print(table)
 
 

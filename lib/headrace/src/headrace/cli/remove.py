@@ -150,26 +150,3 @@ def _listed(cache: TokenCache, documents: list[str], file: str | None) -> Docume
                 f" {command_line('cache inspect', cache.path, id='ID', json=True)}",
             )
     return DocumentFilter([int(text) for text in documents], name="ID")
-
-
-def removal_line(counts: dict[str, int]) -> str:
-    """Describes what a filter does.
-
-    Example:
-        >>> removal_line(
-        ...     dict(
-        ...         listed_documents=5,
-        ...         repeated_documents=1,
-        ...         not_found_documents=1,
-        ...         removed_documents=3,
-        ...         removed_tokens=120,
-        ...     )
-        ... )
-        'the filter lists 5 documents (1 repeated, 1 not found) and removes 3 with 120 tokens'
-    """
-    listed = format_count(counts["listed_documents"], "document")
-    return (
-        f"the filter lists {listed} ({counts['repeated_documents']:,} repeated,"
-        f" {counts['not_found_documents']:,} not found) and removes {counts['removed_documents']:,}"
-        f" with {counts['removed_tokens']:,} tokens"
-    )

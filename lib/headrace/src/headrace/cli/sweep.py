@@ -42,20 +42,14 @@ def sweep(
             help="Least share of a source in all arms (repeatable).", metavar="NAME=SHARE"
         ),
     ] = None,
-    most: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Greatest share of a source in all arms (repeatable).", metavar="NAME=SHARE"
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write configs of short runs with random mixtures, to find the best mixture for a run.
 
     Each source is cut (`subset`) so that an arm repeats it as often as the full run with these
     shares would: without this, mixtures that are best for a short run need not be for the long
-    one. The first arm has the run's own shares. `max_share` and `max_epochs` bound the others, as
-    --least and --most do. Opens the ledgers of the caches, and reads no tokens.
+    one. The first arm has the run's own shares. `max_share` and `max_epochs` of the config bound the
+    others, as --least does. Opens the ledgers of the caches, and reads no tokens.
 
     Train each arm, write its loss into the last column of FOLDER/results.csv, and ask
     `headrace config fit`.
@@ -64,7 +58,7 @@ def sweep(
 
         headrace config sweep run.yaml --arms 64 --from dirichlet --seed 0 -o sweep
 
-        headrace config sweep run.yaml --steps 2000 --least code=0.05 --most web=0.6 -o sweep
+        headrace config sweep run.yaml --steps 2000 --least code=0.05 -o sweep
     """
     from headrace.analysis.resolved import ResolvedRun
     from headrace.analysis.sweep import plan_sweep
@@ -78,7 +72,6 @@ def sweep(
             seed=seed,
             steps=steps,
             least=parse_shares(least, "--least"),
-            most=parse_shares(most, "--most"),
         )
         _write(output, planned.files())
     if as_json:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.options import AsJson, ConfigOrRun, Settings, load_target
-from headrace.cli.remove import removal_line
 from headrace.cli.shown import labelled, say_json, terminal, working
 from headrace.config.writing import CONFIG_SUFFIXES
 from headrace.errors import format_count, format_some
@@ -20,8 +18,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 WHOLE_SOURCES = 12
-"""Most sources that are shown with their nodes unless ``--all`` asks for all."""
-MOST_GROUPS = 30
+"""Most sources that are shown with their nodes unless ``--all`` asks for it."""
 _SHOWN_WEIGHTS = 6
 
 
@@ -29,7 +26,7 @@ def command(
     target: ConfigOrRun,
     settings: Settings = None,
     show_all: Annotated[
-        bool, typer.Option("--all", help="Show every source with its nodes, however many.")
+        bool, typer.Option("--all", help="Show the nodes of every source, however many there are.")
     ] = False,
     like: Annotated[
         str | None,
@@ -45,7 +42,7 @@ def command(
     orders, and the mixture, with the count at each node.
 
     Opens the ledgers of the caches, and reads no tokens. Caches that do not exist yet are planned
-    with their `expected_tokens`. More than 12 sources are shown in groups of like names.
+    with their `expected_tokens`. Of more than 12 sources, the nodes are left out.
 
     For example:
 
@@ -71,7 +68,8 @@ def command(
     if as_json:
         say_json(facts)
     else:
-        terminal().print(_tree(target, facts, folds=not show_all))
+        folds = len(facts["sources"]) > WHOLE_SOURCES and not show_all
+        terminal().print(_tree(target, facts, folds=folds))
 
 
 def _digests(target: str) -> dict[str, str]:
@@ -98,43 +96,13 @@ def _tree(target: str, facts: dict[str, Any], *, folds: bool) -> Tree:
         mixture.add(_learned_line(facts))
     for where, tokens in facts["skipped_tokens"].items():
         mixture.add(f"{where}: {tokens:,} tokens skipped by the change of seq_len")
-    sources = facts["sources"]
-    if not folds or len(sources) <= WHOLE_SOURCES:
-        for name, one in sources.items():
-            branch = tree.add(labelled(name, "bold", f" {_drawn_line([one])}"))
-            for kind, text in _nodes(one):
-                branch.add(labelled(kind, "dim", f" {text}"))
-        return tree
-    groups = sorted(
-        _groups(sources).items(),
-        key=lambda item: -sum(one["drawn"]["weight"] for one in item[1]),
-    )
-    largest = groups[:MOST_GROUPS]
-    if others := [one for _, group in groups[MOST_GROUPS:] for one in group]:
-        largest.append(("others", others))
-    for label, group in largest:
-        tree.add(labelled(label, "bold", f" {_group_line(group)}"))
-    tree.add("every source with its nodes: --all", style="dim")
+    for name, one in facts["sources"].items():
+        branch = tree.add(labelled(name, "bold", f" {_drawn_line(one['drawn'])}"))
+        for kind, text in () if folds else _nodes(one):
+            branch.add(labelled(kind, "dim", f" {text}"))
+    if folds:
+        tree.add("the nodes of these sources: --all", style="dim")
     return tree
-
-
-def _groups(sources: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Sources by the first word of their names, which is followed by ``*`` for several; each by
-    itself if they all begin alike.
-
-    Example:
-        >>> [*_groups({"web/high": {}, "web/low": {}, "code_py": {}})]
-        ['web*', 'code_py']
-    """
-    by_word: dict[str, list[str]] = {}
-    for name in sources:
-        by_word.setdefault(re.split(r"[^A-Za-z]", name, maxsplit=1)[0] or name, []).append(name)
-    if len(by_word) == 1:
-        return {name: [one] for name, one in sources.items()}
-    return {
-        f"{word}*" if names[1:] else names[0]: [sources[name] for name in names]
-        for word, names in by_word.items()
-    }
 
 
 def _run_line(facts: dict[str, Any]) -> str:
@@ -180,31 +148,14 @@ def _learned_line(facts: dict[str, Any]) -> str:
     return f"learned in {decisions}, the last at step {last['step']:,}: {changes}"
 
 
-def _drawn_line(sources: list[dict[str, Any]]) -> str:
-    """What the run draws of sources."""
-    drawn = [one["drawn"] for one in sources]
-    share = sum(one["weight"] for one in drawn)
-    parts = [f"{share:.2%} at first"]
-    if drawn[0]["rows"] is not None:
-        rows, tokens = (sum(one[name] for one in drawn) for name in ("rows", "tokens"))
-        parts.append(f"{format_count(rows, 'row')} drawn, {tokens:,} tokens")
-    epochs = [one["epochs"] for one in drawn if one["epochs"] is not None]
-    if epochs:
-        least, most = (f"{epoch:.3g}" for epoch in (min(epochs), max(epochs)))
-        parts.append(f"{least} epochs" if least == most else f"{least} to {most} epochs")
+def _drawn_line(drawn: dict[str, Any]) -> str:
+    """What the run draws of a source."""
+    parts = [f"{drawn['weight']:.2%} at first"]
+    if drawn["rows"] is not None:
+        parts.append(f"{format_count(drawn['rows'], 'row')} drawn, {drawn['tokens']:,} tokens")
+    if drawn["epochs"] is not None:
+        parts.append(f"{drawn['epochs']:.3g} epochs")
     return ", ".join(parts)
-
-
-def _group_line(sources: list[dict[str, Any]]) -> str:
-    rows = sum(one["rows"]["rows"] for one in sources)
-    tokens = sum(one["cache"]["tokens"] for one in sources)
-    several = f"{len(sources):,} sources, " if sources[1:] else ""
-    alike = ""
-    if "like" in sources[0]:
-        same = sum(bool(one["like"]) for one in sources)
-        alike = f"; {same:,} with the documents of a source there"
-    rows_line = f"{several}{tokens:,} tokens, {format_count(rows, 'row')}"
-    return f"{rows_line}; {_drawn_line(sources)}{alike}"
 
 
 def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
@@ -216,7 +167,7 @@ def _nodes(one: dict[str, Any]) -> list[tuple[str, str]]:
     declared = "" if cache["exists"] else " (declared: it does not exist yet)"
     nodes = [("cache", f"{paths}: {documents}{cache['tokens']:,} tokens{declared}")]
     if account["listed_documents"]:
-        nodes.append(("filter", removal_line(account)))
+        nodes.append(("filter", _filter_line(account)))
     elif account["removed_documents"]:
         nodes.append(("filter", f"{_counts(account, 'document', 'removed_')} left out"))
     if "like" in one:
@@ -266,3 +217,26 @@ def _order_line(order: dict[str, Any]) -> str:
     )
     open_bytes = f", {in_bytes(order['open_bytes'])} open" if order["open_bytes"] else ""
     return f"{order['kind']}{strands}{blocks}{open_bytes}"
+
+
+def _filter_line(counts: dict[str, int]) -> str:
+    """Describes what a filter does.
+
+    Example:
+        >>> _filter_line(
+        ...     dict(
+        ...         listed_documents=5,
+        ...         repeated_documents=1,
+        ...         not_found_documents=1,
+        ...         removed_documents=3,
+        ...         removed_tokens=120,
+        ...     )
+        ... )
+        'the filter lists 5 documents (1 repeated, 1 not found) and removes 3 with 120 tokens'
+    """
+    listed = format_count(counts["listed_documents"], "document")
+    return (
+        f"the filter lists {listed} ({counts['repeated_documents']:,} repeated,"
+        f" {counts['not_found_documents']:,} not found) and removes {counts['removed_documents']:,}"
+        f" with {counts['removed_tokens']:,} tokens"
+    )

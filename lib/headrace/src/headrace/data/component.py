@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.data.columns import Column, ColumnConfig
 from headrace.data.dataset import PlannedDataset
-from headrace.data.documents import DocumentFilter
+from headrace.data.documents import DocumentFilter, removed_by
 from headrace.data.packed import PackedTokenDataset
 from headrace.data.packed_store import PackedStoreDataset, StoredDataset
 from headrace.data.pairs import is_of_pairs, pairs_of_component
@@ -338,7 +338,10 @@ def account(
     """
     removal = dataset.removal
     repeated = dataset.repeated_tokens
-    tokens = dataset.cache.num_tokens - dataset.cache.padding_tokens
+    # what moved to later members of the cache counts once
+    moved_tokens = removed_by(None, dataset.cache).num_tokens
+    tokens = dataset.cache.num_tokens - dataset.cache.padding_tokens - moved_tokens
+    removed_tokens = dataset.removed_tokens - moved_tokens
     validation_rows, validation_tokens = (
         (0, 0) if validation is None else (len(validation), _tokens(validation))
     )
@@ -352,12 +355,12 @@ def account(
         repeated_documents=removal.repeated,
         not_found_documents=removal.not_found,
         removed_documents=dataset.removed_documents,
-        removed_tokens=dataset.removed_tokens,
+        removed_tokens=removed_tokens,
         train_rows=rows,
         train_tokens=train_tokens,
         validation_rows=validation_rows,
         validation_tokens=validation_tokens,
-        dropped_tokens=tokens + repeated - dataset.removed_tokens - side_tokens - validation_tokens,
+        dropped_tokens=tokens + repeated - removed_tokens - side_tokens - validation_tokens,
         padding_tokens=(rows + validation_rows) * dataset.seq_len
         - train_tokens
         - validation_tokens,
