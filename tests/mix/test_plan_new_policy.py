@@ -67,8 +67,6 @@ class InTurns(MixingPolicy):
 
 
 class TakeTurns(PolicyKind):
-    example_s = 1e-6
-
     def make(self, plan: Plan) -> InTurns:
         equal_weights(plan, "in_turns")
         return InTurns(len(plan.names), plan.batch)

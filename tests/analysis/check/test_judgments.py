@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.analysis.check.judgments import BURST, EXCESS, SHARED_READS, Judgment, judge_plan
+from headrace.analysis.check.judgments import BURST, EXCESS, SHARED_READS, Judgment, judge_forecast
 from headrace.analysis.check.plan import RunPlan
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.order import BlockShuffleConfig
@@ -22,7 +22,8 @@ def judged(*, hosts=(1,), icc=None, **changes):
         }
     )
     plan = RunPlan.of(config, hosts=list(hosts), max_rows=1 << 15, icc=icc or {})
-    return {j.figure: j for j in judge_plan(plan)}, plan
+    judgments = judge_forecast(plan.forecast, config, plan.orders.values(), plan.noise)
+    return {j.figure: j for j in judgments}, plan
 
 
 def test_a_sound_run_is_good():
@@ -101,12 +102,3 @@ def test_a_variance_ratio_above_its_bound_is_said_with_what_follows(icc):
     worst = max(plan.forecast.variance_ratio.values())
     assert worst > EXCESS
     assert f"; the variance ratio is {worst:.2f}, above 1.1" in judgments["excess loss"].text
-
-
-def test_epochs_beyond_four_are_high():
-    few = {
-        n: ComponentConfig(f"no/{n}", expected_tokens=size) for n, size in (("a", 4e9), ("b", 2e7))
-    }
-    judgments, _ = judged(components=few)
-    assert judgments["epochs"].level == ("high" if 65.5e6 / 2e7 > 4 else "good")
-    assert judged(components=few, num_steps=4000)[0]["epochs"].level == "high"

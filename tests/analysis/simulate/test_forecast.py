@@ -16,7 +16,6 @@ from headrace.analysis.simulate.forecast import RunSteps
 from headrace.analysis.simulate.host_forecast import Prices
 from headrace.analysis.simulate.looks import LEAST_STEPS, MAX_STRETCHES, Stretch, all_steps, sampled
 from headrace.analysis.simulate.replay import variance_ratio
-from headrace.cli.simulate import _say_if_long
 from headrace.config import ComponentConfig, LmDataConfig
 from headrace.data import MixtureDataset, TokenSeqDataset
 from headrace.data.dataset import BatchOrder
@@ -509,7 +508,7 @@ def test_looks_lie_in_the_run_and_stand_for_all_of_it(drawn, first, max_rows):
 
 
 @pytest.mark.parametrize("policy", ["greedy", "least_consumed"])
-def test_counting_to_a_far_step_is_watched(policy, capsys):
+def test_counting_to_a_far_step_is_watched(policy):
     weights = {n: ComponentConfig("nowhere") for n in "ab"}
     config = LmDataConfig(weights, seq_len=2048, batch_size=256, policy=policy)
     dataset = config.with_caches({n: virtual_cache(n, 10**10) for n in "ab"}).dataset()
@@ -519,15 +518,6 @@ def test_counting_to_a_far_step_is_watched(policy, capsys):
         dataset, dataset.batch_schedule, hosts=[1], steps=steps, watch=lambda *now: told.append(now)
     )
     assert told == [(65536, 256_000), (131_072, 256_000), (196_608, 256_000), (256_000, 256_000)]
-    _say_if_long(config)
-    assert capsys.readouterr().err == ""
-    _say_if_long(
-        LmDataConfig(weights, batch_size=256, policy=policy, num_steps=10**5, max_epochs=9.0)
-    )
-    assert (
-        f"policy: {policy} counts the 25,600,000 examples before step 100,000"
-        in capsys.readouterr().err
-    )
 
 
 def test_an_unknown_source_is_named():

@@ -311,7 +311,6 @@ def least(tokens: Sequence[int], active: Sequence[int], rng: random.Random) -> i
 class LeastConsumedFirst(PolicyKind):
     """``policy: least_consumed``."""
 
-    example_s = 2e-6
     counts_tokens = True
     ends_with_data = True
 

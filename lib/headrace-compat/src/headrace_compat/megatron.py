@@ -104,8 +104,6 @@ class ExhaustiveBlend(_LargestShortfall):
 class Greedy(PolicyKind):
     """``policy: greedy``."""
 
-    example_s = 4e-6
-
     def make(self, plan: Plan) -> GreedyBlend:
         return GreedyBlend(stage_weights(plan, "greedy"), plan.batch)
 
@@ -113,7 +111,6 @@ class Greedy(PolicyKind):
 class Exhaustive(PolicyKind):
     """``policy: exhaustive``."""
 
-    example_s = 4e-6
     ends_with_data = True
 
     def make(self, plan: Plan) -> ExhaustiveBlend:

@@ -29,7 +29,6 @@ from headrace.cli.shown import (
     labelled,
     say,
     say_json,
-    show_judgments,
     terminal,
     working,
 )
@@ -198,8 +197,6 @@ def token_count(path: str) -> int | None:
 
 def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
     """Prints a checked config: the run, its components, its reads, and the findings."""
-    from headrace.analysis.check.judgments import judge_plan
-
     console = terminal()
     console.print(_run_line(plan), soft_wrap=True)
     for stage in plan.stages if len(plan.stages) > 1 else ():
@@ -223,11 +220,6 @@ def show_check(plan: RunPlan, found: Sequence[Finding]) -> None:
         if text := h.describe_exchange(plan.config.exchange_setting, plan.batch_size):
             console.print(text, soft_wrap=True)
     console.print()
-    show_judgments(
-        j
-        for j in judge_plan(plan)
-        if j.level == "good" and j.figure not in {f.field for f in found}
-    )
     for finding in found:
         style = "bold red" if finding.level == "problem" else "yellow"
         console.print(labelled(finding.level, style, str(finding)), soft_wrap=True)

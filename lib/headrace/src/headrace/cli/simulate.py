@@ -30,12 +30,8 @@ from headrace.progress import report
 
 if TYPE_CHECKING:
     from headrace.analysis.simulate.forecast import Forecast
-    from headrace.config.lm_data import LmDataConfig
     from headrace.data.mixture import MixtureDataset
     from headrace.mix.schedule import ExchangeSetting
-
-LONG_S = 5.0
-"""Seconds of counting from which the user is warned."""
 
 
 def command(
@@ -101,7 +97,6 @@ def command(
         optimizer=optimizer,
     )
     resolved = run.config
-    _say_if_long(resolved)
     with working("looking at the steps"):
         examined = run.examine(
             host_counts,
@@ -161,25 +156,6 @@ def _check_csv(path: str) -> None:
             field="--csv",
             value=path,
             cure="Name a file in a folder that exists and may be written to.",
-        )
-
-
-def _say_if_long(config: LmDataConfig) -> None:
-    """Warns if the examples before a change of row length, or before limits, take long to count."""
-    from headrace.mix.plan import policy_kind
-    from headrace.mix.schedule import BatchSchedule
-
-    limits = config.max_epochs is not None or any(
-        c.max_epochs is not None or c.max_tokens is not None for c in config.components.values()
-    )
-    step = max(config.phases[-1][0], (config.num_steps or 0) if limits else 0)
-    examples = BatchSchedule(config.batch_size).rows_at(step)[0]
-    seconds = examples * policy_kind(config.policy).example_s
-    if seconds > LONG_S:
-        say(
-            f"policy: {config.policy} counts the {examples:,} examples before step {step:,} one by"
-            f" one: about {seconds:,.0f} s.",
-            err=True,
         )
 
 

@@ -48,8 +48,8 @@ def sweep(
 
     Each source is cut (`subset`) so that an arm repeats it as often as the full run with these
     shares would: without this, mixtures that are best for a short run need not be for the long
-    one. The first arm has the run's own shares. `max_share` and `max_epochs` of the config bound the
-    others, as --least does. Opens the ledgers of the caches, and reads no tokens.
+    one. The first arm has the run's own shares. `max_share` and `max_epochs` of the config bound
+    the others, as --least does. Opens the ledgers of the caches, and reads no tokens.
 
     Train each arm, write its loss into the last column of FOLDER/results.csv, and ask
     `headrace config fit`.

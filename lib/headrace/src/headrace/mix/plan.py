@@ -546,14 +546,11 @@ class PolicyKind(abc.ABC):
     """A policy as configs name it.
 
     Attributes:
-        example_s: Approximate seconds per example to reach a far step without an anchor; 0: any
-            step is reached at once, or step by step.
         counts_tokens: Whether it supports units that count individual tokens; see
             :mod:`headrace.data.row_tokens`.
         ends_with_data: Whether it may end the run itself, at a step that only the data tell.
     """
 
-    example_s: ClassVar[float] = 0.0
     counts_tokens: ClassVar[bool] = False
     ends_with_data: ClassVar[bool] = False
 

@@ -7,7 +7,7 @@ Only figures with a stated bound are judged. Remedies are those of
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from headrace.analysis.excess import SourceExcess
 from headrace.analysis.resolved import OrderFacts
@@ -15,9 +15,6 @@ from headrace.analysis.simulate.forecast import Forecast
 from headrace.analysis.simulate.host_forecast import HostForecast
 from headrace.config.lm_data import LmDataConfig
 from headrace.errors import command_line, format_count
-
-if TYPE_CHECKING:
-    from headrace.analysis.check.plan import RunPlan
 
 EPOCHS = 4.0
 """Passes over a source that are about as good as new text (Muennighoff et al. 2023, Scaling
@@ -92,19 +89,6 @@ def judge_forecast(
         text = f"each epoch is a shuffle of all rows of a source; {ratio}"
         return [*judgments, Judgment("good", "order", text)]
     return [*judgments, _judge_order(forecast, config, noise, variance)]
-
-
-def judge_plan(plan: RunPlan) -> list[Judgment]:
-    """Judges the figures of a checked config: its forecast, and how often sources repeat."""
-    forecast = plan.forecast or plan.unlimited
-    orders = plan.orders.values()
-    judgments = judge_forecast(forecast, plan.original, orders, plan.noise)
-    epochs = max((c.epochs or 0.0 for c in plan.components), default=0.0)
-    if plan.steps is not None:
-        level = "good" if epochs <= EPOCHS else "high"
-        text = f"{epochs:.3g} passes over a source at most (up to {EPOCHS:g})"
-        judgments.insert(0, Judgment(level, "epochs", text))
-    return judgments
 
 
 def _judge_reads(forecast: Forecast, config: LmDataConfig, cure: str) -> Judgment:
