@@ -287,9 +287,9 @@ def test_files_that_are_not_of_the_cache_are_refused(tmp_path):
     (tmp_path / "broken.npy").write_bytes(b"1\n2\n")
     for name, problem in (
         ("missing", "does not exist"),
-        ("short", "has 1 numbers, and"),
-        ("table", "is no list of numbers: float64 of shape (2, 2)"),
-        ("texts", "is no list of numbers: <U1"),
+        ("short", "holds float64 of shape (1,), and"),
+        ("table", "holds float64 of shape (2, 2)"),
+        ("texts", "holds <U1"),
         ("infinite", "says inf of the document at 1"),
         ("broken", "is not a .npy file of numbers"),
     ):

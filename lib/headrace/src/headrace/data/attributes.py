@@ -328,19 +328,30 @@ def _joined(
 def _numbered(cache: TokenCache, entries: list[Entry]) -> Attribute:
     """The numbers in a ``.npy`` file, one for each document of the original."""
     url = entries[0].path
-    cure = "Write it with numpy.save: one number for each document, in the order of the cache."
     if len(entries) > 1:
+        cure = "Name one file with a number for each document."
         raise ConfigError("is a second file", field="files", value=entries[1].path, cure=cure)
-    numbers = read_npy(files.read_bytes(url) or b"", "files", url, cure)
+    numbers = read_numbers(cache, url, "files")
+    _check_finite(numbers, "files", url, url, "Write finite numbers, e.g. 0 where there is none.")
+    return Attribute(_storable(numbers), cache.num_originals, 0, np.zeros(0, np.int64))
+
+
+def read_numbers(cache: TokenCache, url: str, field: str) -> np.ndarray:
+    """The numbers in a ``.npy`` file, which has one for each document of the original, in the order
+    of the cache. ConfigError if it has not.
+    """
+    cure = "Write it with numpy.save: one number for each document, in the order of the cache."
+    raw = files.read_bytes(url)
+    if raw is None:
+        raise ConfigError("does not exist", field=field, value=url, cure=cure)
+    numbers = read_npy(raw, field, url, cure)
     if numbers.shape != (cache.num_originals,) or numbers.dtype.kind not in "iufb":
         problem = (
             f"holds {numbers.dtype} of shape {numbers.shape}, and {cache.path} has"
             f" {cache.num_originals:,} documents"
         )
-        raise ConfigError(problem, field="files", value=url, cure=cure)
-    _check_finite(numbers, "files", url, url, "Write finite numbers, e.g. 0 where there is none.")
-    values = _storable(cache.in_stored_order(numbers))
-    return Attribute(values, numbers.size, 0, np.zeros(0, np.int64))
+        raise ConfigError(problem, field=field, value=url, cure=cure)
+    return cache.in_stored_order(numbers)
 
 
 def _storable(values: np.ndarray) -> np.ndarray:

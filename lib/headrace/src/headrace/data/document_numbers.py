@@ -22,13 +22,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Int64, Num
 
-from headrace.data.attributes import AttributeConfig, open_attribute
+from headrace.data.attributes import AttributeConfig, open_attribute, read_numbers
 from headrace.data.documents import count_documents, remove_others, removed_by
-from headrace.data.filter_files import read_npy
 from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean
 from headrace.order.intervals import chunks_of
-from headrace.store import files
 from headrace.store.cache import TokenCache
 from headrace.store.npy import PYTHON_PARSER
 
@@ -215,7 +213,7 @@ class DocumentNumbers:
         elif name in self.attributes:
             values = self.attribute(name)
         elif name.endswith(".npy"):
-            values = cache.in_stored_order(_sidecar(cache, name, field))
+            values = read_numbers(cache, name, field)
         else:
             yield from self._leaf(name, field)
             return
@@ -312,26 +310,3 @@ def without_failing(
             cure="Ask for less; headrace cache inspect CACHE shows what its leaves hold.",
         )
     return left_out
-
-
-def _sidecar(cache: TokenCache, url: str, path: str) -> np.ndarray:
-    """The numbers in a file, one a document of the original."""
-    cure = "Write it with numpy.save: one number per document, in the order of the cache."
-    raw = files.read_bytes(url)
-    if raw is None:
-        raise ConfigError("does not exist", field=path, value=url, cure=cure)
-    numbers = read_npy(raw, path, url, cure)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iufb":
-        problem = f"is no list of numbers: {numbers.dtype} of shape {numbers.shape}"
-        raise ConfigError(problem, field=path, value=url, cure=cure)
-    if numbers.size != cache.num_originals:
-        problem = (
-            f"has {numbers.size:,} numbers, and {cache.path} has {cache.num_originals:,} documents"
-        )
-        raise ConfigError(
-            problem,
-            field=path,
-            value=url,
-            cure="Make it from this cache: numbers belong to one build.",
-        )
-    return numbers
