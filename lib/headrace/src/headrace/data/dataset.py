@@ -485,15 +485,13 @@ class ReorderedDataset(WrappingDataset):
         first = np.zeros_like(ordinal)
         return (
             self.order.passes(ordinal, first)[0]
-            if self.order.repeats
+            if self.order.repeated
             else self.base.passes(self.order.at(ordinal, first))
         )
 
     @property
     def rows_of_pass(self) -> int | None:
-        if self.order.repeated is not None:
-            return len(self.order.repeated[0])
-        return self.base.length if self.order.repeats else None
+        return None if self.order.repeated is None else len(self.order.repeated[0])
 
     def shuffle_order(self) -> Order | None:
         return self.order if self.order.reorders else self.base.shuffle_order()
@@ -520,7 +518,7 @@ class ReorderedDataset(WrappingDataset):
         return self.base.default_io_block_size()
 
     def check_stored_order(self) -> None:
-        if self.order.reorders or self.order.repeats:
+        if self.order.reorders or self.order.repeated:
             raise ConfigError(
                 "cannot be split: neighbours are not those of the store, and both sides would"
                 " share documents",

@@ -50,11 +50,7 @@ class Order(abc.ABC):
     bijective: bool = False
     """Every row in ``[0, rows)`` occurs exactly once."""
     reorders: bool = False
-    """It is a shuffle with its own locality; slices and compositions use that of the shuffle they
-    contain.
-    """
-    repeats: bool = False
-    """Rows repeat, in passes over another order."""
+    """It is a shuffle with its own locality, or repeats one."""
     in_table: bool = False
     """It is a braid: a :class:`~headrace.order.braid.shuffle.BraidTable` maps those of all
     components in one pass.
@@ -64,9 +60,7 @@ class Order(abc.ABC):
     determined.
     """
     kind: str = "none"
-    """The shuffle's name in configs and reports; slices and compositions use that of the shuffle
-    they contain.
-    """
+    """The shuffle's name in configs and reports, also of what repeats it."""
     io_block_size: int = 0
     """Rows per block that the shuffle keeps together; 0 if it has no blocks."""
     strands: int = 0
@@ -128,13 +122,6 @@ class Order(abc.ABC):
         and checks use.
         """
         return OpenWindow()
-
-    def _shuffle_like(self, order: Order) -> None:
-        """Copies the shuffle's attributes from another order."""
-        self.reorders = order.reorders
-        self.kind = order.kind
-        self.io_block_size = order.io_block_size
-        self.strands = order.strands
 
     def passes(
         self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
@@ -264,7 +251,6 @@ class Repeat(Order):
         ([0, 1, 2, 3], [0, 1, 2, 3])
     """
 
-    repeats = True
     described = ("base", "epochs")
 
     def __init__(self, base: Order, epochs: int | None = None) -> None:
@@ -279,7 +265,10 @@ class Repeat(Order):
         super().__init__(min(len(base) * epochs, MAX_LENGTH) if epochs else MAX_LENGTH, base.rows)
         self.base = base
         self.epochs = epochs
-        self._shuffle_like(base)
+        self.reorders = base.reorders
+        self.kind = base.kind
+        self.io_block_size = base.io_block_size
+        self.strands = base.strands
         self.endless = epochs is None
         self.bijective = base.bijective and epochs == 1
 
