@@ -48,3 +48,16 @@ def test_variables_are_put_back(monkeypatch):
         )
     assert os.environ["AWS_ENDPOINT_URL"] == "http://before"
     assert "AWS_ACCESS_KEY_ID" not in os.environ
+
+
+def test_a_web_server_reads_the_range_of_a_file_that_is_asked_for(tmp_path):
+    with (tmp_path / "larger than memory").open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek((1 << 40) - 4)
+        file.write(b"ends")
+    with servers.web_server(tmp_path) as url:
+        for wanted, last in (("bytes=-2", b"ds"), (f"bytes={(1 << 40) - 4}-", b"ends")):
+            request = urllib.request.Request(f"{url}/larger%20than%20memory")
+            request.add_header("Range", wanted)
+            with urllib.request.urlopen(request) as answer:
+                assert answer.read() == last

@@ -659,7 +659,7 @@ def require_steps(
             return f"components.{name}.max_tokens", tokens
         if epochs is not None:
             return f"components.{name}.max_epochs" if name in own else "max_epochs", epochs
-        return f"max_examples.{name}", float(mixture.limits[name] or 0)
+        return f"max_examples.{name}", mixture.limits[name] or 0
 
     for step, phase in dataset.phases:
         until = dataset.at_step(step)[1]
@@ -735,7 +735,7 @@ def _short(
     due = math.ceil(_target_rows(mixture, 0, steps)[name])
     has = f"has {limit} of the {due} that its weight asks for"
     if due <= limit:
-        has = f"is used up after {limit}, as it stood in for others"
+        has = f"is used up after {limit}, and its weight asks for {due}"
     field, value = bound_of(mixture, name)
     rows = int(drawn[mixture.names.index(name)]) + needed - have
     enough = str(mixture.tokens_of_rows(name, rows) if field.endswith("max_tokens") else rows)

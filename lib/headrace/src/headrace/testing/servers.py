@@ -263,15 +263,17 @@ class _RangeHandler(SimpleHTTPRequestHandler):
         if range_header is None or not path.is_file():
             super().do_GET()
             return
-        content = path.read_bytes()
+        size = path.stat().st_size
         first, last = range_header.removeprefix("bytes=").split("-")
-        start = int(first) if first else max(len(content) - int(last), 0)
-        stop = min(int(last) + 1, len(content)) if first and last else len(content)
+        start = int(first) if first else max(size - int(last), 0)
+        stop = min(int(last) + 1, size) if first and last else size
         self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
-        self.wfile.write(content[start:stop])
+        with path.open("rb") as file:
+            file.seek(start)
+            self.wfile.write(file.read(stop - start))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
         pass
