@@ -207,3 +207,32 @@ def test_a_program_may_end_without_closing_anything(root):
     with start(LEAVES, root) as process:
         out, said = process.communicate()
     assert (process.returncode, out, said) == (0, "8 8\n", "")
+
+
+@pytest.mark.parametrize("reader", ["thread", "atexit"])
+def test_a_loader_is_read_to_its_end_after_the_main_thread_has_ended(root, reader):
+    """Its rows are converted, for which it has a pool, and pools end with the main thread."""
+    program = """
+import atexit, threading
+loader = DataLoader(mixture(sys.argv[1]))
+whole = len(list(loader))
+batches = iter(loader)
+next(batches)
+
+def go_on():
+    assert len(list(batches)) == whole - 1
+    print("went on")
+    try:
+        assert len(list(loader)) == whole
+    except ReadError as error:  # no thread can be started then, from Python 3.12 on
+        assert "batch_at(step)" in error.cure
+    assert loader.batch_at(1).token_ids.shape[0] == 8
+    print("and again")
+"""
+    program += {
+        "thread": "threading.Thread(target=lambda: (threading.main_thread().join(), go_on())).start()",
+        "atexit": "atexit.register(go_on)",
+    }[reader]
+    ended = start(f"{COMMON}\nfrom headrace.errors import ReadError\n{program}", root)
+    out, err = ended.communicate()
+    assert (ended.returncode, out, err) == (0, "went on\nand again\n", "")

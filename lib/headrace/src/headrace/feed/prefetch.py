@@ -101,7 +101,16 @@ class Prefetched(Iterator[T], Generic[T]):
             self, _tell, self.thread, self._room, self._stop, interrupt, gate
         )
         _stops[self.thread] = self._finalizer
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            self._finalizer()
+            raise ReadError(
+                f"cannot begin here: {error}",
+                field="iterator",
+                cure="Begin it before Python shuts down, where threads can be started; single"
+                " batches need none: loader.batch_at(step).",
+            ) from error
 
     def __reduce__(self) -> NoReturn:
         cure = "Send the config or the dataset and the step, and make a loader there."

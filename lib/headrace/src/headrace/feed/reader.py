@@ -279,14 +279,18 @@ class PlannedReader(BatchReader):
 
     def _submit(self, parts: list[Callable[[], None]]) -> Submitted | Future[None] | None:
         """Runs calls in order: in a thread without the interpreter if they are all copies, else in
-        one with it; without groups, here.
+        one with it; without groups, here, and also when Python shuts down, as its pools then take
+        no more work.
         """
         copies = [part for part in parts if isinstance(part, Copies)]
         if not self._grouping.steps:
             return _run_each(parts)
         if len(copies) == len(parts):
             return self._copy_thread.submit(copies)
-        return self._gatherer.submit(_run_each, parts)
+        try:
+            return self._gatherer.submit(_run_each, parts)
+        except RuntimeError:
+            return _run_each(parts)
 
     def _gathered(self, group: _Group, ahead: ReadAhead) -> list[HostRows | PooledRows]:
         with self._waits.during("gather"):
