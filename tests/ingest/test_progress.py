@@ -2,12 +2,15 @@
 
 import io
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from headrace.ingest import SourceConfig, TokenizerConfig, build_cache
-from headrace.ingest.progress import Progress, Rates, show_progress
+from headrace.ingest import SourceConfig, TokenizerConfig, build_cache, engines
+from headrace.ingest.engines import show_progress
+from headrace.ingest.progress import Progress
 
 
 def build(folder: Path, *, progress: bool) -> None:
@@ -55,7 +58,14 @@ def test_a_terminal_sees_share_and_rates(monkeypatch: pytest.MonkeyPatch):
     assert "tokens/s" in terminal.getvalue()
 
 
-def test_rates_are_means_since_the_start():
-    rates = Rates(clock=iter([10.0, 11.0, 14.0]).__next__)
-    assert rates.add(Progress(5, 1_000_000, 2_000_000, 0)) == "1.00 M tokens/s  1.91 MiB/s"
-    assert rates.add(Progress(5, 1_000_000, 2_000_000, 0)) == "500 k tokens/s  977 KiB/s"
+def test_rates_are_means_since_the_start(monkeypatch: pytest.MonkeyPatch):
+    bar = SimpleNamespace(add_task=lambda *_, **__: 0, rates=[])
+    bar.update = lambda task, advance, rate: bar.rates.append(rate)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(engines.progress, "bar", lambda: nullcontext(bar))
+    clock = iter([10.0, 11.0, 14.0])
+    monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with show_progress(100, "building") as report:
+        report(Progress(5, 1_000_000, 2_000_000, 0))
+        report(Progress(5, 1_000_000, 2_000_000, 0))
+    assert bar.rates == ["1.00 M tokens/s  1.91 MiB/s", "500 k tokens/s  977 KiB/s"]

@@ -5,6 +5,8 @@ process, worker processes of this machine, a Ray cluster or a Zephyr pipeline.
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -12,14 +14,15 @@ from typing import get_args
 
 from msgspec import structs
 
-from headrace import extensions
+from headrace import extensions, progress
 from headrace.errors import check_at_least, check_choice, check_whole
 from headrace.ingest.base_tokenizer import FILE_NAME
 from headrace.ingest.choices import Engine
 from headrace.ingest.pool import PoolWorkers, workers_for
-from headrace.ingest.progress import NO_PROGRESS, Progress, Report, show_progress
+from headrace.ingest.progress import NO_PROGRESS, Progress, Report
 from headrace.ingest.ray_workers import RayWorkers
 from headrace.ingest.schedule import ATTEMPTS_FOLDER, Job, Scheduler, Task
+from headrace.numbers import in_bytes, short
 from headrace.store import files
 from headrace.store.grouped import TABLES
 from headrace.store.lease import Lease, check_vacant, lease, remove_tree
@@ -128,10 +131,10 @@ class Work:
         total = sum(task.stored_bytes for task in tasks)
         with show_progress(total, what, show=self.progress and bool(tasks)) as move_bar:
 
-            def report(progress: Progress) -> None:
+            def report(done: Progress) -> None:
                 nonlocal costs
-                costs += Progress(encoder=progress.encoder, wire=progress.wire)
-                move_bar(progress)
+                costs += Progress(encoder=done.encoder, wire=done.wire)
+                move_bar(done)
 
             with closing(run_tasks(engine, job, tasks, self.workers, report)) as finished:
                 for record in finished:
@@ -149,6 +152,32 @@ class Work:
         if is_little or (self.workers or workers_for(job, len(tasks))) == 1:
             return "inline"
         return "pool"
+
+
+@contextmanager
+def show_progress(total: int, what: str, *, show: bool = True) -> Iterator[Report]:
+    """A bar over ``total`` stored bytes on stderr, if that is a terminal, and the function that
+    moves it and shows the mean rates since it was made.
+    """
+    if not (show and sys.stderr.isatty()):
+        yield lambda _: None
+        return
+
+    so_far = NO_PROGRESS
+    began = time.monotonic()
+    with progress.bar() as bar:
+        task = bar.add_task(what, total=total or None, rate="")
+
+        def report(done: Progress) -> None:
+            nonlocal so_far
+            so_far += done
+            seconds = max(time.monotonic() - began, 1e-9)
+            tokens = short(so_far.tokens / seconds)
+            text_bytes = in_bytes(so_far.text_bytes / seconds)
+            rate = f"{tokens} tokens/s  {text_bytes}/s"
+            bar.update(task, advance=done.stored_bytes, rate=rate)
+
+        yield report
 
 
 def run_tasks(

@@ -51,11 +51,8 @@ from headrace.ingest.choices import Engine
 from headrace.ingest.engines import RUNS_FOLDER, Work, clear, sole_builder
 from headrace.ingest.plan import cure_of_begun, differing_values
 from headrace.ingest.shuffle_parts import (
-    PassJob,
     ShufflePlan,
     ShuffleTask,
-    open_dealer,
-    open_orderer,
     run_name,
 )
 from headrace.ingest.shuffle_plan import (
@@ -515,9 +512,8 @@ class Reshuffling:
         ]
         _check_room(self.output, sum(t.stored_bytes for t in (*runs, *parts)))
         paths = [sizes.cache.path]
-        dealing = PassJob(plan, plan.runs_root, open_dealer)
-        ordering = PassJob(plan, plan.output, open_orderer)
-        self.work.build("dealing", dealing, runs, paths, self.held_lease)
+        self.work.build("dealing", plan, runs, paths, self.held_lease)
+        ordering = replace(plan, deals=False)
         records |= self.work.build("ordering", ordering, parts, paths, self.held_lease)[0]
         return len(runs)
 
@@ -542,6 +538,7 @@ class Reshuffling:
         tables = self._write_tables()  # workers read them
         order = open_tables(self.output, tables["tables"]) if tables else sizes.shuffle
         return ShufflePlan(
+            deals=True,
             cache=_absolute(cache.path),
             output=_absolute(self.output),
             pieces=sizes.pieces,

@@ -116,9 +116,10 @@ class Pieces(NamedTuple):
 
 @dataclass(frozen=True)
 class ShufflePlan:
-    """What all tasks share.
+    """What all tasks of a pass over the documents share.
 
     Attributes:
+        deals: Whether it is the first pass, whose tasks deal runs; those of the second order parts.
         cache: Path of the cache to shuffle; only the first pass reads it.
         output: Folder or URL of the shuffled cache.
         pieces: How its documents are cut; from here on, documents are pieces.
@@ -139,6 +140,7 @@ class ShufflePlan:
         pack: Tokens of a row, if documents are packed; None: they are not.
     """
 
+    deals: bool
     cache: str
     output: str
     pieces: DocumentPieces
@@ -162,6 +164,23 @@ class ShufflePlan:
         """Folder of the runs."""
         return files.join(self.output, RUNS_FOLDER)
 
+    @property
+    def root(self) -> str:
+        """Where the results of the tasks are."""
+        return self.runs_root if self.deals else self.output
+
+    @property
+    def worker_bytes(self) -> int:
+        return self.memory
+
+    def part_builder(self) -> BuildPart:
+        return_freed_memory()
+        if not self.deals:
+            return partial(write_part, self)
+        # It is opened once for all runs.
+        cache = open_cache(self.cache, self.snapshot, settings=self.settings)
+        return partial(deal_run, self, cache)
+
     def new_places(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """New positions of documents of the cache."""
         return self.shuffle.stored_at(self.earlier.originals(documents))
@@ -169,44 +188,6 @@ class ShufflePlan:
     def old_places(self, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Documents of the cache at new positions."""
         return self.earlier.stored_at(self.shuffle.originals(places))
-
-
-@dataclass(frozen=True)
-class PassJob:
-    """A pass over the documents.
-
-    Attributes:
-        plan: What all tasks share.
-        root: Where the results of its tasks are.
-        open_builder: What does its tasks: :func:`open_dealer` or :func:`open_orderer`.
-    """
-
-    plan: ShufflePlan
-    root: str
-    open_builder: Callable[[ShufflePlan], BuildPart]
-
-    @property
-    def retries(self) -> RetryPolicy:
-        return self.plan.retries
-
-    @property
-    def worker_bytes(self) -> int:
-        return self.plan.memory
-
-    def part_builder(self) -> BuildPart:
-        return_freed_memory()
-        return self.open_builder(self.plan)
-
-
-def open_dealer(plan: ShufflePlan) -> BuildPart:
-    """The first pass: each task deals one run of the cache, which is opened once."""
-    cache = open_cache(plan.cache, plan.snapshot, settings=plan.settings)
-    return partial(deal_run, plan, cache)
-
-
-def open_orderer(plan: ShufflePlan) -> BuildPart:
-    """The second pass: each task writes one part of the shuffled cache out of the runs."""
-    return partial(write_part, plan)
 
 
 @dataclass(frozen=True)
