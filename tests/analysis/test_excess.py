@@ -22,7 +22,7 @@ from headrace.errors import CacheError, ConfigError
 from headrace.order import Order
 from headrace.order.block_shuffle import EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle
-from headrace.order.order import Identity, Repeat
+from headrace.order.order import MAX_LENGTH, Identity
 from headrace.order.permutation import Feistel
 from headrace.store.joined import JoinedCache
 from headrace.testing import tiny_cache
@@ -244,6 +244,18 @@ def test_places_are_bounded_whatever_the_size(n: int) -> None:
     assert order.asked <= excess.MOST_PLACES
 
 
+class Epochs(Order):
+    """Passes over an order, without end."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(MAX_LENGTH, len(order))
+        self.order = order
+
+    def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        passes, place = np.divmod(i, len(self.order))
+        return self.order.at(place, passes)
+
+
 def test_a_braid_over_large_blocks_costs_more_and_epochs_of_full_shuffles_nothing() -> None:
     n = 1 << 18
 
@@ -252,7 +264,7 @@ def test_a_braid_over_large_blocks_costs_more_and_epochs_of_full_shuffles_nothin
         return excess_loss(order, 64, {256: 0.5})
 
     assert 1.05 < braid(8) < braid(64)
-    epochs = Repeat(Feistel(4096, 0))
+    epochs = Epochs(Feistel(4096, 0))
     assert excess_loss(epochs, 64, {64: 0.5}, rates=wsd_rates(500)) == pytest.approx(1.0, abs=0.05)
 
 

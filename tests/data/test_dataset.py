@@ -18,8 +18,8 @@ from headrace.data.async_dataset import MappedDataset
 from headrace.data.dataset import ReorderedDataset
 from headrace.errors import ConfigError, IndexOutOfRangeError
 from headrace.order.block_shuffle import BlockShuffle, EraShuffle
-from headrace.order.compose import fixed_set
-from headrace.order.order import Repeat, Slice
+from headrace.order.compose import FixedSet
+from headrace.order.order import Slice
 from headrace.order.permutation import Feistel
 from headrace.store import CacheLayout
 from headrace.testing import tiny_cache, write_cache
@@ -72,7 +72,7 @@ def apply(dataset, listed, operation):
         result = dataset.slice(*a) if name == "slice" else dataset.take(*a)
         if dataset.shuffle_order() is None or len(cut) == n:
             return result, lambda epoch: listed(epoch)[cut.start : cut.start + len(cut)]
-        fixed = fixed_set(cut, dataset.open_window())
+        fixed = FixedSet(cut, dataset.open_window().rows)
         return result, _permuted(lambda _: listed(0), fixed)
     if name == "shuffle":
         return dataset.shuffle(a[0]), _permuted(listed, Feistel(n, a[0]))
@@ -310,21 +310,17 @@ def test_descriptions_hold_no_addresses(dataset):
     assert described[1].endswith(".Identity")
 
 
-def test_a_shuffle_that_repeats_is_one_dataset(dataset):
-    """As an index map of its own, or as a shuffle and a repeat behind it."""
+def test_a_shuffle_that_repeats_has_another_order_in_each_pass(dataset):
     at = np.arange(3 * len(dataset))
-    together = dataset.reordered(Repeat(Feistel(len(dataset), 5), 3))
-    apart = dataset.shuffle(5).repeat(3)
-    assert (
-        (len(together), together.rows_of_pass)
-        == (len(apart), apart.rows_of_pass)
-        == (at.size, len(dataset))
-    )
-    for field, other in zip(together.locate(at), apart.locate(at), strict=True):
-        assert np.array_equal(field, other)
-    assert np.array_equal(together.passes(at), at // len(dataset))
-    assert np.array_equal(apart.passes(at), at // len(dataset))
-    assert dataset.reordered(Repeat(Feistel(len(dataset), 5))).length is None
+    epoch, place = np.divmod(at, len(dataset))
+    repeated = dataset.shuffle(5).repeat(3)
+    assert (len(repeated), repeated.rows_of_pass) == (at.size, len(dataset))
+    rows, locality = Feistel(len(dataset), 5).resolve(place, epoch)
+    located = repeated.locate(at)
+    assert np.array_equal(located.row, rows)
+    assert np.array_equal(located.locality, locality)
+    assert np.array_equal(repeated.passes(at), epoch)
+    assert dataset.shuffle(5).repeat().length is None
 
 
 def test_functions_leave_what_is_planned_below_them(dataset):

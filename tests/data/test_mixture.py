@@ -239,4 +239,4 @@ def test_losses_weigh_by_component_and_step(tmp_path):
     with pytest.raises(ConfigError, match=r"components.a.loss_weight"):
         replace(config, components={"a": replace(components["a"], loss_weight=-1)})
     with pytest.raises(ConfigError, match="is not a component"):
-        plain.dataset().with_loss_weights({"c": 1})
+        plain.dataset().phases[0][1].with_loss_weights({"c": 1})  # pyright: ignore

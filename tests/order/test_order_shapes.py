@@ -31,7 +31,7 @@ for n in (1, 2, 17, 1000, 20_000):
     i, epoch = np.arange(n)[::-1].copy(), np.arange(n) % 3
     for perm_type in ("feistel", "linear"):
         base = Feistel(n, 0, perm_type)
-        maps = [base, Identity(n), Slice(n, 0, n), Compose(base, Slice(n, 0, n)), Repeat(base, 2), Repeat(base)]
+        maps = [base, Identity(n), Slice(n, 0, n), Compose(base, Slice(n, 0, n)), Repeat(n, 2), Repeat(n)]
         maps += [BlockShuffle(n, io_block_size=3, window_blocks=2, seed=0, perm_type=perm_type)]
         maps += [EraShuffle(n, era_length=5, seed=0, perm_type=perm_type)]
         for m in maps:

@@ -24,7 +24,7 @@ from headrace.order.block_shuffle import BlockShuffle, EraShuffle
 from headrace.order.braid.shuffle import BraidShuffle, PendingBraid
 from headrace.order.braid.spec import MAX_HOSTS
 from headrace.order.holdout import TrainSplit, ValidationSplit
-from headrace.order.order import MAX_LENGTH, Identity, Order, Repeat, Slice
+from headrace.order.order import MAX_LENGTH, Order, Repeat, Slice
 from headrace.order.permutation import Feistel
 from headrace.order.seeds import check_seed
 
@@ -337,7 +337,7 @@ class AsyncDataset(abc.ABC, Generic[T_co]):
 
     def repeat(self, epochs: int | None = None) -> AsyncDataset[T_co]:
         """This dataset ``epochs`` times (endlessly if None), each pass in a different order."""
-        return self.reordered(Repeat(Identity(self._finite_length("repeat")), epochs))
+        return self.reordered(Repeat(self._finite_length("repeat"), epochs))
 
     def map(self, fn: Callable[[T_co], U]) -> AsyncDataset[U]:
         """Applies ``fn`` to each batch that is read. ``fn`` must treat rows independently and keep

@@ -48,9 +48,9 @@ from headrace.mix.schedule import (
     repeated_from,
 )
 from headrace.order.braid.shuffle import PendingBraid
-from headrace.order.compose import fixed_set, window_of_part
+from headrace.order.compose import FixedSet, window_of_part
 from headrace.order.intervals import run_numbers
-from headrace.order.order import Identity, OpenWindow, Order, Repeat, check_indices
+from headrace.order.order import OpenWindow, Order, check_indices
 from headrace.order.seeds import ORDER_VERSION
 from headrace.store.leaf import ArrayList
 
@@ -441,9 +441,9 @@ class ReorderedDataset(WrappingDataset):
         return self.base.has_further_rows
 
     @cached_property
-    def _fixed(self) -> Order:
+    def _fixed(self) -> FixedSet:
         """What it selects from a shuffle."""
-        return fixed_set(self.order, self.base.open_window())
+        return FixedSet(self.order, self.base.open_window().rows)
 
     @property
     def length(self) -> int | None:
@@ -466,10 +466,6 @@ class ReorderedDataset(WrappingDataset):
             return in_turn.reordered(order)
         if not order.selects(self.length):
             return ReorderedDataset(self, order)
-        if order.repeated is not None:
-            base, epochs = order.repeated
-            part = self.reordered(base)
-            return part.reordered(Repeat(Identity(len(part)), epochs))
         part = in_turn.reordered(order)
         return part.reordered(pending.over(len(part)))
 
@@ -484,14 +480,14 @@ class ReorderedDataset(WrappingDataset):
     def passes(self, ordinal: np.ndarray) -> np.ndarray:
         first = np.zeros_like(ordinal)
         return (
-            self.order.passes(ordinal, first)[0]
-            if self.order.repeated
+            self.order.pass_of(ordinal, first)
+            if self.order.repeats
             else self.base.passes(self.order.at(ordinal, first))
         )
 
     @property
     def rows_of_pass(self) -> int | None:
-        return None if self.order.repeated is None else len(self.order.repeated[0])
+        return self.order.rows if self.order.repeats else None
 
     def shuffle_order(self) -> Order | None:
         return self.order if self.order.reorders else self.base.shuffle_order()
@@ -500,10 +496,7 @@ class ReorderedDataset(WrappingDataset):
         return None if self._selects else OrderedRun(self.base, self.order)
 
     def ordered_runs(self) -> Sequence[OrderedRun]:
-        if self.order.repeated is None:
-            return ()
-        one_pass = self.order.repeated[0]
-        repeats_all = isinstance(one_pass, Identity) and len(one_pass) == self.base.length
+        repeats_all = self.order.repeats and self.order.rows == self.base.length
         run = self.base.pass_order() if repeats_all else None
         # The dataset below must be the same in every epoch: only the order is told of the epoch
         return () if run is None or run.dataset.shuffle_order() is not None else (run,)
@@ -518,7 +511,7 @@ class ReorderedDataset(WrappingDataset):
         return self.base.default_io_block_size()
 
     def check_stored_order(self) -> None:
-        if self.order.reorders or self.order.repeated:
+        if self.order.reorders or self.order.repeats:
             raise ConfigError(
                 "cannot be split: neighbours are not those of the store, and both sides would"
                 " share documents",
@@ -532,7 +525,7 @@ class ReorderedDataset(WrappingDataset):
         epoch = np.zeros_like(indices) if epoch is None else epoch
         if self._selects:
             return self.base.locate(self._fixed.at(indices, epoch), np.zeros_like(epoch))
-        passes = self.order.passes(indices, epoch)[0]
+        passes = self.order.pass_of(indices, epoch)
         if not self.order.reorders:
             return self.base.locate(self.order.at(indices, epoch), passes)
         rows, locality = self.order.resolve(indices, epoch)

@@ -44,7 +44,7 @@ from headrace.mix.schedule import BatchSchedule, Weight, data_end, weight_from_c
 from headrace.mix.shares import row_shares
 from headrace.mix.stages import Stage, Stages, check_components
 from headrace.order.braid.shuffle import BraidShuffle, BraidTable
-from headrace.order.order import MAX_LENGTH, Identity, OpenWindow, Order, Repeat
+from headrace.order.order import MAX_LENGTH, OpenWindow, Order, Repeat
 
 
 class MixtureDataset(WrappingDataset):
@@ -549,7 +549,7 @@ def _repeated(name: str, dataset: AsyncDataset[Any]) -> PlannedDataset:
             value=type(dataset).__name__,
             cure="Mix datasets over caches, and apply map() to the mixture.",
         )
-    return planned.reordered(Repeat(Identity(len(planned)))) if planned.is_finite() else planned
+    return planned.reordered(Repeat(len(planned))) if planned.is_finite() else planned
 
 
 class Braids:

@@ -16,7 +16,7 @@ from jaxtyping import Int64
 
 from headrace.errors import ConfigError
 from headrace.order.block_shuffle import EraShuffle
-from headrace.order.order import OpenWindow, Order, Repeat
+from headrace.order.order import OpenWindow, Order
 from headrace.order.seeds import derive_keys
 
 _SEED = 0  # the shuffle below has the seed of the run
@@ -34,7 +34,7 @@ class FixedSet(Order):
     An era crosses the border of two windows, so memory must hold two of them.
 
     Args:
-        chosen: An order that does not repeat.
+        chosen: The order.
         era: Number of positions that are permuted together: the rows of the shuffle's window.
 
     Example:
@@ -64,16 +64,6 @@ class FixedSet(Order):
         first = derive_keys(_SEED, "turn", last=epoch) % np.uint64(self.length)
         position = (self._eras.at(i, epoch) + first.astype(np.int64)) % self.length
         return np.where(epoch == 0, i, position)
-
-
-def fixed_set(chosen: Order, window: OpenWindow) -> Order:
-    """A selection from a shuffle with this window: pass by pass the rows of epoch 0, in changing
-    sequence.
-    """
-    if chosen.repeated is not None:
-        base, epochs = chosen.repeated
-        return Repeat(fixed_set(base, window), epochs)
-    return FixedSet(chosen, window.rows)
 
 
 class Compose(Order):

@@ -3,7 +3,7 @@ slice and repeat.
 
 An order is stateless: ``m(i)`` for an int64 array, in any order and any number of times, returns
 the same rows. Shuffles are orders too; see permutation, block_shuffle and braid. Orders take the
-**epoch** as a second argument, so that :class:`Repeat` can use a different order for every pass.
+**epoch** as a second argument: behind a :class:`Repeat`, every pass is another one.
 
 Price: a few numpy calls per batch, never a Python loop over indices.
 """
@@ -50,7 +50,9 @@ class Order(abc.ABC):
     bijective: bool = False
     """Every row in ``[0, rows)`` occurs exactly once."""
     reorders: bool = False
-    """It is a shuffle with its own locality, or repeats one."""
+    """It is a shuffle, with a locality of its own."""
+    repeats: bool = False
+    """It is a :class:`Repeat`."""
     in_table: bool = False
     """It is a braid: a :class:`~headrace.order.braid.shuffle.BraidTable` maps those of all
     components in one pass.
@@ -60,7 +62,7 @@ class Order(abc.ABC):
     determined.
     """
     kind: str = "none"
-    """The shuffle's name in configs and reports, also of what repeats it."""
+    """The shuffle's name in configs and reports."""
     io_block_size: int = 0
     """Rows per block that the shuffle keeps together; 0 if it has no blocks."""
     strands: int = 0
@@ -84,23 +86,9 @@ class Order(abc.ABC):
     def __len__(self) -> int:
         return self.length
 
-    @property
-    def complete(self) -> bool:
-        """Whether every row in ``[0, rows)`` occurs equally often in each epoch: nothing is
-        selected.
-        """
-        return self.bijective
-
     def selects(self, length: int | None) -> bool:
         """Whether it leaves out some of ``length`` rows, or returns some more often than others."""
-        return not self.complete or self.rows != length
-
-    @property
-    def repeated(self) -> tuple[Order, int | None] | None:
-        """The order that it repeats, with the number of passes (None: endless); None if it repeats
-        no other order.
-        """
-        return None
+        return not self.bijective or self.rows != length
 
     def __call__(self, i: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         """Rows at positions ``i`` in epoch 0.
@@ -123,11 +111,11 @@ class Order(abc.ABC):
         """
         return OpenWindow()
 
-    def passes(
+    def pass_of(
         self, i: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
-    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Epoch of each position in the repeated order, and its position in that pass."""
-        return epoch, i
+    ) -> Int64[np.ndarray, " n"]:
+        """The epoch of what it orders, at positions ``i`` of the given epochs."""
+        return epoch
 
     def touched_rows(self, drawn: int) -> int:
         """Number of first rows that contain all rows of the first ``drawn`` positions of an epoch:
@@ -235,26 +223,26 @@ class Slice(Order):
 
 
 class Repeat(Order):
-    """``base`` repeated, each pass re-keyed with its epoch number.
+    """``n`` positions, pass by pass: what it repeats is told the number of the pass as its epoch.
 
     Args:
-        base: A non-empty order.
+        n: Positions of a pass.
         epochs: Number of passes; None for as many as indices can count.
 
     Raises:
-        ConfigError: ``base`` is empty or ``epochs`` is not positive.
+        ConfigError: there are no positions, or ``epochs`` is not positive.
 
     Example:
-        >>> from headrace.order.permutation import Feistel
-        >>> r = Repeat(Feistel(4, seed=0), epochs=2)
-        >>> sorted(r(np.arange(4)).tolist()), sorted(r(np.arange(4, 8)).tolist())
-        ([0, 1, 2, 3], [0, 1, 2, 3])
+        >>> order = Repeat(4, epochs=2)
+        >>> order(np.arange(8)).tolist(), order.pass_of(np.arange(8), np.zeros(8, int)).tolist()
+        ([0, 1, 2, 3, 0, 1, 2, 3], [0, 0, 0, 0, 1, 1, 1, 1])
     """
 
+    repeats = True
     described = ("base", "epochs")
 
-    def __init__(self, base: Order, epochs: int | None = None) -> None:
-        if len(base) == 0:
+    def __init__(self, n: int, epochs: int | None = None) -> None:
+        if n == 0:
             raise ConfigError(
                 "cannot repeat an empty dataset",
                 field="repeat",
@@ -262,35 +250,16 @@ class Repeat(Order):
             )
         check_whole("epochs", epochs)
         check_at_least("epochs", epochs, cure="Leave it out to repeat without end.")
-        super().__init__(min(len(base) * epochs, MAX_LENGTH) if epochs else MAX_LENGTH, base.rows)
-        self.base = base
+        super().__init__(min(n * epochs, MAX_LENGTH) if epochs else MAX_LENGTH, n)
+        self.base = Identity(n)
         self.epochs = epochs
-        self.reorders = base.reorders
-        self.kind = base.kind
-        self.io_block_size = base.io_block_size
-        self.strands = base.strands
         self.endless = epochs is None
-        self.bijective = base.bijective and epochs == 1
 
-    @property
-    def repeated(self) -> tuple[Order, int | None]:
-        return self.base, self.epochs
-
-    @property
-    def complete(self) -> bool:
-        return self.base.complete
+    def selects(self, length: int | None) -> bool:
+        return self.rows != length
 
     def at(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        passes, position = self.passes(i, epoch)
-        return self.base.at(position, passes)
+        return i % self.rows
 
-    def resolve(self, i: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        passes, position = self.passes(i, epoch)
-        return self.base.resolve(position, passes)
-
-    def open_window(self) -> OpenWindow:
-        return self.base.open_window()
-
-    def passes(self, i: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        passes, position = np.divmod(i, len(self.base))
-        return passes + epoch * (self.epochs or 0), position
+    def pass_of(self, i: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        return i // self.rows + epoch * (self.epochs or 0)

@@ -313,7 +313,7 @@ def _spec_of(orders: Sequence[BraidShuffle]) -> BraidSpec:
 class BraidTable:
     """The braids of a ``spec``, evaluated in one pass over draws of any of them.
 
-    Row for row equal to ``Repeat(BraidShuffle(...))`` of each. What the rows of a braid have in
+    Row for row equal to the passes over each by itself. What the rows of a braid have in
     common is computed once per epoch.
 
     Price: 0.07 us per row in windows of steps, 0.12 us in batches of 1,024; 15 us per call,
