@@ -243,6 +243,22 @@ def test_a_json_file_is_converted_by_the_command_that_is_printed(
     assert survey("in")[0].files == 1 + beside  # and not also the one that was converted
 
 
+def test_a_list_in_one_object_is_converted_by_its_name(headrace: Run, tmp_path: Path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"version": "2", "data": RECORDS}))
+    build = ["build", str(path), "-o", str(tmp_path / "c"), "-t", "bytes"]
+    code, _, said = headrace(*build)
+    assert code == 2
+    assert f"{path}: is a JSON file, and not one object on each line" in said
+    command = said.partition("Convert it: ")[2].partition(" (records")[0]
+    assert "such as data: jq -c '.data[]'" in said
+    if shutil.which("jq") is None:
+        pytest.skip("jq is not installed")
+    command = command.replace("arrays[], objects", ".data[]")
+    assert subprocess.run(command, shell=True).returncode == 0
+    assert headrace(*build)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

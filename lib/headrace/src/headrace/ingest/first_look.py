@@ -55,7 +55,7 @@ from headrace.ingest.documents import (
 )
 from headrace.ingest.kinds.kind import DocumentKind
 from headrace.ingest.readers.columnar import ColumnarReader
-from headrace.ingest.readers.streams import BlockReader
+from headrace.ingest.readers.streams import BlockReader, no_lines
 from headrace.ingest.records import (
     BadRecordError,
     Columns,
@@ -304,7 +304,7 @@ class _Trial:
                 f"Or leave out the file, or its first {len(self.bad)} records: single ones are"
                 " skipped where others beside them are good."
             )
-        fault = self._fault_of_all(or_else)
+        fault = no_lines(self.file) if self._is_one_list() else self._fault_of_all(or_else)
         if fault is not None or self._first_bad is None:
             return fault or self._damage
         record_place, problem = self._first_bad
@@ -312,6 +312,15 @@ class _Trial:
             cure = f"{self.file.named_in(problem.cure)} Mend it: the source has no good record."
             return SourceError(problem.problem, field=record_place, cure=cure.strip())
         return self._damage if skips else refused(problem, record_place, self.file)
+
+    def _is_one_list(self) -> bool:
+        """Whether the file is one JSON object with its records in a list."""
+        if self.file.format != "jsonl" or not self.is_barren or len(self.bad) != 1:
+            return False
+        lacks_field = self.bad[0].problem.startswith("has no field")
+        is_other_kind = self.bad[0].cure.startswith("Say ")
+        lists = [one for one in self.first_record.values() if isinstance(one, list) and one]
+        return lacks_field and not is_other_kind and any(isinstance(one[0], dict) for one in lists)
 
     def _try_records(self, reader: Reader) -> None:
         """Notes what comes of the records, until one cannot be read."""

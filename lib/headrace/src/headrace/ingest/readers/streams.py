@@ -161,11 +161,7 @@ class JsonlReader(BlockReader):
         head = next(blocks, b"")
         is_start = self.file.part is None or not self.file.part.start
         if is_start and _BEGIN_OF_JSON.match(head):
-            raise SourceError(
-                "is a JSON file, and not one object on each line",
-                field=self.file.shown_path,
-                cure=self.file.named_in(_CONVERSION),
-            )
+            raise no_lines(self.file)
         yield head
         yield from blocks
 
@@ -195,6 +191,12 @@ class JsonlReader(BlockReader):
         stored = [size * i // count for i in range(count + 1)]
         sizes = [b - a for a, b in itertools.pairwise(stored)]
         return slices_of(cuts, sizes) if unpacked else []
+
+
+def no_lines(file: SourceFile) -> SourceError:
+    """The error about a JSON file that has its records in a list, or spread over lines."""
+    problem = "is a JSON file, and not one object on each line"
+    return SourceError(problem, field=file.shown_path, cure=file.named_in(_CONVERSION))
 
 
 def _unpacked_share(file: SourceFile) -> float:
