@@ -25,10 +25,6 @@ def command(
     steps: Annotated[
         int | None, typer.Option(help="Training steps; 240, or 40 with --quick.")
     ] = None,
-    devices: Annotated[
-        int, typer.Option(help="CPU devices that share each batch; half of them after the stop.")
-    ] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of the data order and of the model.")] = 0,
     quick: Annotated[
         bool, typer.Option("--quick", help="Less text and a smaller model: about 15 seconds.")
     ] = False,
@@ -57,7 +53,7 @@ def command(
     from headrace.demo.settings import FULL, QUICK, DemoSettings
 
     scale = QUICK if quick else FULL
-    settings = DemoSettings(output, scale.steps if steps is None else steps, devices, seed, scale)
+    settings = DemoSettings(output, scale.steps if steps is None else steps, scale)
 
     from headrace.demo.run import run_demo  # needs the extra, and brings jax
 

@@ -24,7 +24,6 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -60,14 +59,10 @@ class Source:
     documents: tuple[Document, ...]
     origin: str
 
-
-@dataclass(frozen=True)
-class SourceSummary:
-    """How large a source is, and where it comes from."""
-
-    documents: int
-    chars: int
-    origin: str
+    @property
+    def chars(self) -> int:
+        """Characters of all documents."""
+        return sum(len(document.text) for document in self.documents)
 
 
 def standard_library(max_chars: int = 8_000_000) -> dict[str, Source]:
@@ -118,35 +113,8 @@ def python_version() -> str:
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 
-def write_text(folder: Path, max_chars: int) -> dict[str, SourceSummary]:
-    """Writes each source as ``SOURCE.jsonl.gz``; does nothing if an earlier call has finished.
-
-    Args:
-        folder: Where to write. ``sources.json``, the summaries, is written last: if it exists, the
-            others are complete.
-        max_chars: Cap on the characters of each source.
-
-    Returns:
-        The summary of each source.
-
-    Raises:
-        SourceError: See :func:`standard_library`.
-    """
-    record = folder / "sources.json"
-    if not record.exists():
-        summaries: dict[str, Any] = {}
-        for name, source in standard_library(max_chars).items():
-            write_jsonl(source.documents, text_file(folder, name))
-            chars = sum(len(document.text) for document in source.documents)
-            summaries[name] = asdict(SourceSummary(len(source.documents), chars, source.origin))
-        write_atomic(str(record), json.dumps(summaries, indent=1).encode())
-    return {
-        name: SourceSummary(**summary) for name, summary in json.loads(record.read_text()).items()
-    }
-
-
 def text_file(folder: Path, source: str) -> Path:
-    """The file of a source that :func:`write_text` writes."""
+    """The file of a source in a folder of texts."""
     return folder / f"{source}.jsonl.gz"
 
 

@@ -41,7 +41,7 @@ from headrace.demo.checks import (
     same_batches,
 )
 from headrace.demo.screen import Check, Screen, StepLog, StepRecord
-from headrace.demo.settings import DemoFolder, DemoSettings
+from headrace.demo.settings import DEVICES, DEVICES_AFTER, DemoFolder, DemoSettings
 from headrace.demo.train import Transformer, make_optimizer, train_step
 from headrace.errors import ConfigError, command_line
 from headrace.feed.run_log import RunLog
@@ -65,11 +65,9 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
             too few devices.
     """
     screen = Screen(console)
-    devices = cpu_devices(max(settings.devices, settings.devices_after))
-    folder = DemoFolder.claim(settings.output, settings.text_recipe)
+    devices = cpu_devices(DEVICES)
+    folder = DemoFolder.claim(settings.output)
     screen.say(f"[bold]headrace demo[/] writes to [cyan]{escape(str(folder.root))}/[/]\n")
-    if folder.caches.exists():
-        screen.say("text, tokenizer and caches of an earlier run are used again\n")
 
     config = prepare(folder, settings, screen)
 
@@ -78,15 +76,13 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
     with screen.training(settings.steps) as line:
         log = StepLog(folder.metrics, weights, settings.steps, line)
         run = TrainingRun(config, settings, folder, log)
-        stopped = run.train(Mesh(devices[: settings.devices], ("data",)), until=stop)
+        stopped = run.train(Mesh(devices, ("data",)), until=stop)
         screen.say(
             f"[bold]stopped[/] after {stop} steps, loader closed; model and data state are in"
             f" {escape(str(stopped))}/"
         )
-        screen.say(f"[bold]resumed[/] with a new loader, on {settings.devices_after} devices")
-        run.train(
-            Mesh(devices[: settings.devices_after], ("data",)), until=settings.steps, resume=stopped
-        )
+        screen.say(f"[bold]resumed[/] with a new loader, on {DEVICES_AFTER} devices")
+        run.train(Mesh(devices[:DEVICES_AFTER], ("data",)), until=settings.steps, resume=stopped)
         line.details.append(f"{settings.steps} steps, {log.tokens_per_s:,.0f} tokens/s")
 
     with screen.phase("check") as details:
@@ -122,11 +118,13 @@ def run_demo(settings: DemoSettings, console: Console) -> bool:
 def prepare(folder: DemoFolder, settings: DemoSettings, screen: Screen) -> LmDataConfig:
     """Everything before training: text, tokenizer, config and the caches that it names."""
     with screen.phase("text") as details:
-        sources = corpus.write_text(folder.text, settings.scale.max_chars)
-        details += [
-            f"{n}: {s.documents} documents, {short(s.chars)} characters, {s.origin}"
-            for n, s in sources.items()
-        ]
+        sources = corpus.standard_library(settings.scale.max_chars)
+        for name, source in sources.items():
+            corpus.write_jsonl(source.documents, corpus.text_file(folder.text, name))
+            details.append(
+                f"{name}: {len(source.documents)} documents, {short(source.chars)} characters,"
+                f" {source.origin}"
+            )
     with screen.phase("tokenizer") as details:
         texts = [corpus.text_file(folder.text, name) for name in sources]
         corpus.train_bpe(texts, folder.tokenizer, vocab_size=settings.scale.vocab_size)
@@ -214,7 +212,6 @@ def data_config(folder: DemoFolder, sources: Iterable[str], settings: DemoSettin
         components=components,
         seq_len=settings.scale.seq_len,
         batch_size=settings.scale.batch_size,
-        seed=settings.seed,
         tokenizer=TokenizerConfig(str(folder.tokenizer), eos=corpus.END_OF_TEXT),
         split_documents=True,
     )
@@ -281,7 +278,7 @@ class TrainingRun:
         self, optimizer: optax.GradientTransformation
     ) -> tuple[Transformer, optax.OptState]:
         scale = self.settings.scale
-        key = jax.random.key(self.settings.seed)
+        key = jax.random.key(0)
         model = Transformer(
             scale.vocab_size, dim=scale.dim, layers=scale.layers, heads=scale.heads, key=key
         )

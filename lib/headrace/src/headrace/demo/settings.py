@@ -3,28 +3,22 @@ that it writes to.
 
 Invariant: the demo deletes only what it made. It first marks its folder with
 ``headrace-demo.json``, refuses every other folder that is not empty, and replaces only files with
-the names below. Text, tokenizer and caches are kept between runs as long as the marker says that
-they would be the same.
+the names below.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from headrace.demo.corpus import python_version
 from headrace.errors import ConfigError
 from headrace.metrics import STATS_FOLDER
 
 MARKER = "headrace-demo.json"
-RECIPE_VERSION = 1
-"""Changes when text or tokenizer would differ: the text of an older folder is then
-collected again.
-"""
-
+DEVICES = 4
+DEVICES_AFTER = 2
+"""CPU devices before the stop, and after it."""
 _MIN_STEPS = 20
 
 
@@ -74,19 +68,14 @@ class DemoSettings:
     Attributes:
         output: Folder for everything that the demo writes.
         steps: Training steps.
-        devices: CPU devices before the stop; afterwards, half as many (2 after 1).
-        seed: Seed of the order and of the model.
         scale: ``FULL`` or ``QUICK``.
 
     Raises:
-        ConfigError: Too few steps to see anything, or a batch that does not divide over the
-            devices.
+        ConfigError: Too few steps to see anything.
     """
 
     output: Path = Path("headrace-demo")
     steps: int = FULL.steps
-    devices: int = 4
-    seed: int = 0
     scale: Scale = FULL
 
     def __post_init__(self) -> None:
@@ -97,30 +86,6 @@ class DemoSettings:
                 value=self.steps,
                 cure=f"Use {_MIN_STEPS} or more.",
             )
-        rows = self.scale.batch_size
-        if self.devices < 1 or rows % self.devices:
-            fitting = ", ".join(str(d) for d in range(1, rows + 1) if rows % d == 0)
-            raise ConfigError(
-                f"must divide the batch of {rows} rows",
-                field="devices",
-                value=self.devices,
-                cure=f"Use {fitting}.",
-            )
-
-    @property
-    def text_recipe(self) -> dict[str, object]:
-        """Everything that determines text, tokenizer and caches, as JSON values."""
-        return {
-            "version": RECIPE_VERSION,
-            "python": python_version(),
-            "max_chars": self.scale.max_chars,
-            "vocab_size": self.scale.vocab_size,
-        }
-
-    @property
-    def devices_after(self) -> int:
-        """Number of devices after the stop, which differs from the number before it."""
-        return self.devices // 2 if self.devices > 1 else 2
 
 
 @dataclass
@@ -142,13 +107,9 @@ class DemoFolder:
         self.report = self.root / "report.html"
 
     @classmethod
-    def claim(cls, root: Path, recipe: dict[str, Any]) -> DemoFolder:
-        """Makes ``root`` the demo's folder, without the results of an earlier run.
-
-        Args:
-            root: A folder that is new, empty, or from an earlier demo.
-            recipe: Everything that determines text, tokenizer and caches (JSON values). Those of an
-                earlier run are kept if its recipe was the same.
+    def claim(cls, root: Path) -> DemoFolder:
+        """Makes ``root`` the demo's folder, without what an earlier run left: a folder that is new,
+        empty, or from an earlier demo.
 
         Raises:
             ConfigError: The folder contains something else, is a file, or cannot be written.
@@ -169,13 +130,10 @@ class DemoFolder:
                     " is not its own.",
                 )
             root.mkdir(parents=True, exist_ok=True)
-            if _read_json(marker) != recipe:
-                # Until the old text is deleted, no recipe describes this folder.
-                marker.write_text("{}\n")
-                _remove(folder.text, folder.tokenizer, folder.caches)
-                marker.write_text(json.dumps(recipe, indent=1) + "\n")
-            _remove(folder.config, folder.checkpoints, folder.metrics, folder.summary)
-            _remove(folder.stats, folder.report)
+            marker.write_text("{}\n")
+            for path in vars(folder).values():
+                if path != root:
+                    _remove(path)
         except OSError as error:
             raise ConfigError(
                 f"cannot be written ({error.strerror or error})",
@@ -186,16 +144,8 @@ class DemoFolder:
         return folder
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # an incomplete marker says nothing
-        return None
-
-
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
