@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from headrace.cli import build_options as flags
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson, named_values, refuse_typed, typed_options
 from headrace.cli.shown import say, say_json
 from headrace.cli.snapshots import to_use_it
 from headrace.errors import ConfigError, command_line, format_count
+from headrace.ingest.choices import (
+    Engine,
+    FormatOrAuto,
+    KindOrAuto,
+    Mask,
+    OnBadLine,
+    SpecialTokensInText,
+    TokenizerEngine,
+)
 from headrace.numbers import in_bytes, short
 
 if TYPE_CHECKING:
@@ -21,47 +29,278 @@ if TYPE_CHECKING:
     from headrace.ingest.source import SourceConfig
 
 
+ENCODING = "Encoding"
+RECORDS = "Records"
+CHATS = "Conversations"
+FIM = "Fill-in-the-middle"
+STORAGE = "Storage"
+WORK = "Building"
+"""Panels of the help."""
+
+_TOKENIZERS = "A tokenizer.json, a folder with one, hf://OWNER/NAME on the hub, or `bytes`"
+TokenizerOption = Annotated[
+    str, typer.Option("--tokenizer", "-t", help=f"{_TOKENIZERS}.", metavar="TOKENIZER")
+]
+OnBadLineOption = Annotated[
+    OnBadLine,
+    typer.Option(
+        help="For a line that cannot be read: stop and name it, or skip and count it.",
+        rich_help_panel=RECORDS,
+    ),
+]
+EngineOption = Annotated[
+    Engine,
+    typer.Option(
+        help="Where the work runs: in local processes, in this process, or on Ray (RAY_ADDRESS, or"
+        " local).",
+        rich_help_panel=WORK,
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Parallel workers; by default as many as cores and memory allow.", metavar="N"
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Most memory of each worker of a shuffle, e.g. 4GiB; by default, chosen by the size.",
+        metavar="BYTES",
+        rich_help_panel=WORK,
+    ),
+]
+RepairOption = Annotated[
+    bool,
+    typer.Option(
+        "--repair", help="Check what is there, and rebuild damaged parts.", rich_help_panel=WORK
+    ),
+]
+
+
+def _allow_redirects(hosts: list[str] | None) -> list[str] | None:
+    from headrace.store.redirects import allow
+
+    allow(hosts or [])
+    return hosts
+
+
 def command(
     context: typer.Context,
-    sources: flags.Sources,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files, folders (recursive), globs, braces, URLs; hf://OWNER/NAME?split=SPLIT.",
+            metavar="SOURCES",
+        ),
+    ],
     output: Annotated[
         str, typer.Option("--output", "-o", help="Folder or URL of the cache.", metavar="DIR")
     ],
-    tokenizer: Annotated[str | None, flags.TOKENIZER] = None,
-    eos: flags.EosOption = "auto",
-    bos: flags.BosOption = "none",
-    tokenizer_engine: flags.TokenizerEngineOption = "auto",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            "-t",
+            help=f"{_TOKENIZERS}; `ids:N` for token ids below N. With --append, that of the cache.",
+            metavar="TOKENIZER",
+        ),
+    ] = None,
+    eos: Annotated[
+        str,
+        typer.Option(
+            help="Token after each document: auto, none, or the token itself.",
+            metavar="TOKEN",
+            rich_help_panel=ENCODING,
+        ),
+    ] = "auto",
+    bos: Annotated[
+        str,
+        typer.Option(
+            help="Token before each document: none, auto, or the token itself.",
+            metavar="TOKEN",
+            rich_help_panel=ENCODING,
+        ),
+    ] = "none",
+    tokenizer_engine: Annotated[
+        TokenizerEngine,
+        typer.Option(
+            help="Library that encodes; auto: gigatoken if it gives the same ids. No effect on the"
+            " cache.",
+            rich_help_panel=ENCODING,
+        ),
+    ] = "auto",
     text_field: Annotated[
         str, typer.Option(help="Field of a record that holds the text; a.b is b in a.")
     ] = "text",
-    on_bad_line: flags.OnBadLineOption = "error",
-    max_record_bytes: flags.MaxRecordBytesOption = 1 << 30,
-    special_tokens_in_text: flags.SpecialTokensOption = "token",
-    format: flags.FormatOption = "auto",  # noqa: A002
-    kind: flags.KindOption = "auto",
-    field: flags.FieldOption = None,
-    leaf: flags.LeafOption = None,
-    chat_template: flags.ChatTemplateOption = None,
-    chat_variable: flags.ChatVariableOption = None,
-    mask: flags.MaskOption = "generation",
-    mask_role: flags.MaskRoleOption = None,
-    fim: flags.FimOption = None,
-    fim_rate: flags.FimRateOption = 0.5,
-    fim_spm_rate: flags.FimSpmRateOption = 0.5,
-    fim_seed: flags.FimSeedOption = 0,
-    extension: flags.ExtensionOption = None,
-    chunk_tokens: flags.ChunkTokensOption = 65536,
-    compression: flags.CompressionOption = "none",
-    dtype: flags.DtypeOption = None,
-    part_bytes: flags.PartBytesOption = 64 << 20,
-    engine: flags.EngineOption = "auto",
-    workers: flags.WorkersOption = None,
-    hash_sources: flags.HashSourcesOption = False,
-    redirect_host: flags.RedirectHostOption = None,
-    shuffle: flags.ShuffleOption = None,
-    memory: flags.MemoryOption = None,
-    append: flags.AppendOption = False,
-    repair: flags.RepairOption = False,
+    on_bad_line: OnBadLineOption = "error",
+    max_record_bytes: Annotated[
+        int,
+        typer.Option(
+            help="Most bytes of a JSON line, text file or chat, uncompressed; longer ones"
+            " cannot be read.",
+            rich_help_panel=RECORDS,
+        ),
+    ] = 1 << 30,
+    special_tokens_in_text: Annotated[
+        SpecialTokensInText,
+        typer.Option(
+            help="How special tokens spelled out in a text are read: as tokens, as text, or as an"
+            " error.",
+            rich_help_panel=ENCODING,
+        ),
+    ] = "token",
+    format: Annotated[  # noqa: A002
+        FormatOrAuto, typer.Option(help="Format of the files; auto: by their names.")
+    ] = "auto",
+    kind: Annotated[
+        KindOrAuto,
+        typer.Option(
+            help="What records are; auto: tokens if the files hold ids, otherwise text.",
+            rich_help_panel=RECORDS,
+        ),
+    ] = "auto",
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Use this field instead of the usual one of the kind (repeatable).",
+            metavar="NAME=FIELD",
+            rich_help_panel=RECORDS,
+        ),
+    ] = None,
+    leaf: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Keep a field of each document as a leaf; DTYPE is text, any or a number type. For"
+            " token ids, add :token for one number per id, :token:K for K of them (repeatable).",
+            metavar="NAME=FIELD:DTYPE",
+            rich_help_panel=RECORDS,
+        ),
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            help="A Jinja template; by default the one beside the tokenizer.",
+            metavar="FILE",
+            rich_help_panel=CHATS,
+        ),
+    ] = None,
+    chat_variable: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A variable of the template; strftime_now=2025-01-31 fixes the date that it writes"
+            " (repeatable).",
+            metavar="NAME=VALUE",
+            rich_help_panel=CHATS,
+        ),
+    ] = None,
+    mask: Annotated[
+        Mask,
+        typer.Option(
+            help="Which tokens of a conversation are trained on: those that the template marks with"
+            " {% generation %}, the turns of --mask-role, all, or turns by last_assistant_message,"
+            " last_assistant_turn, all_assistant_messages, all_messages,"
+            " all_user_and_system_messages or customized (those with trainable: true).",
+            metavar="RULE",
+            rich_help_panel=CHATS,
+        ),
+    ] = "generation",
+    mask_role: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --mask roles: a role whose turns are trained on (repeatable).",
+            metavar="ROLE",
+            rich_help_panel=CHATS,
+        ),
+    ] = None,
+    fim: Annotated[
+        tuple[str, str, str] | None,
+        typer.Option(
+            help="Rearrange documents for fill-in-the-middle, with these tokens before prefix,"
+            " suffix and middle.",
+            metavar="PREFIX SUFFIX MIDDLE",
+            rich_help_panel=FIM,
+        ),
+    ] = None,
+    fim_rate: Annotated[
+        float,
+        typer.Option(
+            help="With --fim: share of documents that are rearranged.", rich_help_panel=FIM
+        ),
+    ] = 0.5,
+    fim_spm_rate: Annotated[
+        float, typer.Option(help="Share of these that begin with the suffix.", rich_help_panel=FIM)
+    ] = 0.5,
+    fim_seed: Annotated[
+        int,
+        typer.Option(help="Seed of the positions at which documents are cut.", rich_help_panel=FIM),
+    ] = 0,
+    extension: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Extension of the files to take from folders, e.g. .py (repeatable).",
+            metavar=".EXT",
+        ),
+    ] = None,
+    chunk_tokens: Annotated[
+        int, typer.Option(help="Tokens in a chunk, the unit of reading.", rich_help_panel=STORAGE)
+    ] = 65536,
+    compression: Annotated[
+        Literal["none", "zstd"],
+        typer.Option(help="How chunks are stored.", rich_help_panel=STORAGE),
+    ] = "none",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Stored integer type; by default the narrowest that holds the vocabulary.",
+            rich_help_panel=STORAGE,
+        ),
+    ] = None,
+    part_bytes: Annotated[
+        int,
+        typer.Option(
+            help="Most source bytes in a part, the unit of work and of resuming; small corpora get"
+            " smaller parts.",
+            metavar="BYTES",
+            rich_help_panel=STORAGE,
+        ),
+    ] = 64 << 20,
+    engine: EngineOption = "auto",
+    workers: WorkersOption = None,
+    hash_sources: Annotated[
+        bool,
+        typer.Option(
+            "--hash-sources",
+            help="Keep a hash of each source file, and detect changed files by it.",
+            rich_help_panel=WORK,
+        ),
+    ] = False,
+    redirect_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another host that a web server may redirect to, e.g. cdn.example.org; * is any"
+            " (repeatable).",
+            metavar="HOST",
+            callback=_allow_redirects,
+            rich_help_panel=WORK,
+        ),
+    ] = None,
+    shuffle: Annotated[
+        int | None,
+        typer.Option(
+            help="Shuffle the documents after the build, as headrace cache reshuffle does.",
+            metavar="SEED",
+        ),
+    ] = None,
+    memory: MemoryOption = None,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append",
+            help="Add SOURCES to the finished cache in DIR, as its next snapshot.",
+        ),
+    ] = False,
+    repair: RepairOption = False,
     restart: Annotated[
         bool,
         typer.Option(

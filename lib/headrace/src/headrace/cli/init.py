@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.build_options import OnBadLineOption, TokenizerOption
+from headrace.cli.build import OnBadLineOption, TokenizerOption
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import cache_at, check_local_folder
 from headrace.cli.shown import say

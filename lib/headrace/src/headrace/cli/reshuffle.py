@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.build import cost_in_words, memory_bytes, repair_parts
-from headrace.cli.build_options import EngineOption, MemoryOption, RepairOption, WorkersOption
+from headrace.cli.build import (
+    EngineOption,
+    MemoryOption,
+    RepairOption,
+    WorkersOption,
+    cost_in_words,
+    memory_bytes,
+    repair_parts,
+)
 from headrace.cli.exits import kept_when_interrupted
 from headrace.cli.options import AsJson, Format, cache_at, parse_attributes, parse_list
 from headrace.cli.shown import say, say_json

@@ -4,11 +4,10 @@ change itself.
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -177,7 +176,7 @@ def amend(
         with _named_as_typed():
             amendment = _typed_amendment(step, weights, skip or [], drop or [], caches)
             _check_names(lock, amendment)
-            _ask(run, Request.of(amendment, {}), wait, as_json)
+            _ask(run, amendment, Request.of(amendment, {}), wait, as_json)
         return
     instead = {"--weights": weights, "--skip": skip, "--drop": drop, "--caches": caches}
     for option, value in instead.items():
@@ -199,7 +198,10 @@ def amend(
             return
         raise typer.Exit(PROBLEM_FOUND)
     if live:
-        _ask_as_edited(edit, _live_request(lock, changes, edited, edit), wait, as_json)
+        amendment = _live_amendment(lock, changes, edit)
+        locked = lock.run_config.components
+        new = {n: one for n, one in changes.amended.components.items() if n not in locked}
+        _ask_as_edited(edit, amendment, Request.of(amendment, new, edited), wait, as_json)
         return
     if not as_json:
         _show_changes(changes, run, False)
@@ -240,11 +242,10 @@ def _named_as_typed() -> Iterator[None]:
         raise error.but(field=option) from error
 
 
-def _live_request(lock: RunLock, changes: RunChanges, edited: LmDataConfig, edit: _Edit) -> Request:
-    """The request that makes the changes of an edited config, as typed, in a running job."""
+def _live_amendment(lock: RunLock, changes: RunChanges, edit: _Edit) -> AmendmentConfig:
+    """The amendment that makes the changes of an edited config, as typed, in a running job."""
     from headrace.mix.stage_config import AmendmentConfig, with_amendment
     from headrace.run.changes import alters_earlier, amendment_between
-    from headrace.run.steering import Request
 
     amended = changes.amended
     assert amended is not None
@@ -270,8 +271,7 @@ def _live_request(lock: RunLock, changes: RunChanges, edited: LmDataConfig, edit
             value=edit.config,
             cure=f"Stop the job, then: {edit.command(step=step)}",
         )
-    new = {n: one for n, one in amended.components.items() if n not in locked.components}
-    return Request.of(amendment, new, edited)
+    return amendment
 
 
 def _but_for_weights_at(step: int, amendments: list[AmendmentConfig]) -> list[AmendmentConfig]:
@@ -282,10 +282,10 @@ def _but_for_weights_at(step: int, amendments: list[AmendmentConfig]) -> list[Am
     return [one for one in others if one.changes_mixture or one.skip]
 
 
-def _ask(run: str, request: Request, wait: float, as_json: bool) -> None:
-    """Asks a running job for a change."""
-    from headrace.config.parsing import decode
-    from headrace.mix.stage_config import AmendmentConfig
+def _ask(
+    run: str, amendment: AmendmentConfig, request: Request, wait: float, as_json: bool
+) -> None:
+    """Asks a running job for an amendment."""
     from headrace.run.steering import ask
     from headrace.store.lease import open_slot
 
@@ -296,7 +296,6 @@ def _ask(run: str, request: Request, wait: float, as_json: bool) -> None:
     answerer = "the job" if is_trained else "a job to train the run, as none does yet"
     with working(f"waiting for {answerer}"):
         ask(run, request, wait)
-    amendment = decode(AmendmentConfig, request.amendment)
     if as_json:
         facts = {"run": run, "first_step": amendment.step, "amendment": _fields_of(amendment)}
         say_json(facts)
@@ -305,12 +304,14 @@ def _ask(run: str, request: Request, wait: float, as_json: bool) -> None:
     say(f"Written into {run}/lock.json; the job goes on with it.")
 
 
-def _ask_as_edited(edit: _Edit, request: Request, wait: float, as_json: bool) -> None:
+def _ask_as_edited(
+    edit: _Edit, amendment: AmendmentConfig, request: Request, wait: float, as_json: bool
+) -> None:
     """Asks a running job for the changes of an edited config. A command like this one that was
     killed may have asked for them: then the job refuses what it did meanwhile.
     """
     try:
-        _ask(edit.run, request, wait, as_json)
+        _ask(edit.run, amendment, request, wait, as_json)
     except (ConfigError, PlanMismatchError):
         if not edit.compared()[1].same:
             raise
@@ -467,24 +468,16 @@ def _written(amendment: AmendmentConfig) -> str:
     """
     import yaml
 
-    # Blends written in several lines have YAML's anchors where an object occurs twice: plain values
-    # have none.
-    plain = json.loads(json.dumps(_fields_of(amendment)))
-    del plain["step"]
-    skip = plain.pop("skip", None)
-    for name in ("add", "weights"):
-        if name in plain:
-            plain[name] = _with_steps(plain[name])
-    written = yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=1000).rstrip()
-    return "\n".join([*([written] if plain else []), *([f"skip: {skip}"] if skip else [])])
+    class Plain(yaml.SafeDumper):
+        """Writes an object that occurs twice two times, without anchors."""
 
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
 
-def _with_steps(value: Any) -> Any:
-    """A (nested) mapping whose keys are steps where they look like them, as users write them."""
-    if not isinstance(value, dict):
-        return value
-    fields = cast("dict[str, Any]", value)
-    return {
-        int(name) if name.isdecimal() else name: _with_steps(inner)
-        for name, inner in fields.items()
-    }
+    fields = _fields_of(amendment)
+    del fields["step"]
+    skip = fields.pop("skip", None)
+    written = yaml.dump(
+        fields, Dumper=Plain, sort_keys=False, default_flow_style=None, width=1000
+    ).rstrip()
+    return "\n".join([*([written] if fields else []), *([f"skip: {skip}"] if skip else [])])
