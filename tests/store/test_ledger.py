@@ -63,13 +63,18 @@ def test_ledgers_say_which_release_began_them(tmp_path):
     path = tmp_path / "ledger.json"
     data = json.loads(path.read_text())
     assert data["code_version"] == version("headrace")
-    del data["digest"]  # older ledgers have none
-    path.write_text(json.dumps({**data, "code_version": "0.0.7"}))
+    write_ledger(str(tmp_path), replace(LEDGER, code_version="0.0.7"))
     assert read_ledger(str(tmp_path)).code_version == "0.0.7"
-    del data["code_version"], data["leaves"]  # as they were before they had it
+
+
+def test_a_ledger_without_its_digest_is_refused(tmp_path):
+    write_ledger(str(tmp_path), LEDGER)
+    path = tmp_path / "ledger.json"
+    data = json.loads(path.read_text())
+    del data["digest"]
     path.write_text(json.dumps(data))
-    old = read_ledger(str(tmp_path))
-    assert (old.code_version, old.leaves) == ("", [])
+    with pytest.raises(CacheCorruptError, match="digest"):
+        read_ledger(str(tmp_path))
 
 
 @pytest.mark.parametrize(

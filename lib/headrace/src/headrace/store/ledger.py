@@ -66,6 +66,7 @@ from headrace.store.ledger_table import (
     encode_table,
     from_page,
     read_table,
+    unreadable,
 )
 
 LEDGER_NAME = "ledger.json"
@@ -141,11 +142,10 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         metadata: Further information (command, counters, versions).
         leaves: JSON form of the :class:`~headrace.store.layout.LeafSpec` of each leaf other than
             the tokens.
-        code_version: Release of headrace that started the build; empty in ledgers older than this
-            field.
+        code_version: Release of headrace that started the build.
         format_version: Version of this file.
         digest: Digest of the file with this field empty: ``sha256:`` and the hex digest. Only for
-            reading and writing; files older than this field have none.
+            reading and writing.
     """
 
     finished: bool
@@ -180,10 +180,9 @@ def shuffle_record(ledger: Ledger, root: str) -> ShuffleRecord | None:
 
 
 class _Head(msgspec.Struct):
-    """The fields of a ledger that are needed to read the rest."""
+    """The field of a ledger that is needed to read the rest."""
 
     format_version: Any = None
-    code_version: str = ""
 
 
 def prepare_types(*forms: Any) -> None:
@@ -205,8 +204,8 @@ def read_ledger(root: str) -> Ledger | None:
             reads.
         CacheError: the file cannot be read.
     """
-    url = files.join(root, LEDGER_NAME)
-    return _read(url, lambda raw: _parse_ledger(raw, url))
+    state = whole_state(root)
+    return None if state is None else state.ledger
 
 
 class LedgerState(NamedTuple):
@@ -229,13 +228,13 @@ def ledger_state(root: str) -> LedgerState | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise _unreadable(url, error) from error
+        raise unreadable(url, error) from error
     # 5. A whole file is parsed, which also checks its digest. Of a longer one the beginning is
     #    taken as it is: step 6 compares the digest that it states. What does not begin like a
     #    ledger of ours (fields in another order, damage) is read whole, with the errors of that.
     if len(raw) < _STATE_BYTES:  # all of it
         with suppress(CacheCorruptError):
-            return _state_of(raw, url)
+            return _parsed(url, raw)
     elif start := _STATE.match(raw):
         return LedgerState(start[1].decode(), start[2] == b"true")
     return whole_state(root)
@@ -252,13 +251,7 @@ def whole_state(root: str) -> LedgerState | None:
     :func:`read_ledger` does.
     """
     url = files.join(root, LEDGER_NAME)
-    return _read(url, lambda raw: _state_of(raw, url))
-
-
-def _state_of(raw: bytes, url: str) -> LedgerState:
-    ledger = _parse_ledger(raw, url)
-    start = _STATE.match(raw)
-    return LedgerState(start[1].decode() if start else _digest(raw), ledger.finished, ledger)
+    return _read(url, partial(_parsed, url))
 
 
 def open_ledger(root: str, once: ReadForAll = files.read_here) -> Ledger | None:
@@ -382,7 +375,7 @@ class LaterSources(ByNumber[dict[str, Any]]):
         return self._records[number]
 
 
-def _parse_ledger(raw: bytes, url: str) -> Ledger:
+def _parsed(url: str, raw: bytes) -> LedgerState:
     cure = "Build the cache again, or restore the file."
     head = _decoded(raw, _Head, url, "ledger", cure, "ledger")
     if head.format_version != FORMAT_VERSION:
@@ -391,17 +384,11 @@ def _parse_ledger(raw: bytes, url: str) -> Ledger:
     ledger = _decoded(raw, Ledger, url, "ledger", cure, "ledger")
     # The digest is that of the text in which it is empty: only its own line differs, so it is put
     # back by text. Encoded anew, a file of another release could have other spaces.
-    if ledger.digest and ledger.digest != _digest(
-        raw.replace(_digest_line(ledger.digest), _digest_line(""), 1)
-    ):
+    blank = raw.replace(_digest_line(ledger.digest), _digest_line(""), 1)
+    if ledger.digest != _digest(blank):
         problem = "is not as it was written: its digest is of another text"
         raise CacheCorruptError(problem, field="ledger", value=url, cure=cure)
-    return replace(ledger, code_version=head.code_version, digest="")
-
-
-def has_digest(root: str) -> bool:
-    """Whether the ledger of a cache has a digest of itself: those of older releases have none."""
-    return b'\n "digest": "sha256:' in (files.read_bytes(files.join(root, LEDGER_NAME)) or b"")
+    return LedgerState(ledger.digest, ledger.finished, replace(ledger, digest=""))
 
 
 def write_ledger(root: str, ledger: Ledger) -> None:
@@ -621,12 +608,7 @@ def _read(url: str, parse: Callable[[bytes], T]) -> T | None:
     try:
         return files.read_as(url, parse)
     except OSError as error:
-        raise _unreadable(url, error) from error
-
-
-def _unreadable(url: str, error: OSError) -> CacheError:
-    problem = f"cannot be read ({error.strerror or error})"
-    return CacheError(problem, field="file", value=url, cure="Check its permissions.")
+        raise unreadable(url, error) from error
 
 
 def _decoded(

@@ -571,10 +571,13 @@ def read_table(url: str) -> ColumnTable | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        cure = "Check its permissions."
-        raise CacheError(
-            f"cannot be read ({error.strerror or error})", field="file", value=url, cure=cure
-        ) from error
+        raise unreadable(url, error) from error
+
+
+def unreadable(url: str, error: OSError) -> CacheError:
+    """The error for a file that is there and cannot be read."""
+    problem = f"cannot be read ({error.strerror or error})"
+    return CacheError(problem, field="file", value=url, cure="Check its permissions.")
 
 
 def corrupt_table(url: str, problem: str) -> CacheCorruptError:

@@ -50,7 +50,6 @@ from headrace.store.ledger import (
     PART_RECORD_NAME,
     canonical_tokenizer,
     fingerprint_of,
-    has_digest,
     part_folder,
     read_ledger,
     read_part_record,
@@ -106,7 +105,7 @@ class VerifyReport:
         damages: The damages, part by part.
         shuffled: Seed, unit, and fingerprint of the original, if its documents were shuffled when
             it was written.
-        unchecked: What cannot be checked in this cache of an older release or another program.
+        unchecked: What cannot be checked in this cache.
         recorded: The file into which checksums were written; empty if they were not taken.
     """
 
@@ -209,8 +208,8 @@ def verify(
     recorded = ""
     if recorder is not None and not damages:
         recorded = recorder.write(arrays)
-    older = sum(older for _, older in checked)
-    unchecked = () if recorded else _unchecked(cache, older)
+    unnamed = sum(unnamed for _, unnamed in checked)
+    unchecked = () if recorded else _unchecked(cache, unnamed)
     return VerifyReport(
         path, finished, deep, len(numbers), elements, damages, facts, unchecked, recorded
     )
@@ -266,18 +265,17 @@ def _opened(path: str, settings: FormatConfig | None) -> tuple[TokenCache, bool]
     return TokenCache(path, structs.replace(ledger, parts=records)), False
 
 
-def _unchecked(cache: TokenCache, older: int) -> tuple[str, ...]:
-    """What older caches and other systems do not record; this many arrays do not list their
-    chunks.
+def _unchecked(cache: TokenCache, unnamed: int) -> tuple[str, ...]:
+    """What other systems do not record, and whether there are ``unnamed`` arrays of ours, too
+    large to list their chunks.
     """
     if cache.foreign is not None:
         return tuple(cache.foreign.limits())
-    ledger = () if has_digest(cache.path) else ("its ledger has no digest of itself",)
     how = (
-        f"{older:,} arrays do not name their chunks: only --deep finds sound files in another's"
+        f"{unnamed:,} arrays do not name their chunks: only --deep finds sound files in another's"
         " place"
     )
-    return (*ledger, how) if older else ledger
+    return (how,) if unnamed else ()
 
 
 def _file_problems(array: StoredArray) -> tuple[list[tuple[str, str]], bool]:
@@ -433,17 +431,17 @@ class _PartCheck:
         """The damages of a part, and how many of its arrays do not list their chunks."""
         record = self.cache.ledger.parts[number]
         damages = self._wrong_record(record) if self.has_records else []
-        older = 0
+        unnamed = 0
         for parts in self.leaves.values():
             for array in parts[number].arrays:
                 problems, names_chunks = _file_problems(array)
                 damages += [
                     Damage(record.name, problem, array.url, file) for file, problem in problems
                 ]
-                older += not names_chunks
+                unnamed += not names_chunks
         if self.deep:
             damages += self._read(number, record, {damage.file for damage in damages})
-        return damages, older
+        return damages, unnamed
 
     def _wrong_record(self, record: PartRecord) -> list[Damage]:
         url = files.join(part_folder(self.cache.path, record.name), PART_RECORD_NAME)
