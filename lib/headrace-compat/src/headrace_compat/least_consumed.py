@@ -23,20 +23,22 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
 from headrace.errors import ConfigError
-from headrace.mix.plan import Plan, PolicyKind, TokensInOrder
+from headrace.mix.plan import Plan, PolicyKind
 from headrace.mix.schedule import BatchSchedule
 from headrace.mix.shares import UNLIMITED
 from headrace_compat.constant_weights import equal_weights
 from headrace_compat.sequence import SequencePolicy
 
+_NO_LENGTHS = "must hold at least one sample, none of negative length"
 PlanState = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[Any, ...]]
 
 
@@ -54,29 +56,27 @@ class Equal:
 
 @dataclass(frozen=True)
 class InOrder:
-    """A number of samples of known lengths, None if they are endless."""
+    """A number of samples of known lengths, None if they are endless.
 
-    lengths: TokensInOrder
+    Attributes:
+        between: Returns the tokens of each of the samples ``first .. stop``.
+        samples: How many there are.
+    """
+
+    between: Callable[[int, int], Int64[np.ndarray, " n"]]
     samples: int | None = None
 
-    def between(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
-        """Tokens of each of the samples ``first .. stop``."""
-        return self.lengths.between(first, stop)
+    @classmethod
+    def listed(cls, lengths: Sequence[int] | Int64[np.ndarray, " n"]) -> InOrder:
+        """Samples of these lengths, none of which may be negative."""
+        tokens = np.asarray(lengths, np.int64)
+        if tokens.min(initial=0) < 0:
+            raise ConfigError(_NO_LENGTHS, field="lengths")
+        return cls(partial(_of_these, tokens), tokens.size)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """Samples of these lengths."""
-
-    lengths: Int64[np.ndarray, " n"]
-
-    @property
-    def samples(self) -> int:
-        return len(self.lengths)
-
-    def between(self, first: int, stop: int) -> Int64[np.ndarray, " n"]:
-        """Tokens of each of the samples ``first .. stop``."""
-        return self.lengths[first:stop]
+def _of_these(tokens: np.ndarray, first: int, stop: int) -> np.ndarray:
+    return tokens[first:stop]
 
 
 class LeastConsumedPlan(SequencePolicy[PlanState]):
@@ -117,19 +117,11 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         stages: Sequence[tuple[int, Sequence[int]]] | None = None,
     ) -> None:
         self._lengths = [
-            x if isinstance(x, Equal | InOrder) else Listed(np.asarray(x, np.int64))
-            for x in lengths
+            x if isinstance(x, Equal | InOrder) else InOrder.listed(x) for x in lengths
         ]
         self._samples = [x.samples for x in self._lengths]
-        finite = [n for n in self._samples if n is not None]
-        total = sum(finite) if len(finite) == len(self._samples) else None
-        equal = [min(x.tokens, x.samples or 0) for x in self._lengths if isinstance(x, Equal)]
-        listed = [x.lengths.min(initial=0) for x in self._lengths if isinstance(x, Listed)]
-        negative = min([*equal, *listed], default=0) < 0
-        if total == 0 or negative:
-            raise ConfigError(
-                "must hold at least one sample, none of negative length", field="lengths"
-            )
+        if not any(n is None or n > 0 for n in self._samples):
+            raise ConfigError(_NO_LENGTHS, field="lengths")
         if start_counts is not None and len(start_counts) != len(self._lengths):
             raise ConfigError(
                 "needs one count a source", field="start_counts", value=list(start_counts)
@@ -192,9 +184,6 @@ class LeastConsumedPlan(SequencePolicy[PlanState]):
         return np.array([n if d in everyone else 0 for d, n in enumerate(most)], np.int64)
 
 
-_Lengths: TypeAlias = Equal | InOrder | Listed
-
-
 class _Walk:
     """The draws from a state on. A sample's turn is the number of tokens of its source before it,
     so stretches of known samples are sorted by turn; only samples with equal turns are drawn one by
@@ -203,7 +192,7 @@ class _Walk:
 
     def __init__(
         self,
-        lengths: Sequence[_Lengths],
+        lengths: Sequence[Equal | InOrder],
         tokens: list[int],
         rows: list[int],
         active: list[int],
@@ -320,7 +309,10 @@ class LeastConsumedFirst(PolicyKind):
             equal_weights(alone, "least_consumed", limits=True)
         samples: Sequence[Equal | InOrder] = [Equal(plan.seq_len, limit) for limit in plan.limits]
         if plan.lengths is not None:
-            samples = [InOrder(*one) for one in zip(plan.lengths, plan.limits, strict=True)]
+            samples = [
+                InOrder(lengths.between, limit)
+                for lengths, limit in zip(plan.lengths, plan.limits, strict=True)
+            ]
         numbers = {name: number for number, name in enumerate(plan.names)}
         stages = [
             (

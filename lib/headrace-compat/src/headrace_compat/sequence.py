@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 from bisect import bisect_right, insort
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -38,14 +38,12 @@ STRETCH = 4096
 _STRETCHES = 8
 _WATCHED = 1 << 16
 """Examples that are counted between two progress reports."""
-_LATEST = 8
 _MOST = 512
 State = TypeVar("State")
 
 
 class _SavedStates(Generic[State]):
-    """States before some stretches: at most 512 evenly spaced ones and the latest few; the first
-    one always.
+    """States before some stretches: at most 512 evenly spaced ones; the first one always.
 
     Safe for several threads without a lock: the numbers of a pair always match its states, and
     thinning out makes a new pair. Concurrent threads may lose a state, which can be computed again.
@@ -54,7 +52,6 @@ class _SavedStates(Generic[State]):
     def __init__(self, first: State) -> None:
         self._every = 1
         self._pair: tuple[list[int], dict[int, State]] = ([0], {0: first})
-        self._latest: list[tuple[int, State] | None] = [None] * _LATEST
 
     def __len__(self) -> int:
         return len(self._pair[1])
@@ -63,14 +60,10 @@ class _SavedStates(Generic[State]):
         """The last state at or before a stretch, and its position."""
         numbers, states = self._pair
         at = numbers[bisect_right(numbers, stretch) - 1]
-        recent = [
-            pair for pair in tuple(self._latest) if pair is not None and at < pair[0] <= stretch
-        ]
-        return max(recent, key=lambda pair: pair[0], default=(at, states[at]))
+        return at, states[at]
 
     def save(self, stretch: int, state: State, always: bool = False) -> None:
-        """Saves a state, permanently if it is at one of the evenly spaced positions."""
-        self._latest[stretch % _LATEST] = (stretch, state)
+        """Saves a state if it is at one of the evenly spaced positions."""
         numbers, states = self._pair
         if (stretch % self._every and not always) or stretch in states:
             return
@@ -84,6 +77,14 @@ class _SavedStates(Generic[State]):
                 if number % self._every == 0
             }
             self._pair = (list(fewer), fewer)
+
+
+class _Stretch(NamedTuple, Generic[State]):
+    """A stretch that was counted: its number, its components, and state and counts after it."""
+
+    number: int
+    drawn: Int32[np.ndarray, " n"]
+    end: tuple[State, Int64[np.ndarray, " d"]]
 
 
 class SequencePolicy(MixingPolicy, Generic[State]):
@@ -103,8 +104,8 @@ class SequencePolicy(MixingPolicy, Generic[State]):
         self.length = length
         start = (self.initial_state(), np.zeros(components, np.int64))
         self._saved: _SavedStates[tuple[State, Int64[np.ndarray, " d"]]] = _SavedStates(start)
-        # Filled without a lock, as in Quota: threads that meet store equal values.
-        self._stretches: list[tuple[int, Int32[np.ndarray, " n"]] | None] = [None] * _STRETCHES
+        # The latest few, filled without a lock, as in Quota: threads that meet store equal values.
+        self._latest: list[_Stretch[State] | None] = [None] * _STRETCHES
 
     @abc.abstractmethod
     def initial_state(self) -> State:
@@ -206,11 +207,11 @@ class SequencePolicy(MixingPolicy, Generic[State]):
         return index
 
     def _stretch(self, stretch: int) -> Int32[np.ndarray, " n"]:
-        entry = self._stretches[stretch % _STRETCHES]
-        if entry is None or entry[0] != stretch:
-            drawn, _ = self._walk_stretch(stretch, self._state_before(stretch))
-            entry = self._stretches[stretch % _STRETCHES] = (stretch, np.array(drawn, np.int32))
-        return entry[1]
+        """Components of a stretch."""
+        latest = self._latest[stretch % _STRETCHES]
+        if latest is None or latest.number != stretch:
+            latest = self._walk_stretch(stretch, self._state_before(stretch))
+        return latest.drawn
 
     def _size(self, stretch: int) -> int:
         return STRETCH if self.length is None else min(STRETCH, self.length - stretch * STRETCH)
@@ -218,18 +219,24 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     def _state_before(self, stretch: int) -> tuple[State, Int64[np.ndarray, " d"]]:
         """State and counts before a stretch."""
         at, start = self._saved.last_before(stretch)
+        for latest in tuple(self._latest):
+            if latest is not None and at <= latest.number < stretch:
+                at = latest.number + 1
+                start = latest.end
         for number in range(at, stretch):
-            _, start = self._walk_stretch(number, start)
+            start = self._walk_stretch(number, start).end
         return start
 
     def _walk_stretch(
         self, stretch: int, start: tuple[State, Int64[np.ndarray, " d"]]
-    ) -> tuple[list[int], tuple[State, Int64[np.ndarray, " d"]]]:
-        """Components of a stretch, and state and counts after it, which are saved."""
+    ) -> _Stretch[State]:
+        """Counts a stretch, and keeps what comes of it."""
         drawn, state = self.walk(start[0], stretch * STRETCH, self._size(stretch))
         end = (state, start[1] + np.bincount(drawn, minlength=self.components))
         self._saved.save(stretch + 1, end)
-        return drawn, end
+        walked = _Stretch(stretch, np.array(drawn, np.int32), end)
+        self._latest[stretch % _STRETCHES] = walked
+        return walked
 
 
 def _lists(state: Any) -> Any:
