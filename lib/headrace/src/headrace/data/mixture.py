@@ -499,7 +499,9 @@ class MixtureDataset(WrappingDataset):
         return located
 
     def _check_rows(self) -> None:
-        run_columns([source for component in self.components for source in component.sources])
+        sources = [source for component in self.components for source in component.sources]
+        if any(source.columns for source in sources):
+            run_columns(sources)
         first = self.base
         for name, component in zip(self.names, self.components, strict=True):
             if component.seq_len != first.seq_len:

@@ -197,12 +197,16 @@ class CacheDataset(PlannedDataset, Generic[RowsT]):
             raise ConfigError(
                 "is not a mapping", field="columns", value=columns, cure="Give {NAME: LEAF}."
             )
-        if not isinstance(removed, RemovedDocuments):
+        if removed is None and not self.cache.moved_away.total:
+            removed = RemovedDocuments(Intervals.empty(), None)
+        elif not isinstance(removed, RemovedDocuments):
             removed = removed_by(removed, self.cache)
         self.removal = removed
         self.loss_mask = self.cache.mask_leaf(loss_mask)
         self.columns = dict(columns or {})
-        self._opened = open_columns(self.cache, self.loss_mask, self.columns)
+        self._opened: Mapping[str, Column] = {}
+        if self.columns or self.loss_mask is not None:
+            self._opened = open_columns(self.cache, self.loss_mask, self.columns)
         self._stats = ReadStats()
 
     @property
