@@ -496,7 +496,7 @@ class StoredArray:
     def _not_opened(self, error: Exception) -> CacheError:
         cure = "Check that the cache was copied whole; build it again if not."
         return CacheError(
-            f"cannot be opened ({store_error(error)})",
+            f"cannot be opened ({store_error(error, self.url)})",
             field="array",
             value=self.url,
             cure=cure,
@@ -560,7 +560,7 @@ class PendingRead:
                     raise  # it is not there yet
                 # It came just now, or fails with the store's own error of that name.
                 return self.result()
-            raise self._failed(error) from store_error(error, self._shards())
+            raise self._failed(error) from store_error(error, self.array.url, self._shards())
         return self._received(values)
 
     def __await__(self) -> Generator[Any, None, np.ndarray]:
@@ -571,7 +571,7 @@ class PendingRead:
         try:
             values = yield from waiting.__await__()
         except (ValueError, OSError) as error:
-            raise self._failed(error) from store_error(error, self._shards())
+            raise self._failed(error) from store_error(error, self.array.url, self._shards())
         return self._received(values)
 
     def _received(self, values: np.ndarray) -> np.ndarray:
@@ -588,7 +588,7 @@ class PendingRead:
     def _failed(self, error: Exception) -> ReadError:
         first, last = self._units(self.array.chunk_elements)
         chunks = f"chunk {first}" if first == last else f"chunks {first} to {last}"
-        why = str(store_error(error, self._shards()))
+        why = str(store_error(error, self.array.url, self._shards()))
         cure = (
             "Serve it with a server that answers byte ranges; Python's http.server does not."
             if "was ignored by server" in why

@@ -115,6 +115,23 @@ def filesystem(container: str) -> Any:
     return _module("obstore.fsspec", container).FsspecStore("az", **_options())
 
 
+def asked_as(environment: Mapping[str, str]) -> str:
+    """The credential of a request, in words.
+
+    Example:
+        >>> asked_as({"AZURE_STORAGE_ACCOUNT_NAME": "me", "AZURE_STORAGE_SAS_TOKEN": "sig=..."})
+        "the signature in AZURE_STORAGE_SAS_TOKEN of the account 'me'"
+    """
+    account = f"of the account {environment.get('AZURE_STORAGE_ACCOUNT_NAME')!r}"
+    if environment.get("AZURE_STORAGE_ACCOUNT_KEY"):
+        return f"the key in AZURE_STORAGE_ACCOUNT_KEY {account}"
+    if environment.get("AZURE_STORAGE_SAS_TOKEN"):
+        return f"the signature in AZURE_STORAGE_SAS_TOKEN {account}"
+    if environment.get("AZURE_CLIENT_ID"):
+        return "the service in AZURE_CLIENT_ID"
+    return "the identity of this machine, or nobody if it has none"
+
+
 def address(environment: Mapping[str, str]) -> str | None:
     """The server of the account; None if it is not named.
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import getpass
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -156,6 +157,64 @@ def _server(location: Location) -> str | None:
     return azure.address(os.environ) if location.scheme == "az" else None
 
 
+def asked_as(url: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The credential of a request for ``url``, in words: its name, never its content.
+
+    Example:
+        >>> asked_as("s3://bucket/x", {"AWS_ACCESS_KEY_ID": "AKIA..."})
+        'the key in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY'
+    """
+    location = Location.parse(url)
+    if location.scheme == "s3":
+        return _asked_s3_as(environment)
+    if location.scheme == "gs":
+        return _asked_gcs_as(environment)
+    if location.scheme == "az":
+        return azure.asked_as(environment)
+    if location.is_web:
+        file = logins.file(environment)
+        return (
+            f"the login for {location.host} in {file}"
+            if logins.header(location, environment)
+            else f"nobody ({file} has no login for {location.host})"
+        )
+    return f"the user {_user()} of this machine"
+
+
+def _asked_s3_as(environment: Mapping[str, str]) -> str:
+    if environment.get("AWS_ACCESS_KEY_ID"):
+        return "the key in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if profile := environment.get("AWS_PROFILE"):
+        return f"the profile {profile!r} named in AWS_PROFILE"
+    file = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+    return (
+        f"the default profile of {file}"
+        if file.exists()
+        else "the role of this machine, or nobody if it has none"
+    )
+
+
+def _asked_gcs_as(environment: Mapping[str, str]) -> str:
+    if environment.get("STORAGE_EMULATOR_HOST", "default") not in ("", "default"):
+        return "nobody (STORAGE_EMULATOR_HOST is set)"
+    if environment.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return "the key file named in GOOGLE_APPLICATION_CREDENTIALS"
+    folder = Path(environment.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
+    file = folder / "application_default_credentials.json"
+    return (
+        f"the login kept in {file}"
+        if file.exists()
+        else "the role of this machine, or nobody if it has none"
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no entry for this number, as in many containers
+        return str(os.getuid())
+
+
 @contextmanager
 def client_errors(url: str) -> Iterator[None]:
     """Converts errors of store clients to a :class:`CacheError` about ``url``. FileNotFoundError,
@@ -180,11 +239,8 @@ def client_errors(url: str) -> Iterator[None]:
         problem = f"cannot be reached ({type(error).__name__}: {first_line}{lasting})"
         cure = "Check the address, the network and the credentials of this machine."
         if _refuses(error):
-            problem = f"may not be used ({first_line})"
-            cure = (
-                "Give the credential of this machine the permission, or use another one:"
-                " docs/object_stores.md says where it is read from."
-            )
+            problem = f"may not be used ({first_line}), asked as {asked_as(url)}"
+            cure = "Give that user the permission, or use another credential."
         raise CacheError(problem, field="path", value=url, cure=cure) from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import netrc
 import os
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,13 +18,18 @@ from headrace.errors import ConfigError
 from headrace.store.location import Location
 
 
-def header(location: Location) -> dict[str, str]:
+def file(environment: Mapping[str, str] = os.environ) -> Path:
+    """The file with the logins."""
+    return Path(environment.get("NETRC") or "~/.netrc").expanduser()
+
+
+def header(location: Location, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The header with the login of a web server; empty if the file names none for it.
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    path = file(environment)
     try:
         changed_ns = path.stat().st_mtime_ns
     except OSError:

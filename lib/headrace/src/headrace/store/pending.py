@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.errors import CacheError, HeadraceError, ReadError
+from headrace.store import files
 from headrace.store.failures import reason
 
 
@@ -58,11 +59,13 @@ class RepeatedRead:
                 self.read = self.again(error)
 
 
-def store_error(error: Exception, shards: str = "") -> OSError:
-    """The problem, with the shard file if it matters and is not named yet."""
+def store_error(error: Exception, url: str, shards: str = "") -> OSError:
+    """The problem, with the shard file and the credential if they matter and are not named yet."""
     message = reason(error)
     if shards and "shard file" not in message:
         message = f"{message}, {shards}"
+    if "PERMISSION_DENIED" in message or "UNAUTHENTICATED" in message:
+        message = f"{message}, asked as {files.asked_as(url)}"
     failure = OSError(message)
     failure.__cause__ = error
     return failure

@@ -405,7 +405,7 @@ def written(future: Any, url: str, kept: str = _PARTS_KEPT) -> Any:
     try:
         return future.result()
     except (ValueError, OSError) as error:
-        why = str(store_error(error))
+        why = str(store_error(error, url))
         if "No space left" in why and files.is_local(url):
             size = re.search(r"write (\d+)", why)
             missing = f"{int(size[1]):,} bytes to write, " if size else ""
