@@ -13,7 +13,7 @@ from headrace.errors import ConfigError, SourceError
 from headrace.ingest import SourceConfig
 from headrace.ingest.listing import stat_file
 from headrace.ingest.records import SourceFile
-from headrace.testing import web_server
+from headrace.testing import tiny_cache, web_server
 
 
 def touch(root: Path, *names: str) -> None:
@@ -276,3 +276,25 @@ def test_a_function_without_its_format_is_told_what_to_add(tmp_path, monkeypatch
         SourceConfig(["mine:documents"]).files()
     (file,) = SourceConfig(["mine:documents"], format="python").files()
     assert file.format == "python"
+
+
+@pytest.mark.parametrize("ledger", ["ledger.json", "shard_ledger.json"])
+def test_the_files_of_caches_are_no_texts(tmp_path: Path, ledger: str):
+    if ledger == "ledger.json":
+        tiny_cache(tmp_path / "all" / "a", documents=2)
+    else:
+        touch(tmp_path / "all", "a/shard_ledger.json", "a/input_ids/data/zarr.json")
+    touch(tmp_path / "all", "b.txt")
+    with web_server(tmp_path) as server:
+        for root in (str(tmp_path), server):
+            for folder in (f"{root}/all", f"{root}/all/a"):
+                with pytest.raises(SourceError, match="holds 1 token cache") as caught:
+                    SourceConfig([folder]).files()
+                assert caught.value.field == folder
+                assert f"cache: {root}/all/a." in str(caught.value.cure)
+            assert len(SourceConfig([f"{root}/all"], extensions=[".txt"]).files()) == 1
+
+
+def test_a_ledger_that_is_of_no_cache_is_a_text(tmp_path: Path):
+    touch(tmp_path, "ledger.json", "more/parts/a.json")
+    assert names(SourceConfig([str(tmp_path)]), tmp_path) == ["ledger.json", "more/parts/a.json"]

@@ -8,10 +8,11 @@ import pytest
 
 from headrace import extensions
 from headrace.errors import CacheMissingError, ConfigError
-from headrace.store import open_cache
+from headrace.store import files, open_cache
 from headrace.store.layouts import FormatConfig
 from headrace.store.missing import what_is_there
-from headrace.testing import tiny_cache
+from headrace.testing import tiny_cache, web_server
+from headrace.testing.servers import s3_server, use_s3
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,40 @@ def test_what_is_said(tmp_path, monkeypatch, path, problem, cure):
     said = what_is_there(path)
     assert problem in said[0]
     assert cure in said[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "output"),
+    [
+        ("http://{host}/texts", "texts-cache, and copy it to http://{host}/texts-cache"),
+        ("http://{host}/", "cache, and copy it to http://{host}/cache"),
+        ("http://{host}", "cache, and copy it to http://{host}/cache"),
+        ("s3://{bucket}", "cache, and copy it to s3://{bucket}/cache"),
+        ("s3://{bucket}/", "cache, and copy it to s3://{bucket}/cache"),
+        ("s3://{bucket}/texts", "s3://{bucket}/texts-cache"),
+        ("s3://{bucket}/nothing", "s3://{bucket}/nothing"),
+        ("s3://not-there", "s3://not-there/cache"),
+    ],
+)
+def test_a_command_writes_where_one_can_write(tmp_path, path, output):
+    pytest.importorskip("moto")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a text")
+    with web_server(tmp_path) as url, s3_server() as s3, use_s3(s3, "texts-here") as bucket:
+        files.write_atomic(f"{bucket}/texts/a.txt", b"a text")
+        names = {"host": url.removeprefix("http://"), "bucket": "texts-here"}
+        with pytest.raises(CacheMissingError) as found:
+            open_cache(path.format(**names))
+    assert str(found.value.cure).endswith(f"--output {output.format(**names)}")
+
+
+@pytest.mark.parametrize("path", ["memory://x", "memory://", "ftp://host/x"])
+def test_a_scheme_that_no_cache_is_stored_under_is_told(path):
+    said = what_is_there(path)
+    assert said == (
+        "has a scheme that token caches cannot be stored under",
+        "Use a local path, gs://, s3://, az:// or https://.",
+    )
 
 
 def test_caches_in_a_folder_of_a_web_server_are_named(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ import numpy as np
 
 from headrace.errors import CacheMissingError
 from headrace.store.layouts import FormatConfig
+from headrace.store.location import Location
 from headrace.store.plain import ComputedArray, PlainArray, corrupt
 from headrace_compat.in_place import (
     FileStore,
@@ -67,9 +68,11 @@ class MegatronFiles(FileStore):
 
 def _paths(path: str) -> list[str]:
     """The files of the pairs at a path, either or both; a name or a pattern of neither ending is of
-    prefixes.
+    prefixes, but for the root of a bucket or a server.
     """
-    return token_paths(path, (".idx", ".bin")) or token_paths(f"{path}.idx", (".idx",))
+    if paths := token_paths(path, (".idx", ".bin")):
+        return paths
+    return token_paths(f"{path}.idx", (".idx",)) if Location.parse(path).key else []
 
 
 @dataclass(frozen=True)

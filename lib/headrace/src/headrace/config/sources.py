@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from headrace.config.component import ComponentConfig, named_in_config
-from headrace.errors import ConfigError, HeadraceError, command_line
+from headrace.errors import ConfigError, HeadraceError
 from headrace.ingest.build import build_cache
 from headrace.ingest.first_look import faults_of_sources, refuse_faults
 from headrace.ingest.source import SourceConfig
@@ -16,6 +16,7 @@ from headrace.ingest.tokenize import TokenizerConfig
 from headrace.store.layouts import find_layout
 from headrace.store.lease import end_lease_of_gone
 from headrace.store.ledger import is_finished, ledger_state
+from headrace.store.missing import build_cure
 
 _FIELD = r"--field (\w+)=(\w+(?:\.\w+)*)"
 _AS_FIELDS = (
@@ -131,6 +132,5 @@ def _check_there(name: str, paths: list[str]) -> None:
                 "does not exist, and there is no source to build it from",
                 field=f"components.{name}.cache",
                 value=path,
-                cure=f"Add components.{name}.source, or: "
-                + command_line("build", "SOURCE", tokenizer="FILE", output=path),
+                cure=f"Add components.{name}.source. {build_cure('SOURCE', path)}",
             )

@@ -29,6 +29,7 @@ from headrace.errors import (
     check_choice,
     check_path,
     format_count,
+    format_some,
 )
 from headrace.ingest.choices import (
     FORMATS,
@@ -59,6 +60,8 @@ from headrace.ingest.records import (
     SourceFile,
 )
 from headrace.store import files
+from headrace.store.ledger import LEDGER_NAME
+from headrace.store.missing import LEVANTERS_LEDGER
 
 USUAL_ENDINGS = tuple(e for one in FORMATS.values() if one.in_folders for e in one.endings)
 """Extensions that are read from folders by default."""
@@ -147,6 +150,7 @@ SEPARATED = (".csv", ".tsv")
 """Extensions of tables whose lines are no texts, which no format reads."""
 NO_FILE = "it has no file, or only hidden ones"
 HF_SCHEME = "hf://"
+_SHOWN = 8
 _OF_SAVED_DATASET = ("dataset_info.json", "state.json")
 _HF_FILES = tuple(f"{HF_SCHEME}{repo}/" for repo in ("datasets", "models", "spaces", "buckets"))
 
@@ -528,6 +532,7 @@ class SourceConfig:
                         f" extensions=[{most!r}]), or name files."
                     )
                 raise SourceError(problem, field="source", value=path, cure=cure)
+            _refuse_caches(path, entries, chosen)
             left_out.update(_ending(e.path) for e in entries if not self._is_wanted(e.path))
             entries = chosen
         for entry in entries:
@@ -579,6 +584,23 @@ def _refuse_saved_datasets(path: str, entries: Sequence[Entry]) -> None:
             field=path,
             cure="Name what to build in place of the folder: "
             + ", ".join(prefix + folder for folder in saved),
+        )
+
+
+def _refuse_caches(path: str, entries: Sequence[Entry], chosen: Sequence[Entry]) -> None:
+    """Raises SourceError if files of token caches are among those that are chosen in a folder."""
+    with_parts = {one.path.rpartition("/parts/")[0] for one in entries}
+    caches = [
+        folder
+        for folder, name in sorted(os.path.split(one.path) for one in chosen)
+        if name == LEVANTERS_LEDGER or (name == LEDGER_NAME and folder in with_parts)
+    ]
+    if caches:
+        raise SourceError(
+            f"holds {format_count(len(caches), 'token cache')}: {format_some(caches, _SHOWN)}",
+            field=path,
+            cure=f"A cache is trained on as it is: name it in a config, cache: {caches[0]}. To build"
+            " from texts beside it, name their files or folders, or choose theirs with --extension.",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from headrace.errors import CacheMissingError, command_line, install_command
+from headrace.errors import CacheMissingError, ConfigError, command_line, install_command
 from headrace.store import files
 from headrace.store.ledger import LEDGER_NAME
 from headrace.store.location import Location
@@ -12,6 +12,7 @@ from headrace.store.location import Location
 LEVANTERS_LEDGER = "shard_ledger.json"
 """What tells a cache of Levanter's, which ``headrace[levanter]`` reads."""
 _LOOKED_REMOTE = 16
+_NAME = "cache"
 
 
 def no_cache(path: str) -> CacheMissingError:
@@ -31,28 +32,32 @@ def what_is_there(path: str) -> tuple[str, str]:
     """
     if not path.strip():
         return "it is an empty text", "Give the folder of a cache."
+    try:
+        Location.parse(path).kvstore()
+    except ConfigError as error:
+        return error.problem, error.cure or ""
     if not files.exists(path):
         scheme, slash, rest = path.partition(":/")
         if slash and not rest.startswith("/") and scheme.isalnum():
             return "there is no such folder", f"URLs have two slashes: {scheme}://{rest}."
-        return "there is no such folder", _like(path) + _build("SOURCE", path)
+        return "there is no such folder", _like(path) + build_cure("SOURCE", path)
     if files.exists(files.join(path, LEVANTERS_LEDGER)):
         return "it is a cache of Levanter's", install_command("headrace[levanter]")
     if inside := _caches_in(path):
         names = ", ".join(files.join(path, name) for name in inside[:8])
         return "caches lie in this folder", f"Name one of them: {names}."
-    output = f"{path.rstrip('/')}-cache"
+    output = _beside(path)
     if not files.is_local(path):
-        return "there is no ledger.json", _build(path, output)
+        return "there is no ledger.json", build_cure(path, output)
     root = files.local_path(path)
     if root.is_file():
         output = f"{path.removesuffix(''.join(root.suffixes))}-cache"
         cure = "Name one of the caches in it." if root.suffix in (".yaml", ".yml") else ""
-        return "it is a file", cure or _build(path, output)
+        return "it is a file", cure or build_cure(path, output)
     if (root / "lock.json").exists():
         return "it is the folder of a run", "Name a cache of its config."
     text = path if any(root.iterdir()) else "SOURCE"
-    return "the folder holds no ledger.json", _build(text, output)
+    return "the folder holds no ledger.json", build_cure(text, output)
 
 
 def _caches_in(folder: str) -> list[str]:
@@ -76,9 +81,27 @@ def _like(path: str) -> str:
     return f"Did you mean {str(folder.with_name(close[0]))!r}? " if close else ""
 
 
-def _build(text: str, output: str) -> str:
-    location = Location.parse(output)
-    if location.is_read_only:
-        output = location.key.rpartition("/")[2] or "cache"
-    cure = f"Build one: {command_line('build', text, tokenizer='FILE', output=output)}"
-    return f"{cure}, and copy it to {location.shown}" if location.is_read_only else cure
+def build_cure(text: str, output: str) -> str:
+    """The command that builds a cache at a path. Where nothing can be written, and in a whole
+    bucket or below the text itself, it is built on this machine, to be copied there.
+
+    Example:
+        >>> build_cure("SOURCE", "https://host/web")
+        'Build one: headrace build SOURCE --tokenizer FILE --output web, and copy it to \
+https://host/web'
+    """
+    there = Location.parse(output)
+    if there.is_bucket and not there.key.strip("/"):
+        there = there / _NAME
+    is_within = there.text.startswith(f"{text.rstrip('/')}/")
+    if not there.is_read_only and not is_within:
+        return f"Build one: {command_line('build', text, tokenizer='FILE', output=there.text)}"
+    here = there.key.rpartition("/")[2] or _NAME
+    command = command_line("build", text, tokenizer="FILE", output=here)
+    return f"Build one: {command}, and copy it to {there.shown}"
+
+
+def _beside(path: str) -> str:
+    """Where a cache of the text at a path may be: beside it, or within a whole bucket or server."""
+    folder = path.rstrip("/")
+    return f"{folder}-cache" if Location.parse(path).key.strip("/") else f"{folder}/{_NAME}"

@@ -77,6 +77,7 @@ from headrace.mix.schedule import weight_from_config
 from headrace.pack.spec import CUTTING
 from headrace.store.layouts import as_option
 from headrace.store.ledger import SHUFFLED, read_ledger
+from headrace.store.missing import build_cure
 
 _SIZE_OFF = 0.02
 _SHARE_OFF = 0.05
@@ -151,8 +152,7 @@ def _missing_caches(plan: RunPlan) -> Iterator[_Advice]:
         yield (
             _fields(missing, "cache"),
             f"planned by declared {'size' if len(missing) == 1 else 'sizes'}, without a cache",
-            "Before training, build what is not there: "
-            + command_line("build", "SOURCE", tokenizer="TOKENIZER", output=missing[0].cache),
+            f"Before training: {build_cure('SOURCE', missing[0].cache)}",
         )
 
 
