@@ -599,8 +599,9 @@ def _refuse_caches(path: str, entries: Sequence[Entry], chosen: Sequence[Entry])
         raise SourceError(
             f"holds {format_count(len(caches), 'token cache')}: {format_some(caches, _SHOWN)}",
             field=path,
-            cure=f"A cache is trained on as it is: name it in a config, cache: {caches[0]}. To build"
-            " from texts beside it, name their files or folders, or choose theirs with --extension.",
+            cure=f"A cache is trained on as it is: name it in a config, cache: {caches[0]}. To"
+            " build from texts beside it, name their files or folders, or choose theirs with"
+            " --extension.",
         )
 
 
