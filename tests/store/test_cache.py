@@ -273,3 +273,11 @@ def test_a_cache_of_nearly_that_name_is_named(tmp_path, typed, meant):
     assert near == ([] if meant is None else [str(tmp_path / meant)])
     assert all(open_cache(path).num_documents == 3 for path in near)
     assert f"headrace build SOURCE --tokenizer FILE --output {tmp_path}" in str(caught.value)
+
+
+def test_a_description_that_is_nested_without_end_is_the_caches_error(cache):
+    path = Path(cache.path, "parts", "00000", "input_ids", "data", "zarr.json")
+    path.write_text("[" * 100_000)
+    assert cache.parts[0].data.mapped() is None
+    with pytest.raises(CacheError, match="cannot be opened"):
+        cache.tokens(0, 1)

@@ -364,11 +364,11 @@ def _layout_of(url: str) -> CacheLayout:
             "is missing", field="array", value=url, cure="Check that the cache was copied whole."
         )
     try:
-        stored = StoredLayout.parse(json.loads(raw))
+        stored = StoredLayout.read(raw)
         if stored.dtype not in LEAF_DTYPES:
             raise ValueError(f"its dtype is {stored.dtype}")
         return CacheLayout(stored.dtype, stored.chunk, stored.shard // stored.chunk, "other")
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except ValueError as error:
         raise CacheError(
             f"is not the description of an array that can be read ({error})",
             field="array",

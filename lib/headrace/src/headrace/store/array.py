@@ -37,7 +37,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import importlib
-import json
 import os
 import threading
 from collections import deque
@@ -508,8 +507,8 @@ class StoredArray:
         """
         assert self._folder is not None
         try:
-            stored = StoredLayout.parse(json.loads((self._folder / "zarr.json").read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            stored = StoredLayout.read((self._folder / "zarr.json").read_bytes())
+        except (OSError, ValueError) as error:
             raise self._not_opened(ValueError(f"DATA_LOSS: {error}")) from error
         self._check_found(stored.length, stored.dtype, stored.owner)
         checksums = stored.checksums

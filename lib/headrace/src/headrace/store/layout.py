@@ -317,6 +317,14 @@ class StoredLayout:
     checksums: np.ndarray | None = field(default=None, compare=False)
 
     @classmethod
+    def read(cls, raw: bytes) -> StoredLayout:
+        """The description in a ``zarr.json``. Raises ValueError for whatever else is in it."""
+        try:
+            return cls.parse(json.loads(raw))
+        except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+
+    @classmethod
     def parse(cls, metadata: dict[str, Any]) -> StoredLayout:
         """Raises ValueError, KeyError, TypeError or IndexError if it does not describe an array of
         one dimension.

@@ -47,7 +47,7 @@ from headrace.errors import (
 )
 from headrace.store import durable, files
 from headrace.store.files import ReadForAll
-from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, StoredLayout, named_in, owner_of
+from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, StoredLayout, owner_of
 from headrace.store.ledger_table import (
     NAME_PATTERN,
     PAGE_BYTES,
@@ -304,8 +304,8 @@ def check_first(root: str, table: ColumnTable) -> None:
 
     def differs(raw: bytes) -> bool:
         # What is no description is told by who reads the array.
-        with suppress(ValueError, AttributeError):
-            return named_in(json.loads(raw))[0] not in ("", expected)
+        with suppress(ValueError):
+            return StoredLayout.read(raw).owner not in ("", expected)
         return False
 
     if _read(files.join(url, "zarr.json"), differs):
@@ -451,18 +451,8 @@ def _named(url: str, owner: str, chunks: int) -> np.ndarray | None:
     invalid.
     """
     try:
-        stored = StoredLayout.parse(
-            json.loads(files.read_bytes(files.join(url, "zarr.json")) or b"")
-        )
-    except (
-        CacheError,
-        ValueError,
-        KeyError,
-        TypeError,
-        IndexError,
-        AttributeError,
-        RecursionError,
-    ):
+        stored = StoredLayout.read(files.read_bytes(files.join(url, "zarr.json")) or b"")
+    except (CacheError, ValueError):
         return None  # headrace cache verify says what is wrong with it
     if stored.checksums is None or stored.checksums.size != chunks or stored.owner != owner:
         return None

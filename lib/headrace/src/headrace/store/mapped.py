@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import json
 import mmap
 import os
 import re
@@ -423,7 +422,7 @@ def map_array(
     if native() is None or _is_remote(folder):
         return None
     try:
-        stored = StoredLayout.parse(json.loads((folder / "zarr.json").read_text()))
+        stored = StoredLayout.read((folder / "zarr.json").read_bytes())
         as_in_memory = (
             stored.plain
             and stored.length == length
@@ -434,7 +433,7 @@ def map_array(
             and checksum_bytes(stored.codecs, dtype.itemsize) == CRC_BYTES
             and checksum_bytes(stored.index_codecs, 8) == CRC_BYTES
         )
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (OSError, ValueError, TypeError):
         return None
     if not as_in_memory:
         return None

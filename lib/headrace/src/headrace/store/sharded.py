@@ -498,7 +498,10 @@ async def _all(jobs: list[Coroutine[Any, Any, None]]) -> None:
 
 async def described_by(raw: bytes) -> dict[str, Any]:
     """The JSON object in ``zarr.json``. ValueError if it is damaged."""
-    metadata = json.loads(raw)
+    try:
+        metadata = json.loads(raw)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
     if not isinstance(metadata, dict):
         raise ValueError("DATA_LOSS: zarr.json is no object")
     named_in(cast("dict[str, Any]", metadata))
