@@ -44,7 +44,7 @@ from headrace.errors import (
     ReadError,
 )
 from headrace.store import files, retry
-from headrace.store.array import StoredArray
+from headrace.store.array import ArrayFuture, RepeatedRead, StoredArray
 from headrace.store.layout import LEAF_DTYPES, TOKENS, CacheLayout, StoredLayout
 from headrace.store.layouts import (
     UNNAMED,
@@ -56,7 +56,6 @@ from headrace.store.leaf import LeafPart
 from headrace.store.ledger import Ledger
 from headrace.store.ledger_table import LeafRecord, PartRecord, PartTable
 from headrace.store.missing import LEVANTERS_LEDGER
-from headrace.store.pending import ArrayFuture, RepeatedRead
 from headrace_levanter.checksums import (
     ArrayChecksums,
     Recorder,

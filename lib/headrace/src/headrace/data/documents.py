@@ -37,9 +37,9 @@ from headrace.data.saved_filters import ReadOnce, RemovedDocuments, removed_once
 from headrace.errors import ConfigError, check_path
 from headrace.order.bits import Bits, NumberSet
 from headrace.order.intervals import Intervals, Removal, starts
+from headrace.store.array import ArrayFuture
 from headrace.store.cache import TokenCache
 from headrace.store.layout import OFFSETS_CHUNK, TOKENS
-from headrace.store.pending import ArrayFuture
 
 _READS_IN_FLIGHT = 32
 _RUN_CHUNKS = 16  # 2 MiB of offsets per read

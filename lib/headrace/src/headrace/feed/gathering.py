@@ -44,8 +44,7 @@ from headrace.feed.mapped_files import MappedBlocks, MappedFiles
 from headrace.feed.plan import WindowPlan
 from headrace.metrics import ReadStats
 from headrace.order.intervals import run_numbers
-from headrace.store.array import StoredArray
-from headrace.store.pending import ArrayFuture
+from headrace.store.array import ArrayFuture, StoredArray
 
 ALIGNMENT = 64
 """XLA uses a host buffer without a copy if it begins at a multiple of this."""

@@ -7,6 +7,15 @@ waste. A read costs about 30 us of CPU plus its bytes; never read single rows. A
 over HTTP are read with one request per chunk, retried and hedged as in :mod:`headrace.store.retry`
 (:mod:`headrace.store.sharded`, 0.2 ms of CPU per chunk).
 
+That a chunk is the one that belongs at its position is told by the crc32c that ``zarr.json`` lists
+for it: its own checksum shows that its bytes are intact, not where they belong, so a whole shard
+file in the wrong position could be read without an error. ``zarr.json`` has the checksum of every
+chunk (:func:`headrace.store.layout.attributes_of`), 5.3 bytes each, and readers compare it with the
+last four bytes of the chunk (:func:`headrace.store.layout.check_place`). Mapped files and reads
+over HTTP have these bytes anyway. TensorStore does not return them when it reads from a local disk,
+so they are read first, once per chunk (:class:`LocalPlaces`): they are next to bytes that are about
+to be read.
+
 After ``os.fork``, a child of a process that has read cannot read, because it lacks the parent's
 threads: instead of waiting forever, it gets an error (:func:`check_same_process`).
 
@@ -38,31 +47,38 @@ import asyncio
 import concurrent.futures
 import importlib
 import os
+import struct
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorstore as ts
 
-from headrace.errors import CacheCorruptError, CacheError, ConfigError, ReadError
+from headrace.errors import CacheCorruptError, CacheError, ConfigError, HeadraceError, ReadError
 from headrace.store import files, logins, retry
-from headrace.store.failures import DamagedAnswerError
-from headrace.store.layout import CRC_BYTES, CacheLayout, StoredLayout, owner_of
+from headrace.store.failures import DamagedAnswerError, reason
+from headrace.store.layout import (
+    CRC_BYTES,
+    NO_CHUNK,
+    CacheLayout,
+    StoredLayout,
+    check_place,
+    owner_of,
+)
 from headrace.store.location import Location
 from headrace.store.mapped import MappedArray, map_array
-from headrace.store.pending import ArrayFuture, store_error
-from headrace.store.places import LocalPlaces
 from headrace.store.requests import Store, arrived, get, read_context, submit
 from headrace.store.sharded import REQUEST_BYTES, ShardedArray, described_by
 
 # of a long read: chunks in each of its reads, and reads in flight
 _FILL_CHUNKS = 16
 _FILL_READS = 8
+_ENTRY = struct.Struct("<QQ")  # a chunk's offset and size in a shard's index
 
 
 def kvstore_spec(url: str) -> dict[str, Any]:
@@ -180,6 +196,123 @@ def check_same_process() -> None:
             " or fork before the first read;"
             " in a torch DataLoader: multiprocessing_context='spawn'.",
         )
+
+
+class ArrayFuture(Protocol):
+    """A read in flight: ``result()`` or ``await`` returns the data. Dropping it
+    abandons the read.
+    """
+
+    def result(self, timeout: float | None = None) -> np.ndarray:
+        """Waits for the data and returns it.
+
+        Raises:
+            ReadError: it cannot be read; names the array and the chunk.
+            TimeoutError: not there within ``timeout`` seconds; the read continues.
+        """
+        ...
+
+    def __await__(self) -> Generator[Any, None, np.ndarray]: ...
+
+
+@dataclass(eq=False)
+class RepeatedRead:
+    """A read in flight that goes on as another one if it fails.
+
+    Attributes:
+        read: The one in flight.
+        again: Begins another one after an error, or raises it.
+        use: Makes the result of what was read.
+    """
+
+    read: ArrayFuture
+    again: Callable[[HeadraceError], ArrayFuture]
+    use: Callable[[np.ndarray], np.ndarray] = lambda values: values
+
+    def result(self, timeout: float | None = None) -> np.ndarray:
+        while True:
+            try:
+                return self.use(self.read.result(timeout))
+            except (ReadError, CacheError) as error:
+                self.read = self.again(error)
+
+    def __await__(self) -> Generator[Any, None, np.ndarray]:
+        while True:
+            try:
+                return self.use((yield from self.read.__await__()))
+            except (ReadError, CacheError) as error:
+                self.read = self.again(error)
+
+
+def store_error(error: Exception, url: str, shards: str = "") -> OSError:
+    """The problem, with the shard file and the credential if they matter and are not named yet."""
+    message = reason(error)
+    if shards and "shard file" not in message:
+        message = f"{message}, {shards}"
+    if "PERMISSION_DENIED" in message or "UNAUTHENTICATED" in message:
+        message = f"{message}, asked as {files.asked_as(url)}"
+    failure = OSError(message)
+    failure.__cause__ = error
+    return failure
+
+
+class LocalPlaces:
+    """The chunks of an array in a local folder, each checked before it is first read. Safe for
+    several threads.
+
+    Args:
+        folder: Folder of the array.
+        stored: Its ``zarr.json``.
+        checksums: Listed checksum of each chunk.
+    """
+
+    def __init__(self, folder: Path, stored: StoredLayout, checksums: np.ndarray) -> None:
+        self._shards = f"{folder}/c/"
+        self._checksums = checksums.data
+        self._chunk = stored.chunk
+        self._shard_chunks = stored.shard // stored.chunk
+        self._index_bytes = stored.index_bytes
+        self._seen = bytearray(checksums.size)
+
+    def check(self, start: int, stop: int) -> None:
+        """Raises DamagedAnswerError if a chunk with elements ``start .. stop`` belongs elsewhere.
+        Lost or truncated chunks are left to the reader.
+        """
+        first = start // self._chunk
+        end = -(-stop // self._chunk)
+        while (first := self._seen.find(0, first, end)) >= 0:
+            shard = first // self._shard_chunks
+            next_shard = min((shard + 1) * self._shard_chunks, end)
+            self._look(shard, first, next_shard)
+            first = next_shard
+
+    def _look(self, shard: int, first: int, end: int) -> None:
+        path = f"{self._shards}{shard}"
+        try:
+            file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except OSError:
+            return
+        try:
+            os.lseek(
+                file,
+                _ENTRY.size * (first - shard * self._shard_chunks) - self._index_bytes,
+                os.SEEK_END,
+            )
+            for chunk, (offset, size) in enumerate(
+                _ENTRY.iter_unpack(os.read(file, _ENTRY.size * (end - first))), first
+            ):
+                if offset != NO_CHUNK and not self._seen[chunk]:
+                    os.lseek(file, offset + size - CRC_BYTES, os.SEEK_SET)
+                    checksum = os.read(file, CRC_BYTES)
+                    if len(checksum) == CRC_BYTES:
+                        check_place(checksum, self._checksums[chunk])
+                    self._seen[chunk] = 1
+        except (OSError, OverflowError, struct.error):
+            return
+        except ValueError as error:
+            raise DamagedAnswerError(f"{error}, shard file {path}") from error
+        finally:
+            os.close(file)
 
 
 def _failed(opening: asyncio.Future[Any]) -> bool:

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Int64, UInt
 
 from headrace.order.intervals import run_numbers
+from headrace.store.array import ArrayFuture
 from headrace.store.leaf import LeafPart, MadeList
-from headrace.store.pending import ArrayFuture
 
 _READS_IN_FLIGHT = 32
 

@@ -299,6 +299,17 @@ def chunk_checksums(shard_file: bytes, index_bytes: int) -> np.ndarray:
     return content[ends[:, None] + np.arange(-CRC_BYTES, 0)].copy().view("<u4")[:, 0]
 
 
+def check_place(checksum: bytes, named: int) -> None:
+    """Raises ValueError if the checksum at the end of a chunk differs from the one listed for its
+    position.
+    """
+    if int.from_bytes(checksum, "little") != named:
+        raise ValueError(
+            "DATA_LOSS: the chunk is not the one that was written here: it is of another place or"
+            " cache"
+        )
+
+
 @dataclass(frozen=True)
 class StoredLayout:
     """The description of a one-dimensional array in ``zarr.json``, whichever program wrote it."""

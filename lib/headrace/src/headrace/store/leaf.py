@@ -29,7 +29,7 @@ from jaxtyping import Int64
 
 from headrace.errors import CacheError, IndexOutOfRangeError, ReadError, command_line
 from headrace.order.intervals import starts
-from headrace.store.array import StoredArray, kvstore_spec
+from headrace.store.array import ArrayFuture, StoredArray, kvstore_spec
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
 from headrace.store.ledger_table import (
     PAGE_BYTES,
@@ -44,7 +44,6 @@ from headrace.store.ledger_table import (
     pages_of,
 )
 from headrace.store.location import Location
-from headrace.store.pending import ArrayFuture
 from headrace.store.ragged import data_url, offsets_url
 from headrace.store.requests import Store, get
 

@@ -20,11 +20,10 @@ import numpy as np
 
 from headrace.errors import CacheCorruptError, ReadError
 from headrace.store import files
-from headrace.store.array import StoredArray, kvstore_spec
+from headrace.store.array import ArrayFuture, StoredArray, kvstore_spec
 from headrace.store.layout import DEFAULT_CHUNK, DEFAULT_SHARD_CHUNKS, CacheLayout, StoredLayout
 from headrace.store.location import Location
 from headrace.store.mapped import MappedArray, map_file
-from headrace.store.pending import ArrayFuture
 from headrace.store.requests import Store
 from headrace.store.sharded import REQUEST_BYTES, ShardedArray
 

@@ -23,7 +23,7 @@ import tensorstore as ts
 
 from headrace.errors import CacheError, ConfigError
 from headrace.store import durable, files, retry
-from headrace.store.array import check_same_process, kvstore_spec
+from headrace.store.array import check_same_process, kvstore_spec, store_error
 from headrace.store.layout import (
     MOST_NAMED_CHUNKS,
     TOKENS,
@@ -37,7 +37,6 @@ from headrace.store.layout import (
 from headrace.store.lease import remove_tree
 from headrace.store.ledger import part_folder, write_part_record
 from headrace.store.ledger_table import LeafRecord, PartRecord
-from headrace.store.pending import store_error
 from headrace.store.sharded import open_in_memory
 
 _UNBOUNDED = 1 << 54  # an array grows shard by shard; its true length is set when the writer closes

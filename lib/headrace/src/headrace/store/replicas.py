@@ -30,12 +30,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from headrace.errors import CacheCorruptError, CacheError, HeadraceError, ReadError
-from headrace.store.array import StoredArray
+from headrace.store.array import ArrayFuture, RepeatedRead, StoredArray
 from headrace.store.cache import TokenCache, same_ledger
 from headrace.store.failures import DamagedAnswerError, StoreFailedError, failure_of
 from headrace.store.leaf import LeafPart
 from headrace.store.mapped import MappedArray
-from headrace.store.pending import ArrayFuture, RepeatedRead
 from headrace.store.retry import own_counts, policy, tried, waiting_at_most
 
 State: TypeAlias = Literal["read", "reached", "unreached", "differs"]

@@ -32,10 +32,10 @@ from headrace.store.layout import (
     CRC_BYTES,
     NO_CHUNK,
     StoredLayout,
+    check_place,
     checksum_bytes,
     named_in,
 )
-from headrace.store.places import check_place
 from headrace.store.requests import Sent, Store, arrived, get, send
 from headrace.store.retry import own_counts
 

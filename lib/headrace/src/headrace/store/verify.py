@@ -39,6 +39,7 @@ from headrace.store.layout import (
     NO_CHUNK,
     TOKENS,
     StoredLayout,
+    check_place,
     checksum_bytes,
 )
 from headrace.store.layouts import FORMAT, ChecksumRecorder, FormatConfig
@@ -58,7 +59,6 @@ from headrace.store.ledger import (
     write_ledger,
 )
 from headrace.store.ledger_table import TABLE_NAME, PartRecord
-from headrace.store.places import check_place
 from headrace.store.ragged import shard_sizes
 
 _FILES_AT_ONCE = 16
@@ -281,7 +281,7 @@ def _file_problems(array: StoredArray) -> tuple[list[tuple[str, str]], bool]:
     """Problems of the files of an array, as (file, problem) pairs, and whether ``zarr.json`` names
     its chunks. By names, lengths and the last bytes of each shard file: these are its index and,
     before that, the checksum of its last chunk, which ``zarr.json`` names. So one small read tells
-    an intact file in the wrong position (:mod:`headrace.store.places`).
+    an intact file in the wrong position (:mod:`headrace.store.array`).
 
     Raises:
         CacheError: the store cannot be reached.

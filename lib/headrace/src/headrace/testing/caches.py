@@ -19,14 +19,13 @@ import numpy as np
 
 from headrace.order.intervals import Intervals
 from headrace.order.order import Order
-from headrace.store.array import StoredArray
+from headrace.store.array import ArrayFuture, StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.joined import open_cache
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec, token_dtype
 from headrace.store.leaf import LeafPart
 from headrace.store.lease import owning
 from headrace.store.ledger import Ledger, write_ledger
-from headrace.store.pending import ArrayFuture
 from headrace.store.ragged import PartWriter
 from headrace.store.snapshots import add_appended, history_of, member_path, remove_documents
 
