@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ from headrace.ingest.code_points import (
     byte_names,
     differing_code_points,
     digest_of,
-    ids_as_bytes,
     known_or_computed,
     probe_of,
     table_of,
@@ -53,7 +53,7 @@ def encode_with(content: dict[str, object]) -> Encode:
 
     def encode(texts: Sequence[str]) -> list[bytes]:
         return [
-            ids_as_bytes(e.ids)
+            np.array(e.ids, np.uint32).tobytes()
             for e in library.encode_batch_fast(list(texts), add_special_tokens=False)
         ]
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import os
 import unicodedata
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -140,11 +139,6 @@ def byte_names() -> list[str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(b) if b in printable else chr(next(spare)) for b in range(256)]
-
-
-def ids_as_bytes(ids: Iterable[int]) -> bytes:
-    """Ids as the bytes of uint32."""
-    return array("I", ids).tobytes()
 
 
 def _compare(encoders: tuple[Encode, Encode], between: str, points: Sequence[int]) -> Iterator[int]:

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 
 from headrace.ingest.base_tokenizer import Tokenizer
 from headrace.ingest.choices import Kind
@@ -39,7 +38,6 @@ from headrace.ingest.code_points import (
     byte_names,
     differing_code_points,
     digest_of,
-    ids_as_bytes,
     known_or_computed,
     probe_of,
     table_of,
@@ -86,15 +84,13 @@ def code_points_of(tokenizer: FileTokenizer) -> Ranges:
     versions = [f"{name} {importlib.metadata.version(name)}" for name in (PACKAGE, "tokenizers")]
 
     def pair(content: dict[str, Any]) -> tuple[Encode, Encode]:
-        text = canonical_tokenizer(content).decode()
-        library = tokenizers.Tokenizer.from_str(text)
-        fast = _load(text)
-
-        def slow(texts: Sequence[str]) -> list[bytes]:
-            encodings = library.encode_batch_fast(list(texts), add_special_tokens=False)
-            return [ids_as_bytes(e.ids) for e in encodings]
-
-        return slow, lambda texts: [fast(text).tobytes() for text in texts]
+        rules = canonical_tokenizer(content)
+        plain = FileTokenizer(rules, tokenizer.path, eos=None)
+        fast = _load(rules.decode())
+        return (
+            lambda texts: [ids.tobytes() for ids in plain.encode_plain(texts)],
+            lambda texts: [fast(text).tobytes() for text in texts],
+        )
 
     return known_or_computed(
         digest_of(tokenizer.rules, *versions),
