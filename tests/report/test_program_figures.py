@@ -15,8 +15,8 @@ from headrace.errors import ConfigError
 from headrace.feed import LogStats, RunLog
 from headrace.report.facts import gather
 from headrace.report.page import render
-from headrace.report.program_figures import figures_section
 from headrace.report.run_records import MAX_POINTS, parse_records, read_records
+from headrace.report.run_sections import figures_section
 
 
 def line(kind, **fields):

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.analysis import simulate
 from headrace.analysis.check.sizes import planned_caches, virtual_cache
-from headrace.analysis.simulate import host_forecast as replaying
-from headrace.analysis.simulate.forecast import RunSteps
-from headrace.analysis.simulate.host_forecast import Prices
+from headrace.analysis.simulate import forecast as replaying
+from headrace.analysis.simulate.forecast import Prices, RunSteps
 from headrace.analysis.simulate.looks import LEAST_STEPS, MAX_STRETCHES, Stretch, all_steps, sampled
 from headrace.analysis.simulate.replay import variance_ratio
 from headrace.config import ComponentConfig, LmDataConfig

@@ -143,30 +143,10 @@ def show_judgments(judgments: Iterable[Judgment]) -> None:
     """Prints one line for each judgment: its coloured level, the figure, and why or
     what to change.
     """
-    console = terminal()
+    console = terminal(soft_wrap=True)
     for one in judgments:
         style = {"good": "green", "unknown": "dim"}.get(one.level, "yellow")
-        text = wrapped(f"{one.figure}: {one.text}", console, indent=len(one.level) + 1)
-        console.print(labelled(one.level, style, text), soft_wrap=True)
-
-
-def wrapped(text: str, console: Console, indent: int) -> str:
-    """Text wrapped to the width of the terminal; the first line begins at ``indent``. A command
-    stays in one piece so that it can be copied. If the console is no terminal, the text stays in
-    one line.
-    """
-    if not console.is_terminal:
-        return text
-    prose, command, rest = text.partition("headrace ")
-    pieces = prose.split() + [command + rest] * bool(command)
-    lines = [""]
-    room = console.width - indent
-    for piece in pieces:
-        if lines[-1] and len(lines[-1]) + 1 + len(piece) > room:
-            lines.append("")
-            room = console.width - 2
-        lines[-1] += f" {piece}" if lines[-1] else piece
-    return "\n  ".join(lines)
+        console.print(labelled(one.level, style, f"{one.figure}: {one.text}"))
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:

@@ -82,8 +82,7 @@ def command(
     from headrace.analysis.check.judgments import NOT_JUDGED, judge_forecast
     from headrace.analysis.check.plan import RunPlan
     from headrace.analysis.resolved import OrderFacts
-    from headrace.analysis.simulate.forecast import DEFAULT_ROWS
-    from headrace.analysis.simulate.host_forecast import Prices
+    from headrace.analysis.simulate.forecast import DEFAULT_ROWS, Prices
     from headrace.config.lm_data import load_config
 
     host_counts = parse_list("--hosts", hosts, int, "1,8,64") or [1]

@@ -31,7 +31,6 @@ from headrace.report import plan_sections, run_sections
 from headrace.report.blocks import Section
 from headrace.report.comparison import compared, titles
 from headrace.report.facts import ReportFacts
-from headrace.report.program_figures import figures_section
 from headrace.store import files
 from headrace.store.location import Location
 
@@ -56,7 +55,7 @@ def sections(facts: ReportFacts) -> list[Section]:
         ]
         blocks += [plan_sections.documents_section(plan), plan_sections.forecast_section(plan)]
     if facts.records.figures:
-        blocks.append(figures_section(facts.records.figures))
+        blocks.append(run_sections.figures_section(facts.records.figures))
     blocks += [run_sections.reads_section(facts), run_sections.waiting_section(facts)]
     blocks += [run_sections.stalls_section(facts), run_sections.provenance_section(facts)]
     blocks.append(run_sections.amendments_section(facts))

@@ -69,15 +69,13 @@ class Anchors:
                 with contextlib.suppress(ConfigError):  # then the state is counted up to the step
                     draws.use_anchor(anchors[at])
 
-    def save_new(self, step: int) -> None:
-        """Saves an anchor at ``step`` unless there is one."""
-        if step not in self.load():
-            self.save(step)
-
     def save(self, step: int) -> None:
-        """Saves an anchor at ``step``, if the dataset has any. All processes of a run may call it
-        at the same time.
+        """Saves an anchor at ``step``, if the dataset has any and the file does not have it yet.
+        All processes of a run may call it at the same time.
         """
+        by_step = self.load()
+        if step in by_step:
+            return
         draws = _draws_at(self._loader, step) if step > 0 else None
         try:
             anchor = None if draws is None else draws.anchor_at(step)
@@ -85,7 +83,7 @@ class Anchors:
             return
         if anchor is None:
             return
-        by_step = {**self.load(), step: anchor}
+        by_step[step] = anchor
         while (
             len(by_step) > _MOST_ANCHORS
         ):  # thin out where they are densest, except for the latest

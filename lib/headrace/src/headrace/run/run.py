@@ -340,7 +340,7 @@ def open_run(
     anchors = Anchors(folder, lock, source)
     anchors.use(step)
     if trains and step is not None:
-        anchors.save_new(step)
+        anchors.save(step)
     return Run(folder, lock, config, fn, source, anchors, trains=trains)
 
 

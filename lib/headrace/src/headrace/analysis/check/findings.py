@@ -62,7 +62,7 @@ import numpy as np
 
 from headrace.analysis.check.judgments import EPOCHS, EXCESS, SHARED_READS, sharing_cure
 from headrace.analysis.check.plan import ComponentPlan, RunPlan
-from headrace.analysis.simulate.host_forecast import HostForecast
+from headrace.analysis.simulate.forecast import HostForecast
 from headrace.config.component import ComponentConfig
 from headrace.data.attributes import DOCUMENT
 from headrace.data.buckets import BucketsConfig

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from headrace.analysis.excess import SourceExcess
 from headrace.analysis.resolved import OrderFacts
-from headrace.analysis.simulate.forecast import Forecast
-from headrace.analysis.simulate.host_forecast import HostForecast
+from headrace.analysis.simulate.forecast import Forecast, HostForecast
 from headrace.config.lm_data import LmDataConfig
 from headrace.errors import command_line, format_count
 
