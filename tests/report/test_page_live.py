@@ -95,9 +95,7 @@ def test_a_store_that_fails_for_once_leaves_the_last_figures(run_folder, monkeyp
         assert report.facts().records.last_step == 49
 
 
-def test_a_port_that_is_taken_and_a_refresh_that_is_none(run_folder):
+def test_a_port_that_is_taken_is_refused(run_folder):
     facts = gather(str(run_folder))
     with serving(facts) as report, pytest.raises(ConfigError, match="--port 0"):
         LiveReport(facts, port=urlsplit(report.url).port)
-    with pytest.raises(ConfigError, match="--refresh"):
-        LiveReport(facts, every_s=0)

@@ -139,16 +139,22 @@ def command(
         return
     if icc:
         refuse_typed(context, _OF_CONTENT, "has no effect with --icc")
-        _show_similarity(
-            cache,
-            seq_len=seq_len,
-            batch_size=batch_size,
-            block=block,
-            blocks=blocks,
-            losses=losses,
-            save=save,
-            as_json=as_json,
-        )
+        from headrace.analysis.probe import probe_cache, save_probe
+
+        opened = cache_at(cache)
+        values = _losses_in(losses)
+        with working("reading blocks"):
+            probe = probe_cache(
+                opened,
+                seq_len,
+                batch_size=batch_size,
+                block=block,
+                losses=values,
+                max_blocks=blocks,
+            )
+        if save:
+            say(f"saved: {save_probe(opened, seq_len, probe)}", err=True)
+        say_json(probe.to_dict()) if as_json else _show_probe(probe)
         return
     refuse_typed(context, _OF_ICC, "has no effect without --icc", "Add --icc, or leave it out.")
     from headrace.cli import inspect_show as show
@@ -399,42 +405,12 @@ def show_unfinished(console: Console, state: dict[str, Any]) -> None:
     console.print(f"To finish it: {state['command']}", soft_wrap=True)
 
 
-def _show_similarity(
-    cache: str,
-    *,
-    seq_len: int,
-    batch_size: int,
-    block: int | None,
-    blocks: int,
-    losses: str | None,
-    save: bool,
-    as_json: bool,
-) -> None:
-    """Measures the similarity of the rows of a finished cache, and prints or saves it.
-
-    Each row gets a loss: that of its tokens' frequencies, or one from the file ``losses``. The
-    share of the variance that lies between blocks (the intraclass correlation) shows how much
-    noisier each order's batches are than those of a full shuffle. In a large cache, only evenly
-    spaced stretches are read.
-    """
-    from headrace.analysis.probe import probe_cache, save_probe
+def _losses_in(file: str | None) -> Any:
+    """The losses of rows in a file; None: there is none."""
     from headrace.data.filter_files import read_npy
 
-    values = None
-    if losses is not None:
-        cure = "Write it with numpy.save(FILE, losses), one loss per row."
-        values = read_npy(Path(losses), "--losses", losses, cure)
-    opened = cache_at(cache)
-    with working("reading blocks"):
-        probe = probe_cache(
-            opened, seq_len, batch_size=batch_size, block=block, losses=values, max_blocks=blocks
-        )
-    if save:
-        say(f"saved: {save_probe(opened, seq_len, probe)}", err=True)
-    if as_json:
-        say_json(probe.to_dict())
-    else:
-        _show_probe(probe)
+    cure = "Write it with numpy.save(FILE, losses), one loss per row."
+    return None if file is None else read_npy(Path(file), "--losses", file, cure)
 
 
 def _show_probe(probe: ShuffleProbe) -> None:

@@ -39,10 +39,6 @@ def command(
     output: Annotated[
         str, typer.Option("--output", "-o", help="File to write.", metavar="FILE")
     ] = "report.html",
-    config: Annotated[
-        str | None,
-        typer.Option(help="Config of the run, if its folder does not have it.", metavar="FILE"),
-    ] = None,
     hosts: Annotated[
         str | None,
         typer.Option(
@@ -56,9 +52,6 @@ def command(
     port: Annotated[
         int, typer.Option(help="Port for --live; 0: any free port.", min=0, max=65535)
     ] = PORT,
-    refresh: Annotated[
-        float, typer.Option(help="With --live: seconds between refreshes.", metavar="SECONDS")
-    ] = 5.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the contents of the page as JSON; write no page.")
     ] = False,
@@ -75,7 +68,7 @@ def command(
 
         headrace run report run.yaml num_steps=100000 --output plan.html
 
-        headrace run report runs/7b --config run.yaml --hosts 16
+        headrace run report runs/7b --hosts 16
 
         headrace run report runs/7b --live
 
@@ -85,29 +78,24 @@ def command(
     from headrace.report.page import LiveReport, write_report
 
     if not live:
-        refuse_typed(
-            context,
-            ("port", "refresh"),
-            "has no effect without --live",
-            "Add --live, or leave it out.",
-        )
+        cure = "Add --live, or leave it out."
+        refuse_typed(context, ("port",), "has no effect without --live", cure)
     overrides = [one for one in settings or [] if _is_setting(one)]
     others = [one for one in settings or [] if not _is_setting(one)]
     if others:
-        compares = "has no effect on two runs"
-        refuse_typed(context, ("live", "config"), compares, "Name a folder for each run.")
+        refuse_typed(context, ("live",), "has no effect on two runs")
     if len(others) > 1:
         cure = "Name two at most."
         raise ConfigError("is a third run", field="OTHER", value=others[1], cure=cure)
     host_numbers = parse_list("--hosts", hosts, int, "1,8,64")
     with working("looking at the run"):
-        facts = gather(target, overrides, config=config, hosts=host_numbers, must_exist=not live)
+        facts = gather(target, overrides, hosts=host_numbers, must_exist=not live)
         other = gather(others[0], overrides, hosts=host_numbers) if others else None
     if as_json:
         contents = _as_json(facts) if other is None else _both_as_json(facts, other)
         say(json.dumps(contents, allow_nan=False))
     elif live:
-        served = LiveReport(facts, port=port, every_s=refresh)
+        served = LiveReport(facts, port=port)
         say(f"{served.url} (Ctrl-C stops it)")
         if facts.folder is not None and facts.lock is None and not facts.records.sessions:
             say(f"There is no run in {target} yet: the page waits for one to begin there.")

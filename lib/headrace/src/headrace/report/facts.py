@@ -29,7 +29,7 @@ from headrace.data.dataset import BatchOrder, rows_of_step
 from headrace.data.described import described_rows
 from headrace.data.packed import packed_datasets
 from headrace.data.phased import RunDataset
-from headrace.errors import ConfigError, HeadraceError, command_line
+from headrace.errors import HeadraceError
 from headrace.mix.schedule import BatchSchedule
 from headrace.report.plan_figures import (
     Fill,
@@ -127,7 +127,7 @@ class ReportFacts:
     Attributes:
         title: The name of a config, or of a run's folder with its parent.
         folder: The run's folder; None: there is none.
-        config_path: The config's file; None: it came from the run's folder, or there is none.
+        config_path: The config's file; None: it is that of a run.
         plan: What follows from the config; None: there is no config, or it cannot be resolved here.
         why_no_plan: Why there is no plan.
         records: The measurements.
@@ -155,7 +155,6 @@ def gather(
     target: str,
     settings: Sequence[str] = (),
     *,
-    config: str | None = None,
     hosts: Sequence[int] | None = None,
     must_exist: bool = True,
 ) -> ReportFacts:
@@ -163,19 +162,15 @@ def gather(
 
     Args:
         target: YAML file of a config, or folder of a run.
-        settings: ``name=value`` settings over the config.
-        config: File of the config, if ``target`` is a folder; None: the one in the run's log.
+        settings: ``name=value`` settings over the config, which a run has in its log or its lock.
         hosts: Numbers of hosts to forecast for; None: one, and the number of the run.
         must_exist: Whether the run's folder must already contain a run.
 
     Raises:
-        ConfigError: the config is invalid, the folder contains no run, or two configs were given.
+        ConfigError: the config is invalid, or the folder contains no run.
         CacheError: a config was given, and one of its caches is missing and has no declared size.
     """
     if target.endswith(CONFIG_SUFFIXES):
-        if config is not None:
-            cure = f"Leave it out: {target} is the config."
-            raise ConfigError("is a second config", field="--config", value=config, cure=cure)
         records = RunRecords()
         plan = _plan(load_config(target, settings), hosts, records)
         return ReportFacts(Path(target).name, None, target, plan, "", records, None)
@@ -186,20 +181,14 @@ def gather(
     # As in runs/1: the last part alone is often not enough.
     title = "/".join(target.rstrip("/").rsplit("/", 2)[-2:]) or target
     plan = None
-    command = command_line("run report", target, config="run.yaml")
-    why = f"The run has no config. Name one: {command}"
-    if config is not None:
-        plan = _plan(config_of_run(lock, load_config(config, settings)), hosts, records)
-    else:
-        try:
-            recorded = _recorded_config(records, lock, settings)
-            if recorded is not None:
-                plan = _plan(config_of_run(lock, recorded), hosts, records)
-        except (
-            HeadraceError
-        ) as error:  # paths that do not exist here: measurements can still be shown
-            why = f"The run's config cannot be resolved from here: {error}"
-    return ReportFacts(title, target, config, plan, why, records, lock)
+    why = "The run has no config: RunLog(loader, folder, config=config) records it."
+    try:
+        recorded = _recorded_config(records, lock, settings)
+        if recorded is not None:
+            plan = _plan(config_of_run(lock, recorded), hosts, records)
+    except HeadraceError as error:  # paths that do not exist here: measurements can still be shown
+        why = f"The run's config cannot be resolved from here: {error}"
+    return ReportFacts(title, target, None, plan, why, records, lock)
 
 
 def _recorded_config(

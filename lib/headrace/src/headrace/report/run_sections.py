@@ -595,13 +595,8 @@ def _not_measured(name: str) -> Section:
 
 
 def _rows_of(step: int, facts: ReportFacts) -> str:
-    """The command that shows the rows of a step: of the run, whose amendments count, or of the
-    config that was named for a run that has none.
-    """
-    target = facts.config_path or facts.folder or "run.yaml"
-    if facts.lock is not None and facts.lock.config is not None:
-        target = facts.folder
-    return command_line("run cat", target, step=step)
+    """The command that shows the rows of a step."""
+    return command_line("run cat", facts.config_path or facts.folder, step=step)
 
 
 def _shown_hosts(records: RunRecords) -> tuple[HostSeries, ...]:

@@ -63,15 +63,10 @@ class Prices:
 
     def __post_init__(self) -> None:
         for field in ("per_1000_reads", "per_gib"):
-            check_price(field, getattr(self, field))
-
-
-def check_price(field: str, value: float) -> None:
-    """Raises ConfigError unless ``value`` can be a price."""
-    if not math.isfinite(value) or value < 0:
-        raise ConfigError(
-            "is no price", field=field, value=value, cure="Give 0 or more, in your money."
-        )
+            value = getattr(self, field)
+            if not math.isfinite(value) or value < 0:
+                cure = "Give 0 or more, in your money."
+                raise ConfigError("is no price", field=field, value=value, cure=cure)
 
 
 @dataclass(frozen=True)
