@@ -27,7 +27,7 @@ from headrace.data.token_seq import CacheDataset, document_ends
 from headrace.errors import ConfigError
 from headrace.order.intervals import run_numbers
 from headrace.store.cache import TokenCache
-from headrace.store.document_ends import DocumentEnds
+from headrace.store.leaf import DocumentEnds
 
 
 class Listing(NamedTuple):

@@ -232,9 +232,10 @@ class SequencePolicy(MixingPolicy, Generic[State]):
     ) -> _Stretch[State]:
         """Counts a stretch, and keeps what comes of it."""
         drawn, state = self.walk(start[0], stretch * STRETCH, self._size(stretch))
-        end = (state, start[1] + np.bincount(drawn, minlength=self.components))
+        components = np.array(drawn, np.int32)
+        end = (state, start[1] + np.bincount(components, minlength=self.components))
         self._saved.save(stretch + 1, end)
-        walked = _Stretch(stretch, np.array(drawn, np.int32), end)
+        walked = _Stretch(stretch, components, end)
         self._latest[stretch % _STRETCHES] = walked
         return walked
 

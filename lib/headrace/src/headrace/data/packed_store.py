@@ -3,7 +3,7 @@
 
 Row k is the k-th run of so many tokens, and no plan says so. Which documents are in it follows from
 where these end; the last one of each row is its padding, maybe of no token. Price: as for rows that
-are divided into documents (:mod:`headrace.store.document_ends`).
+are divided into documents (:class:`headrace.store.leaf.DocumentEnds`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headrace.errors import ConfigError, command_line
 from headrace.order.intervals import run_numbers
 from headrace.order.windows import BlockAligned
 from headrace.store.cache import TokenCache
-from headrace.store.document_ends import DocumentEnds
+from headrace.store.leaf import DocumentEnds
 from headrace.store.ledger import ShuffleRecord
 
 

@@ -24,9 +24,8 @@ from headrace.order.intervals import Intervals, run_numbers, starts
 from headrace.order.windows import Windows, WindowsTable
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
-from headrace.store.document_ends import DocumentEnds
 from headrace.store.layout import TOKENS
-from headrace.store.leaf import ArrayList, ChunkPages
+from headrace.store.leaf import ArrayList, ChunkPages, DocumentEnds
 
 
 class Rows(NamedTuple):

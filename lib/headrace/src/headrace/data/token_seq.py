@@ -48,9 +48,9 @@ from headrace.order.holdout import held_out
 from headrace.order.intervals import Intervals, clean_borders
 from headrace.order.windows import BlockAligned, Windows
 from headrace.store.cache import TokenCache
-from headrace.store.document_ends import DocumentEnds
 from headrace.store.joined import open_cache
 from headrace.store.layouts import WHOLE_FILES
+from headrace.store.leaf import DocumentEnds
 from headrace.store.snapshots import cache_of_member
 
 _STRETCHES_VERSION = 1  # of what is kept of them

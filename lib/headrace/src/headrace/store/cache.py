@@ -30,7 +30,6 @@ from headrace.errors import (
 from headrace.order.document_shuffle import DocumentGroups, DocumentPieces, DocumentShuffle
 from headrace.order.intervals import Intervals, starts
 from headrace.store import files
-from headrace.store.document_ends import DocumentEnds
 from headrace.store.files import ReadForAll
 from headrace.store.grouped import open_tables
 from headrace.store.layout import MASKS, TOKENS, CacheLayout, LeafKind, LeafSpec
@@ -40,6 +39,7 @@ from headrace.store.leaf import (
     ArrayRun,
     CacheLeaf,
     ChunkPages,
+    DocumentEnds,
     LeafPart,
     MadeList,
     OwnParts,

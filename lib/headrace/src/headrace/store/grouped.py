@@ -13,7 +13,7 @@ from jaxtyping import Integer
 from headrace.errors import CacheCorruptError
 from headrace.order.document_shuffle import DocumentGroups
 from headrace.store import files
-from headrace.store.vectors import PiecedVector, VectorWriter
+from headrace.store.vectors import PiecedVector, write_vector
 
 TABLES = ("places", "numbers")
 """What the tables hold, and the names of their files."""
@@ -33,18 +33,11 @@ def write_tables(
     """Writes the tables of a store, which may have some of the documents only, those with the first
     places; returns their records for its ledger.
     """
-    records: dict[str, dict[str, Any]] = {}
-    tables = (groups.place_of, groups.number_at)
-    for name, table, size in zip(TABLES, tables, (documents, stored), strict=True):
-        writer = VectorWriter(table_url(root, name), table[0:1].dtype.str, _WHAT)
-        try:
-            for first in range(0, size, _BLOCK):
-                writer.append(table[first : min(first + _BLOCK, size)])
-            records[name] = writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
-    return records
+    tables = zip(TABLES, (groups.place_of, groups.number_at), (documents, stored), strict=True)
+    return {
+        name: write_vector(table_url(root, name), table, _WHAT, size)
+        for name, table, size in tables
+    }
 
 
 def open_tables(root: str, records: Mapping[str, Mapping[str, Any]]) -> DocumentGroups:

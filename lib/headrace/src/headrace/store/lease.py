@@ -125,9 +125,7 @@ class LeaseRecord:
 class Lease:
     """A lease that is held. Use :func:`lease`."""
 
-    def __init__(
-        self, root: str, record: LeaseRecord, slot: Slot, field: str = "output", cure: str = ""
-    ) -> None:
+    def __init__(self, root: str, record: LeaseRecord, slot: Slot, field: str, cure: str) -> None:
         self.root = root
         self._field = field
         self._cure = cure
@@ -391,9 +389,7 @@ class LeaseWatch:
         self._raw = raw or b""
 
 
-def _take(
-    root: str, slot: Slot, mine: LeaseRecord, field: str = "output", meanwhile: str = ""
-) -> None:
+def _take(root: str, slot: Slot, mine: LeaseRecord, field: str, meanwhile: str) -> None:
     for _ in range(_SWAPS):
         # 1. Read. What is no lease can be held by nobody, and is replaced like none.
         raw = slot.read()

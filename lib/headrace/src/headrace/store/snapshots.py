@@ -374,18 +374,15 @@ def _add_change(
     root = files.absolute(root)
     cure = "Run the same command again when the other one is done."
     with lease(root, field=field, cure=cure) as held_lease:
-        history = _with_built(history_of(root, built.fingerprint), built)
+        history = history_of(root, built.fingerprint)
+        if not history.changes:  # there is no file yet
+            history = History(built)
         if (added := change(history)) is None:
             return history, None
         history = History(history.built, (*history.changes, added))
         held_lease.confirm()
         write_record(files.join(root, SNAPSHOTS_NAME), _KIND, history, built.fingerprint)
     return history, added
-
-
-def _with_built(history: History, built: Member) -> History:
-    """A history with the built cache filled in, which has none while there is no file."""
-    return history if history.changes else History(built)
 
 
 def add_appended(root: str, built: Member, number: int, appended: Member) -> History:

@@ -32,6 +32,7 @@ _DIGEST = hashlib.sha256().digest_size
 _KEPT_BYTES = 1 << 26  # of one vector that is no local file
 _RUN = 16  # neighbouring pieces that are read with one request
 _REQUESTS = 32  # at a time
+_BLOCK = 1 << 20  # numbers that are written at a time
 RUN_BYTES = _RUN * _PIECE_BYTES
 """Bytes that are read with one request."""
 
@@ -158,11 +159,20 @@ class VectorWriter:
         return CacheError(problem, field="file", value=self.url, cure=cure)
 
 
-def write_vector(url: str, numbers: Integer[np.ndarray, " n"], what: str) -> dict[str, Any]:
-    """Writes all numbers of a vector, and returns its record; see :class:`VectorWriter`."""
-    writer = VectorWriter(url, numbers.dtype.newbyteorder("<").str, what)
+def write_vector(url: str, numbers: Any, what: str, size: int | None = None) -> dict[str, Any]:
+    """Writes a vector, and returns its record; see :class:`VectorWriter`.
+
+    Args:
+        url: The file.
+        numbers: An array, or what can be indexed by ranges like one.
+        what: As for the writer.
+        size: How many of the numbers are written, from the first on; None: all.
+    """
+    size = len(numbers) if size is None else size
+    writer = VectorWriter(url, numbers[0:1].dtype.newbyteorder("<").str, what)
     try:
-        writer.append(numbers)
+        for first in range(0, size, _BLOCK):
+            writer.append(numbers[first : min(first + _BLOCK, size)])
         return writer.finish()
     except BaseException:
         writer.abort()
