@@ -393,6 +393,15 @@ def test_ledgers_that_cannot_be_used(tmp_path, change, error, problem):
         open_cache(tmp_path)
 
 
+def test_a_ledger_that_is_nested_without_end(tmp_path):
+    (tmp_path / "shard_ledger.json").write_text("[" * 100_000)
+    with pytest.raises(CacheCorruptError, match="is not a ledger of Levanter"):
+        open_cache(tmp_path)
+    ours = write_cache(tmp_path / "ours", [random_documents(3)])
+    with pytest.raises(CacheError, match="holds a cache of Levanter already"):
+        write_levanter(ours, str(tmp_path))
+
+
 def test_nothing_is_overwritten(tmp_path):
     ours = write_cache(tmp_path / "ours", [random_documents(3)])
     write_levanter(ours, str(tmp_path / "out"))

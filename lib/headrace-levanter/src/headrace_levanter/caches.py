@@ -248,7 +248,7 @@ def _read(path: str) -> tuple[Ledger, dict[str, tuple[CacheLayout, CacheLayout]]
     try:
         data: dict[str, Any] = json.loads(raw)
         shards = _shards(path, data)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         cure = "Copy the cache again, or build it again with Levanter."
         raise CacheCorruptError(
             f"is not a ledger of Levanter ({error})", field="ledger", value=url, cure=cure

@@ -282,7 +282,7 @@ def _is_unfinished(raw: bytes) -> bool:
         ledger = json.loads(raw)
         about = ledger["metadata"]["preprocessor_metadata"]
         return "headrace" in about and not ledger["is_finished"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

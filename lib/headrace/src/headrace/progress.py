@@ -94,12 +94,15 @@ def bar(*, show: bool = True) -> Progress:
     every :data:`LINE_EVERY_S` seconds. Its tasks have a field ``rate``.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TaskProgressColumn,
+        TextColumn,
+    )
     from rich.text import Text
-
-    class Share(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text("" if task.total is None else f"{task.percentage:3.0f}%")
 
     class Left(ProgressColumn):
         def render(self, task: Task) -> Text:
@@ -142,7 +145,7 @@ def bar(*, show: bool = True) -> Progress:
     return kind(
         TextColumn("{task.description}"),
         BarColumn(_BAR_WIDTH),
-        Share(),
+        TaskProgressColumn("{task.percentage:3.0f}%"),
         TextColumn("{task.fields[rate]}"),
         Left(),
         console=console,
