@@ -389,7 +389,9 @@ class LeaseWatch:
         self._raw = raw or b""
 
 
-def _take(root: str, slot: Slot, mine: LeaseRecord, field: str, meanwhile: str) -> None:
+def _take(
+    root: str, slot: Slot, mine: LeaseRecord, field: str = "output", meanwhile: str = ""
+) -> None:
     for _ in range(_SWAPS):
         # 1. Read. What is no lease can be held by nobody, and is replaced like none.
         raw = slot.read()
