@@ -326,7 +326,7 @@ def test_prompts_are_a_record_each(headrace: Run, tmp_path: Path):
     assert headrace(*build)[0] == 0
 
 
-def test_saved_datasets_are_named_in_place_of_their_folder(
+def test_saved_datasets_in_a_folder_are_read_as_such(
     headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     datasets = pytest.importorskip("datasets")
@@ -335,20 +335,23 @@ def test_saved_datasets_are_named_in_place_of_their_folder(
     saved.save_to_disk("in/saved")
     shutil.copy("in/saved/data-00000-of-00001.arrow", "in/saved/cache-1.arrow")  # of a map()
     Path("in/a.txt").write_text("a text")
-    datasets.DatasetDict({"train": saved, "test": saved.select([0])}).save_to_disk("all")
-    for folder, paths in (
-        ("in", ["hf://./in/saved"]),
-        ("in/saved", ["hf://./in/saved"]),
-        (str(tmp_path / "in"), [f"hf://{tmp_path}/in/saved"]),
-        ("all", ["hf://./all/test", "hf://./all/train"]),
+    for name, sources, documents in (
+        ("mixed", ["in"], 31),
+        ("alone", ["in/saved"], 30),
+        ("absolute", [str(tmp_path / "in" / "saved")], 30),
+        ("both", ["in/a.txt", "hf://./in/saved"], 31),
     ):
-        code, _, said = headrace("build", folder, "-o", "c", "-t", "bytes")
-        assert (code, f"{folder}: holds {len(paths)} saved dataset" in said) == (2, True), said
-        assert said.rstrip().rpartition("in place of the folder: ")[2].split(", ") == paths
-    for name, sources in (("both", ["in/a.txt", "hf://./in/saved"]), ("one", ["hf://./all/test"])):
         code, out, said = headrace("build", *sources, "-o", name, "-t", "bytes")
-        assert (code, f"{31 if name == 'both' else 1} document" in out) == (0, True), said
-    assert headrace("init", "in", "-o", "first", "--dry-run")[0] == 2
+        assert (code, f"{documents} documents" in out) == (0, True), said
+    assert tree(Path("mixed/parts")) == tree(Path("both/parts"))
+    assert headrace("init", "in", "-o", "first", "--dry-run")[0] == 0
+    datasets.DatasetDict({"train": saved, "test": saved.select([0])}).save_to_disk("all")
+    code, _, said = headrace("build", "all", "-o", "c", "-t", "bytes")
+    assert (code, "all: is a saved dataset of several splits" in said) == (2, True)
+    splits = said.rstrip().rpartition("in place of the folder: ")[2].split(", ")
+    assert splits == ["hf://./all/test", "hf://./all/train"]
+    code, out, _ = headrace("build", splits[1], "-o", "c", "-t", "bytes")
+    assert (code, "30 documents" in out) == (0, True)
 
 
 @pytest.mark.parametrize("unit", ["1", "3"])

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
@@ -151,7 +151,8 @@ SEPARATED = (".csv", ".tsv")
 NO_FILE = "it has no file, or only hidden ones"
 HF_SCHEME = "hf://"
 _SHOWN = 8
-_OF_SAVED_DATASET = ("dataset_info.json", "state.json")
+_OF_SAVED_DATASET = {"dataset_info.json", "state.json"}
+_OF_SPLITS = "dataset_dict.json"
 _HF_FILES = tuple(f"{HF_SCHEME}{repo}/" for repo in ("datasets", "models", "spaces", "buckets"))
 
 
@@ -220,9 +221,10 @@ class SourceConfig:
     """Where the documents come from.
 
     Attributes:
-        paths: Files, folders (searched recursively, symbolic links included, hidden files left
-            out), globs (``**`` too), braces (``part-{00..99}.parquet``) or URLs. In a pattern,
-            ``[*]``, ``[?]``, ``[[]`` and ``[{]`` stand for the letters themselves.
+        paths: Files, folders (searched recursively, symbolic links included, hidden files left out;
+            datasets saved in them are read as such), globs (``**`` too), braces
+            (``part-{00..99}.parquet``) or URLs. In a pattern, ``[*]``, ``[?]``, ``[[]`` and ``[{]``
+            stand for the letters themselves.
             ``hf://OWNER/NAME?name=CONFIG&split=SPLIT&revision=REV`` is a dataset of the Hugging
             Face Hub or, as ``hf://./FOLDER``, on this machine (``&streaming=true`` reads it without
             a copy on disk); with ``format="python"`` a path is ``module:function``.
@@ -518,7 +520,10 @@ class SourceConfig:
         if kind == "folder":
             entries = list(entries)
             if self.format == "auto" and files.is_local(path):
-                _refuse_saved_datasets(path, entries)
+                saved, entries = _without_saved_datasets(entries)
+                yield from saved
+                if saved and not entries:
+                    return
             chosen = [e for e in entries if self._is_wanted(e.path)]
             if not chosen:
                 endings = Counter(_ending(e.path) for e in entries)
@@ -569,22 +574,45 @@ def _ending_of_format(path: str) -> str:
     return os.path.splitext(split_compression(path)[0])[1].lower()
 
 
-def _refuse_saved_datasets(path: str, entries: Sequence[Entry]) -> None:
-    """Raises SourceError if ``datasets`` saved some in a folder (``save_to_disk``): their own files
-    say which tables are their data, and others beside them may be copies of it.
+def _without_saved_datasets(entries: list[Entry]) -> tuple[list[SourceFile], list[Entry]]:
+    """The datasets among the files of a folder that ``datasets`` saved there (``save_to_disk``),
+    each of which is read as a whole, and the files that belong to none.
+
+    Its own files say which tables are its data: others in its folder may be copies of them.
+
+    Raises:
+        SourceError: one has several splits, and a test split is not to be trained on by accident.
     """
-    folders = (
-        {os.path.dirname(one.path) for one in entries if os.path.basename(one.path) == name}
-        for name in _OF_SAVED_DATASET
-    )
-    if saved := sorted(set.intersection(*folders)):
-        prefix = HF_SCHEME if os.path.isabs(saved[0]) else f"{HF_SCHEME}./"
-        raise SourceError(
-            f"holds {format_count(len(saved), 'saved dataset')}",
-            field=path,
-            cure="Name what to build in place of the folder: "
-            + ", ".join(prefix + folder for folder in saved),
-        )
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        folder, _, name = entry.path.rpartition("/")
+        names[folder].add(name)
+    saved = {folder: _hf_path(folder) for folder in names if names[folder] >= _OF_SAVED_DATASET}
+    dicts = {folder for folder in names if _OF_SPLITS in names[folder]}
+    for parent in sorted(dicts):
+        splits = sorted(path for folder, path in saved.items() if _parent(folder) == parent)
+        if len(splits) > 1:
+            raise SourceError(
+                "is a saved dataset of several splits",
+                field=parent,
+                cure=f"Name those to build in place of the folder: {', '.join(splits)}",
+            )
+    others = [
+        entry
+        for entry in entries
+        if _parent(entry.path) not in saved
+        and not (_parent(entry.path) in dicts and entry.path.endswith(f"/{_OF_SPLITS}"))
+    ]
+    return [SourceFile(path, "hf") for path in saved.values()], others
+
+
+def _hf_path(folder: str) -> str:
+    path = files.local_path(folder)
+    return f"{HF_SCHEME}{path}" if path.is_absolute() else f"{HF_SCHEME}./{path}"
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _refuse_caches(path: str, entries: Sequence[Entry], chosen: Sequence[Entry]) -> None:
