@@ -25,7 +25,7 @@ from jaxtyping import Bool, Int64
 from headrace.data.async_dataset import run_blocking
 from headrace.data.rows import Pieces, Rows, RowSource, read_columns, read_rows
 from headrace.metrics import ReadStats
-from headrace.order.intervals import run_numbers, starts
+from headrace.order.intervals import bisect, run_numbers, starts
 from headrace.store.array import StoredArray
 from headrace.store.cache import TokenCache
 from headrace.store.layout import TOKENS
@@ -198,17 +198,12 @@ def documents_at(offsets: StoredArray, tokens: Int64[np.ndarray, " n"]) -> Int64
     """
     chunk = offsets.chunk_elements
     # The document is the last that begins at the token or before it, which leaves out empty ones.
-    low = np.zeros_like(tokens)
-    high = np.full_like(tokens, -(-offsets.length // chunk))
-    while (open_ := high - low > 1).any():
-        middle = (low + high) // 2
-        begin = _elements(offsets, middle[open_] * chunk)
-        right = begin <= tokens[open_]
-        low[open_] = np.where(right, middle[open_], low[open_])
-        high[open_] = np.where(right, high[open_], middle[open_])
+    zero = np.zeros_like(tokens)
+    end = zero - (-offsets.length // chunk)
+    chunk_of = bisect(lambda k: _elements(offsets, k * chunk), tokens + 1, zero, end) - 1
     document = np.empty_like(tokens)
-    for number, values in _chunks(offsets, np.unique(low)):
-        in_part = low == number
+    for number, values in _chunks(offsets, np.unique(chunk_of)):
+        in_part = chunk_of == number
         document[in_part] = (
             number * chunk + np.searchsorted(values, tokens[in_part], side="right") - 1
         )
