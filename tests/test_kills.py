@@ -35,7 +35,7 @@ COMMANDS = {
     "to-levanter-shards": ["cache convert ../in/cache out --form sharded"],
     "to-headrace": ["cache convert ../in/levanter out --layout headrace"],
     "remove": [BUILD, "cache remove out 3 5"],
-    "pack": [BUILD, "cache pack out --seq-len 32"],
+    "pack": [BUILD, "cache pack ../in/packed.yaml"],
     "repair": [BUILD, "damage out/parts/00000/input_ids/data/c/0", "cache verify out --repair"],
     "report": ["run report ../in/run.yaml num_steps=4 --output page.html"],
     "simulate": ["config simulate ../in/run.yaml num_steps=4 --csv out.csv"],
@@ -185,6 +185,8 @@ def root(tmp_path_factory, server):
     for name in ("books", "web"):
         (inner / "texts" / name).mkdir(parents=True)
         (inner / "texts" / name / "a.txt").write_text("some words " * 200)
+    packed = {"components": {"a": {"cache": "out", "packing": {}}}, "seq_len": 32}
+    (inner / "packed.yaml").write_text(json.dumps(packed))
     (inner / "run.yaml").write_text(
         json.dumps({"components": {"a": {"cache": "../in/cache"}}, "seq_len": 16, "batch_size": 2})
     )
