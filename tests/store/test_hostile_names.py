@@ -286,7 +286,7 @@ class Both:
         and said a cure.
 
         Args:
-            words: The command; ``@out`` is the location of that name.
+            words: The command; ``@out``, also in JSON, is the location of that name.
             writes: The only one that it may write to.
         """
         stored = self.bucket.everything()
@@ -304,7 +304,11 @@ class Both:
         return True
 
     def _located(self, word: str, places: Mapping[str, str]) -> str:
-        return places[word[1:]] if word.startswith("@") else word
+        if word.startswith("@"):
+            return places[word[1:]]
+        for top, place in places.items():
+            word = word.replace(json.dumps(f"@{top}"), json.dumps(place))
+        return word
 
     def check_others(self) -> None:
         """Every key and byte outside the outputs is as it was."""
@@ -354,6 +358,13 @@ def test_as_an_output_of_copies_and_of_files_beside_a_cache(bucket, run, tmp_pat
     if "://" not in bucket.url and os.path.normpath(name) != name:
         pytest.skip("on a disk, this is the name of a foreign folder")
     both = Both(bucket, run, tmp_path, name)
+    config = tmp_path / "run.yaml"
+    config.write_text("{seq_len: 64, components: {a: cache}}")
+
+    def pack(cache: str, **fields: object) -> list[str]:
+        component = json.dumps({"a": {"cache": cache, **fields}})
+        return ["cache", "pack", str(config), f"components={component}"]
+
     assert run("build", first, "-o", str(tmp_path / "cache"), *BUILD).code == 0
     cache = str(tmp_path / "cache")
     shuffle = ["cache", "reshuffle", cache, "@out", "--engine", "inline"]
@@ -363,13 +374,13 @@ def test_as_an_output_of_copies_and_of_files_beside_a_cache(bucket, run, tmp_pat
         assert not both.does(
             "cache", "convert", cache, "@lev", "--layout", "levanter", writes="lev"
         )
-        both.does("cache", "pack", cache, "-s", "32", "--plans", "@plans", writes="plans")
+        both.does(*pack(cache, packing={"plans": "@plans"}), writes="plans")
         return
     both.check_same("out")
     assert both.does(*shuffle, "--restart", writes="out")
-    assert both.does("cache", "pack", "@out", "-s", "64", writes="out")
-    assert both.does("cache", "pack", "@out", "-s", "64", "--remove", str(gone), writes="out")
-    assert both.does("cache", "pack", "@out", "-s", "32", "--plans", "@plans", writes="plans")
+    assert both.does(*pack("@out", packing={}), writes="out")
+    assert both.does(*pack("@out", packing={}, remove=str(gone)), writes="out")
+    assert both.does(*pack("@out", packing={"plans": "@plans"}), writes="plans")
     icc = [
         "cache",
         "inspect",
