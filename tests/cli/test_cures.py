@@ -352,6 +352,11 @@ def test_saved_datasets_in_a_folder_are_read_as_such(
     assert splits == ["hf://./all/test", "hf://./all/train"]
     code, out, _ = headrace("build", splits[1], "-o", "c", "-t", "bytes")
     assert (code, "30 documents" in out) == (0, True)
+    code, _, said = headrace("init", "all", "-o", "first")
+    assert (code, splits) == (2, said.rstrip().rpartition("of the folder: ")[2].split(", "))
+    for folder in (splits[1], "in/saved"):
+        code, out, said = headrace("init", folder, "-o", "first", "--dry-run")
+        assert (code, "can be built from" in out) == (0, True), said
 
 
 @pytest.mark.parametrize("unit", ["1", "3"])

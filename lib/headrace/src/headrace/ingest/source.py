@@ -151,8 +151,8 @@ SEPARATED = (".csv", ".tsv")
 NO_FILE = "it has no file, or only hidden ones"
 HF_SCHEME = "hf://"
 _SHOWN = 8
-_OF_SAVED_DATASET = {"dataset_info.json", "state.json"}
-_OF_SPLITS = "dataset_dict.json"
+OF_SAVED_DATASET = {"dataset_info.json", "state.json"}
+OF_SPLITS = "dataset_dict.json"
 _HF_FILES = tuple(f"{HF_SCHEME}{repo}/" for repo in ("datasets", "models", "spaces", "buckets"))
 
 
@@ -587,8 +587,8 @@ def _without_saved_datasets(entries: list[Entry]) -> tuple[list[SourceFile], lis
     for entry in entries:
         folder, _, name = entry.path.rpartition("/")
         names[folder].add(name)
-    saved = {folder: _hf_path(folder) for folder in names if names[folder] >= _OF_SAVED_DATASET}
-    dicts = {folder for folder in names if _OF_SPLITS in names[folder]}
+    saved = {folder: _hf_path(folder) for folder in names if names[folder] >= OF_SAVED_DATASET}
+    dicts = {folder for folder in names if OF_SPLITS in names[folder]}
     for parent in sorted(dicts):
         splits = sorted(path for folder, path in saved.items() if _parent(folder) == parent)
         if len(splits) > 1:
@@ -601,7 +601,7 @@ def _without_saved_datasets(entries: list[Entry]) -> tuple[list[SourceFile], lis
         entry
         for entry in entries
         if _parent(entry.path) not in saved
-        and not (_parent(entry.path) in dicts and entry.path.endswith(f"/{_OF_SPLITS}"))
+        and not (_parent(entry.path) in dicts and entry.path.endswith(f"/{OF_SPLITS}"))
     ]
     return [SourceFile(path, "hf") for path in saved.values()], others
 

@@ -16,6 +16,9 @@ from headrace.ingest.first_look import open_head
 from headrace.ingest.listing import Entry, escape_undecodable, list_path
 from headrace.ingest.records import BadRecordError, Columns, Fields, good_records, lookup
 from headrace.ingest.source import (
+    HF_SCHEME,
+    OF_SAVED_DATASET,
+    OF_SPLITS,
     SEPARATED,
     USUAL_ENDINGS,
     SourceConfig,
@@ -80,7 +83,8 @@ class FoundSource:
 
 def survey(folder: str) -> list[FoundSource]:
     """The sources of a folder: one for each subfolder and one for the files next to them; last,
-    without files, those that hold no text. Files count as text if they have a usual extension, or
+    without files, those that hold no text. A dataset that ``datasets`` saved there is one source,
+    also as ``hf://./FOLDER``. Files count as text if they have a usual extension, or
     if most of the first with their extension are UTF-8 and the extension is not one of token ids.
 
     Price: one listing, and 4 KiB each of some files for each unusual extension.
@@ -103,6 +107,8 @@ def survey(folder: str) -> list[FoundSource]:
         ... ]
         [('code', ['.py'], 2)]
     """
+    if os.path.isdir(folder.removeprefix(HF_SCHEME)):
+        folder = folder.removeprefix(HF_SCHEME)
     root = (
         os.path.normpath(files.local_path(folder)) if files.is_local(folder) else folder.rstrip("/")
     )
@@ -116,7 +122,9 @@ def survey(folder: str) -> list[FoundSource]:
     for entry in listing[1]:
         first, _, rest = entry.path.removeprefix(root).removeprefix("/").partition("/")
         groups[first if rest else ""].append(entry)
-    if len(groups) > MOST_SOURCES:
+    beside = {os.path.basename(entry.path) for entry in groups.get("", [])}
+    is_saved = beside >= OF_SAVED_DATASET or OF_SPLITS in beside
+    if is_saved or len(groups) > MOST_SOURCES:
         entries = [entry for those in groups.values() for entry in those]
         sources = [_source(_own_name(root), root, entries)]
     else:
