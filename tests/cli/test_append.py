@@ -105,7 +105,7 @@ def test_a_copied_store_that_names_its_tokenizer_alone_is_copied_with_it(
     run("cache", "consolidate", "theirs.npy", "web2", "--format", "npy,dtype=uint16,eos_id=256")
     append = ("build", "new", "--append", "--engine", "inline", "-o")
     said = error_of(*append, "web2", *options)
-    assert "output = 'web2': keeps only the name of its tokenizer" in said
+    assert "output = 'web2': keeps no tokenizer, and not the name of one" in said
     command = shlex.split(said.partition("append to the copy: ")[2].rstrip("."))
     assert command[0] == "headrace"
     run(*("bytes" if word == "FILE" else word for word in command[1:]))

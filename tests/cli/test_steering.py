@@ -247,6 +247,7 @@ def test_a_running_job_goes_on_as_its_config_was_edited(
         (["--step", "9", "--weights", "a=1,a=2"], "Write each name once"),
         (["--step", "9"], "Give it add, weights, drop or skip"),
         (["--step", "9", "--weights", "a=2", "--wait", "0"], "/run CONFIG"),
+        (["--skip", "9:10", "--wait", "0"], "waiting 0 s for one. To change it without a job"),
         (["--step", "9", "--weights", "a=2", "--wait", "nan"], "--wait 60"),
         (["--skip", "40:50", "--skip", "45:60"], "--skip[1] = [45, 60]"),
     ],

@@ -292,9 +292,15 @@ def _ask(
     if not 0 <= wait < float("inf"):
         cure = "Give a number of seconds: --wait 60."
         raise ConfigError("is no time to wait", field="--wait", value=wait, cure=cure)
-    is_trained = open_slot(run).read() is not None
-    answerer = "the job" if is_trained else "a job to train the run, as none does yet"
-    with working(f"waiting for {answerer}"):
+    if open_slot(run).read() is None:
+        command = command_line("run amend", run, "CONFIG", step=amendment.step)
+        say(
+            f"No job trains {run} now: waiting {wait:g} s for one. To change it without a job, edit"
+            f" its config: {command} (with --going-back, if it is to go on from an earlier"
+            " checkpoint than its last)",
+            err=True,
+        )
+    with working("waiting for the job"):
         ask(run, request, wait)
     if as_json:
         facts = {"run": run, "first_step": amendment.step, "amendment": _fields_of(amendment)}

@@ -42,7 +42,7 @@ from headrace.ingest.source import SourceConfig
 from headrace.ingest.tokenize import TokenizerConfig, load_tokenizer, recorded_config
 from headrace.store import files
 from headrace.store.cache import TokenCache
-from headrace.store.layouts import find_layout
+from headrace.store.layouts import UNNAMED, find_layout
 from headrace.store.ledger import SHUFFLED, Ledger, read_ledger
 from headrace.store.missing import what_is_there
 from headrace.store.snapshots import add_appended, cache_of_member, history_of, member_path
@@ -261,9 +261,11 @@ def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> Tokeniz
     record = ledger.tokenizer
     if named_only(record):
         copy = command_line("cache convert", output, "NEW", layout="headrace", tokenizer="FILE")
+        kept = f"keeps only the name of its tokenizer, {record['path']!r}"
+        if record["path"] == UNNAMED:
+            kept = "keeps no tokenizer, and not the name of one"
         raise ConfigError(
-            f"keeps only the name of its tokenizer, {record['path']!r}, so whether what is"
-            " appended has the same tokens cannot be told",
+            f"{kept}, so whether what is appended has the same tokens cannot be told",
             field="output",
             value=output,
             cure=f"Copy it with its tokenizer, and append to the copy: {copy}",
