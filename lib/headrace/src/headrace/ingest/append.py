@@ -261,11 +261,11 @@ def _tokenizer(output: str, ledger: Ledger, given: Mapping[str, Any]) -> Tokeniz
     record = ledger.tokenizer
     if named_only(record):
         copy = command_line("cache convert", output, "NEW", layout="headrace", tokenizer="FILE")
-        kept = f"keeps only the name of its tokenizer, {record['path']!r}"
+        problem = f"keeps only the name of its tokenizer, {record['path']!r}"
         if record["path"] == UNNAMED:
-            kept = "keeps no tokenizer, and not the name of one"
+            problem = "keeps no tokenizer, and not the name of one"
         raise ConfigError(
-            f"{kept}, so whether what is appended has the same tokens cannot be told",
+            f"{problem}, so whether what is appended has the same tokens cannot be told",
             field="output",
             value=output,
             cure=f"Copy it with its tokenizer, and append to the copy: {copy}",

@@ -150,7 +150,7 @@ SEPARATED = (".csv", ".tsv")
 """Extensions of tables whose lines are no texts, which no format reads."""
 NO_FILE = "it has no file, or only hidden ones"
 HF_SCHEME = "hf://"
-_SHOWN = 8
+_SHOWN_CACHES = 8
 OF_SAVED_DATASET = {"dataset_info.json", "state.json"}
 OF_SPLITS = "dataset_dict.json"
 _HF_FILES = tuple(f"{HF_SCHEME}{repo}/" for repo in ("datasets", "models", "spaces", "buckets"))
@@ -625,7 +625,7 @@ def _refuse_caches(path: str, entries: Sequence[Entry], chosen: Sequence[Entry])
     ]
     if caches:
         raise SourceError(
-            f"holds {format_count(len(caches), 'token cache')}: {format_some(caches, _SHOWN)}",
+            f"holds {format_count(len(caches), 'token cache')}: {format_some(caches, _SHOWN_CACHES)}",
             field=path,
             cure=f"A cache is trained on as it is: name it in a config, cache: {caches[0]}. To"
             " build from texts beside it, name their files or folders, or choose theirs with"

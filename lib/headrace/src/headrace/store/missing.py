@@ -96,8 +96,8 @@ https://host/web'
     is_within = there.text.startswith(f"{text.rstrip('/')}/")
     if not there.is_read_only and not is_within:
         return f"Build one: {command_line('build', text, tokenizer='FILE', output=there.text)}"
-    here = there.key.rpartition("/")[2] or _NAME
-    command = command_line("build", text, tokenizer="FILE", output=here)
+    name = there.key.rpartition("/")[2] or _NAME
+    command = command_line("build", text, tokenizer="FILE", output=name)
     return f"Build one: {command}, and copy it to {there.shown}"
 
 
