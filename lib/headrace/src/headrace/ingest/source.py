@@ -625,7 +625,8 @@ def _refuse_caches(path: str, entries: Sequence[Entry], chosen: Sequence[Entry])
     ]
     if caches:
         raise SourceError(
-            f"holds {format_count(len(caches), 'token cache')}: {format_some(caches, _SHOWN_CACHES)}",
+            f"holds {format_count(len(caches), 'token cache')}:"
+            f" {format_some(caches, _SHOWN_CACHES)}",
             field=path,
             cure=f"A cache is trained on as it is: name it in a config, cache: {caches[0]}. To"
             " build from texts beside it, name their files or folders, or choose theirs with"
