@@ -83,6 +83,7 @@ _SIZE_OFF = 0.02
 _SHARE_OFF = 0.05
 _UNTRAINED = 0.01
 _SKIPPED = 0.001
+_UNFILLED = 0.05
 _BLOCK_READS = 1.5
 
 
@@ -304,7 +305,7 @@ def _unfilled_rows(plan: RunPlan) -> Iterator[_Advice]:
         unfilled = stored_dataset(plan.trained[c.name]).unfilled_tokens
         share = unfilled / max(c.tokens, 1)
         # Of a single part, less than a row is lost
-        if not c.exists or unfilled < seq_len or share < _SKIPPED:
+        if not c.exists or unfilled < seq_len or share < _UNFILLED:
             continue
         copy = command_line("cache reshuffle", c.cache, "COPY")
         yield (
