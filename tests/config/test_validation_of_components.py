@@ -1,5 +1,6 @@
 """What is held out of single components: by a fraction, a number of rows, or nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,12 +121,15 @@ def test_a_small_component_does_not_refuse_the_run():
         ("{rows: 2, by: documents}", "components.b.validation.rows", 2),
         ("100000", "components.b.validation.rows", 100000),
         ("{one_in: 100000}", "components.b.validation.one_in", 100000),
+        ("{fraction: 0.00001}", "components.b.validation.fraction", 0.00001),
+        ("{fraction: 0.00001, by: documents}", "components.b.validation.fraction", 0.00001),
     ],
 )
 def test_what_cannot_be_held_out_is_refused_at_its_place(own, field, value):
-    with pytest.raises(ConfigError) as refusal:
-        config_of(b=own).with_caches(CACHES).dataset()
-    assert (refusal.value.field, refusal.value.value) == (field, value)
+    for length in ({}, {"seq_len": {0: 8, 4: 16}}):
+        with pytest.raises(ConfigError) as refusal:
+            replace(config_of(b=own), **length).with_caches(CACHES).dataset()
+        assert (refusal.value.field, refusal.value.value) == (field, value)
 
 
 def test_half_is_the_most_and_the_cure_says_how_many():

@@ -192,12 +192,12 @@ def component_sides(
     """
     if split is None:
         return dataset, dataset
-    with naming_split(name, path):
+    with naming_split(name, path, split):
         return split_sides(dataset, split, block_tokens=block_tokens, seq_len=seq_len)
 
 
 @contextmanager
-def naming_split(name: str, path: str) -> Iterator[None]:
+def naming_split(name: str, path: str, split: ValidationConfig) -> Iterator[None]:
     """Within it, errors of a split name the component, its place in the config, and how to hold
     nothing out of it.
     """
@@ -206,9 +206,12 @@ def naming_split(name: str, path: str) -> Iterator[None]:
     except ConfigError as error:
         named = _about_documents(error, "")
         field = (named.field or "").removeprefix("validation.")
+        value = {} if named.value is None else {"value": named.value}
+        if field == "one_in" and split.fraction is not None:
+            field = "fraction"
+            value = {"value": split.fraction}
         field = f"{path}.{field}" if field else path
         problem = f"{named.problem.rstrip('.')} (component {name!r})"
-        value = {} if named.value is None else {"value": named.value}
         cure = (named.cure or "").rstrip(".")
         cure += (
             f"{'. ' if cure else ''}To hold out nothing of it: components.{name}.validation: none."

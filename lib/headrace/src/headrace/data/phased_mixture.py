@@ -214,12 +214,14 @@ class _Course:
         validation = self._validation
         chunk = dataset.cache.layout.chunk_elements
         block = phase_block(chunk, lengths, self._shuffle.io_block_size)
-        if validation is not None and validation.by == "documents":
-            dataset = dataset.holdout_documents(validation.groups_of, seed=validation.seed)[0]
-            self._validation = None
-        elif validation is not None:
-            with naming_split(self._name, self._path):
-                self._held_out = validation.holdout(dataset, block // lengths[0])
+        if validation is not None:
+            with naming_split(self._name, self._path, validation):
+                if validation.by == "documents":
+                    train, _ = dataset.holdout_documents(validation.groups_of, seed=validation.seed)
+                    dataset = train
+                    self._validation = None
+                else:
+                    self._held_out = validation.holdout(dataset, block // lengths[0])
         self._dataset = self._stored = dataset
         return block
 
@@ -232,7 +234,8 @@ class _Course:
         if self._validation is None:
             return _Cut(stored, Identity(blocks), rows, stored.windows, tokens)
         how = self._held_out
-        train = split_sides(stored, self._validation, block_tokens=tokens, how=how)[0]
+        with naming_split(self._name, self._path, self._validation):
+            train, _ = split_sides(stored, self._validation, block_tokens=tokens, how=how)
         return _Cut(train, Identity(blocks - (len(stored) - len(train)) // rows), rows)
 
     def sized(self, seq_len: int, rows: int | None) -> Shuffle:
