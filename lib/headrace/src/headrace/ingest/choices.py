@@ -63,7 +63,7 @@ else:
     Format = Literal[tuple(FORMATS)]
     FormatOrAuto = Literal["auto", Format]
     Engine = Literal["auto", "pool", "inline", "ray", *extensions.names_of(extensions.ENGINES)]
-Compression: TypeAlias = Literal["none", "gzip", "zstd"]
+FileCompression: TypeAlias = Literal["none", "gzip", "zstd"]
 Kind: TypeAlias = Literal["text", "tokens", "chat", "preference", "prompts"]
 KindOrAuto: TypeAlias = Literal["auto", Kind]
 Mask: TypeAlias = Literal["generation", "roles", "all", TurnMode]

@@ -34,7 +34,7 @@ from headrace.errors import (
     install_command,
     redact,
 )
-from headrace.ingest.choices import Compression, Format
+from headrace.ingest.choices import FileCompression, Format
 from headrace.ingest.listing import stat_file
 from headrace.store import files
 from headrace.store.files import open_source
@@ -114,7 +114,7 @@ class SourceFile:
 
     path: str
     format: Format
-    compression: Compression = "none"
+    compression: FileCompression = "none"
     size: int | None = None
     version: str = ""
     part: Slice | None = None

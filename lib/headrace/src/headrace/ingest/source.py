@@ -33,7 +33,7 @@ from headrace.errors import (
 )
 from headrace.ingest.choices import (
     FORMATS,
-    Compression,
+    FileCompression,
     Format,
     FormatOrAuto,
     Kind,
@@ -144,7 +144,7 @@ _REQUIRED = (
     ("prompts", "prompt"),
 )
 """What every record of a kind must have; all else is optional, unless its field is named."""
-_COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+_COMPRESSIONS: dict[str, FileCompression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _UNREADABLE = (".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 SEPARATED = (".csv", ".tsv")
 """Extensions of tables whose lines are no texts, which no format reads."""
@@ -557,7 +557,7 @@ def _choose(name: str) -> str:
     return f"Choose the field: {option}FIELD."
 
 
-def split_compression(path: str) -> tuple[str, Compression]:
+def split_compression(path: str) -> tuple[str, FileCompression]:
     """A path without the extension of its compression, and the compression.
 
     Example:
