@@ -178,7 +178,7 @@ def test_no_token_comes_twice_in_an_epoch_and_every_token_is_accounted_for(cache
         block = block_of(phases, shuffle)
         dataset = make(caches, phases, shuffle, batch, removed, held)
     except ConfigError as error:
-        assert error.field in ("io_block_size", "one_in", "shuffle.strands")  # noqa: PT017
+        assert error.field in ("io_block_size", "validation.one_in", "shuffle.strands")  # noqa: PT017
         return
     delivered = epochs_of(dataset, 100)
     for name, cache in caches.items():
@@ -246,7 +246,7 @@ def test_a_phase_does_not_know_of_later_ones(caches, run, more, length):
             return
         short, long = (make(caches, p, shuffle, batch, removed, held) for p in (phases, longer))
     except ConfigError as error:
-        assert error.field in ("io_block_size", "one_in", "shuffle.strands")  # noqa: PT017
+        assert error.field in ("io_block_size", "validation.one_in", "shuffle.strands")  # noqa: PT017
         return
     for (step, dataset), (_, other) in zip(short.phases, long.phases, strict=False):
         begin, end = (
