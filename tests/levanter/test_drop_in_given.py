@@ -149,3 +149,26 @@ def test_the_command_takes_its_file_either_way(stock, tmp_path, monkeypatch, arg
     monkeypatch.setattr(sys, "argv", ["train_lm", "--configs", "run.yaml", "data.yaml"])
     with pytest.raises(ConfigError, match="several files"):
         train_lm.run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "field", "value", "cure"),
+    [
+        ({}, ["--feed", "seed=1"], "--feed", "seed=1", "--feed '[seed=1]'"),
+        ({"train_weights": {"wbe": 1.0}}, [], "data.train_weights.wbe", 1.0, "'web'"),
+        ({"train_weights": [[0, {"wbe": 1.0}]]}, [], "data.train_weights[0].wbe", 1.0, "'web'"),
+    ],
+)
+def test_what_levanter_cannot_read_is_named(
+    tmp_path, monkeypatch, changes, arguments, field, value, cure
+):
+    from headrace_levanter import train_lm
+
+    data = {"components": {"web": {"cache_dir": str(tmp_path)}}, "tokenizer": "none", **changes}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"data": data}))
+    monkeypatch.setattr(sys, "argv", ["train_lm", "--config_path", "run.yaml", *arguments])
+    with pytest.raises(ConfigError) as caught:
+        train_lm.run()
+    assert (caught.value.field, caught.value.value) == (field, value)
+    assert cure in str(caught.value.cure)

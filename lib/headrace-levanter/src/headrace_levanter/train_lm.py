@@ -11,10 +11,11 @@ No ``from __future__ import annotations`` here: Levanter reads the types from :f
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 try:
     import levanter.config
+    from draccus.utils import DecodingError, ParsingError
     from levanter.main import train_lm
 except ImportError as error:
     from headrace_levanter.needs import of_levanter, wrong_levanter
@@ -28,6 +29,7 @@ from headrace.errors import ConfigError
 from headrace_levanter.config import HeadraceDataConfig
 from headrace_levanter.drop_in import fed
 from headrace_levanter.loader import headrace_schedule, recorded_loader
+from headrace_levanter.translation.translate import stages_of
 
 
 @dataclasses.dataclass
@@ -129,9 +131,14 @@ def has_own_data(arguments: Sequence[str]) -> bool:
         raise ConfigError(
             "names several files, but only one is read here", field="--configs", cure=cure
         )
+    return "config" not in (_data(arguments) or {"config": None})
+
+
+def _data(arguments: Sequence[str]) -> dict[str, Any]:
+    """The ``data`` of the file after ``--config_path``; empty if there is none."""
     at = next((n + 1 for n, one in enumerate(arguments) if one in ("--config_path", "--config")), 0)
     raw = read_mapping(arguments[at], foreign=True) if 0 < at < len(arguments) else {}
-    return "config" not in (raw.get("data") or {"config": None})
+    return raw.get("data") or {}
 
 
 def run() -> None:
@@ -143,7 +150,29 @@ def run() -> None:
         for part in (one.split("=", 1) if one.startswith(joined) else [one])
     ]
     entry = main_of_stock if has_own_data(arguments) else main
-    levanter.config.main(entry, args=arguments)()
+    try:
+        levanter.config.main(entry, args=arguments)()
+    except ParsingError as error:
+        raise _named(error, arguments) from None
+
+
+def _named(error: ParsingError, arguments: Sequence[str]) -> ConfigError:
+    """The error for a setting that Levanter's reader of configs refuses.
+
+    Raises:
+        ConfigError: the data give a weight to what is no component, which that reader does not name.
+    """
+    data = _data(arguments)
+    if "train_weights" in data:
+        stages_of(data, data.get("components") or {}, "data.")
+    field = ".".join(error.key_path) if isinstance(error, DecodingError) else ""
+    option = f"--{field}"
+    if option in arguments[:-1]:
+        value = arguments[arguments.index(option) + 1]
+        cure = "Write it as in the file of the config, a list in brackets: --feed '[seed=1]'."
+        return ConfigError("is of the wrong type", field=option, value=value, cure=cure)
+    problem = f"is refused: {error.__cause__ or error}"
+    return ConfigError(problem, field=field or "config", cure="Correct it in the config.")
 
 
 if __name__ == "__main__":

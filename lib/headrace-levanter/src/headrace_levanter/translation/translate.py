@@ -146,7 +146,7 @@ def _components(into: Translation, data: Mapping[str, Any], prefix: str) -> None
         "cache_dir": data.get("cache_dir", "cache/"),
         "chat_template": data.get("chat_template"),
     }
-    weights = _stages_of(data, raw, prefix)
+    weights = stages_of(data, raw, prefix)
     components = into.config["components"] = {}
     for name, value in raw.items():
         path = f"{prefix}components.{name}"
@@ -171,7 +171,7 @@ def _components(into: Translation, data: Mapping[str, Any], prefix: str) -> None
         )
 
 
-def _stages_of(
+def stages_of(
     data: Mapping[str, Any], raw: Mapping[str, Any], prefix: str
 ) -> list[tuple[int, dict[str, float]]]:
     """First step and weights, as floats, of each stage."""
@@ -189,7 +189,10 @@ def _stages_of(
         for name, weight in named.items():
             if name not in raw:
                 raise ConfigError(
-                    "is not a component", field=f"{at}.{name}", cure=did_you_mean(name, raw)
+                    "is not a component",
+                    field=f"{at}.{name}",
+                    value=weight,
+                    cure=did_you_mean(name, raw),
                 )
             named[name] = number_at(weight, f"{at}.{name}")
         step = (
@@ -203,7 +206,7 @@ def _weights(into: Translation, data: Mapping[str, Any], prefix: str) -> None:
     raw = mapping_at(data.get("components") or {}, "components")
     end = into.config.get("num_steps")
     stages: list[tuple[int, dict[str, float]]] = []
-    for step, weights in _stages_of(data, raw, prefix):
+    for step, weights in stages_of(data, raw, prefix):
         if end is not None and step >= end:
             into.differs(
                 f"{prefix}train_weights",
