@@ -160,7 +160,7 @@ def _named(error: ParsingError, arguments: Sequence[str]) -> ConfigError:
     """The error for a setting that Levanter's reader of configs refuses.
 
     Raises:
-        ConfigError: the data give a weight to what is no component, which that reader does not name.
+        ConfigError: the data weigh what is no component, which that reader does not name.
     """
     data = _data(arguments)
     if "train_weights" in data:
