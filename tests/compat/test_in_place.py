@@ -264,9 +264,7 @@ def test_commands_show_it(store, tmp_path):
     assert str(folder) in cat
 
 
-@pytest.mark.parametrize(
-    "words", ["pack X --plans O", "diff X X", "reshuffle X O", "consolidate X O"]
-)
+@pytest.mark.parametrize("words", ["diff X X", "reshuffle X O", "consolidate X O"])
 def test_the_format_that_a_file_does_not_say_can_be_typed(tmp_path, words):
     ids = np.arange(100_000, dtype=np.uint16)
     ids.tofile(tmp_path / "ids.npy")
