@@ -131,6 +131,21 @@ def changed_table(raw: bytes, pick: np.random.Generator) -> bytes:
     return raw[:8] + len(changed_head).to_bytes(8, "little") + digest + changed_head + columns
 
 
+def resealed(raw: bytes, changed_raw: bytes) -> bytes:
+    """A changed ledger with the digest that fits, so that what it says is looked at; as it is if it
+    is no JSON, or if the digest itself was changed.
+    """
+    try:
+        tree = json.loads(changed_raw)
+    except (ValueError, RecursionError):
+        return changed_raw
+    if not isinstance(tree, dict) or tree.get("digest") != json.loads(raw)["digest"]:
+        return changed_raw
+    blank = json.dumps({**tree, "digest": ""}, indent=1).encode()
+    digest = hashlib.sha256(blank).hexdigest()
+    return blank.replace(b'\n "digest": ""', f'\n "digest": "sha256:{digest}"'.encode(), 1)
+
+
 def changed(raw: bytes, seed: int) -> bytes:
     pick = np.random.default_rng(seed)
     if raw.startswith(b"HRLEDGER") and pick.integers(3):
@@ -144,8 +159,8 @@ def changed(raw: bytes, seed: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A cache without digests in ledger.json and arrays, read from them alone: all that is read is
-    looked at.
+    """A cache without digests in its arrays, read from ledger.json and them alone: all that is read
+    is looked at.
     """
     root = tmp_path_factory.mktemp("fuzz")
     write_cache(
@@ -153,8 +168,6 @@ def root(tmp_path_factory):
     )
     for file in root.rglob("zarr.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "attributes": {}}))
-    ledger = root / "ledger.json"
-    ledger.write_text(json.dumps({**json.loads(ledger.read_text()), "digest": ""}, indent=1))
     write_cache(
         root / "columns",
         [random_documents(30, seed=k) for k in range(2)],
@@ -284,7 +297,8 @@ def test_only_errors_of_headrace_come_out(root: Path, kind: str, seed: int):
     for file in root.glob(pattern):
         raw = file.read_bytes()
         try:
-            file.write_bytes(changed(raw, seed))
+            content = changed(raw, seed)
+            file.write_bytes(resealed(raw, content) if kind == "ledger" else content)
             for read in readers:
                 with contextlib.suppress(HeadraceError):
                     read(root)
