@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +19,14 @@ from rich.console import Console
 from headrace.cli import decoded, inspect_show
 from headrace.cli.decoded import documents_with_ids, sample
 from headrace.cli.inspect_show import length_statistics, show_samples, token_statistics
+from headrace.data import document_numbers
+from headrace.data.document_numbers import evenly_spaced
 from headrace.errors import ConfigError
 from headrace.ingest import ChatConfig, LeafConfig, SourceConfig, TokenizerConfig, build_cache
 from headrace.ingest.tokenize import cache_tokenizer, decode, load_tokenizer
+from headrace.order.intervals import starts
 from headrace.store import open_cache
+from headrace.store.array import StoredArray
 from headrace.store.ledger import read_ledger, write_ledger
 from headrace.testing import tiny_cache, write_cache
 from headrace_levanter.export import write_levanter
@@ -278,6 +283,49 @@ def test_of_huge_caches_a_sample_is_taken_and_said(
     out = headrace("cache", "inspect", str(tmp_path / "c"))[1]
     assert "of a sample of 64 tokens" in out
     assert "of a sample of 64 documents" in out
+
+
+@given(
+    st.lists(st.integers(0, 9) | st.integers(50, 90), max_size=150),
+    st.integers(4, 2000),
+    st.integers(1, 4),
+)
+def test_a_sample_is_read_from_few_parts(sizes, most, stretches):
+    first_of_part = starts(sizes)
+    values = np.arange(first_of_part[-1])
+    part_of = np.repeat(np.arange(len(sizes)), sizes)
+
+    def read(start: int, stop: int) -> np.ndarray:
+        return values[start:stop]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(document_numbers, "_MOST_PARTS", 8)
+        sample = evenly_spaced(read, first_of_part, most, stretches)
+    if values.size <= most and np.count_nonzero(sizes) <= 8 and len(sizes) <= 8:
+        assert sample.size == values.size
+    assert np.all(np.diff(sample) > 0)
+    assert min(values.size, stretches) <= sample.size <= most
+    assert np.unique(part_of[sample]).size <= 8
+
+
+def test_a_cache_of_many_parts_is_not_opened_part_by_part(
+    headrace: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tiny_cache(tmp_path / "c", documents=300, parts=100)
+    monkeypatch.setattr(document_numbers, "_MOST_PARTS", 8)
+    monkeypatch.setattr(inspect_show, "WINDOWS", 4)
+    opened: set[str] = set()
+    open_array = StoredArray._open
+
+    def count(array: StoredArray, *arguments: Any) -> Any:
+        opened.add(array.url)
+        return open_array(array, *arguments)
+
+    monkeypatch.setattr(StoredArray, "_open", count)
+    code, out, _ = headrace("cache", "inspect", str(tmp_path / "c"), "--samples", "0")
+    assert code == 0
+    assert "of a sample of" in out
+    assert 8 <= len(opened) <= 2 * 8
 
 
 def test_a_cache_of_levanter(headrace: Run, chats: str, tmp_path: Path):

@@ -200,12 +200,12 @@ def command(
 def _is_no_cache(path: str, as_json: bool) -> bool:
     """Shows what another package knows (rollouts), if the path is one; returns whether it is."""
     from headrace import extensions
-    from headrace.store.ledger import read_ledger
+    from headrace.store.ledger import ledger_state
 
     if path.endswith(CONFIG_SUFFIXES):
         cure = f"Type: {command_line('run tree', path)}"
         raise ConfigError("is a config, not a cache", field="CACHE", value=path, cure=cure)
-    if read_ledger(path) is not None:
+    if ledger_state(path) is not None:
         return False
     inspectors = extensions.installed_names(extensions.INSPECTORS)
     loaded = (extensions.load_extension(extensions.INSPECTORS, name, "path") for name in inspectors)
@@ -318,11 +318,12 @@ def unfinished(cache: str) -> dict[str, Any] | None:
     """The progress of an interrupted build, and the command that finishes it; None: nothing is
     unfinished.
     """
-    from headrace.store.ledger import read_ledger, read_part_record
+    from headrace.store.ledger import ledger_state, read_part_record, whole_ledger
 
-    ledger = read_ledger(cache)
-    if ledger is None or ledger.finished:
+    state = ledger_state(cache)
+    if state is None or state.finished:
         return None
+    ledger = state.ledger or whole_ledger(cache)
     names = sorted({str(s["part"]) for s in ledger.sources})
     records = [r for name in names if (r := read_part_record(cache, name)) is not None]
     return {

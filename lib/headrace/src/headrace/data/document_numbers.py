@@ -28,12 +28,14 @@ from headrace.data.saved_filters import RemovedDocuments
 from headrace.errors import ConfigError, did_you_mean
 from headrace.order.intervals import chunks_of
 from headrace.store.cache import TokenCache
+from headrace.store.layout import TOKENS
 from headrace.store.npy import PYTHON_PARSER
 
 LENGTH = "length"
 """The name of the number of tokens of each document."""
 _CHUNK = 1 << 20  # documents per pass over the numbers
 _READS = 16  # at a time
+_MOST_PARTS = 1024  # that a sample is read from
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -259,25 +261,50 @@ def lengths_of_documents(cache: TokenCache) -> Int64[np.ndarray, " documents"]:
     return tokens
 
 
-def some_lengths(cache: TokenCache, most: int, stretches: int) -> Int64[np.ndarray, " looked"]:
-    """Tokens of each document or, if there are more than ``most``, of so many in evenly spaced
-    stretches: of pieces, where documents were cut.
+def some_lengths(
+    cache: TokenCache, most: int, stretches: int
+) -> tuple[Int64[np.ndarray, " looked"], int]:
+    """Tokens of documents, and how many documents there are: of all, or of evenly spaced stretches
+    (:func:`evenly_spaced`). Where documents were cut, a sample is one of pieces.
     """
-    if cache.num_documents <= most:
-        return lengths_of_documents(cache) if cache.are_cut else cache.lengths()
-    return evenly_spaced(cache.lengths, cache.num_documents, most, stretches)
+    first_document = cache.leaf(TOKENS).first_document
+    if cache.are_cut and _is_little(first_document, most):
+        return lengths_of_documents(cache), cache.num_originals
+    lengths = evenly_spaced(cache.lengths, first_document, most, stretches)
+    return lengths, cache.num_documents
 
 
 def evenly_spaced(
-    read: Callable[[int, int], np.ndarray], total: int, most: int, stretches: int
+    read: Callable[[int, int], np.ndarray],
+    first_of_part: Int64[np.ndarray, " parts1"],
+    most: int,
+    stretches: int,
 ) -> np.ndarray:
-    """All values, or evenly spaced stretches of them if there are more than ``most``."""
-    if total <= most:
+    """All values, or evenly spaced stretches of them if there are more than ``most``, or if they
+    lie in more than a thousand parts.
+
+    Args:
+        read: Returns the values from one number to another.
+        first_of_part: Number of the first value of each part, and the end of the last.
+        most: Most values.
+        stretches: How many are read if there are more.
+    """
+    total = int(first_of_part[-1])
+    if _is_little(first_of_part, most):
         return read(0, total)
-    size = most // stretches
-    starts = np.linspace(0, total - size, stretches).astype(np.int64).tolist()
+    size = min(most, total) // stretches
+    first = np.linspace(0, total - size, stretches).astype(np.int64)
+    # Parts can be small, and what a read costs is to open them.
+    part = np.searchsorted(first_of_part, first, side="right") - 1
+    last_part = np.minimum(part + _MOST_PARTS // stretches, first_of_part.size - 1)
+    stop = np.minimum(first + size, first_of_part[last_part])
     with ThreadPoolExecutor(_READS) as pool:
-        return np.concatenate(list(pool.map(lambda start: read(start, start + size), starts)))
+        return np.concatenate([*pool.map(read, first.tolist(), stop.tolist())])
+
+
+def _is_little(first_of_part: Int64[np.ndarray, " parts1"], most: int) -> bool:
+    total = int(first_of_part[-1])
+    return total <= most and min(total, first_of_part.size - 1) <= _MOST_PARTS
 
 
 def without_failing(

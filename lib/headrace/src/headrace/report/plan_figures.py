@@ -152,9 +152,7 @@ def document_lengths(cache: TokenCache) -> Lengths:
         ... )
         (100, 1.0, 1.0)
     """
-    lengths = some_lengths(cache, MAX_LOOKED, _RUNS)
-    is_sample = cache.num_documents > MAX_LOOKED
-    return lengths_of(lengths, cache.num_documents if is_sample else lengths.size)
+    return lengths_of(*some_lengths(cache, MAX_LOOKED, _RUNS))
 
 
 def lengths_of(lengths: Int64[np.ndarray, " n"], total: int) -> Lengths:

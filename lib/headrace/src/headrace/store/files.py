@@ -537,9 +537,18 @@ def sizes_below(folder: str) -> dict[str, int]:
 
 def tree_bytes(url: str) -> int:
     """Sum of the sizes of all files below ``url``, in bytes."""
-    if is_local(url):
-        return sum(file.stat().st_size for file in local_path(url).rglob("*") if file.is_file())
-    return sum(sizes_below(url).values())
+    if not is_local(url):
+        return sum(sizes_below(url).values())
+    total = 0
+    folders = [str(local_path(url))]
+    while folders:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.is_file():
+                    total += entry.stat().st_size
+    return total
 
 
 def delete_keys(url: str) -> None:
