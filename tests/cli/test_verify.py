@@ -1,11 +1,17 @@
 """``headrace cache verify``: says what is damaged and what rebuilds it, by its exit status too."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
+import pytest
+from msgspec.structs import replace
+
 from headrace import load_config
 from headrace.data import PackedTokenDataset
+from headrace.store.ledger import read_ledger, write_ledger
+from headrace.testing import web_server
 
 
 def build(headrace, corpus, output):
@@ -175,3 +181,39 @@ def test_the_copy_of_the_tokenizer_is_checked_and_mended(headrace, corpus, tmp_p
         assert headrace(*shlex.split(found["repair"])[1:]).code == 0
         assert copy.read_text() == content
         assert headrace("cache", "verify", str(tmp_path / "c")).code == 0
+
+
+@pytest.mark.parametrize("damage", ["gone", "other head", "damaged chunk"])
+def test_what_mends_a_cache_behind_a_web_address_works_where_it_is_from(
+    headrace, corpus, tmp_path, monkeypatch, damage
+):
+    monkeypatch.chdir(tmp_path)
+    build(headrace, corpus, "cache")
+    table = Path("cache/ledger.bin")
+    if damage == "gone":
+        table.unlink()
+    elif damage == "other head":
+        table.write_bytes(table.read_bytes().replace(b"{", b"[", 1))
+    else:
+        Path("cache/parts/00000/input_ids/data/c/0").unlink()
+    with web_server(tmp_path) as url:
+        shown = ["cache", "verify" if damage == "damaged chunk" else "inspect"]
+        done = headrace(*shown, f"{url}/cache")
+        assert done.code in (1, 2)
+        (command,) = re.findall(r"headrace (.*--repair) \(where cache is", done.out + done.err)
+        assert headrace(*shlex.split(command)).code == 0
+        assert headrace("cache", "verify", f"{url}/cache", "--deep").code == 0
+
+
+def test_an_unfinished_cache_behind_a_web_address_is_finished_where_it_is_from(
+    headrace, corpus, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    build(headrace, corpus, "cache")
+    ledger = json.loads(Path("cache/ledger.json").read_text())
+    with web_server(tmp_path) as url:
+        write_ledger("cache", replace(read_ledger("cache"), finished=False, parts=[]))
+        done = headrace("cache", "inspect", f"{url}/cache")
+        (command,) = re.findall(r"finish it: headrace (.*) \(where cache is", done.out)
+        assert headrace(*shlex.split(command)).code == 0
+    assert json.loads(Path("cache/ledger.json").read_text())["parts"] == ledger["parts"]

@@ -338,10 +338,13 @@ def unfinished(cache: str) -> dict[str, Any] | None:
 
 
 def build_command(cache: str, ledger: Ledger) -> str:
-    """The command that builds a cache, from its ledger."""
+    """The command that builds a cache, from its ledger; of one where nothing can be written, its
+    original or a copy.
+    """
     from headrace.cli import build
     from headrace.ingest.records import LeafConfig
     from headrace.store.ledger import SHUFFLED
+    from headrace.store.location import Location
     from headrace.store.snapshots import cache_of_member, is_listed
 
     shuffled = ledger.metadata.get(SHUFFLED, {})
@@ -352,7 +355,8 @@ def build_command(cache: str, ledger: Ledger) -> str:
         store = cache_of_member(cache) if is_update else cache
         flags = ["seed", "unit", "part_bytes", "pack" if "pack" in shuffled else "split", "format"]
         options = {flag: shuffled.get(flag) for flag in flags}
-        words = [command_line("cache reshuffle", shuffled["cache"], store, **options)]
+        output = Location.parse(store).writable
+        words = [command_line("cache reshuffle", shuffled["cache"], output, **options)]
         words += map(shlex.quote, shuffled.get("by", []))
         if shuffled.get("moved"):
             words.append("--update" if is_update else "--repair")
@@ -363,7 +367,7 @@ def build_command(cache: str, ledger: Ledger) -> str:
     layout = ledger.layout
     tokenizer = ledger.tokenizer
     options = {
-        "output": cache,
+        "output": Location.parse(cache).writable,
         "tokenizer": tokenizer["path"],
         "eos": tokenizer["eos"] or "none",
         "bos": tokenizer["bos"] or "none",
@@ -399,11 +403,14 @@ def show_unfinished(console: Console, state: dict[str, Any]) -> None:
     """Prints what :func:`unfinished` found."""
     from rich.text import Text
 
+    from headrace.store.location import Location
+
     parts = f": {state['parts_finished']:,} of {format_count(state['parts'], 'part')} done"
     title = ((state["path"], "bold"), (" is unfinished", "yellow"))
     parts += f", {format_count(state['documents'], 'document')}, {state['tokens']:,} tokens."
     console.print(Text.assemble(*title, parts))
-    console.print(f"To finish it: {state['command']}", soft_wrap=True)
+    command = state["command"] + Location.parse(state["path"]).about_writable
+    console.print(f"To finish it: {command}", soft_wrap=True)
 
 
 def _losses_in(file: str | None) -> Any:

@@ -112,6 +112,7 @@ def _checked(
     from headrace.pack.plan_file import plan_findings
     from headrace.pack.saved_plans import PLANS_FOLDER
     from headrace.store import files
+    from headrace.store.location import Location
     from headrace.store.verify import Damage, verify
 
     is_long = deep or repair or record
@@ -138,9 +139,10 @@ def _checked(
     command = _repair_command(cache) if is_damaged else ""
     if not as_json:
         console = terminal(soft_wrap=True)
-        _show(console, report, command if repaired is None else "")
+        shown = command and command + Location.parse(cache).about_writable
+        _show(console, report, shown if repaired is None else "")
         if repaired is not None:
-            _show_repair(console, repaired, command)
+            _show_repair(console, repaired, shown)
     return {
         **report.to_dict(),
         "repair": command,

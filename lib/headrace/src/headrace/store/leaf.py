@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Int64, UInt
 
-from headrace.errors import CacheError, IndexOutOfRangeError, ReadError, command_line
+from headrace.errors import CacheError, IndexOutOfRangeError, ReadError
 from headrace.order.intervals import run_numbers, starts
 from headrace.store.array import ArrayFuture, StoredArray, kvstore_spec
 from headrace.store.layout import TOKENS, CacheLayout, LeafKind, LeafSpec
@@ -40,6 +40,7 @@ from headrace.store.ledger_table import (
     ColumnTable,
     PartTable,
     chunks_of,
+    command_to_rewrite,
     from_page,
     pages_of,
 )
@@ -143,7 +144,7 @@ class ChunkPages:
         kinds = chunks_of(self._table, self._layout, self._leaves)
         if (count := int(kinds[-1].first[-1])) != self._table.chunks:
             root = self._table.url.removesuffix(f"/{TABLE_NAME}")
-            cure = f"Write it anew: {command_line('cache verify', root, repair=True)}"
+            cure = f"Write it anew: {command_to_rewrite(root)}"
             problem = f"names {self._table.chunks} chunks, and its parts have {count}"
             raise ReadError(problem, field="ledger", value=self._table.url, cure=cure)
         return {(kind.leaf, kind.folder): kind for kind in kinds}

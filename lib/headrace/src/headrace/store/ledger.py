@@ -62,6 +62,7 @@ from headrace.store.ledger_table import (
     PartTable,
     chunks_of,
     columns_of,
+    command_to_rewrite,
     corrupt_table,
     encode_table,
     from_page,
@@ -493,7 +494,7 @@ def table_problem(root: str, *, mend: bool = False) -> str:
     if mend:
         files.write_atomic(url, table)
     problem = "is missing" if raw is None else f"is not what {LEDGER_NAME} and the arrays say"
-    return f"{problem}; to write it anew: {command_line('cache verify', root, repair=True)}"
+    return f"{problem}; to write it anew: {command_to_rewrite(root)}"
 
 
 def _own_names(url: str, raw: bytes) -> ChunkNames | None:

@@ -67,6 +67,7 @@ from jaxtyping import Int64, UInt32
 from headrace.errors import CacheCorruptError, CacheError, command_line, of_another_version
 from headrace.store import files
 from headrace.store.layout import TOKENS, CacheLayout, LeafSpec
+from headrace.store.location import Location
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
 LARGEST_COUNT = 2**56
@@ -583,9 +584,14 @@ def unreadable(url: str, error: OSError) -> CacheError:
 def corrupt_table(url: str, problem: str) -> CacheCorruptError:
     """An error about a table, with the command that rewrites it."""
     root = url.removesuffix(TABLE_NAME).rstrip("/") or "/"
-    command = command_line("cache verify", root, repair=True)
-    cure = f"Write it anew from ledger.json: {command}"
+    cure = f"Write it anew from ledger.json: {command_to_rewrite(root)}"
     return CacheCorruptError(problem, field="ledger", value=url, cure=cure)
+
+
+def command_to_rewrite(root: str) -> str:
+    """The command that writes the table of a cache anew."""
+    there = Location.parse(root)
+    return command_line("cache verify", there.writable, repair=True) + there.about_writable
 
 
 def _head_end(url: str, data: bytes) -> int:

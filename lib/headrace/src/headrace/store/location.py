@@ -123,6 +123,27 @@ class Location:
         """Whether nothing can be written there: on a web server or in Azure."""
         return self.is_web or self.scheme == "az"
 
+    @property
+    def writable(self) -> str:
+        """What a command that writes has to name: this location or, where nothing can be written,
+        its original or a copy, which probably has the same name.
+
+        Example:
+            >>> there = Location.parse("https://host/caches/web/")
+            >>> there.writable + there.about_writable
+            'web (where web is the original of https://host/caches/web/, or a copy)'
+        """
+        if not self.is_read_only:
+            return self.text
+        return self.key.rstrip("/").rpartition("/")[2] or "CACHE"
+
+    @property
+    def about_writable(self) -> str:
+        """What stands behind such a command; empty if it names this location."""
+        if not self.is_read_only:
+            return ""
+        return f" (where {self.writable} is the original of {self.shown}, or a copy)"
+
     def absolute(self) -> str:
         """The text, independent of the working folder; a local path without ``..``, which
         TensorStore refuses.
