@@ -401,19 +401,13 @@ def _refuse_without_effect(context: typer.Context) -> None:
 
 
 _SOURCE: dict[str, tuple[str, ...]] = {
-    "format": ("format",),
-    "text_field": ("text_field",),
-    "on_bad_line": ("on_bad_line",),
     "extensions": ("extension",),
-    "kind": ("kind",),
     "fields": ("field",),
     "leaves": ("leaf",),
     "chat": ("chat_template", "chat_variable", "mask", "mask_role"),
     "fim": ("fim", "fim_rate", "fim_spm_rate", "fim_seed"),
-    "max_record_bytes": ("max_record_bytes",),
-    "special_tokens_in_text": ("special_tokens_in_text",),
 }
-"""Fields of a source, and the parameters of the command that set them."""
+"""Fields of a source whose parameters of the command have other names than they, and these."""
 _TOKENIZER = {"path": "tokenizer", "bos": "bos", "eos": "eos", "engine": "tokenizer_engine"}
 _OF_CACHE = ("dtype", "chunk_tokens", "compression", "part_bytes")
 
@@ -436,9 +430,9 @@ def _append(
     refuse_typed(context, ("repair",), "cannot be combined with --append", cure)
     typed = typed_options(context)
     reading = {
-        field: getattr(source, field)
-        for field, names in _SOURCE.items()
-        if typed.intersection(names)
+        field: value
+        for field, value in vars(source).items()
+        if typed.intersection(_SOURCE.get(field, (field,)))
     }
     tokens = {field: value for field, value in encoder.items() if _TOKENIZER[field] in typed}
     settings = {
@@ -592,11 +586,7 @@ def summary(report: BuildReport) -> str:
         )
     if report.trained_tokens is not None:
         share = report.trained_tokens / max(report.tokens, 1)
-        none = (
-            f"; {format_count(report.untrained_documents, 'document')} with none"
-            if report.untrained_documents
-            else ""
-        )
+        none = with_none(report.untrained_documents)
         lines.append(f"{report.trained_tokens:,} tokens are trained on ({share:.1%}){none}.")
     if report.left_out_files:
         endings = ", ".join(f"{n:,} {ending}" for ending, n in report.left_out_files.items())
@@ -618,6 +608,13 @@ def summary(report: BuildReport) -> str:
         lines.append(f"{format_count(report.requests, 'request')} over HTTP{failed}.")
     cache = cache_of_member(report.path) or report.path
     return "\n".join([*lines, f"Next: {command_line('cache inspect', cache)}"])
+
+
+def with_none(untrained_documents: int) -> str:
+    """Says after the tokens that are trained on how many documents have none."""
+    if not untrained_documents:
+        return ""
+    return f"; {format_count(untrained_documents, 'document')} with none"
 
 
 def fields_in_words(fields: Mapping[str, int]) -> str:

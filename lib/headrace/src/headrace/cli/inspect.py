@@ -139,21 +139,7 @@ def command(
         return
     if icc:
         refuse_typed(context, _OF_CONTENT, "has no effect with --icc")
-        from headrace.analysis.probe import probe_cache, save_probe
-
-        opened = cache_at(cache)
-        values = _losses_in(losses)
-        with working("reading blocks"):
-            probe = probe_cache(
-                opened,
-                seq_len,
-                batch_size=batch_size,
-                block=block,
-                losses=values,
-                max_blocks=blocks,
-            )
-        if save:
-            say(f"saved: {save_probe(opened, seq_len, probe)}", err=True)
+        probe = _probed(cache_at(cache), seq_len, batch_size, block, blocks, losses, save)
         say_json(probe.to_dict()) if as_json else _show_probe(probe)
         return
     refuse_typed(context, _OF_ICC, "has no effect without --icc", "Add --icc, or leave it out.")
@@ -162,11 +148,12 @@ def command(
     from headrace.ingest.tokenize import cache_tokenizer
 
     console = terminal()
-    if (state := unfinished(cache)) is not None:
-        say_json(state) if as_json else show_unfinished(console, state)
+    if (state := _unfinished(cache)) is not None:
+        say_json(state) if as_json else _show_unfinished(console, state)
         return
     opened = cache_at(cache, format)
     decoder = cache_tokenizer(opened, tokenizer)
+    # None unless documents were asked for: then some samples, and what is said of the whole cache
     chosen = _chosen(opened, document, by_id, id_leaf, quiet=as_json)
     numbers = _drawn(opened, samples, seed) if chosen is None else chosen[:_SHOWN_MATCHES]
     all_samples = [sample(opened, decoder, i, whole=chosen is not None) for i in numbers]
@@ -174,7 +161,7 @@ def command(
     facts: dict[str, Any] = {}
     if chosen is None:
         with working("reading lengths and tokens"):
-            facts = overview(opened)
+            facts = _overview(opened)
             lengths = show.length_statistics(opened)
             tokens = show.token_statistics(opened, decoder)
         if not as_json:
@@ -261,7 +248,7 @@ def _chosen(
     return cache.stored_at([document]).tolist()
 
 
-def overview(cache: TokenCache) -> dict[str, Any]:
+def _overview(cache: TokenCache) -> dict[str, Any]:
     """Sizes, layout, tokenizer and counters of a finished cache, as JSON values."""
     from headrace.cli.inspect_show import trained_share
     from headrace.cli.snapshots import snapshot_facts
@@ -275,9 +262,8 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     counters = {name: counts.get(name, 0) for name in _COUNTERS}
     shuffled = ledger.metadata.get(SHUFFLED)
     sources = ledger.sources if shuffled is None else shuffled["sources"]
-    source_bytes = {
-        str(s.get("path")): int(s.get("size") or 0) for s in sources
-    }  # slices record the size of the whole file
+    # each slice of a file records the size of the whole file: by path, it counts once
+    source_bytes = {str(s.get("path")): int(s.get("size") or 0) for s in sources}
     other = ledger.metadata.get(FORMAT)
     stored_bytes = sum(source_bytes.values())
     return {
@@ -314,7 +300,7 @@ def overview(cache: TokenCache) -> dict[str, Any]:
     }
 
 
-def unfinished(cache: str) -> dict[str, Any] | None:
+def _unfinished(cache: str) -> dict[str, Any] | None:
     """The progress of an interrupted build, and the command that finishes it; None: nothing is
     unfinished.
     """
@@ -345,22 +331,10 @@ def build_command(cache: str, ledger: Ledger) -> str:
     from headrace.ingest.records import LeafConfig
     from headrace.store.ledger import SHUFFLED
     from headrace.store.location import Location
-    from headrace.store.snapshots import cache_of_member, is_listed
 
     shuffled = ledger.metadata.get(SHUFFLED, {})
     if shuffled.get("cache"):
-        # Documents that moved: as a part of the store it is mended by itself, and before that it is
-        # what the same command goes on with.
-        is_update = shuffled.get("moved", False) and not is_listed(cache)
-        store = cache_of_member(cache) if is_update else cache
-        flags = ["seed", "unit", "part_bytes", "pack" if "pack" in shuffled else "split", "format"]
-        options = {flag: shuffled.get(flag) for flag in flags}
-        output = Location.parse(store).writable
-        words = [command_line("cache reshuffle", shuffled["cache"], output, **options)]
-        words += map(shlex.quote, shuffled.get("by", []))
-        if shuffled.get("moved"):
-            words.append("--update" if is_update else "--repair")
-        return " ".join(words)
+        return _reshuffle_command(cache, shuffled)
     source = ledger.metadata["source"]
     chat = source["chat"]
     fim = source.get("fim") or {}
@@ -399,8 +373,27 @@ def build_command(cache: str, ledger: Ledger) -> str:
     return command_line("build", *ledger.metadata["paths"], **chosen)
 
 
-def show_unfinished(console: Console, state: dict[str, Any]) -> None:
-    """Prints what :func:`unfinished` found."""
+def _reshuffle_command(cache: str, shuffled: dict[str, Any]) -> str:
+    """The command that made a copy, from what its ledger says of it; of documents that moved into
+    other groups, the update of their store until it lists them, and then their repair alone.
+    """
+    from headrace.store.location import Location
+    from headrace.store.snapshots import cache_of_member, is_listed
+
+    is_update = shuffled.get("moved", False) and not is_listed(cache)
+    store = cache_of_member(cache) if is_update else cache
+    flags = ["seed", "unit", "part_bytes", "pack" if "pack" in shuffled else "split", "format"]
+    options = {flag: shuffled.get(flag) for flag in flags}
+    output = Location.parse(store).writable
+    words = [command_line("cache reshuffle", shuffled["cache"], output, **options)]
+    words += map(shlex.quote, shuffled.get("by", []))
+    if shuffled.get("moved"):
+        words.append("--update" if is_update else "--repair")
+    return " ".join(words)
+
+
+def _show_unfinished(console: Console, state: dict[str, Any]) -> None:
+    """Prints what :func:`_unfinished` found."""
     from rich.text import Text
 
     from headrace.store.location import Location
@@ -413,12 +406,32 @@ def show_unfinished(console: Console, state: dict[str, Any]) -> None:
     console.print(f"To finish it: {command}", soft_wrap=True)
 
 
-def _losses_in(file: str | None) -> Any:
-    """The losses of rows in a file; None: there is none."""
+def _probed(
+    cache: TokenCache,
+    seq_len: int,
+    batch_size: int,
+    block: int | None,
+    blocks: int,
+    losses: str | None,
+    save: bool,
+) -> ShuffleProbe:
+    """How similar neighbouring rows are, by the losses in a file if one is named; and saves it if
+    that was asked for.
+    """
+    from headrace.analysis.probe import probe_cache, save_probe
     from headrace.data.filter_files import read_npy
 
-    cure = "Write it with numpy.save(FILE, losses), one loss per row."
-    return None if file is None else read_npy(Path(file), "--losses", file, cure)
+    values = None
+    if losses is not None:
+        cure = "Write it with numpy.save(FILE, losses), one loss per row."
+        values = read_npy(Path(losses), "--losses", losses, cure)
+    with working("reading blocks"):
+        probe = probe_cache(
+            cache, seq_len, batch_size=batch_size, block=block, losses=values, max_blocks=blocks
+        )
+    if save:
+        say(f"saved: {save_probe(cache, seq_len, probe)}", err=True)
+    return probe
 
 
 def _show_probe(probe: ShuffleProbe) -> None:

@@ -17,7 +17,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.build import fields_in_words
+from headrace.cli.build import fields_in_words, with_none
 from headrace.cli.decoded import Sample
 from headrace.cli.shown import (
     BOUNDARY,
@@ -55,79 +55,36 @@ _QUANTILES = {"min": 0.0, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "
 
 
 def show_overview(console: Console, facts: dict[str, Any]) -> None:
-    """Prints sizes, layout, tokenizer, parts and leaves."""
+    """Prints sizes, layout, tokenizer, parts and leaves, and what only some caches have."""
     layout = facts["layout"]
-    tokenizer = facts["tokenizer"]
     tokens = max(facts["tokens"], 1)
-    text = (
-        f" ({facts['text_bytes'] / tokens:.2f} bytes of text per token)"
-        if facts["text_bytes"]
-        else ""
-    )
-    empty = f" ({facts['empty_documents']:,} without text)" if facts["empty_documents"] else ""
-    special = ", ".join(
-        f"{role} none"
-        if tokenizer.get(role) is None
-        else f"{role} {tokenizer[role]} ({tokenizer[f'{role}_id']})"
-        for role in ("bos", "eos")
-    )
     rows = {
-        "documents": f"{facts['documents']:,}{empty}",
-        "tokens": f"{facts['tokens']:,}{text}",
+        "documents": _documents(facts),
+        "tokens": f"{facts['tokens']:,}",
         "on disk": f"{in_bytes(facts['bytes_on_disk'])} ({facts['bytes_on_disk'] / tokens:.2f}"
         " bytes per token)",
         "layout": f"{layout['dtype']}, chunks of {layout['chunk_elements']:,} tokens,"
         f" compression {layout['compression']}",
-        "tokenizer": f"{tokenizer.get('path', 'unknown')}, vocabulary {tokenizer['vocab_size']:,},"
-        f" {special}",
+        "tokenizer": _tokenizer(facts["tokenizer"]),
         "parts": _parts(facts),
     }
+    if facts["text_bytes"]:
+        rows["tokens"] += f" ({facts['text_bytes'] / tokens:.2f} bytes of text per token)"
     if facts["leaves"]:
-        sizes = (
-            "one per document"
-            if one["kind"] == "fixed"
-            else f"{one['width']} per token"
-            if "width" in one
-            else f"{one['values']:,} values"
-            for one in facts["leaves"]
-        )
-        leaves = zip(facts["leaves"], sizes, strict=True)
-        rows["leaves"] = ", ".join(
-            f"{one['name']} ({one['dtype']}, {size})" for one, size in leaves
-        )
+        rows["leaves"] = ", ".join(map(_leaf, facts["leaves"]))
     if facts["trained_tokens"]:
-        none = (
-            f"; {format_count(facts['untrained_documents'], 'document')} with none"
-            if facts["untrained_documents"]
-            else ""
-        )
-        rows["trained on"] = (
-            f"{facts['trained_tokens']:,} tokens ({facts['trained_tokens'] / tokens:.1%}){none}"
-        )
+        share = facts["trained_tokens"] / tokens
+        none = with_none(facts["untrained_documents"])
+        rows["trained on"] = f"{facts['trained_tokens']:,} tokens ({share:.1%}){none}"
     if facts["trained_share"] is not None:
         cure = "" if facts["trained_share"] else "; for all: components.NAME.loss_mask=none"
         rows["trained on"] = f"{facts['trained_share']:.1%} of the tokens{cure}"
-    if facts["block_tokens"]:
-        ends = "no known token" if tokenizer.get("eos") is None else tokenizer["eos"]
-        rows["documents"] += (
-            f", blocks of {facts['block_tokens']:,} tokens: split_documents divides them after"
-            f" {ends}"
-        )
     if facts["skipped_lines"]:
         rows["skipped"] = format_count(facts["skipped_lines"], "bad line")
     if facts["unused_fields"]:
         rows["unused fields"] = fields_in_words(facts["unused_fields"])
     if facts["shuffled"]:
-        rows["shuffled"] = (
-            f"documents, with seed {facts['shuffled']['seed']}, from"
-            f" {facts['shuffled']['fingerprint']}"
-            + (f", cut each {split:,} tokens" if (split := facts["shuffled"].get("split")) else "")
-            + (
-                f", in packs with {pad:,} of padding"
-                if (pad := facts["shuffled"].get("padding"))
-                else ""
-            )
-        )
+        rows["shuffled"] = _shuffled(facts["shuffled"])
     if facts["removed_documents"]:
         rows["removed"] = (
             f"{format_count(facts['removed_documents'], 'document')} with"
@@ -241,6 +198,46 @@ def _table(*titles: str) -> Table:
 
 def _bar(share: float) -> Text:
     return Text(bar(share), "cyan")
+
+
+def _documents(facts: dict[str, Any]) -> str:
+    text = f"{facts['documents']:,}"
+    if facts["empty_documents"]:
+        text += f" ({facts['empty_documents']:,} without text)"
+    if facts["block_tokens"]:
+        ends = facts["tokenizer"].get("eos") or "no known token"
+        text += (
+            f", blocks of {facts['block_tokens']:,} tokens: split_documents divides them after"
+            f" {ends}"
+        )
+    return text
+
+
+def _tokenizer(facts: dict[str, Any]) -> str:
+    text = f"{facts.get('path', 'unknown')}, vocabulary {facts['vocab_size']:,}"
+    for role in ("bos", "eos"):
+        token = facts.get(role)
+        text += f", {role} none" if token is None else f", {role} {token} ({facts[f'{role}_id']})"
+    return text
+
+
+def _leaf(leaf: dict[str, Any]) -> str:
+    if leaf["kind"] == "fixed":
+        size = "one per document"
+    elif "width" in leaf:
+        size = f"{leaf['width']} per token"
+    else:
+        size = f"{leaf['values']:,} values"
+    return f"{leaf['name']} ({leaf['dtype']}, {size})"
+
+
+def _shuffled(facts: dict[str, Any]) -> str:
+    text = f"documents, with seed {facts['seed']}, from {facts['fingerprint']}"
+    if split := facts.get("split"):
+        text += f", cut each {split:,} tokens"
+    if padding := facts.get("padding"):
+        text += f", in packs with {padding:,} of padding"
+    return text
 
 
 def _parts(facts: dict[str, Any]) -> str:

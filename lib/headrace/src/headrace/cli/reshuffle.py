@@ -22,6 +22,7 @@ from headrace.cli.shown import say, say_json
 from headrace.errors import ConfigError, command_line, format_count
 
 if TYPE_CHECKING:
+    from headrace.data.document_numbers import DocumentNumbers
     from headrace.ingest.reshuffle import MoveReport, ReshuffleReport
     from headrace.ingest.shuffle_plan import Grouping
     from headrace.store.cache import TokenCache
@@ -146,18 +147,13 @@ def command(
 
     files.check_writable(output)
     source = as_copied(cache_at(cache, format), output)
+    # a repair lays documents where they were, whatever has become of their numbers
     groups = stored_groups(source, output) if repair else None
-    groups = groups or grouping(source, by, edges, quantiles, attributes or [])
+    groups = groups or _grouping(source, by, edges, quantiles, attributes or [])
     how = ReshuffleConfig(seed, unit, memory_bytes(memory), part_bytes, split, groups, pack)
     work = Work(engine, workers)
     if update:
-        if groups is None:
-            cure = "Say by what: --by NAME, or leave it out."
-            raise ConfigError("has no effect without --by", field="--update", value=True, cure=cure)
-        if dry_run or repair:
-            flag = "--dry-run" if dry_run else "--repair"
-            cure = "Leave one of the two out."
-            raise ConfigError("does not go with --update", field=flag, value=True, cure=cure)
+        _refuse_beside_update(groups, dry_run, repair)
         with kept_when_interrupted():
             moved = move_documents(source, output, how, work, restart=restart)
         say_json(moved.to_dict()) if as_json else say(_moved(moved))
@@ -174,7 +170,22 @@ def command(
     say_json(report.to_dict()) if as_json else say(_summary(report, cache))
 
 
-def grouping(
+def _refuse_beside_update(groups: Grouping | None, dry_run: bool, repair: bool) -> None:
+    """Raises ConfigError for what does not go with ``--update``."""
+    if groups is None:
+        raise _without_by("--update", True)
+    if dry_run or repair:
+        flag = "--dry-run" if dry_run else "--repair"
+        cure = "Leave one of the two out."
+        raise ConfigError("does not go with --update", field=flag, value=True, cure=cure)
+
+
+def _without_by(flag: str, value: object) -> ConfigError:
+    cure = "Say by what: --by NAME, or leave it out."
+    return ConfigError("has no effect without --by", field=flag, value=value, cure=cure)
+
+
+def _grouping(
     cache: TokenCache,
     by: str | None,
     edges: str | None,
@@ -187,9 +198,7 @@ def grouping(
         ConfigError: options that do not go together; numbers that there are not, or that make too
             many groups.
     """
-    import numpy as np
-
-    from headrace.data.buckets import MOST_BUCKETS, BucketsConfig, buckets_of
+    from headrace.data.buckets import BucketsConfig, buckets_of
     from headrace.data.document_numbers import DocumentNumbers
     from headrace.ingest.shuffle_plan import Grouping
 
@@ -197,39 +206,49 @@ def grouping(
     options = [(flag, text) for flag, text in cuts.items() if text is not None]
     options += [("--attributes", text) for text in attributes]
     if by is None:
-        for flag, text in options:
-            cure = "Say by what: --by NAME, or leave it out."
-            raise ConfigError("has no effect without --by", field=flag, value=text, cure=cure)
+        if options:
+            raise _without_by(*options[0])
         return None
     words = ["--by", by, *(word for option in options for word in option)]
     bounds = parse_list("--edges", edges, float, "0.3,0.7")
     shares = parse_list("--quantiles", quantiles, float, "0.3,0.7")
     try:
         numbers = DocumentNumbers(cache, parse_attributes(attributes))
-        if edges is None and quantiles is None:
-            values = np.zeros(0)
-            for chunk in numbers.chunks(by, "by"):
-                values = np.union1d(values, chunk)
-                if values.size > MOST_BUCKETS:
-                    raise ConfigError(
-                        f"has more than {MOST_BUCKETS} different values",
-                        field="by",
-                        value=by,
-                        cure="Say where to cut: --edges 0.3,0.7, or --quantiles 0.25,0.5,0.75.",
-                    )
-            if values.size < 2:
-                cure = "Leave --by out, or name another number."
-                raise ConfigError("is the same for all", field="by", value=by, cure=cure)
-            bounds = values[1:].tolist()
+        if bounds is None and shares is None:  # a group begins at each value but the least
+            bounds = _values(numbers, by)[1:]
         config = BucketsConfig(by, edges=bounds, quantiles=shares)
         of_document = buckets_of(numbers, config, "reshuffle")
     except ConfigError as error:
+        # named by a field, as in a config: here it is an option
         path = error.field or ""
         _, is_attribute, name = path.partition(".attributes.")
         option = f"--attributes {name}" if is_attribute else f"--{path.rpartition('.')[2]}"
         value = dict(options).get(option, error.value)
         raise error.but(field=option, value=value) from error
     return Grouping(of_document, tuple(words))
+
+
+def _values(numbers: DocumentNumbers, by: str) -> list[float]:
+    """The different values of a number of documents, ascending.
+
+    Raises:
+        ConfigError: there are more than can be groups, or only one.
+    """
+    import numpy as np
+
+    from headrace.data.buckets import MOST_BUCKETS
+
+    values = np.zeros(0)
+    for chunk in numbers.chunks(by, "by"):
+        values = np.union1d(values, chunk)
+        if values.size > MOST_BUCKETS:
+            problem = f"has more than {MOST_BUCKETS} different values"
+            cure = "Say where to cut: --edges 0.3,0.7, or --quantiles 0.25,0.5,0.75."
+            raise ConfigError(problem, field="by", value=by, cure=cure)
+    if values.size < 2:
+        cure = "Leave --by out, or name another number."
+        raise ConfigError("is the same for all", field="by", value=by, cure=cure)
+    return values.tolist()
 
 
 def _moved(report: MoveReport) -> str:
