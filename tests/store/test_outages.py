@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import get_args
 
@@ -32,6 +34,7 @@ from headrace.store import (
 )
 from headrace.testing import FaultProxy, Faults, web_server, write_cache
 from headrace.testing.faults import Fate, Outage
+from headrace.testing.servers import serve
 
 FASTER = 50
 USUAL = RetryPolicy()
@@ -205,6 +208,54 @@ def test_a_chunk_that_the_ledger_lists_is_asked_for_again_while_it_is_missing(pr
     assert proxy.count(fate="error") == 12
 
 
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("status", [204, 205, 304])
+def test_what_comes_without_a_body_is_asked_for_again(proxy: FaultProxy, status: int):
+    """A bad proxy answers so, and longer than damaged answers are asked for again."""
+    for file in ("ledger.json", "ledger.bin", "zarr.json"):
+        proxy.next("error", times=8, status=status, path_contains=file)
+    cache = open_cache(f"{proxy.url}/cache")
+    proxy.next("error", times=8, status=status)
+    if status != 205:
+        assert np.array_equal(cache.tokens(0, 64), TOKENS[:64])
+    assert verify(cache.path).damages == []
+
+
+class _Short(SimpleHTTPRequestHandler):
+    """Answers with half of a range, at first."""
+
+    protocol_version = "HTTP/1.1"
+    left = 8
+
+    def do_GET(self) -> None:
+        content = Path(self.translate_path(self.path)).read_bytes()
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        last = min(last, len(content) - 1)
+        sent = content[first : last + 1]
+        if _Short.left:
+            _Short.left -= 1
+            sent = sent[: len(sent) // 2]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+        self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        self.wfile.write(sent)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.mark.usefixtures("fast")
+def test_half_of_a_range_is_no_short_file(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("0123456789")
+    with serve(partial(_Short, directory=str(tmp_path))) as url:
+        _Short.left = 8
+        assert files.read_range(f"{url}/a.txt", 2, 100) == b"23456789"
+        _Short.left = 8
+        with files.open_source(f"{url}/a.txt") as file:
+            assert file.read() == b"0123456789"
+
+
 def test_the_log_says_what_is_waited_for_and_until_when(
     proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ):
@@ -293,14 +344,25 @@ def test_late_answers_are_hedged_by_default_within_their_share(
 
 
 @pytest.mark.usefixtures("fast")
-@pytest.mark.parametrize("kind", ["error", "close"])
-def test_verify_takes_no_outage_for_damage(tmp_path: Path, kind: Fate):
+@pytest.mark.parametrize(("kind", "status"), [("error", 503), ("error", 304), ("close", 0)])
+def test_verify_takes_no_outage_for_damage(tmp_path: Path, kind: Fate, status: int):
     """Whichever file it asks for as the outage begins."""
     write_cache(tmp_path, [[TOKENS[:300]]], vocab_size=1 << 16, layout=LAYOUT)
     with web_server(tmp_path) as server, FaultProxy(server) as proxy:
         assert verify(proxy.url).damages == []
         for path in {request.path for request in proxy.log}:
-            proxy.next(kind, times=3, path_contains=path)
+            proxy.next(kind, times=3, path_contains=path, status=status)
+            assert verify(proxy.url).damages == [], path
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("kind", ["page", "flip"])
+def test_verify_takes_no_bad_answer_for_damage(tmp_path: Path, kind: Fate):
+    write_cache(tmp_path, [[TOKENS[:300]]], vocab_size=1 << 16, layout=LAYOUT)
+    with web_server(tmp_path) as server, FaultProxy(server) as proxy:
+        assert verify(proxy.url).damages == []
+        for path in {request.path for request in proxy.log}:
+            proxy.next(kind, path_contains=path)
             assert verify(proxy.url).damages == [], path
 
 

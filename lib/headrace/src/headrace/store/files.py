@@ -286,8 +286,10 @@ _PASSING = {
 
 def transient(error: Exception) -> bool:
     """Whether a retry may help: 408, 429, 5xx, no answer in time, a broken connection, a truncated
-    answer.
+    answer, or one without a body.
     """
+    if isinstance(error, retry.FailedAnswerError):
+        return True
     # Of aiohttp, botocore and obstore, which need not be installed.
     names = {c.__name__ for c in type(error).__mro__}
     # Of a cut answer aiohttp says 400.

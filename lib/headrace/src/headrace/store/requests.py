@@ -677,7 +677,7 @@ def _bytes_of(answer: Any) -> bytes:
     if answer.state == "missing":
         raise ValueError("NOT_FOUND: it is missing")
     if answer.state == "unspecified":  # of 304, which nobody asked for
-        raise ValueError("DATA_LOSS: an answer without bytes")
+        raise ValueError("UNAVAILABLE: an answer without bytes")
     return bytes(answer.value)
 
 

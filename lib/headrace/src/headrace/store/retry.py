@@ -1,14 +1,14 @@
 """When requests to a store are retried, what that costs, and how many requests this process has
 sent.
 
-408, 429 and 5xx, no answer in time, a broken connection, a truncated answer, and 404 for a chunk
-that the ledger lists, are retried with exponential backoff and full jitter until
-:attr:`RetryPolicy.deadline_s` has passed since the first failure; the last request is sent just
-then. Time decides, not a number of requests: a store that is away for less than that ends no run,
-however fast it refuses. A ``Retry-After`` is waited for (not Azure's, which no client tells).
-**Damaged** answers (other bytes than were stored, a web page instead, an ignored range) and
-**refused** requests (401, 403, a redirect; retried with fresh credentials) have their own limits
-besides, since waiting seldom cures them. Other missing files are not requested again.
+408, 429 and 5xx, no answer in time, a broken connection, a truncated answer, one without a body
+(204, 205, 304), and 404 for a chunk that the ledger lists, are retried with exponential backoff and
+full jitter until :attr:`RetryPolicy.deadline_s` has passed since the first failure; the last
+request is sent just then. Time decides, not a number of requests: a store that is away for less
+than that ends no run, however fast it refuses. A ``Retry-After`` is waited for (not Azure's, which
+no client tells). **Damaged** answers (other bytes than were stored, a web page instead, an ignored
+range) and **refused** requests (401, 403, a redirect; retried with fresh credentials) have their
+own limits besides, since waiting seldom cures them. Other missing files are not requested again.
 
 While a store is away, the log says what is waited for and until when (:class:`Patience`).
 
@@ -37,6 +37,7 @@ import importlib
 import logging
 import math
 import random
+import re
 import threading
 import time
 import weakref
@@ -46,6 +47,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from http import HTTPStatus
 from itertools import accumulate, takewhile
 from typing import Any, TypeVar
 
@@ -62,6 +64,8 @@ _SAID_AFTER_S = 2.0  # a shorter failure is not worth a line
 _SAID_EVERY_S = 30.0
 _MOST_WRITES = 10_000
 _DRIVERS = ("gcs", "s3", "http")
+_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT, HTTPStatus.NOT_MODIFIED)
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/")
 # Its own: waits happen in many threads, and the state of `random` is the program's.
 _JITTER = random.Random()
 
@@ -261,7 +265,7 @@ def waiting_at_most(seconds: float | None) -> Iterator[None]:
 
 
 class FailedAnswerError(OSError):
-    """A store answered with 408, 429 or 5xx."""
+    """A store answered with 408, 429 or 5xx, or without what was asked for."""
 
     def __init__(self, status: int, headers: Mapping[str, str]) -> None:
         super().__init__(f"HTTP status {status}")
@@ -567,7 +571,7 @@ async def _aiohttp_sent(session: Any, context: Any, told: Any) -> None:
 
 async def _aiohttp_answered(session: Any, context: Any, told: Any) -> None:
     try:
-        _answered(told.response.status, told.response.headers)
+        _answered(told.response.status, told.response.headers, told.method)
     except FailedAnswerError:
         told.response.release()
         raise
@@ -604,12 +608,30 @@ def _botocore_answered(parsed_response: Any = None, exception: Any = None, **_: 
     _answered(int(metadata.get("HTTPStatusCode", 0)), metadata.get("HTTPHeaders", {}))
 
 
-def _answered(status: int, headers: Mapping[str, str]) -> None:
-    if not fails(status):
+def _answered(status: int, headers: Mapping[str, str], method: str = "") -> None:
+    if not fails(status) and not (method == "GET" and _is_short(status, headers)):
         return
     _Process.wire += Wire(0, 1)
     if _retried_here.get() is not None:
         raise FailedAnswerError(status, headers)
+
+
+def _is_short(status: int, headers: Mapping[str, str]) -> bool:
+    """Whether an answer has less than was asked for: no body, or less of a range than it says.
+
+    Example:
+        >>> _is_short(206, {"Content-Range": "bytes 4-7/100", "Content-Length": "3"})
+        True
+        >>> _is_short(200, {"Content-Length": "0"}), _is_short(304, {})
+        (False, True)
+    """
+    if status in _WITHOUT_BODY:
+        return True
+    of_range = _RANGE.match(headers.get("Content-Range", ""))
+    length = headers.get("Content-Length", "")
+    if status != HTTPStatus.PARTIAL_CONTENT or of_range is None or not length.isdecimal():
+        return False
+    return int(length) <= int(of_range[2]) - int(of_range[1])
 
 
 def fails(status: int) -> bool:

@@ -469,7 +469,9 @@ class _Connection:
             kept_headers["location"] = kept_headers["location"].replace(
                 self._proxy.target.rstrip("/"), self._proxy.url
             )
-        if method != "HEAD" and status >= 200 and status not in (204, 304):
+        if status in (204, 304):  # which have no body
+            content = b""
+        elif method != "HEAD" and status >= 200:
             kept_headers["content-length"] = str(len(content))
         answer = Head(f"HTTP/1.1 {first_line.split(' ', 1)[1]}", kept_headers).encode()
         entry.status = status
